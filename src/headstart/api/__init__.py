@@ -1,0 +1,1 @@
+"""HTTP dialects. They know requests and events, no tokens and no bytes."""

@@ -1,0 +1,44 @@
+"""Settings: what a user chooses. One frozen value from the command line, the environment or `headstart.open`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to load a model and serve it.
+
+    Attributes:
+        model: path of a `.gguf`, or `demo` for the bundled SmolLM2-135M-Instruct.
+        ctx: tokens a conversation may hold; None for the model's own context, less if memory is short.
+        slots: conversations computed at the same time; None for what fits in memory (at most 4).
+        threads: CPU threads; None for the number of cores.
+        gpu_layers: layers to put on a GPU; -1 for all.
+        kv_type: type of keys and values in memory.
+        chat_template: file that replaces the model's own template.
+        lora: adapter file.
+        memory_budget: bytes of host memory for rows that no slot holds (hard).
+        reuse: `fast` uses every row; `exact` only rows that make warm answers bit-identical to cold ones.
+        overflow: what to do with a conversation longer than the context.
+        queue: requests that may wait; beyond it they are refused with 429.
+        stall: seconds for which a running reply may pause while another prompt is prefilled.
+    """
+
+    model: str = "demo"
+    ctx: int | None = None
+    slots: int | None = None
+    threads: int | None = None
+    gpu_layers: int = 0
+    kv_type: Literal["f16", "bf16", "q8_0"] = "f16"
+    chat_template: Path | None = None
+    lora: Path | None = None
+    memory_budget: int = 4 * GIB
+    reuse: Literal["fast", "exact"] = "fast"
+    overflow: Literal["error", "slide"] = "error"
+    queue: int = 64
+    stall: float = 0.25

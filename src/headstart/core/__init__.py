@@ -1,0 +1,1 @@
+"""Pure: prompts, blocks, index, retention, planner, explanations. No I/O, no clocks, no globals."""

@@ -1,0 +1,175 @@
+"""Planner: prompt + index + slots → `Plan`. Pure.
+
+A plan says which slot serves a request, which rows it starts from, and what it computes. It is the cheapest by measured
+cost, and never plans beyond what is restorable; at least one token is always computed, so logits are never stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headstart.core.blocks import BlockId, Chain, Tokens, common_prefix, last_grid_point
+from headstart.core.index import Entry, Index, Match
+from headstart.engines.base import Traits
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """What the planner sees of a live sequence.
+
+    Attributes:
+        root: root id of its content.
+        tokens: what it holds.
+        canonical: how many leading tokens have canonical rows.
+        free: whether no request is using it.
+        last_used: seconds on any clock; 0 for a slot that was never used.
+    """
+
+    number: int
+    root: BlockId
+    tokens: Tokens
+    canonical: int
+    free: bool
+    last_used: float
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Measured seconds a token: prefilled, or restored from memory."""
+
+    prefill: float = 1e-3
+    restore: float = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Which rows may be used.
+
+    `exact`: canonical rows only. `partial`: a piece may be used in part (its rows are derived, or a part computes to the
+    same bits as the whole).
+    """
+
+    exact: bool
+    traits: Traits
+
+    @property
+    def any_cut(self) -> bool:
+        """Whether computing on from any token, not only from a grid point, keeps rows canonical."""
+        return self.traits.decode_is_prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to serve one prompt.
+
+        0 ───── keep or restore ───── start ───── compute ───── length
+
+    Attributes:
+        slot: number of the slot.
+        keep: tokens that stay live in the slot; 0 if rows are restored into it.
+        restore: pieces to import, end to end from position 0; the last may be used in part (`take`).
+        take: how many tokens of the last piece are used.
+        start: tokens that need not be computed.
+        canonical: how many of them have canonical rows.
+        length: tokens of the prompt.
+    """
+
+    slot: int
+    keep: int
+    restore: tuple[Entry, ...]
+    take: int
+    start: int
+    canonical: int
+    length: int
+
+    @property
+    def computed(self) -> int:
+        return self.length - self.start
+
+    @property
+    def restored(self) -> int:
+        return 0 if self.keep else self.start
+
+    def __str__(self) -> str:
+        source = f"keep {self.keep} live" if self.keep else f"restore {self.start} in {len(self.restore)} pieces"
+        return f"slot {self.slot}: {source}, compute {self.computed} of {self.length}"
+
+
+def keepable(slot: SlotView, chain: Chain, mode: Mode) -> int:
+    """How many leading tokens of `slot` can stay for the prompt `chain`.
+
+    A prompt that leaves the slot inside its canonical rows goes back to the grid point before, so that what it computes is
+    canonical too; beyond them it goes on at the very token.
+    """
+    if slot.root != chain.root:
+        return 0
+    shared = min(common_prefix(slot.tokens, chain.tokens), len(chain) - 1)
+    if not mode.traits.sliceable:
+        return shared if shared == len(slot.tokens) and not mode.exact else 0
+    if mode.any_cut:
+        return shared
+    if mode.exact or shared < slot.canonical:
+        return min(shared, slot.canonical) // mode.traits.grid * mode.traits.grid
+    return shared
+
+
+def restorable(index: Index, chain: Chain, mode: Mode) -> Match:
+    """The longest prefix of `chain` that can be imported: whole blocks, and in fast mode a part of a derived piece."""
+    if not mode.traits.sliceable:
+        return Match(())
+    limit = len(chain) - 1
+    found = index.match(chain, limit, canonical_only=mode.exact, partial=not mode.exact or mode.any_cut)
+    tail = found.tail
+    if tail is not None and not mode.any_cut and found.canonical == tail.start and tail.canonical:
+        return Match(found.blocks)  # stopping on the grid keeps what is computed next canonical
+    return found
+
+
+def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mode: Mode, *, reuse: bool = True) -> Plan | None:
+    """The cheapest way to serve `chain` with one of the free slots; None if none is free.
+
+    Staying in a slot that goes on with another text costs what its owner must restore later. A slot to overwrite is the
+    one unused for longest. Without `reuse` everything is computed.
+    """
+    free = [slot for slot in slots if slot.free]
+    if not free:
+        return None
+    length = len(chain)
+    oldest = min(free, key=lambda slot: (slot.last_used, slot.number))
+    found = restorable(index, chain, mode) if reuse else Match(())
+    if found.tokens:
+        pieces = (*found.blocks, found.tail) if found.tail is not None else found.blocks
+        take = found.take if found.tail is not None else len(pieces[-1].tokens)
+        canonical = found.tokens if mode.any_cut else found.canonical
+        best = Plan(oldest.number, 0, pieces, take, found.tokens, canonical, length)
+    else:
+        best = Plan(oldest.number, 0, (), 0, 0, 0, length)
+    cost = best.restored * costs.restore + best.computed * costs.prefill
+    for slot in free if reuse else ():
+        kept = keepable(slot, chain, mode)
+        lost = len(slot.tokens) if kept < len(slot.tokens) else 0  # rows are imported whole, never appended
+        seconds = (length - kept) * costs.prefill + lost * costs.restore
+        if kept and seconds <= cost:
+            cost = seconds
+            best = Plan(slot.number, kept, (), 0, kept, min(kept, slot.canonical), length)
+    return best
+
+
+def next_call(position: int, length: int, canonical: int, limit: int, traits: Traits) -> int:
+    """How many tokens the next prefill call takes, of those from `position` to `length`.
+
+    On canonical ground: whole blocks up to the last grid point, then the open tail in a call of its own, so that a warm run
+    computes the same pieces as a cold one. On derived ground the pieces do not matter. `limit` (tokens) is what the stall
+    target allows; a call is never smaller than one block.
+    """
+    grid = traits.grid
+    limit = max(grid, limit // grid * grid)
+    end = last_grid_point(length, grid)
+    if position >= end:
+        return length - position
+    if position != canonical or position % grid:
+        return min(limit, length - position)
+    if not traits.chunking:
+        return grid
+    return min(limit, end - position)

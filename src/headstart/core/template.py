@@ -1,0 +1,94 @@
+"""Template: messages → text, with the model's own Jinja chat template in a sandbox.
+
+The dialect is that of transformers' `apply_chat_template` (immutable sandbox, `tojson` without HTML escapes,
+`raise_exception`, `strftime_now`, loop controls, `generation` blocks).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from headstart.errors import InvalidRequest, ModelError
+
+Message = Mapping[str, Any]
+
+FALLBACK = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""ChatML, for a model that brings no template."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it is only its content."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+class Template:
+    """A compiled chat template.
+
+    Args:
+        source: the Jinja text.
+        names: `bos_token`, `eos_token`, … of the model.
+        now: the clock behind `strftime_now`.
+
+    Raises:
+        ModelError: the text is not a template.
+    """
+
+    def __init__(self, source: str, names: Mapping[str, str], now: Callable[[], datetime] = datetime.now) -> None:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
+        self.source = source
+        self._names = dict(names)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelError(f"The chat template does not compile ({error}); give another with --chat-template.") from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generation: bool = True,
+        **extra: Any,
+    ) -> str:
+        """The text of a conversation; with `generation`, up to where the assistant's reply begins.
+
+        Raises:
+            InvalidRequest: the template refuses these messages (its own words are in the message).
+        """
+        names: dict[str, Any] = {"documents": None, **self._names, **extra}
+        try:
+            return self._template.render(messages=messages, tools=tools or None, add_generation_prompt=generation, **names)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise InvalidRequest(f"The model's chat template refuses these messages: {error}", param="messages") from error

@@ -1,0 +1,241 @@
+"""What headstart asks of an engine.
+
+An engine holds `shape.slots` live sequences of at most `shape.ctx` tokens each and computes on them. It knows tokens,
+logits and rows; it knows no requests, users or files. It is used from one thread; only the tokenizer may be called from
+several at once. (`examples/own_engine.py` implements the required part in about 100 lines.)
+
+Required: `tokenizer`, `traits`, `shape`, `fingerprint`, `prefill`, `decode`, `sampler`, `sample`, `logits`, `truncate`,
+`export_rows`, `import_rows`. Optional abilities are *traits*: data that the planner asks for, never a type that it tests.
+
+Rows are opaque bytes: the rows of `n` consecutive tokens are one buffer of `n * shape.row_bytes` bytes whose inner order
+is the engine's own. What one engine exported, an engine with the same `fingerprint` can import, at the same positions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control token: its spelling in rendered text is the token, never plain text.
+
+    `lstrip` / `rstrip`: the tokenizer swallows white space on that side of it.
+    """
+
+    text: str
+    id: int
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+class Tokenizer(Protocol):
+    """Text ↔ tokens. Thread-safe."""
+
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def bos(self) -> Control | None:
+        """The token that every prompt must begin with; None if the model wants none."""
+    @property
+    def controls(self) -> tuple[Control, ...]: ...
+    @property
+    def eog(self) -> frozenset[int]:
+        """Tokens that end a reply."""
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own Jinja chat template."""
+    @property
+    def names(self) -> dict[str, str]:
+        """`bos_token`, `eos_token`, … as templates want them."""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Tokens of plain text: spellings of control tokens stay text; nothing is added at either end.
+
+        The text is tokenised as it would be right after a control token.
+        """
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for; of a control token, its spelling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What this engine, with this model and these settings, was proved able to do.
+
+    Attributes:
+        grid: tokens between two points at which canonical prefill may stop and go on without changing bits.
+        chunking: whether one prefill call may span several grid blocks without changing bits.
+        canonical: whether prefill from a grid point, after import or after compute, gives the same bits every time.
+            Without it `--reuse exact` refuses to start.
+        decode_is_prefill: whether rows born in decoding have the bits that prefill would give them.
+        sliceable: whether rows can be cut at any token (full attention). Without it a live sequence can only grow, and
+            rows can be neither exported in part nor truncated.
+        notes: what the proofs found, one line each, for `headstart doctor` and the log.
+    """
+
+    grid: int
+    chunking: bool = True
+    canonical: bool = True
+    decode_is_prefill: bool = False
+    sliceable: bool = True
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes, in tokens and bytes.
+
+    Attributes:
+        slots: live sequences.
+        ctx: tokens a sequence can hold.
+        batch: most tokens of one prefill call; a multiple of the grid.
+        row_bytes: bytes of one token's rows, all layers, K and V.
+        transfer_bytes: host bytes that the engine itself holds to move `ctx` tokens of rows in or out.
+    """
+
+    slots: int
+    ctx: int
+    batch: int
+    row_bytes: int
+    transfer_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The first `take` of the `tokens` tokens whose rows lie in `data`.
+
+    `data`: uint8, at least `tokens * row_bytes` long; what lies behind is ignored.
+    """
+
+    data: Bytes
+    tokens: int
+    take: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where to put the rows of tokens [start, stop) of a sequence: `data` is at least that long, and is overwritten."""
+
+    start: int
+    stop: int
+    data: Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose the next token. `temperature` 0 is greedy. Defaults are llama-server's.
+
+    `seed` None draws one. `logprobs`: how many alternatives to report with every token; None reports nothing.
+    `penalty_last_n` -1 looks at the whole reply.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_last_n: int = -1
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+class Sampler(Protocol):
+    """One reply's sampling state."""
+
+    def close(self) -> None:
+        """Frees what the engine holds for it. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One token to append to one slot."""
+
+    slot: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a person wants to know of a loaded model: name, parameters, sizes. Decides nothing."""
+
+    name: str
+    description: str = ""
+    engine: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class Engine(ABC):
+    """The required contract. Positions are implied: every call appends at the end of its slot."""
+
+    tokenizer: Tokenizer
+    traits: Traits
+    shape: Shape
+    facts: Facts
+    fingerprint: bytes
+    """Digest of all that makes numbers comparable: weights, engine and build, device, KV types, settings, grid."""
+
+    @abstractmethod
+    def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
+        """Appends `tokens` (1 … `shape.batch`) to `slot` in one call of the model.
+
+        With `logits`, `sample` and `logits` of this slot answer for the last token until the next `prefill` or `decode`.
+        Raises EngineError; the slot's content is then undefined until `truncate(slot, 0)`.
+        """
+
+    @abstractmethod
+    def decode(self, steps: Sequence[Step]) -> None:
+        """Appends one token to each of several slots, in one call; logits as in `prefill` for all of them."""
+
+    @abstractmethod
+    def sampler(self, sampling: Sampling) -> Sampler:
+        """A fresh sampler. The caller closes it."""
+
+    @abstractmethod
+    def sample(self, slot: int, sampler: Sampler) -> int:
+        """Draws the next token from the slot's current logits, and lets the sampler remember it."""
+
+    @abstractmethod
+    def logits(self, slot: int) -> Logits:
+        """A copy of the slot's current logits: float32, (n_vocab,)."""
+
+    @abstractmethod
+    def truncate(self, slot: int, length: int) -> None:
+        """Forgets the tokens from `length` on. `length` 0 always works; others need the `sliceable` trait."""
+
+    @abstractmethod
+    def export_rows(self, slot: int, spans: Sequence[Span]) -> None:
+        """Copies rows out of `slot`. Cost: one pass over the whole slot, so ask for many spans at once.
+
+        Raises EngineError; the spans' data is then undefined.
+        """
+
+    @abstractmethod
+    def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
+        """Replaces the content of `slot` by the pieces, end to end from position 0.
+
+        Raises EngineError; the slot is then empty.
+        """
+
+    @abstractmethod
+    def length(self, slot: int) -> int:
+        """Tokens that `slot` holds, as the engine itself counts them."""
+
+    def close(self) -> None:
+        """Frees the model. Idempotent."""
+        return

@@ -1,0 +1,96 @@
+"""Every error headstart raises on purpose.
+
+HeadstartError
+├── ConfigError             the set-up is wrong; the message names the mend; the command line exits with 2
+│   └── ModelError          the model file is missing, broken or unsupported
+├── RequestError            one request cannot be served; carries its HTTP form
+│   ├── InvalidRequest      400  the request contradicts itself or the model
+│   ├── ContextTooLong      400  prompt (and reply) exceed the context of a conversation
+│   ├── NotFound            404  unknown model
+│   ├── Overloaded          429  the queue is full; says when to come back
+│   └── Unavailable         503  loading or shutting down
+├── EngineError             the engine failed to compute; the request fails, its rows are dropped
+└── Cancelled               the caller went away
+"""
+
+from __future__ import annotations
+
+
+class HeadstartError(Exception):
+    """Root of the tree above."""
+
+
+class ConfigError(HeadstartError):
+    """The set-up cannot work. The message is one line and names the mend."""
+
+
+class ModelError(ConfigError):
+    """The model file is missing, broken or unsupported."""
+
+
+class RequestError(HeadstartError):
+    """One request cannot be served.
+
+    `status`, `type`, `code` and `param` are those of OpenAI's error object.
+    """
+
+    status = 400
+    type = "invalid_request_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(RequestError):
+    """The request contradicts itself or the model."""
+
+
+class ContextTooLong(RequestError):
+    """The prompt does not fit into the context of one conversation."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, prompt_tokens: int, limit: int, *, param: str = "messages") -> None:
+        super().__init__(
+            f"This model's context holds {limit} tokens a conversation, but the prompt has {prompt_tokens}. "
+            f"Shorten it, start the server with a larger --ctx, or with --overflow slide.",
+            param=param,
+        )
+        self.prompt_tokens = prompt_tokens
+        self.limit = limit
+
+
+class NotFound(RequestError):
+    status = 404
+    code = "model_not_found"
+
+
+class Overloaded(RequestError):
+    """The queue is full. `retry_after` is in seconds."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unavailable(RequestError):
+    status = 503
+    type = "unavailable_error"
+    code = "unavailable"
+
+
+class EngineError(HeadstartError):
+    """The engine failed to compute."""
+
+
+class Cancelled(HeadstartError):
+    """The caller went away before the answer was complete."""

@@ -1,0 +1,150 @@
+"""Job: one choice of a request on its way through the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from headstart.core.blocks import BlockId, Chain, root_id
+from headstart.core.explain import Divergence, Reason
+from headstart.core.planner import Plan
+from headstart.engines.base import Engine, Logits, Sampler
+from headstart.runtime.reply import Reply
+from headstart.runtime.request import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Progress,
+    Report,
+    Request,
+    Sink,
+    Started,
+    TokenLogprob,
+)
+from headstart.runtime.slots import Slot
+
+
+class Ticket:
+    """A submitted request, as its caller holds it: the jobs of all its choices are cancelled together."""
+
+    def __init__(self, request: Request, sink: Sink) -> None:
+        self.request = request
+        self.sink = sink
+        self.cancelled = False
+        self.over = False
+
+    def cancel(self) -> None:
+        """Stops it at the next token or grid point; finished blocks are kept. Thread-safe, idempotent."""
+        self.cancelled = True
+
+    def emit(self, event: Event) -> None:
+        if not self.cancelled and not self.over:
+            self.over = isinstance(event, Failed)
+            self.sink(event)
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """State of one choice. Waiting without a slot, then prefilling (`position < length`), then decoding.
+
+    Attributes:
+        computed: prompt tokens that entered the engine for this job.
+        token: the last sampled token, not yet in the engine.
+    """
+
+    ticket: Ticket
+    choice: int
+    chain: Chain
+    arrived: float
+    reply: Reply
+    slot: Slot | None = None
+    plan: Plan | None = None
+    sampler: Sampler | None = None
+    computed: int = 0
+    token: int | None = None
+    started: float = 0.0
+    first: float = 0.0
+    reason: Reason | None = None
+    diverged_at: Divergence | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @classmethod
+    def all_of(cls, ticket: Ticket, engine: Engine, now: float) -> list[Job]:
+        """One job for each choice."""
+        request = ticket.request
+        root = root_id(engine.fingerprint, request.prompt.salt)
+        chain = Chain(root, engine.traits.grid, request.prompt.tokens)
+        piece = engine.tokenizer.piece
+        return [cls(ticket, choice, chain, now, Reply(piece, request.stop)) for choice in range(request.choices)]
+
+    @property
+    def request(self) -> Request:
+        return self.ticket.request
+
+    @property
+    def root(self) -> BlockId:
+        return self.chain.root
+
+    @property
+    def prefilling(self) -> bool:
+        return self.slot is not None and self.token is None
+
+    def report(self, mode: str, now: float) -> Report:
+        """What it has done so far."""
+        assert self.plan is not None
+        restored = self.plan.restored
+        return Report(
+            prompt=len(self.chain),
+            live=self.plan.keep,
+            restored=restored,
+            computed=self.computed,
+            completion=len(self.reply.tokens),
+            mode="exact" if mode == "exact" else "fast",
+            tiers={"memory": restored} if restored else {},
+            reason=self.reason,
+            diverged_at=self.diverged_at,
+            queued=self.started - self.arrived,
+            prefill=(self.first or now) - self.started,
+            ttft=(self.first or now) - self.arrived,
+            decode=now - self.first if self.first else 0.0,
+            dropped=self.request.prompt.dropped,
+        )
+
+    def progress(self) -> None:
+        assert self.slot is not None
+        assert self.plan is not None
+        self.ticket.emit(Progress(len(self.slot), len(self.chain), self.plan.start))
+
+    def start(self, report: Report, logits: Logits | None) -> None:
+        self.ticket.emit(Started(self.choice, report, tuple(self.prompt_logprobs), logits))
+
+    def deliver(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
+        if text or logprobs:
+            self.ticket.emit(Delta(self.choice, text, logprobs))
+
+    def finish(self, reason: FinishReason, report: Report) -> None:
+        report = replace(report, completion=len(self.reply.tokens))
+        self.ticket.emit(Finished(self.choice, reason, report, tuple(self.reply.tokens), self.reply.stopped_by))
+
+
+def log_softmax(logits: Logits) -> Logits:
+    """Natural log-probabilities."""
+    shifted = logits - logits.max()
+    result: Logits = shifted - np.log(np.exp(shifted).sum())
+    return result
+
+
+def token_logprob(logits: Logits, token: int, top: int, engine: Engine) -> TokenLogprob:
+    """`token` under `logits`, with the `top` likeliest alternatives."""
+    scores = log_softmax(logits)
+    piece = engine.tokenizer.piece
+    best: list[int] = []
+    if top:
+        best = np.argpartition(-scores, min(top, len(scores) - 1))[:top].tolist()
+        best.sort(key=lambda other: (-float(scores[other]), other))
+    return TokenLogprob(
+        token, piece(token), float(scores[token]), tuple((other, piece(other), float(scores[other])) for other in best)
+    )

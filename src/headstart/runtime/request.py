@@ -1,0 +1,137 @@
+"""A request, and what comes back: the events of its life, in order.
+
+Queued? → Progress* → Started → Delta* → Finished          (one Started, Deltas and Finished for each choice)
+                 any time: Failed                           (last event of the whole request)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headstart.core.explain import Divergence, Reason
+from headstart.core.prompt import Prompt
+from headstart.engines.base import Logits, Sampling
+from headstart.errors import HeadstartError
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to compute.
+
+    Attributes:
+        max_tokens: most tokens of a reply; None for as many as the context holds; 0 only fills the cache.
+        stop: texts that end a reply and are not part of it.
+        choices: replies to draw; the prompt is computed once.
+        reuse: whether cached rows may be used for this request.
+        ignore_eos: go on after the model's end token (benchmarks).
+        prompt_logprobs: report the log-probability of each prompt token (bypasses the cache).
+        keep_logits: return the logits at the end of the prompt.
+    """
+
+    prompt: Prompt
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    choices: int = 1
+    reuse: bool = True
+    ignore_eos: bool = False
+    prompt_logprobs: int | None = None
+    keep_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and its natural log-probability under the model (before sampling options)."""
+
+    token: int
+    text: bytes
+    logprob: float
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a request (one choice of it) computed, and why. Tokens, and seconds.
+
+    `prompt` = `live` + `restored` + `computed`; `cached` = `live` + `restored`.
+
+    Attributes:
+        computed: prompt tokens that entered the engine, counted there.
+        tiers: tokens restored from each tier.
+        queued, prefill, ttft, decode: seconds waiting; from a slot to the first token; from arrival to the first token;
+            from the first token to the last.
+    """
+
+    prompt: int
+    live: int
+    restored: int
+    computed: int
+    completion: int
+    mode: Literal["fast", "exact"]
+    tiers: dict[str, int] = field(default_factory=dict)
+    reason: Reason | None = None
+    diverged_at: Divergence | None = None
+    queued: float = 0.0
+    prefill: float = 0.0
+    ttft: float = 0.0
+    decode: float = 0.0
+    dropped: int = 0
+
+    @property
+    def cached(self) -> int:
+        return self.live + self.restored
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Prefill goes on: `done` of `total` prompt tokens are in place, `cached` of them were not computed."""
+
+    done: int
+    total: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt of this choice is in place; its first token is next."""
+
+    choice: int
+    report: Report
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    logits: Logits | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """More text of a reply: what has become certain (whole characters, no part of a stop text)."""
+
+    choice: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A choice is complete. `tokens`: what was sampled, the end token included. `stopped_by`: the stop text, if one was hit."""
+
+    choice: int
+    reason: FinishReason
+    report: Report
+    tokens: tuple[int, ...] = ()
+    stopped_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request ends here."""
+
+    error: HeadstartError
+
+
+Event = Progress | Started | Delta | Finished | Failed
+Sink = Callable[[Event], None]
+"""Receives a request's events, on the engine thread: it must hand over and return at once."""

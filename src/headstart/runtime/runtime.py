@@ -1,0 +1,189 @@
+"""Runtime: one loaded model, ready to serve. What the API, the library and the command line stand on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from headstart.config import Settings
+from headstart.core.planner import Mode
+from headstart.core.prompt import Prompt, Prompter, slide
+from headstart.core.template import FALLBACK, Message, Template
+from headstart.engines.base import Engine
+from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
+from headstart.runtime.cache import Cache
+from headstart.runtime.job import Ticket
+from headstart.runtime.request import Request, Sink
+from headstart.runtime.scheduler import Outcome, Scheduler
+from headstart.stores.memory import Memory
+
+SLIDE_SHARE = 0.75
+"""Share of the context that a sliding conversation may fill; the rest is for the reply."""
+
+
+class Handle:
+    """A submitted request."""
+
+    def __init__(self, ticket: Ticket, scheduler: Scheduler) -> None:
+        self._ticket = ticket
+        self._scheduler = scheduler
+
+    def cancel(self) -> None:
+        """Stops it at the next token or grid point; its finished blocks are kept. Thread-safe, idempotent, immediate."""
+        self._ticket.cancel()
+        self._scheduler.wake()
+
+
+class Runtime:
+    """Owns the engine, the cache and the scheduler of one model.
+
+    Args:
+        engine: closed together with the runtime.
+        settings: `reuse`, `overflow`, `queue`, `stall`, `memory_budget` and `chat_template` matter here.
+        observe: told of every finished choice, on the engine thread.
+
+    Raises:
+        ConfigError: exact mode was asked of an engine that cannot prove it, or the chat template is broken.
+    """
+
+    def __init__(
+        self, engine: Engine, settings: Settings | None = None, observe: Callable[[Outcome], None] | None = None
+    ) -> None:
+        settings = settings or Settings()
+        if settings.reuse == "exact" and not engine.traits.canonical:
+            reasons = "; ".join(engine.traits.notes)
+            raise ConfigError(f"Exact reuse cannot be proved for this model ({reasons}); use --reuse fast.")
+        self.engine = engine
+        self.settings = settings
+        self.reuse = settings.reuse
+        self.overflow = settings.overflow
+        self._mode = Mode(settings.reuse == "exact", engine.traits)
+        source = self._template_source(settings)
+        self.prompter = Prompter(engine.tokenizer, Template(source, engine.tokenizer.names), spelling=settings.reuse == "fast")
+        cell = engine.traits.grid * engine.shape.row_bytes
+        self.cache = Cache(engine, Memory(cell, settings.memory_budget), self._mode, time.monotonic)
+        self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
+        self.scheduler = Scheduler(engine, self.cache, self.prompter, self._mode, stall=settings.stall, observe=self._observed)
+        self._lock = threading.Lock()
+        self._seconds = 1.0  # smoothed seconds a choice holds a slot, for retry-after
+        self._closed = False
+
+    def _template_source(self, settings: Settings) -> str:
+        if settings.chat_template is not None:
+            try:
+                return settings.chat_template.read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"Cannot read --chat-template {settings.chat_template}: {error}.") from error
+        return self.engine.tokenizer.chat_template or FALLBACK
+
+    # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def ctx(self) -> int:
+        """Tokens a conversation may hold."""
+        return self.engine.shape.ctx
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        salt: str = "",
+        **extra: Any,
+    ) -> Prompt:
+        """Renders and tokenises a conversation; `extra` goes to the template. Thread-safe; takes milliseconds.
+
+        Raises:
+            InvalidRequest: no messages, or the template refuses them.
+            ContextTooLong: the conversation exceeds the context, and `overflow` is `error` (or its last exchange does).
+        """
+
+        def build(part: Sequence[Message]) -> Prompt:
+            return self.prompter.chat(part, tools=tools, salt=salt, **extra)
+
+        if self.overflow == "slide" and messages:
+            kept = slide(messages, lambda part: len(build(part)), int(self.ctx * SLIDE_SHARE))
+            return self._fitting(replace(build(kept.messages), dropped=kept.dropped), "messages")
+        return self._fitting(build(messages), "messages")
+
+    def text_prompt(self, text: str | Sequence[int], *, salt: str = "") -> Prompt:
+        """Tokenises a raw text (control spellings are control tokens), or takes tokens as they are. Thread-safe.
+
+        Raises:
+            InvalidRequest: an empty prompt, or unknown tokens.
+            ContextTooLong: it exceeds the context.
+        """
+        build = self.prompter.text if isinstance(text, str) else self.prompter.tokens
+        return self._fitting(build(text, salt=salt), "prompt")  # type: ignore[arg-type]
+
+    def _fitting(self, prompt: Prompt, param: str) -> Prompt:
+        if not len(prompt):
+            raise InvalidRequest("The prompt is empty.", param=param)
+        if len(prompt) >= self.ctx:
+            raise ContextTooLong(len(prompt), self.ctx, param=param)
+        return prompt
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, request: Request, sink: Sink) -> Handle:
+        """Queues a request; its events go to `sink`, on the engine thread. Thread-safe.
+
+        Raises:
+            Overloaded: the queue is full.
+            Unavailable: the runtime is closed.
+            ContextTooLong: the prompt does not fit.
+        """
+        self._fitting(request.prompt, "prompt")
+        if self._closed:
+            raise Unavailable("The server is shutting down.")
+        if request.prompt_logprobs is not None:
+            request = replace(request, reuse=False)
+        waiting = self.scheduler.queued
+        if waiting >= self.settings.queue:
+            wait = max(1.0, waiting * self._seconds / self.engine.shape.slots)
+            raise Overloaded(f"{waiting} requests are waiting already; try again in {wait:.0f} s.", retry_after=wait)
+        ticket = Ticket(request, sink)
+        self.scheduler.submit(ticket)
+        return Handle(ticket, self.scheduler)
+
+    def observe(self, observer: Callable[[Outcome], None]) -> None:
+        """Adds an observer of finished choices; it is called on the engine thread and must return at once."""
+        self._observers.append(observer)
+
+    def _observed(self, outcome: Outcome) -> None:
+        report = outcome.report
+        self._seconds = 0.8 * self._seconds + 0.2 * (report.prefill + report.decode)
+        for observer in self._observers:
+            observer(outcome)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Gauges now. Thread-safe: each value is read once, together they may be a step apart."""
+        memory = self.cache.memory
+        return {
+            "running": self.scheduler.running,
+            "waiting": self.scheduler.queued,
+            "slots": [
+                {"id": slot.number, "n_ctx": self.ctx, "tokens": len(slot), "is_processing": slot.busy}
+                for slot in self.scheduler.slots
+            ],
+            "tiers": {memory.name: {"used": memory.used, "budget": memory.budget, "pieces": len(memory)}},
+            "counters": dict(self.cache.counters),
+        }
+
+    def close(self) -> None:
+        """Fails what is running, and frees the model. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self.scheduler.close()
+        self.engine.close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

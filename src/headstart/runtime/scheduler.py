@@ -1,0 +1,419 @@
+"""Scheduler: the only thread that touches the engine.
+
+    loop:  take in → admit (plan, restore) → one decode call for all running replies → one prefill call for one prompt
+
+Prefill and decode never share a call, so neither changes the other's bits. Prompts take turns call by call, each call
+sized so that running replies pause for at most the stall target. A request whose prefix is being computed for another one
+right now waits for it. Rows are copied out when someone needs them: before a slot is reused, for another request, when idle.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headstart.core.blocks import Tokens, as_tokens, common_prefix
+from headstart.core.explain import History, Reason, Record, diverge
+from headstart.core.planner import Costs, Mode, Plan, keepable, next_call, plan, restorable
+from headstart.core.prompt import Prompter
+from headstart.engines.base import Engine, Sampling, Step
+from headstart.errors import EngineError, HeadstartError, Unavailable
+from headstart.runtime.cache import Cache
+from headstart.runtime.job import Job, Ticket, token_logprob
+from headstart.runtime.request import Failed, FinishReason, Report
+from headstart.runtime.slots import Slot
+
+log = logging.getLogger("headstart.scheduler")
+
+IDLE_SAVE = 0.05
+"""Seconds without work after which live rows are copied out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished choice, for whoever keeps the statistics."""
+
+    report: Report
+    reason: FinishReason
+
+
+class Scheduler:
+    """Serves tickets with one engine. `submit` and `cancel` are thread-safe; all else runs on its own thread.
+
+    Args:
+        stall: seconds that a prefill call may take while replies are running.
+        patience: the same while none is.
+        observe: told of every finished choice, on the engine thread.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        cache: Cache,
+        prompter: Prompter,
+        mode: Mode,
+        *,
+        stall: float = 0.25,
+        patience: float = 1.0,
+        observe: Callable[[Outcome], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.engine = engine
+        self.cache = cache
+        self.slots = [Slot(number, engine.shape, engine.traits.grid) for number in range(engine.shape.slots)]
+        self.history = History()
+        self.waiting: deque[Job] = deque()
+        self._prompter = prompter
+        self._mode = mode
+        self._stall = stall
+        self._patience = patience
+        self._observe = observe
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._running: list[Job] = []
+        self._turn = 0
+        self._prefill_rate = 1e3  # tokens a second; measured from the first call on
+        self._restore_rate = 1e6
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="headstart-engine", daemon=True)
+        self._thread.start()
+
+    # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, ticket: Ticket) -> None:
+        if self._closed:
+            raise Unavailable("The server is shutting down.")
+        self._inbox.put(ticket)
+
+    def wake(self) -> None:
+        """Makes an idle loop look at cancelled tickets."""
+        self._inbox.put(None)
+
+    def close(self) -> None:
+        """Fails what is running and waiting, and ends the thread. Idempotent."""
+        self._closed = True
+        self._inbox.put(None)
+        self._thread.join()
+
+    @property
+    def running(self) -> int:
+        """Choices that hold a slot."""
+        return len(self._running)
+
+    @property
+    def queued(self) -> int:
+        """Choices and requests that wait for one."""
+        return len(self.waiting) + self._inbox.qsize()
+
+    # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _loop(self) -> None:
+        while not self._closed:
+            try:
+                self._take_in()
+                self._drop_cancelled()
+                self._admit()
+                self._decode()
+                self._prefill()
+            except Exception as error:  # a fault of ours must not leave callers hanging
+                log.exception("the scheduler failed")
+                self._abandon(EngineError(f"internal error: {error}"))
+        self._abandon(Unavailable("The server is shutting down."))
+
+    def _take_in(self) -> None:
+        busy = bool(self._running or self.waiting)
+        while True:
+            try:
+                ticket = self._inbox.get_nowait() if busy else self._wait()
+            except queue.Empty:
+                return
+            if ticket is not None:
+                self.waiting.extend(Job.all_of(ticket, self.engine, self._clock()))
+            elif self._closed:
+                return
+            busy = True
+
+    def _wait(self) -> Ticket | None:
+        try:
+            return self._inbox.get(timeout=IDLE_SAVE)
+        except queue.Empty:
+            for slot in self.slots:
+                self.cache.save(slot)
+            return self._inbox.get()
+
+    def _drop_cancelled(self) -> None:
+        if any(job.ticket.cancelled or job.ticket.over for job in self.waiting):
+            self.waiting = deque(job for job in self.waiting if not (job.ticket.cancelled or job.ticket.over))
+        for job in [job for job in self._running if job.ticket.cancelled or job.ticket.over]:
+            self._release(job)
+
+    def _abandon(self, error: HeadstartError) -> None:
+        """Fails every job; the engine's state is unknown, so all slots are emptied."""
+        for job in [*self._running, *self.waiting]:
+            job.ticket.emit(Failed(error))
+            self._release(job)
+        self.waiting.clear()
+        while True:
+            try:
+                ticket = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            if ticket is not None:
+                ticket.emit(Failed(error))
+        for slot in self.slots:
+            self._empty(slot)
+
+    # ── admit ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _admit(self) -> None:
+        for job in list(self.waiting):
+            if all(slot.busy for slot in self.slots):
+                return
+            if self._must_wait(job):
+                continue
+            self.waiting.remove(job)
+            try:
+                self._start(job)
+            except EngineError as error:
+                self._fail(job, error)
+
+    def _must_wait(self, job: Job) -> bool:
+        """Whether more of the prompt is being computed for another job right now than is available."""
+        if not job.request.reuse:
+            return False
+        grid = self.engine.traits.grid
+        best = self._available(job)
+        for other in self._running:
+            if other.prefilling and other.root == job.root and other.request.reuse:
+                shared = min(common_prefix(other.chain.tokens, job.chain.tokens), len(job.chain) - 1) // grid * grid
+                assert other.slot is not None
+                if shared > best and shared > len(other.slot) // grid * grid:
+                    return True
+        return False
+
+    def _available(self, job: Job) -> int:
+        """Tokens of the prompt that need not be computed, wherever they are."""
+        kept = max(keepable(slot.view(), job.chain, self._mode) for slot in self.slots)
+        return max(kept, restorable(self.cache.index, job.chain, self._mode).tokens)
+
+    def _start(self, job: Job) -> None:
+        now = self._clock()
+        if job.request.reuse:
+            self._publish_for(job)
+        choice = self._choose(job)
+        slot = self.slots[choice.slot]
+        if choice.keep < len(slot):
+            self.cache.save(slot)
+            choice = self._choose(job, only=slot)  # what was saved may have evicted or offered something
+        if job.request.reuse:
+            self._explain(job, choice.start)
+        if choice.restore:
+            begun = self._clock()
+            if self.cache.restore(slot, job.chain, choice):
+                self._restore_rate = _smooth(self._restore_rate, choice.start / max(1e-6, self._clock() - begun))
+            else:
+                self._empty(slot)
+                self.waiting.appendleft(job)  # the bad piece is gone from the index: plan again without it
+                return
+        elif choice.keep:
+            if choice.keep < len(slot):
+                self.engine.truncate(slot.number, choice.keep)
+                slot.truncate(choice.keep)
+        else:
+            self._empty(slot)
+            slot.assign(job.chain, 0, 0)
+        self.cache.hit(job.chain, choice)
+        slot.busy = True
+        slot.last_used = now
+        job.slot, job.plan, job.started = slot, choice, now
+        job.sampler = self.engine.sampler(_for_choice(job))
+        self._running.append(job)
+        log.debug("%s", choice)
+
+    def _choose(self, job: Job, only: Slot | None = None) -> Plan:
+        costs = Costs(1.0 / self._prefill_rate, 1.0 / self._restore_rate)
+        slots = [slot.view() for slot in (self.slots if only is None else [only])]
+        chosen = plan(job.chain, self.cache.index, slots, costs, self._mode, reuse=job.request.reuse)
+        assert chosen is not None
+        return chosen
+
+    def _publish_for(self, job: Job) -> None:
+        """Copies rows out of slots that hold more of the prompt than memory does, unless one of them just goes on."""
+        known = restorable(self.cache.index, job.chain, self._mode).tokens
+        for slot in self.slots:
+            if slot.dirty:
+                kept = keepable(slot.view(), job.chain, self._mode)
+                if kept > known and (slot.busy or kept < len(slot)):
+                    self.cache.save(slot)
+
+    def _explain(self, job: Job, start: int) -> None:
+        """Finds out why more is computed than an infinite cache would."""
+        prompt = job.request.prompt
+        nearest, shared = self.history.nearest(job.root, job.chain.tokens)
+        if nearest is None or shared < min(8, len(prompt)):
+            job.reason = Reason.COLD
+            return
+        grid = self.engine.traits.grid
+        job.diverged_at = diverge(prompt, nearest.text)
+        if min(shared, len(prompt) - 1) - start >= grid + 8:
+            if not self._mode.traits.sliceable:
+                job.reason = Reason.STATE
+            elif self._mode.exact and start >= nearest.canonical // grid * grid:
+                job.reason = Reason.DERIVED
+            else:
+                job.reason = Reason.EVICTED
+        elif job.diverged_at is not None:
+            job.reason = Reason.DIVERGED
+
+    # ── decode ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _decode(self) -> None:
+        ready = [job for job in self._running if job.token is not None]
+        if not ready:
+            return
+        # Exact mode decodes one by one unless batches were proved to keep the bits: replies then do not depend on neighbours.
+        alone = self._mode.exact and not self._mode.any_cut
+        for batch in ([job] for job in ready) if alone else [ready]:
+            steps = [Step(job.slot.number, job.token) for job in batch if job.slot and job.token is not None]
+            try:
+                self.engine.decode(steps)
+            except EngineError as error:
+                for job in batch:
+                    self._fail(job, error)
+                continue
+            for job in batch:
+                assert job.slot is not None
+                assert job.token is not None
+                job.slot.append(job.token, canonical=self._mode.any_cut)
+            for job in batch:
+                self._sample(job)
+
+    def _sample(self, job: Job) -> None:
+        slot, request, reply = job.slot, job.request, job.reply
+        assert slot is not None
+        assert job.sampler is not None
+        top = request.sampling.logprobs
+        logits = self.engine.logits(slot.number) if top is not None else None
+        token = self.engine.sample(slot.number, job.sampler)
+        scored = (token_logprob(logits, token, top or 0, self.engine),) if logits is not None else ()
+        if not job.first:
+            job.first = self._clock()
+        job.token = token
+        limit = request.max_tokens if request.max_tokens is not None else self.engine.shape.ctx
+        if token in self.engine.tokenizer.eog and not request.ignore_eos:
+            job.deliver(reply.end(token))
+            self._finish(job, "stop")
+            return
+        job.deliver(reply.push(token), scored)
+        if reply.stopped_by is not None:
+            self._finish(job, "stop")
+        elif len(reply.tokens) >= limit or len(slot) >= self.engine.shape.ctx:
+            job.deliver(reply.end())
+            self._finish(job, "stop" if reply.stopped_by is not None else "length")
+
+    # ── prefill ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _prefill(self) -> None:
+        jobs = [job for job in self._running if job.prefilling]
+        if not jobs:
+            return
+        self._turn += 1
+        job = jobs[self._turn % len(jobs)]
+        slot = job.slot
+        assert slot is not None
+        seconds = self._stall if len(jobs) < len(self._running) else self._patience
+        limit = min(self.engine.shape.batch, int(seconds * self._prefill_rate))
+        start, length = len(slot), len(job.chain)
+        size = next_call(start, length, slot.canonical, limit, self.engine.traits)
+        if job.request.prompt_logprobs is not None:
+            size = 1
+        tokens = job.chain.tokens[start : start + size]
+        last = start + size == length
+        begun = self._clock()
+        try:
+            self.engine.prefill(slot.number, tokens, logits=last or job.request.prompt_logprobs is not None)
+        except EngineError as error:
+            self._fail(job, error)
+            return
+        if size >= self.engine.traits.grid:
+            self._prefill_rate = _smooth(self._prefill_rate, size / max(1e-6, self._clock() - begun))
+        job.computed += size
+        slot.extend(tokens, canonical=self._is_canonical(slot, start, size, length))
+        if job.request.prompt_logprobs is not None and not last:
+            scores, following = self.engine.logits(slot.number), int(job.chain.tokens[start + 1])
+            job.prompt_logprobs.append(token_logprob(scores, following, job.request.prompt_logprobs, self.engine))
+        if not last:
+            job.progress()
+            return
+        logits = self.engine.logits(slot.number) if job.request.keep_logits else None
+        job.start(job.report(self._mode_name, self._clock()), logits)
+        if job.request.max_tokens == 0:
+            self._finish(job, "length")
+        else:
+            self._sample(job)
+
+    def _is_canonical(self, slot: Slot, start: int, size: int, length: int) -> bool:
+        if self._mode.any_cut:
+            return True
+        grid = self.engine.traits.grid
+        return start == slot.canonical and start % grid == 0 and size % grid == 0 and start + size < length
+
+    # ── end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _mode_name(self) -> str:
+        return "exact" if self._mode.exact else "fast"
+
+    def _finish(self, job: Job, reason: FinishReason) -> None:
+        report = job.report(self._mode_name, self._clock())
+        slot, prompt, reply = job.slot, job.request.prompt, job.reply
+        assert slot is not None
+        self._prompter.remember(prompt, reply.text, reply.delivered())  # before the caller can send it back
+        job.finish(reason, report)
+        self._release(job)
+        self.history.remember(Record(job.root, prompt.text + reply.text, _joined(job), slot.canonical))
+        if self._observe is not None:
+            self._observe(Outcome(report, reason))
+
+    def _fail(self, job: Job, error: HeadstartError) -> None:
+        """The engine failed for this job: its slot's content is undefined, so it is forgotten, never saved."""
+        log.error("request failed: %s", error)
+        job.ticket.emit(Failed(error))
+        slot = job.slot
+        self._release(job)
+        if slot is not None:
+            self._empty(slot)
+
+    def _release(self, job: Job) -> None:
+        if job.sampler is not None:
+            job.sampler.close()
+            job.sampler = None
+        if job.slot is not None:
+            job.slot.busy = False
+            job.slot.last_used = self._clock()
+            job.slot = None
+        if job in self._running:
+            self._running.remove(job)
+
+    def _empty(self, slot: Slot) -> None:
+        self.engine.truncate(slot.number, 0)
+        slot.truncate(0)
+        slot.dirty = False
+
+
+def _smooth(old: float, new: float) -> float:
+    return 0.7 * old + 0.3 * new
+
+
+def _joined(job: Job) -> Tokens:
+    return as_tokens([*job.chain.tokens.tolist(), *job.reply.tokens])
+
+
+def _for_choice(job: Job) -> Sampling:
+    sampling = job.request.sampling
+    return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + job.choice)

@@ -1,0 +1,87 @@
+"""Slot: a live sequence of the engine, and what its rows are worth."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headstart.core.blocks import BlockId, Chain, Tokens, block_id
+from headstart.core.planner import SlotView
+from headstart.engines.base import Shape
+
+
+class Slot:
+    """What one slot of the engine holds. Mirrors the engine: change it only together with the engine's slot.
+
+    Attributes:
+        root: the root id of its content; rows never serve another root.
+        canonical: leading tokens whose rows are canonical.
+        dirty: whether it may hold rows that no tier has.
+        busy: whether a request is using it.
+    """
+
+    def __init__(self, number: int, shape: Shape, grid: int) -> None:
+        self.number = number
+        self.root: BlockId = b""
+        self.canonical = 0
+        self.dirty = False
+        self.busy = False
+        self.last_used = 0.0
+        self._grid = grid
+        self._buffer = np.zeros(shape.ctx, dtype=np.int32)
+        self._length = 0
+        self._ids: list[BlockId] = []
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> Tokens:
+        """A view; copy it to keep it."""
+        return self._buffer[: self._length]
+
+    @property
+    def ids(self) -> list[BlockId]:
+        """Ids of its whole blocks."""
+        tokens = self.tokens
+        while len(self._ids) < self._length // self._grid:
+            start = len(self._ids) * self._grid
+            parent = self._ids[-1] if self._ids else self.root
+            self._ids.append(block_id(parent, tokens[start : start + self._grid]))
+        return self._ids
+
+    def parent_of(self, block: int) -> BlockId:
+        return self.ids[block - 1] if block else self.root
+
+    def assign(self, chain: Chain, length: int, canonical: int) -> None:
+        """Its content is now the first `length` tokens of `chain`, just imported."""
+        self.root = chain.root
+        self._buffer[:length] = chain.tokens[:length]
+        self._length = length
+        self._ids = list(chain.ids[: length // self._grid])
+        self.canonical = canonical
+        self.dirty = False
+
+    def truncate(self, length: int) -> None:
+        self._length = min(self._length, length)
+        self.canonical = min(self.canonical, length)
+        del self._ids[length // self._grid :]
+
+    def extend(self, tokens: Tokens, *, canonical: bool) -> None:
+        """`tokens` were computed at its end; `canonical` if by a canonical call (or one that gives the same bits)."""
+        end = self._length + len(tokens)
+        self._buffer[self._length : end] = tokens
+        if canonical and self.canonical == self._length:
+            self.canonical = end
+        self._length = end
+        self.dirty = True
+
+    def append(self, token: int, *, canonical: bool) -> None:
+        """One token was decoded at its end."""
+        if canonical and self.canonical == self._length:
+            self.canonical += 1
+        self._buffer[self._length] = token
+        self._length += 1
+        self.dirty = True
+
+    def view(self) -> SlotView:
+        return SlotView(self.number, self.root, self.tokens, self.canonical, not self.busy, self.last_used)

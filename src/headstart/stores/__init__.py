@@ -1,0 +1,1 @@
+"""Bytes under ids, within hard budgets. A store knows no tokens and no models."""

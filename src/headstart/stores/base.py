@@ -1,0 +1,40 @@
+"""What a tier of storage can do. A store maps ids to bytes within a hard byte budget; it knows nothing of either."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Store(ABC):
+    """The contract of every tier. Reading never changes what is stored; a fault while reading is a miss (None)."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def budget(self) -> int:
+        """Bytes it may ever occupy."""
+
+    @property
+    @abstractmethod
+    def used(self) -> int:
+        """Bytes it occupies now, transient buffers included."""
+
+    @abstractmethod
+    def read(self, key: bytes) -> Bytes | None:
+        """The bytes under `key`, valid until its `delete`; None if they are not (or no longer intact) here."""
+
+    @abstractmethod
+    def delete(self, key: bytes) -> None:
+        """Forgets `key`. Deleting what is not there is fine."""
+
+    @abstractmethod
+    def __contains__(self, key: bytes) -> bool: ...
+
+    @abstractmethod
+    def __len__(self) -> int: ...

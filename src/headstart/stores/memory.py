@@ -1,0 +1,123 @@
+"""Memory tier: equal cells in one arena of anonymous memory, under a hard byte budget.
+
+Cells are written in place and published afterwards (`allocate` → write `cell` → `commit`), so that rows are copied once
+and nothing is visible before it is complete. The arena is virtual until touched; budget that is claimed for transient
+buffers is taken from the cells, whose pages go back to the system.
+"""
+
+from __future__ import annotations
+
+import heapq
+import mmap
+
+import numpy as np
+
+from headstart.errors import ConfigError
+from headstart.stores.base import Bytes, Store
+
+
+class Memory(Store):
+    """A store of cells of `cell_bytes` each.
+
+    Args:
+        cell_bytes: size of a cell.
+        budget: bytes for cells and claimed transient buffers together.
+
+    Raises:
+        ConfigError: the system refuses to reserve that much address space.
+    """
+
+    name = "memory"
+
+    def __init__(self, cell_bytes: int, budget: int) -> None:
+        self.cell_bytes = cell_bytes
+        self._budget = budget
+        self._claimed = 0
+        self._cells: dict[bytes, int] = {}
+        self._open: set[int] = set()
+        self._free: list[int] = []
+        self._fresh = 0
+        self._capacity = budget // cell_bytes
+        try:
+            self._map = mmap.mmap(-1, max(1, self._capacity * cell_bytes))
+        except (OSError, OverflowError, ValueError) as error:
+            raise ConfigError(f"Cannot reserve {budget} bytes of memory ({error}); lower --memory-budget.") from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._arena = np.frombuffer(self._map, dtype=np.uint8)
+
+    @property
+    def budget(self) -> int:
+        return self._budget
+
+    @property
+    def used(self) -> int:
+        return (len(self._cells) + len(self._open)) * self.cell_bytes + self._claimed
+
+    @property
+    def available(self) -> int:
+        """Cells that can be allocated now without evicting. Negative after a claim: evict that many first."""
+        return (self._budget - self._claimed) // self.cell_bytes - len(self._cells) - len(self._open)
+
+    def claim(self, transient: int) -> None:
+        """Sets aside `transient` bytes of the budget for buffers outside the arena.
+
+        If the arena has grown into them, the pages of its free cells go back to the system.
+        """
+        self._claimed = transient
+        if self._fresh * self.cell_bytes + transient <= self._budget:
+            return
+        for cell in self._free:
+            first = -(-cell * self.cell_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            size = (cell + 1) * self.cell_bytes // mmap.PAGESIZE * mmap.PAGESIZE - first
+            if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
+                self._map.madvise(mmap.MADV_DONTNEED, first, size)
+
+    def allocate(self) -> int | None:
+        """A cell to write into; None if the budget is used up. End with `commit` or `release`."""
+        if self.available <= 0:
+            return None
+        if self._free:
+            cell = heapq.heappop(self._free)
+        else:
+            cell, self._fresh = self._fresh, self._fresh + 1
+        self._open.add(cell)
+        return cell
+
+    def cell(self, cell: int) -> Bytes:
+        """The bytes of a cell."""
+        return self._arena[cell * self.cell_bytes : (cell + 1) * self.cell_bytes]
+
+    def commit(self, key: bytes, cell: int) -> None:
+        """Publishes an allocated cell under `key`, in place of what was there."""
+        self._open.remove(cell)
+        old = self._cells.get(key)
+        self._cells[key] = cell
+        if old is not None:
+            heapq.heappush(self._free, old)
+
+    def release(self, cell: int) -> None:
+        """Gives an allocated cell back unpublished."""
+        self._open.remove(cell)
+        heapq.heappush(self._free, cell)
+
+    def read(self, key: bytes) -> Bytes | None:
+        cell = self._cells.get(key)
+        return None if cell is None else self.cell(cell)
+
+    def delete(self, key: bytes) -> None:
+        cell = self._cells.pop(key, None)
+        if cell is not None:
+            heapq.heappush(self._free, cell)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._cells
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def check(self) -> None:
+        """Raises AssertionError if cells are lost, shared, or beyond the budget."""
+        taken = [*self._cells.values(), *self._open, *self._free]
+        assert sorted(taken) == list(range(self._fresh)), "a cell is lost or in two places"
+        assert self.used <= self._budget, "over budget"

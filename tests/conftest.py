@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import tiny
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run tests that take real time (or HEADSTART_SLOW=1)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow") or os.environ.get("HEADSTART_SLOW"):
+        return
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.add_marker(pytest.mark.skip(reason="slow: give --slow"))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random-weight llama (full attention)."""
+    return tiny.write(tmp_path_factory.mktemp("models") / "tiny-llama.gguf")
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The bundled SmolLM2-135M-Instruct."""
+    return tiny.demo_path()
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path | None:
+    """Recorded conversations: HEADSTART_DATA, or `shared/data` beside the repository; None if there are none."""
+    given = os.environ.get("HEADSTART_DATA")
+    found = Path(given) if given else ROOT.parent / "shared" / "data"
+    return found if found.is_dir() else None
