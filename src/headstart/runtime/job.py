@@ -77,7 +77,12 @@ class Job:
         request = ticket.request
         root = root_id(engine.fingerprint, request.prompt.salt)
         chain = Chain(root, engine.traits.grid, request.prompt.tokens)
-        piece = engine.tokenizer.piece
+        hidden = frozenset(control.id for control in engine.tokenizer.controls)
+        known = engine.tokenizer.piece
+
+        def piece(token: int) -> bytes:
+            return b"" if token in hidden else known(token)  # a control token is no part of what was said
+
         return [cls(ticket, choice, chain, now, Reply(piece, request.stop)) for choice in range(request.choices)]
 
     @property

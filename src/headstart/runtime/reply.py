@@ -55,7 +55,7 @@ class Reply:
         at = count = 0
         for number, token in enumerate(self.tokens):
             data = self.piece(token)
-            if text[at : at + len(data)] != data:
+            if not data or text[at : at + len(data)] != data:
                 break
             at += len(data)
             if at == len(text) or text[at] & 0xC0 != 0x80:

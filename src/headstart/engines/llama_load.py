@@ -1,0 +1,205 @@
+"""Loading: model file, context and adapter in llama.cpp's own terms; what goes wrong becomes one clear line."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import psutil
+from blake3 import blake3
+from llama_cpp import llama_cpp as lib
+from llama_cpp._ggml import libggml
+
+from headstart.config import Settings
+from headstart.engines import llama_file, llama_log
+from headstart.errors import ConfigError, ModelError
+
+BATCH = 512
+"""Most tokens of one call; llama.cpp's n_batch and n_ubatch, so that it never splits a call itself."""
+_KV_TYPES = {"f16": lib.GGML_TYPE_F16, "bf16": lib.GGML_TYPE_BF16, "q8_0": lib.GGML_TYPE_Q8_0}
+_CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+
+Progress = Callable[[float], None]
+
+
+@cache
+def _backend() -> None:
+    lib.llama_backend_init()
+
+
+def open_model(path: Path, gpu_layers: int, progress: Progress) -> Any:
+    """Loads the weights. `progress` gets fractions.
+
+    Raises:
+        ConfigError: a GPU is asked for that this build cannot use.
+        ModelError: llama.cpp cannot load the file, or it is no model that can chat.
+    """
+    llama_log.capture()
+    _backend()
+    if gpu_layers and not lib.llama_supports_gpu_offload():
+        raise ConfigError(
+            "This build of llama-cpp-python has no GPU support: leave out --gpu-layers, or reinstall it with a GPU backend."
+        )
+
+    def report(fraction: float, _: object) -> bool:
+        progress(fraction)
+        return True
+
+    callback = lib.llama_progress_callback(report)
+    params = lib.llama_model_default_params()
+    params.n_gpu_layers = gpu_layers
+    params.progress_callback = callback
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        cause = llama_log.cause("no reason given")
+        raise ModelError(f"llama.cpp cannot load '{path}': {cause}. The file may be broken or too new: download it again.")
+    if lib.llama_model_has_encoder(model) or lib.llama_model_is_diffusion(model):
+        lib.llama_model_free(model)
+        raise ModelError(f"'{path}' is not a decoder-only language model; choose another one.")
+    return model
+
+
+def open_context(model: Any, *, ctx: int, slots: int, kv_type: str, threads: int, batch: int = BATCH) -> Any:
+    """A context of `slots` separate streams of `ctx` tokens.
+
+    Raises:
+        ModelError: llama.cpp refuses, mostly for want of memory.
+    """
+    llama_log.capture()
+    params = lib.llama_context_default_params()
+    params.n_ctx = ctx * slots
+    params.n_seq_max = slots
+    params.n_batch = params.n_ubatch = batch
+    params.n_outputs_max = slots  # a call has logits for one token of a slot: do not reserve 512 × vocabulary
+    params.n_threads = params.n_threads_batch = threads
+    params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    params.type_k = params.type_v = _KV_TYPES[kv_type]
+    params.kv_unified = False
+    params.swa_full = True
+    params.no_perf = True
+    context = lib.llama_init_from_model(model, params)
+    if not context:
+        cause = llama_log.cause("no reason given")
+        raise ModelError(f"llama.cpp cannot hold {slots} × {ctx} tokens: {cause}. Lower --ctx or --slots, or change --kv-type.")
+    return context
+
+
+def open_adapter(model: Any, context: Any, path: Path) -> None:
+    """Puts a LoRA adapter on the model (which then owns it).
+
+    Raises:
+        ModelError: the file is no adapter for this model.
+    """
+    llama_log.capture()
+    adapter = lib.llama_adapter_lora_init(model, os.fsencode(path))
+    if not adapter:
+        cause = llama_log.cause("no reason given")
+        raise ModelError(
+            f"llama.cpp cannot use the adapter '{path}': {cause}. Give one made for this model, or leave out --lora."
+        )
+    adapters = (lib.llama_adapter_lora_p_ctypes * 1)(adapter)
+    if lib.llama_set_adapters_lora(context, adapters, 1, (ctypes.c_float * 1)(1.0)) != 0:
+        raise ModelError(f"llama.cpp cannot apply the adapter '{path}'. Give one made for this model, or leave out --lora.")
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """Bytes of live state: of each token, and of a slot besides."""
+
+    row: int
+    slot: int
+
+
+def measure_state(model: Any, kv_type: str) -> StateSize:
+    """Bytes that live sequences take, by asking a minute context.
+
+    Raises:
+        ModelError: the model cannot compute.
+    """
+    context = open_context(model, ctx=256, slots=1, kv_type=kv_type, threads=1, batch=32)
+    try:
+        sizes = []
+        for _ in range(2):
+            token = (lib.llama_token * 1)(0)
+            if lib.llama_decode(context, lib.llama_batch_get_one(token, 1)) != 0:
+                raise ModelError(f"llama.cpp cannot compute with this model: {llama_log.cause('no reason given')}.")
+            sizes.append(int(lib.llama_state_seq_get_size(context, 0)))
+    finally:
+        lib.llama_free(context)
+    row = max(0, sizes[1] - sizes[0] - 12)  # without the token's cell
+    return StateSize(row, sizes[0] - row)
+
+
+def metadata(model: Any, key: str) -> str | None:
+    """A value of the GGUF's metadata, as text."""
+    buffer = ctypes.create_string_buffer(1024)
+    count = lib.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace") if count >= 0 else None
+
+
+def describe(model: Any) -> str:
+    buffer = ctypes.create_string_buffer(256)
+    lib.llama_model_desc(model, buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace")
+
+
+def core_count() -> int:
+    """Physical cores that this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, psutil.cpu_count(logical=False) or allowed)
+
+
+@cache
+def _build() -> str:
+    """Digest of the engine's libraries: another compiler may round differently."""
+    folder = Path(lib._lib._name).parent
+    files = {path.resolve() for path in folder.iterdir() if path.name.startswith(("libggml", "libllama", "ggml", "llama"))}
+    hasher = blake3()
+    for path in sorted(files):
+        hasher.update(llama_file.digest(path))
+    return hasher.hexdigest()
+
+
+def _devices() -> list[str]:
+    libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+    libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
+    libggml.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+    libggml.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
+    libggml.ggml_backend_dev_description.restype = ctypes.c_char_p
+    devices = [libggml.ggml_backend_dev_get(number) for number in range(libggml.ggml_backend_dev_count())]
+    return [
+        libggml.ggml_backend_dev_description(device).decode("utf-8", "replace")
+        for device in devices
+        if libggml.ggml_backend_dev_type(device) != _CPU_DEVICE
+    ]
+
+
+def fingerprint(model: Any, settings: Settings, weights: bytes, adapter: bytes | None, *, ctx: int, grid: int) -> bytes:
+    """Digest of all that makes rows comparable: not the threads and slots, which do not change prefill's bits."""
+    architecture = metadata(model, "general.architecture")
+    original = metadata(model, f"{architecture}.rope.scaling.original_context_length")
+    identity = {
+        "weights": weights.hex(),
+        "lora": adapter.hex() if adapter else None,
+        "engine": f"llama-cpp-python {llama_cpp.__version__}",
+        "build": _build(),
+        "system": lib.llama_print_system_info().decode("utf-8", "replace"),
+        "devices": _devices() if settings.gpu_layers else [],
+        "gpu_layers": settings.gpu_layers,
+        "kv_type": settings.kv_type,
+        "flash_attention": True,
+        "swa_full": True,
+        "batch": BATCH,
+        # Some models choose their rope factors by whether a conversation may exceed the original context.
+        "long_rope": original is not None and ctx > int(original),
+        "grid": grid,
+    }
+    return blake3(json.dumps(identity, sort_keys=True).encode()).digest()

@@ -1,0 +1,45 @@
+"""llama.cpp's log: goes to Python's `logging` at DEBUG, and its last errors are kept to be quoted."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+from collections import deque
+
+from llama_cpp import llama_cpp as lib
+
+_logger = logging.getLogger("headstart.llama")
+_ERROR, _CONTINUED = 4, 5  # ggml_log_level
+_WHERE = re.compile(r"^(\w+: )+(error loading model: )?")
+# These only repeat that something failed; the cause is in a line of its own.
+_EMPTY = ("failed to load model", "error loading model", "failed to initialize the context")
+
+_errors: deque[str] = deque(maxlen=16)
+_level = 0
+
+
+@lib.llama_log_callback  # type: ignore[untyped-decorator]
+def _receive(level: int, text: bytes, _: object) -> None:
+    global _level
+    _level = _level if level == _CONTINUED else level
+    line = text.decode("utf-8", "replace").strip()
+    if not line or line == ".":
+        return
+    if _level == _ERROR and level != _CONTINUED:
+        _errors.append(line)
+    if _logger.isEnabledFor(logging.DEBUG):
+        _logger.debug("%s", line)
+
+
+def capture() -> None:
+    """Takes over llama.cpp's log (it has one for the whole process) and forgets earlier errors."""
+    lib.llama_log_set(_receive, ctypes.c_void_p(0))
+    _errors.clear()
+
+
+def cause(default: str) -> str:
+    """What llama.cpp last complained of, in one line; `default` if it said nothing."""
+    lines = [_WHERE.sub("", line) for line in _errors]
+    telling = [line for line in lines if line and not line.startswith(_EMPTY)]
+    return (telling or lines or [default])[0].rstrip(".")

@@ -1,0 +1,57 @@
+"""Sampler: llama.cpp's sampler chain for one reply, in llama-server's order."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from llama_cpp import llama_cpp as lib
+
+from headstart.engines.base import Sampling
+
+_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp takes this one as "draw a seed"
+
+
+class LlamaSampler:
+    """One reply's chain. Its penalties see the tokens that it drew itself, and no prompt.
+
+    Args:
+        ctx: tokens a sequence can hold: what a penalty over the whole reply looks at.
+    """
+
+    def __init__(self, sampling: Sampling, *, n_vocab: int, ctx: int) -> None:
+        params = lib.llama_sampler_chain_default_params()
+        params.no_perf = True
+        self.chain: Any = lib.llama_sampler_chain_init(params)
+        for link in _links(sampling, n_vocab, ctx):
+            lib.llama_sampler_chain_add(self.chain, link)
+
+    def close(self) -> None:
+        if self.chain is not None:
+            lib.llama_sampler_free(self.chain)
+            self.chain = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _links(sampling: Sampling, n_vocab: int, ctx: int) -> list[Any]:
+    links: list[Any] = []
+    if sampling.logit_bias:
+        biases = (lib.llama_logit_bias * len(sampling.logit_bias))(*sampling.logit_bias)
+        links.append(lib.llama_sampler_init_logit_bias(n_vocab, len(biases), biases))
+    penalties = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+    if penalties != (1.0, 0.0, 0.0) and sampling.penalty_last_n:
+        last = sampling.penalty_last_n if 0 < sampling.penalty_last_n < ctx else ctx
+        links.append(lib.llama_sampler_init_penalties(n_vocab, last, *penalties))
+    if sampling.temperature <= 0:
+        return [*links, lib.llama_sampler_init_greedy()]
+    if 0 < sampling.top_k < n_vocab:
+        links.append(lib.llama_sampler_init_top_k(sampling.top_k))
+    if sampling.top_p < 1:
+        links.append(lib.llama_sampler_init_top_p(sampling.top_p, 1))
+    if sampling.min_p > 0:
+        links.append(lib.llama_sampler_init_min_p(sampling.min_p, 1))
+    links.append(lib.llama_sampler_init_temp(sampling.temperature))
+    seed = secrets.randbelow(_RANDOM_SEED) if sampling.seed is None else sampling.seed % _RANDOM_SEED
+    return [*links, lib.llama_sampler_init_dist(seed)]

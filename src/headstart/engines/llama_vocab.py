@@ -1,0 +1,93 @@
+"""Vocabulary: text ↔ tokens by llama.cpp's tokenizer."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as lib
+
+from headstart.engines.base import Control
+
+_NAMES = {"bos_token": "bos", "eos_token": "eos", "pad_token": "pad", "sep_token": "sep"}
+
+
+class LlamaTokenizer:
+    """The tokenizer of a loaded model; usable as long as the model is. Thread-safe.
+
+    Attributes: those of `headstart.engines.base.Tokenizer`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._vocab: Any = lib.llama_model_get_vocab(model)
+        self.n_vocab: int = lib.llama_vocab_n_tokens(self._vocab)
+        self._pieces: list[bytes | None] = [None] * self.n_vocab
+        template = lib.llama_model_chat_template(model, None)
+        self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
+        attributes = [int(lib.llama_vocab_get_attr(self._vocab, token)) for token in range(self.n_vocab)]
+        # What llama.cpp itself leaves as text unless it is told to parse special tokens.
+        special = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+        self.controls: tuple[Control, ...] = tuple(
+            Control(
+                text,
+                token,
+                lstrip=bool(attribute & lib.LLAMA_TOKEN_ATTR_LSTRIP),
+                rstrip=bool(attribute & lib.LLAMA_TOKEN_ATTR_RSTRIP),
+            )
+            for token, attribute in enumerate(attributes)
+            if attribute & special and (text := self._text(token))
+        )
+        self.eog: frozenset[int] = frozenset(
+            token for token in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, token)
+        )
+        self.names: dict[str, str] = {}
+        for name, short in _NAMES.items():
+            token = int(getattr(lib, f"llama_vocab_{short}")(self._vocab))
+            if token >= 0:
+                self.names[name] = self._text(token)
+        for token, attribute in enumerate(attributes):
+            if attribute & lib.LLAMA_TOKEN_ATTR_UNKNOWN:
+                self.names.setdefault("unk_token", self._text(token))
+        bos = int(lib.llama_vocab_bos(self._vocab))
+        self.bos: Control | None = None
+        if bos >= 0 and lib.llama_vocab_get_add_bos(self._vocab):
+            known = {control.id: control for control in self.controls}
+            self.bos = known.get(bos) or Control(self._text(bos), bos)
+
+    def _text(self, token: int) -> str:
+        text: bytes = lib.llama_vocab_get_text(self._vocab, token)
+        return text.decode("utf-8", "replace")
+
+    def tokenize(self, text: str) -> list[int]:
+        """Tokens of plain text; see `Tokenizer.tokenize`."""
+        return self._tokenize(text, special=False)
+
+    def tokenize_special(self, text: str) -> list[int]:
+        """Tokens of a rendered text in one go, spellings of control tokens parsed by llama.cpp: what pieces must equal."""
+        return self._tokenize(text, special=True)
+
+    def _tokenize(self, text: str, *, special: bool) -> list[int]:
+        data = text.encode("utf-8", "replace")
+        room = len(data) + 8
+        while True:
+            tokens = np.empty(room, np.int32)
+            pointer = tokens.ctypes.data_as(lib.llama_token_p)
+            count = int(lib.llama_tokenize(self._vocab, data, len(data), pointer, room, False, special))
+            if count >= 0:
+                return [int(token) for token in tokens[:count].tolist()]
+            room = -count
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of a token; see `Tokenizer.piece`."""
+        known = self._pieces[token]
+        if known is None:
+            room = 64
+            while True:
+                buffer = ctypes.create_string_buffer(room)
+                count = int(lib.llama_token_to_piece(self._vocab, token, buffer, room, 0, True))
+                if count >= 0:
+                    break
+                room = -count
+            known = self._pieces[token] = buffer.raw[:count]
+        return known
