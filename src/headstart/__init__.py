@@ -1,3 +1,42 @@
 """headstart: a chat server and library for local LLMs that never computes the same prompt twice."""
 
+from headstart.config import Settings
+from headstart.engines.base import Sampling
+from headstart.errors import (
+    Cancelled,
+    ConfigError,
+    ContextTooLong,
+    EngineError,
+    HeadstartError,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+    Overloaded,
+    RequestError,
+    Unavailable,
+)
+from headstart.library import AsyncStream, Headstart, Reply, Stream, open
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "AsyncStream",
+    "Cancelled",
+    "ConfigError",
+    "ContextTooLong",
+    "EngineError",
+    "Headstart",
+    "HeadstartError",
+    "InvalidRequest",
+    "ModelError",
+    "NotFound",
+    "Overloaded",
+    "Reply",
+    "RequestError",
+    "Sampling",
+    "Settings",
+    "Stream",
+    "Unavailable",
+    "__version__",
+    "open",
+]

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
+
+from headstart.errors import ConfigError
 
 GIB = 1 << 30
+
+KvType = Literal["f16", "bf16", "q8_0"]
+Reuse = Literal["fast", "exact"]
+Overflow = Literal["error", "slide"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,9 @@ class Settings:
         overflow: what to do with a conversation longer than the context.
         queue: requests that may wait; beyond it they are refused with 429.
         stall: seconds for which a running reply may pause while another prompt is prefilled.
+
+    Raises:
+        ConfigError: a value that cannot work.
     """
 
     model: str = "demo"
@@ -34,11 +43,27 @@ class Settings:
     slots: int | None = None
     threads: int | None = None
     gpu_layers: int = 0
-    kv_type: Literal["f16", "bf16", "q8_0"] = "f16"
+    kv_type: KvType = "f16"
     chat_template: Path | None = None
     lora: Path | None = None
     memory_budget: int = 4 * GIB
-    reuse: Literal["fast", "exact"] = "fast"
-    overflow: Literal["error", "slide"] = "error"
+    reuse: Reuse = "fast"
+    overflow: Overflow = "error"
     queue: int = 64
     stall: float = 0.25
+
+    def __post_init__(self) -> None:
+        for name, choices in (("kv_type", KvType), ("reuse", Reuse), ("overflow", Overflow)):
+            allowed = get_args(choices)
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{_flag(name)} must be {' or '.join(allowed)}, not {getattr(self, name)!r}.")
+        for name, least in (("ctx", 1), ("slots", 1), ("threads", 1), ("gpu_layers", -1), ("memory_budget", 0), ("queue", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{_flag(name)} must be at least {least}, not {value}.")
+        if not self.stall > 0:
+            raise ConfigError(f"--stall must be more than 0 seconds, not {self.stall}.")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -6,8 +6,8 @@ import random
 import time
 
 import pytest
-from harness import Answer, Messages, ask, assistant, submit, system, user
 
+from harness import Answer, Messages, ask, assistant, submit, system, user
 from headstart.config import Settings
 from headstart.core.blocks import root_id
 from headstart.core.explain import Reason

@@ -64,7 +64,7 @@ def test_streaming_equals_cutting_the_whole(text: str, stops: list[str], width: 
     if not ends:
         assert delivered == text
     else:
-        # Streaming decides at the first token that completes a stop text, so it may stop at a later-starting one that ends first.
+        # Streaming decides at the first token that completes a stop text: one that begins later may end first.
         assert text.startswith(delivered)
         assert any(text[len(delivered) :].startswith(stop) for stop in stops)
         assert not any(stop in delivered for stop in stops)

@@ -2,55 +2,81 @@
 
 from __future__ import annotations
 
-import pytest
-from harness import Messages, Oracle, ask, assistant, converse, submit, system, user
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+
+from harness import Messages, Oracle, ask, assistant, converse, submit, system, user
 from headstart.config import Settings
-from headstart.engines.fake import FakeEngine
+from headstart.engines.base import Engine
+from headstart.engines.fake import FakeEngine, FakeTokenizer
+from headstart.engines.llama import LlamaEngine
 from headstart.runtime.request import Progress
 from headstart.runtime.runtime import Runtime
 
-GRID = 8
+GRID = 8  # of the fake; a byte is a token there
 SYSTEM = "You answer in the words of the house. " * 8
+MEMORY = 64 << 20
+
+Make = Callable[..., Runtime]
 
 
 def runtime(mode: str = "fast", slots: int = 4, **options: object) -> Runtime:
     engine = FakeEngine(slots=slots, ctx=4096, grid=GRID, **options)  # type: ignore[arg-type]
-    return Runtime(engine, Settings(reuse=mode, memory_budget=4 << 20))  # type: ignore[arg-type]
+    return Runtime(engine, Settings(reuse=mode, memory_budget=MEMORY))  # type: ignore[arg-type]
 
 
-def bound(mode: str, expected: int, reply: int, *, inside: bool = False) -> float:
-    """The issue's bounds, with the grid in place of 64."""
-    if mode == "exact":
-        return 1.02 * expected + reply + GRID + GRID
-    return 1.02 * expected + (GRID if inside else 8)
+@pytest.fixture(params=["fake", "tiny"])
+def make(request: pytest.FixtureRequest, tiny_model: Path) -> Make:
+    """Builds a runtime on the fake, and on a tiny model in the real engine, whose replies are rarely spelled canonically."""
+
+    def build(mode: str = "fast", slots: int = 4) -> Runtime:
+        settings = Settings(str(tiny_model), ctx=4096, slots=slots, reuse=mode, memory_budget=MEMORY)  # type: ignore[arg-type]
+        engine: Engine = FakeEngine(slots=slots, ctx=4096, grid=GRID) if request.param == "fake" else LlamaEngine.load(settings)
+        return Runtime(engine, settings)
+
+    return build
+
+
+def prelude(rt: Runtime) -> str:
+    """A system prompt of about 40 blocks."""
+    return SYSTEM if isinstance(rt.engine, FakeEngine) else SYSTEM * 6
+
+
+def bound(rt: Runtime, expected: int, reply: int = 16, *, inside: bool = False) -> float:
+    """Tokens that a request may compute. `inside`: it leaves an earlier text in its middle, not at its end."""
+    grid = rt.engine.traits.grid
+    if rt.reuse == "exact":
+        return 1.02 * expected + reply + 8 + grid
+    return 1.02 * expected + (grid if inside else 8)
 
 
 @pytest.mark.parametrize("mode", ["fast", "exact"])
-def test_ten_accumulating_turns(mode: str) -> None:
-    with runtime(mode) as rt:
-        oracle, chat = Oracle(), [system(SYSTEM)]
+def test_ten_accumulating_turns(make: Make, mode: str) -> None:
+    with make(mode) as rt:
+        oracle, chat = Oracle(), [system(prelude(rt))]
         for turn in range(10):
             answer, expected = converse(rt, oracle, chat, f"question {turn} about the house")
-            assert answer.report.computed <= bound(mode, expected, 16)
+            assert answer.report.computed <= bound(rt, expected)
 
 
 @pytest.mark.parametrize("mode", ["fast", "exact"])
-def test_many_users_round_robin_on_few_slots(mode: str) -> None:
-    with runtime(mode) as rt:
+def test_many_users_round_robin_on_few_slots(make: Make, mode: str) -> None:
+    with make(mode) as rt:
         oracle = Oracle()
-        chats: list[Messages] = [[system(SYSTEM)] for _ in range(16)]
+        chats: list[Messages] = [[system(prelude(rt))] for _ in range(16)]
         for turn in range(3):
             for number, chat in enumerate(chats):
                 first = turn == 0
                 answer, expected = converse(rt, oracle, chat, f"user {number} asks question {turn}")
-                assert answer.report.computed <= bound(mode, expected, 16, inside=first)
+                assert answer.report.computed <= bound(rt, expected, inside=first)
 
 
 @pytest.mark.parametrize("mode", ["fast", "exact"])
-def test_regenerate_edit_and_back(mode: str) -> None:
-    with runtime(mode) as rt:
-        oracle, chat = Oracle(), [system(SYSTEM)]
+def test_regenerate_edit_and_back(make: Make, mode: str) -> None:
+    with make(mode) as rt:
+        oracle, chat = Oracle(), [system(prelude(rt))]
         for turn in range(4):
             converse(rt, oracle, chat, f"question {turn} about the garden and the gate")
         original = list(chat[:-1])
@@ -60,34 +86,42 @@ def test_regenerate_edit_and_back(mode: str) -> None:
             expected = oracle.cost(rt.chat_prompt(messages).tokens)
             answer = ask(rt, messages)
             oracle.learn(answer)
-            assert answer.report.computed <= bound(mode, expected, 16, inside=True), answer.report
+            assert answer.report.computed <= bound(rt, expected, inside=True), answer.report
 
 
 @pytest.mark.parametrize("mode", ["fast", "exact"])
-def test_a_changed_line_in_the_middle_of_the_system_prompt(mode: str) -> None:
-    with runtime(mode) as rt:
+def test_a_changed_line_in_the_middle_of_the_system_prompt(make: Make, mode: str) -> None:
+    with make(mode) as rt:
         oracle = Oracle()
         for day in ("monday", "tuesday", "monday", "tuesday", "wednesday"):
-            messages = [system(SYSTEM + f"Today is {day}. " + SYSTEM), user("hello there")]
+            messages = [system(prelude(rt) + f"Today is {day}. " + prelude(rt)), user("hello there")]
             expected = oracle.cost(rt.chat_prompt(messages).tokens)
             answer = ask(rt, messages)
             oracle.learn(answer)
-            assert answer.report.computed <= bound(mode, expected, 16, inside=True)
+            assert answer.report.computed <= bound(rt, expected, inside=True)
 
 
-def test_four_concurrent_requests_compute_their_prefix_once() -> None:
+def test_four_concurrent_requests_compute_their_prefix_once(make: Make) -> None:
     """Fault: a busy prefix cannot be shared."""
-    with runtime() as rt:
-        engine = rt.engine
-        assert isinstance(engine, FakeEngine)
-        prompts = [[system(SYSTEM * 4), user(f"{number} is my number")] for number in range(4)]
-        shared = len(rt.chat_prompt([system(SYSTEM * 4)], generation=False))
-        before = engine.prefilled
+    with make() as rt:
+        prompts = [[system(prelude(rt)), user(f"{number} is my number")] for number in range(4)]
+        shared = len(rt.chat_prompt([system(prelude(rt))], generation=False))
         pending = [submit(rt, messages) for messages in prompts]
         reports = [one.answer().report for one in pending]
-        total = engine.prefilled - before
-        assert total == sum(report.computed for report in reports)
-        assert total <= shared + sum(report.prompt - shared + GRID for report in reports)
+        total = sum(report.computed for report in reports)
+        assert total <= shared + sum(report.prompt - shared + rt.engine.traits.grid for report in reports)
+        if isinstance(rt.engine, FakeEngine):
+            assert total == rt.engine.prefilled  # what is reported is what entered the engine
+
+
+def test_two_users_interleaved(make: Make) -> None:
+    with make(slots=1) as rt:
+        oracle = Oracle()
+        chats: list[Messages] = [[system(prelude(rt) + name)] for name in ("alice", "bob")]
+        for turn in range(5):
+            for chat in chats:
+                answer, expected = converse(rt, oracle, chat, f"question {turn}, please")
+                assert answer.report.computed <= bound(rt, expected, inside=turn == 0)
 
 
 def test_n_choices_compute_the_prompt_once_even_above_the_slots() -> None:
@@ -134,8 +168,6 @@ def test_a_hit_does_not_move_an_entry_out() -> None:
 
 def test_a_reply_spelled_otherwise_is_a_hit_in_fast_mode() -> None:
     """The model's tokens for a text are not always the tokenizer's choice."""
-    from headstart.engines.fake import FakeTokenizer
-
     words = [a + b for a in "etaoin" for b in "etaoin"]
     engine = FakeEngine(ctx=4096, grid=GRID, alphabet=b"etaoin", tokenizer=FakeTokenizer(words))
     with Runtime(engine, Settings(memory_budget=4 << 20)) as rt:

@@ -177,19 +177,32 @@ def exchanges(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def slide(messages: Sequence[Message], count: Callable[[Sequence[Message]], int], limit: int) -> Slide:
-    """Replays the history from its first turn and, whenever it exceeds `limit` tokens, drops its oldest whole exchanges
-    (tool calls with their results) until it is at most `limit / 2`. The last exchange always stays.
+    """Replays the history from its first turn and, whenever a request of it exceeded `limit` tokens, drops its oldest whole
+    exchanges (tool calls with their results) until it is at most `limit / 2`. The last exchange always stays.
 
-    A pure function of the messages: the next turn of the same conversation drops the same ones, so it hits again.
+    A pure function of the messages, and what it drops now it also drops when the conversation has gone on (each request
+    is seen as it was made, without the reply that it had yet to get): so the next turn hits again.
     """
     head, *turns = exchanges(messages)
     kept: list[list[Message]] = []
     dropped = 0
-    for turn in turns:
-        kept.append(turn)
-        if count([*head, *(m for group in kept for m in group)]) > limit:
-            while len(kept) > 1 and count([*head, *(m for group in kept for m in group)]) > limit // 2:
+
+    def total() -> int:
+        return count([*head, *(m for group in kept for m in group)])
+
+    def shrink() -> None:
+        nonlocal dropped
+        if total() > limit:
+            while len(kept) > 1 and total() > limit // 2:
                 dropped += len(kept.pop(0))
+
+    for turn in turns:
+        kept.append([])
+        for message in turn:
+            if message.get("role") == "assistant":
+                shrink()
+            kept[-1].append(message)
+    shrink()
     return Slide((*head, *(m for group in kept for m in group)), dropped)
 
 

@@ -90,5 +90,5 @@ class Template:
         names: dict[str, Any] = {"documents": None, **self._names, **extra}
         try:
             return self._template.render(messages=messages, tools=tools or None, add_generation_prompt=generation, **names)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template is a program of its own: it may fail in any way
             raise InvalidRequest(f"The model's chat template refuses these messages: {error}", param="messages") from error

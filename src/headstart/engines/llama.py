@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import numpy.typing as npt
-import psutil
 from llama_cpp import llama_cpp as lib
 
 from headstart.config import Settings
-from headstart.engines import llama_file, llama_load, llama_log, llama_rows
+from headstart.engines import llama_file, llama_identity, llama_load, llama_log, llama_rows
 from headstart.engines.base import Engine, Facts, Logits, Rows, Sampler, Sampling, Shape, Span, Step, Traits
 from headstart.engines.llama_batch import Batch
 from headstart.engines.llama_blob import LayoutError
@@ -78,13 +76,13 @@ class LlamaEngine(Engine):
             done += count
             tell(_READ * done / total)
 
-        available = psutil.virtual_memory().available
+        available = llama_load.available_memory()
         digests = [llama_file.digest(file, read) for file in files]
         weights = digests[0] if len(digests) == 1 else b"".join(digests)
         adapter = llama_file.digest(settings.lora) if settings.lora is not None else None
         model = llama_load.open_model(path, settings.gpu_layers, lambda part: tell(_READ + (_LOADED - _READ) * part))
-        engine = None
-        try:
+        with ExitStack() as undo:
+            undo.callback(lib.llama_model_free, model)
             state = llama_load.measure_state(model, settings.kv_type)
             needs = Needs(int(lib.llama_model_size(model)), state.row, state.slot, settings.memory_budget, available)
             trained = int(lib.llama_model_n_ctx_train(model))
@@ -93,22 +91,24 @@ class LlamaEngine(Engine):
             context = llama_load.open_context(
                 model, ctx=chosen.ctx, slots=chosen.slots, kv_type=settings.kv_type, threads=threads
             )
-            engine = cls(model, context, ctx=chosen.ctx, slots=chosen.slots)
+            undo.callback(lib.llama_free, context)
             if settings.lora is not None:
                 llama_load.open_adapter(model, context, settings.lora)
+            engine = cls(model, context, ctx=chosen.ctx, slots=chosen.slots)
             began = time.perf_counter()
-            engine.traits = engine._prove(grid)
+            try:
+                engine.traits = engine._prove(grid)
+            except EngineError as error:
+                raise ModelError(f"llama.cpp cannot compute with '{path}' ({error}); choose another model.") from error
             proof = time.perf_counter() - began
-        except BaseException as error:
-            if engine is not None:
-                engine.close()
-            else:
-                lib.llama_model_free(model)
-            if isinstance(error, EngineError):
-                raise ModelError(f"llama.cpp cannot compute with '{path}': {error}. Choose another model.") from error
-            raise
-        engine.fingerprint = llama_load.fingerprint(model, settings, weights, adapter, ctx=chosen.ctx, grid=engine.traits.grid)
-        engine.facts = engine._describe(path, settings, threads=threads, proof=proof, needs=needs)
+            undo.pop_all()
+        engine.fingerprint = llama_identity.fingerprint(
+            model, settings, weights, adapter, ctx=chosen.ctx, grid=engine.traits.grid
+        )
+        live = chosen.slots * (needs.state + chosen.ctx * needs.row)
+        engine.facts = llama_identity.facts(
+            model, path, settings, engine.shape, threads=threads, live_bytes=live, proof_seconds=round(proof, 3)
+        )
         tell(1.0)
         return engine
 
@@ -268,29 +268,3 @@ class LlamaEngine(Engine):
         special = {control.id for control in self.tokenizer.controls} | self.tokenizer.eog
         ordinary = np.array([token for token in range(self.tokenizer.n_vocab) if token not in special], np.int32)
         return np.random.default_rng(0).choice(ordinary, llama_load.BATCH + GRID).astype(np.int32)
-
-    def _describe(self, path: Path, settings: Settings, *, threads: int, proof: float, needs: Needs) -> Facts:
-        model, shape = self._model, self.shape
-        return Facts(
-            name=llama_load.metadata(model, "general.name") or path.stem,
-            description=llama_load.describe(model),
-            engine=f"llama.cpp via llama-cpp-python {llama_cpp.__version__}",
-            details={
-                "path": str(path),
-                "architecture": llama_load.metadata(model, "general.architecture"),
-                "parameters": int(lib.llama_model_n_params(model)),
-                "weights_bytes": needs.weights,
-                "ctx": shape.ctx,
-                "ctx_train": int(lib.llama_model_n_ctx_train(model)),
-                "slots": shape.slots,
-                "batch": shape.batch,
-                "threads": threads,
-                "gpu_layers": settings.gpu_layers,
-                "kv_type": settings.kv_type,
-                "row_bytes": shape.row_bytes,
-                "live_bytes": shape.slots * (needs.state + shape.ctx * needs.row),
-                "transfer_bytes": shape.transfer_bytes,
-                "lora": str(settings.lora) if settings.lora is not None else None,
-                "proof_seconds": round(proof, 3),
-            },
-        )

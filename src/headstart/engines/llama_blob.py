@@ -72,7 +72,7 @@ class Layout:
         for stop in range(1, len(self.planes) + 1):
             row = self.planes[first][1]
             if stop == len(self.planes) or self.planes[stop][1] != row:
-                heads = np.array(self.planes[first:stop], dtype=_PLANE).view(np.uint8).reshape(-1, _HEAD)
+                heads = np.array(list(self.planes[first:stop]), dtype=_PLANE).view(np.uint8).reshape(-1, _HEAD)
                 runs.append(Run(first, stop - first, row, before, heads))
                 before += (stop - first) * row
                 first = stop

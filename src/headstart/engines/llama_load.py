@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,20 +10,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-import psutil
-from blake3 import blake3
+import psutil  # type: ignore[import-untyped]
 from llama_cpp import llama_cpp as lib
-from llama_cpp._ggml import libggml
 
-from headstart.config import Settings
-from headstart.engines import llama_file, llama_log
+from headstart.engines import llama_log
 from headstart.errors import ConfigError, ModelError
 
 BATCH = 512
 """Most tokens of one call; llama.cpp's n_batch and n_ubatch, so that it never splits a call itself."""
-_KV_TYPES = {"f16": lib.GGML_TYPE_F16, "bf16": lib.GGML_TYPE_BF16, "q8_0": lib.GGML_TYPE_Q8_0}
-_CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+# GGML_TYPE_BF16 (30) has no name in the bindings.
+_KV_TYPES = {"f16": lib.GGML_TYPE_F16, "bf16": 30, "q8_0": lib.GGML_TYPE_Q8_0}
 
 Progress = Callable[[float], None]
 
@@ -137,69 +132,12 @@ def measure_state(model: Any, kv_type: str) -> StateSize:
     return StateSize(row, sizes[0] - row)
 
 
-def metadata(model: Any, key: str) -> str | None:
-    """A value of the GGUF's metadata, as text."""
-    buffer = ctypes.create_string_buffer(1024)
-    count = lib.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
-    return buffer.value.decode("utf-8", "replace") if count >= 0 else None
-
-
-def describe(model: Any) -> str:
-    buffer = ctypes.create_string_buffer(256)
-    lib.llama_model_desc(model, buffer, len(buffer))
-    return buffer.value.decode("utf-8", "replace")
-
-
 def core_count() -> int:
     """Physical cores that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(allowed, psutil.cpu_count(logical=False) or allowed)
 
 
-@cache
-def _build() -> str:
-    """Digest of the engine's libraries: another compiler may round differently."""
-    folder = Path(lib._lib._name).parent
-    files = {path.resolve() for path in folder.iterdir() if path.name.startswith(("libggml", "libllama", "ggml", "llama"))}
-    hasher = blake3()
-    for path in sorted(files):
-        hasher.update(llama_file.digest(path))
-    return hasher.hexdigest()
-
-
-def _devices() -> list[str]:
-    libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
-    libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
-    libggml.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-    libggml.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
-    libggml.ggml_backend_dev_description.restype = ctypes.c_char_p
-    devices = [libggml.ggml_backend_dev_get(number) for number in range(libggml.ggml_backend_dev_count())]
-    return [
-        libggml.ggml_backend_dev_description(device).decode("utf-8", "replace")
-        for device in devices
-        if libggml.ggml_backend_dev_type(device) != _CPU_DEVICE
-    ]
-
-
-def fingerprint(model: Any, settings: Settings, weights: bytes, adapter: bytes | None, *, ctx: int, grid: int) -> bytes:
-    """Digest of all that makes rows comparable: not the threads and slots, which do not change prefill's bits."""
-    architecture = metadata(model, "general.architecture")
-    original = metadata(model, f"{architecture}.rope.scaling.original_context_length")
-    identity = {
-        "weights": weights.hex(),
-        "lora": adapter.hex() if adapter else None,
-        "engine": f"llama-cpp-python {llama_cpp.__version__}",
-        "build": _build(),
-        "system": lib.llama_print_system_info().decode("utf-8", "replace"),
-        "devices": _devices() if settings.gpu_layers else [],
-        "gpu_layers": settings.gpu_layers,
-        "kv_type": settings.kv_type,
-        "flash_attention": True,
-        "swa_full": True,
-        "batch": BATCH,
-        # Some models choose their rope factors by whether a conversation may exceed the original context.
-        "long_rope": original is not None and ctx > int(original),
-        "grid": grid,
-    }
-    return blake3(json.dumps(identity, sort_keys=True).encode()).digest()
+def available_memory() -> int:
+    """Bytes of memory that can be used without swapping."""
+    return int(psutil.virtual_memory().available)

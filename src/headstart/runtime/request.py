@@ -27,7 +27,7 @@ class Request:
         stop: texts that end a reply and are not part of it.
         choices: replies to draw; the prompt is computed once.
         reuse: whether cached rows may be used for this request.
-        ignore_eos: go on after the model's end token (benchmarks).
+        ignore_eos: the model's end tokens are never drawn (benchmarks).
         prompt_logprobs: report the log-probability of each prompt token (bypasses the cache).
         keep_logits: return the logits at the end of the prompt.
     """

@@ -230,7 +230,7 @@ class Scheduler:
         slot.busy = True
         slot.last_used = now
         job.slot, job.plan, job.started = slot, choice, now
-        job.sampler = self.engine.sampler(_for_choice(job))
+        job.sampler = self.engine.sampler(_sampling(job, self.engine))
         self._running.append(job)
         log.debug("%s", choice)
 
@@ -307,7 +307,7 @@ class Scheduler:
             job.first = self._clock()
         job.token = token
         limit = request.max_tokens if request.max_tokens is not None else self.engine.shape.ctx
-        if token in self.engine.tokenizer.eog and not request.ignore_eos:
+        if token in self.engine.tokenizer.eog:
             job.deliver(reply.end(token))
             self._finish(job, "stop")
             return
@@ -416,6 +416,12 @@ def _joined(job: Job) -> Tokens:
     return as_tokens([*job.chain.tokens.tolist(), *job.reply.tokens])
 
 
-def _for_choice(job: Job) -> Sampling:
+def _sampling(job: Job, engine: Engine) -> Sampling:
+    """The choice's own seed, and no end token where the caller wants to go on."""
     sampling = job.request.sampling
-    return sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + job.choice)
+    if sampling.seed is not None:
+        sampling = replace(sampling, seed=sampling.seed + job.choice)
+    if job.request.ignore_eos:
+        never = tuple((token, float("-inf")) for token in sorted(engine.tokenizer.eog))
+        sampling = replace(sampling, logit_bias=(*sampling.logit_bias, *never))
+    return sampling

@@ -1,0 +1,1 @@
+"""Measurements, side by side with the peer in one run: `python -m benchmarks --help`."""

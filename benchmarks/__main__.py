@@ -1,0 +1,98 @@
+"""headstart against a native llama-server, paired: `python -m benchmarks [--rounds 7] [--only NAME …] [--out DIR]`.
+
+Both servers stay up for the whole run; each round gives both the same new texts, in alternating order, so that drift of
+the machine hits both. Reported: the median of each, its spread, and the median of the ratios within pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.client import Client
+from benchmarks.servers import Setup, demo_model, headstart, llama_server
+from benchmarks.workloads import WORKLOADS
+
+Series = dict[str, dict[str, list[float]]]
+"""Figure → server → one value a round."""
+
+
+def measure(setup: Setup, rounds: int, names: list[str], console: Console, options: list[str]) -> Series:
+    series: Series = {}
+    with headstart(setup, *options) as ours, llama_server(setup) as theirs:
+        clients = [Client(ours), Client(theirs)]
+        for client in clients:
+            client.chat([{"role": "user", "content": "Warm up."}], 8)
+        for number in range(rounds):
+            for name in names:
+                for client in clients if number % 2 == 0 else clients[::-1]:
+                    figures = WORKLOADS[name](client, number)
+                    for figure, value in figures.items():
+                        series.setdefault(figure, {}).setdefault(client.server.name, []).append(value)
+                console.print(f"[dim]round {number + 1}/{rounds}: {name}[/]")
+    return series
+
+
+def table(series: Series) -> Table:
+    result = Table("figure", "headstart", "llama-server", "ratio (median of pairs)", title="headstart against llama-server")
+    for figure, values in series.items():
+        ours, theirs = values["headstart"], values["llama-server"]
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b]
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})" if ratios else "–"
+        result.add_row(figure, _spread(ours), _spread(theirs), ratio)
+    return result
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.4g} ({min(values):.4g} – {max(values):.4g})"
+
+
+def plot(series: Series, path: Path) -> None:
+    """One bar a figure: the median ratio, with all pairs as dots."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = [name for name in series if any(series[name]["llama-server"])]
+    figure, axes = pyplot.subplots(figsize=(9, 0.5 * len(names) + 1.5))
+    for row, name in enumerate(reversed(names)):
+        pairs = zip(series[name]["headstart"], series[name]["llama-server"], strict=True)
+        ratios = [a / b for a, b in pairs if b]
+        axes.barh(row, statistics.median(ratios), color="#4878a8")
+        axes.plot(ratios, [row] * len(ratios), "k.", markersize=4)
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(names)), list(reversed(names)))
+    axes.set_xlabel("headstart / llama-server")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="paired rounds (7)")
+    parser.add_argument("--only", nargs="*", choices=list(WORKLOADS), default=list(WORKLOADS), help="workloads")
+    parser.add_argument("--model", type=Path, default=None, help="a GGUF; the bundled model by default")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--option", action="append", default=[], help="another option for headstart, e.g. --option=--reuse=exact"
+    )
+    parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for series.json and the plot")
+    given = parser.parse_args()
+    console = Console()
+    setup = Setup(given.model or demo_model(), threads=given.threads)
+    series = measure(setup, given.rounds, given.only, console, given.option)
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "series.json").write_text(json.dumps(series, indent=1))
+    plot(series, given.out / "ratios.png")
+    console.print(table(series))
+    console.print(f"{given.rounds} paired rounds; values and plot in {given.out}/")
+
+
+if __name__ == "__main__":
+    main()

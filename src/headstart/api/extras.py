@@ -1,0 +1,129 @@
+"""Extras: llama-server's routes around the chat, and the operator's: health, metrics, slots, tokens, templates."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from headstart import __version__
+from headstart.api.describe import ERRORS, takes
+from headstart.api.openai import render
+from headstart.api.schema import DetokenizeRequest, TemplateRequest, TokenizeRequest, parse
+from headstart.api.service import service_of
+from headstart.engines.base import Sampling, Tokenizer
+from headstart.errors import InvalidRequest
+from headstart.observe.metrics import CONTENT_TYPE
+from headstart.runtime.runtime import Runtime
+
+router = APIRouter()
+
+
+@router.get("/health", responses=ERRORS)
+@router.get("/v1/health", responses=ERRORS)
+async def health(request: HttpRequest) -> Response:
+    """Whether the model is ready. Needs no key."""
+    service = service_of(request)
+    if service.runtime is not None:
+        return JSONResponse({"status": "ok"})
+    message = f"The model could not be loaded: {service.failure}" if service.failure else "Loading model"
+    # The numeric code is llama-server's, and what its clients wait for.
+    return JSONResponse({"error": {"code": 503, "message": message, "type": "unavailable_error"}}, 503)
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={**ERRORS, 200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics."}},
+)
+async def metrics(request: HttpRequest) -> Response:
+    """Prometheus metrics."""
+    return Response(service_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+@router.get("/slots", responses=ERRORS)
+async def slots(request: HttpRequest) -> Response:
+    """The live sequences."""
+    return JSONResponse(service_of(request).ready().snapshot()["slots"])
+
+
+@router.get("/props", responses=ERRORS)
+async def props(request: HttpRequest) -> Response:
+    """What is served, and how."""
+    service = service_of(request)
+    runtime = service.ready()
+    defaults = Sampling()
+    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+    return JSONResponse(
+        {
+            "default_generation_settings": {
+                "n_ctx": runtime.ctx,
+                "params": {name: getattr(defaults, name) for name in names},
+            },
+            "total_slots": runtime.engine.shape.slots,
+            "model_alias": service.model_id,
+            "model_path": runtime.settings.model,
+            "chat_template": runtime.prompter.template.source,
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"headstart {__version__} ({runtime.engine.facts.engine})",
+            "is_sleeping": False,
+            "headstart": {
+                "reuse": runtime.reuse,
+                "overflow": runtime.overflow,
+                "grid": runtime.engine.traits.grid,
+                "notes": list(runtime.engine.traits.notes),
+                "tiers": runtime.snapshot()["tiers"],
+            },
+        }
+    )
+
+
+@router.post("/apply-template", openapi_extra=takes(TemplateRequest), responses=ERRORS)
+async def apply_template(request: HttpRequest) -> Response:
+    """The text that a conversation renders to."""
+    return JSONResponse({"prompt": (await render(request)).text})
+
+
+@router.post("/tokenize", openapi_extra=takes(TokenizeRequest), responses=ERRORS)
+async def tokenize(request: HttpRequest) -> Response:
+    """Text → tokens."""
+    service = service_of(request)
+    runtime = service.ready()
+    form = parse(TokenizeRequest, await service.body(request))
+    tokens = await asyncio.to_thread(_tokens, runtime, form)
+    if not form.with_pieces:
+        return JSONResponse({"tokens": tokens})
+    piece = runtime.engine.tokenizer.piece
+    return JSONResponse({"tokens": [{"id": token, "piece": _readable(piece(token))} for token in tokens]})
+
+
+@router.post("/detokenize", openapi_extra=takes(DetokenizeRequest), responses=ERRORS)
+async def detokenize(request: HttpRequest) -> Response:
+    """Tokens → text."""
+    service = service_of(request)
+    tokenizer = service.ready().engine.tokenizer
+    form = parse(DetokenizeRequest, await service.body(request))
+    if any(token >= tokenizer.n_vocab for token in form.tokens):
+        raise InvalidRequest(f"Invalid 'tokens': they must lie in [0, {tokenizer.n_vocab}).", param="tokens")
+    return JSONResponse({"content": b"".join(map(tokenizer.piece, form.tokens)).decode("utf-8", "replace")})
+
+
+def _tokens(runtime: Runtime, form: TokenizeRequest) -> list[int]:
+    tokenizer: Tokenizer = runtime.engine.tokenizer
+    bos = tokenizer.bos
+    if not form.parse_special:
+        plain = tokenizer.tokenize(form.content)
+        return [bos.id, *plain] if form.add_special and bos is not None else plain
+    tokens: list[int] = runtime.prompter.text(form.content).tokens.tolist()
+    added = bos is not None and not form.content.startswith(bos.text)
+    return tokens[1:] if added and not form.add_special else tokens
+
+
+def _readable(piece: bytes) -> Any:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

@@ -1,0 +1,234 @@
+"""Schema: what a caller may send. Strict about types and ranges; unknown fields are ignored, as clients send many.
+
+Fields that only carry identities or hints (`user`, `prompt_cache_key`, `metadata`, …) are accepted and never become part of a
+prompt; of them only those that headstart reads are named here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError, from_json
+
+from headstart.errors import InvalidRequest
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+RESERVED = frozenset({"self", "part", "messages", "tools", "salt", "generation", "add_generation_prompt"})
+"""Names in `chat_template_kwargs` that would replace what the request itself says."""
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class TextPart(_Form):
+    """A part of a message's content. Only text can be read."""
+
+    type: Literal["text"]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise PydanticCustomError(
+                "content_part", "has a part of type '{kind}': this server reads text only", {"kind": kind[:40]}
+            )
+        return value
+
+
+class ChatMessage(_Form):
+    role: Literal["developer", "system", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ChatMessage:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise PydanticCustomError(
+                "content_missing", "needs content: only an assistant's message with tool_calls may have none"
+            )
+        return self
+
+
+class StreamOptions(_Form):
+    include_usage: bool | None = None
+
+
+class ResponseFormat(_Form):
+    type: Literal["text"]
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _only_text(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != "text":
+            raise PydanticCustomError("response_format", "'{kind}' is not supported yet", {"kind": value[:40]})
+        return value
+
+
+class Generation(_Form):
+    """What both endpoints share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    max_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    logit_bias: dict[TokenKey, Bias] | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    cache_prompt: bool | None = None
+    return_progress: bool | None = None
+    ignore_eos: bool | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in given if text)
+
+
+class Conversation(_Form):
+    """Messages and what the template is given beside them."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _nothing_reserved(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value and (taken := sorted(RESERVED & value.keys())):
+            raise PydanticCustomError("template_kwargs", "may not contain '{name}'", {"name": taken[0]})
+        return value
+
+
+class ChatRequest(Generation, Conversation):
+    """Body of POST /v1/chat/completions."""
+
+    max_completion_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+
+    @model_validator(mode="after")
+    def _top_of_something(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise PydanticCustomError("top_logprobs", "'top_logprobs' needs 'logprobs' to be true")
+        return self
+
+
+class CompletionRequest(Generation):
+    """Body of POST /v1/completions."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=2048)]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=2048)]
+    )
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=16)] | None = None
+    suffix: str | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> CompletionRequest:
+        if self.suffix:
+            raise PydanticCustomError("suffix", "'suffix' is not supported")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise PydanticCustomError("best_of", "'best_of' is supported only where it equals 'n'")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, as text or tokens."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)  # type: ignore[arg-type]
+
+
+class TemplateRequest(Conversation):
+    """Body of POST /apply-template and of POST /v1/chat/completions/input_tokens."""
+
+
+class TokenizeRequest(_Form):
+    """Body of POST /tokenize."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(_Form):
+    """Body of POST /detokenize."""
+
+    tokens: list[TokenId]
+
+
+BODIES: tuple[type[_Form], ...] = (ChatRequest, CompletionRequest, TemplateRequest, TokenizeRequest, DetokenizeRequest)
+Form = TypeVar("Form", bound=_Form)
+
+
+def parse(form: type[Form], data: bytes) -> Form:
+    """Reads a body.
+
+    Raises:
+        InvalidRequest: it is no JSON object, or not of this form; one sentence, with the field in `param`.
+    """
+    try:
+        value = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    try:
+        return form.model_validate(value)
+    except ValidationError as error:
+        raise condense(error, value) from None
+
+
+def condense(error: ValidationError, value: Any) -> InvalidRequest:
+    """All that is wrong with the deepest faulty field, as one sentence."""
+    faults: dict[tuple[str | int, ...], list[str]] = {}
+    for fault in error.errors(include_url=False, include_input=False, include_context=False):
+        faults.setdefault(_path(fault["loc"], value, fault["type"]), []).append(fault["msg"])
+    path, messages = max(faults.items(), key=lambda item: len(item[0]))
+    said = [message.removeprefix("Input should be ").rstrip(".") for message in dict.fromkeys(messages)]
+    should = "must be " if all(message.startswith("Input should be ") for message in messages) else ""
+    if not path:
+        return InvalidRequest(f"The request is invalid: {'; '.join(said)}.")
+    name = str(path[0]) + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[1:])
+    return InvalidRequest(f"Invalid '{name[:200]}': {should}{', or '.join(said)}.", param=name[:200])
+
+
+def _path(location: tuple[str | int, ...], value: Any, kind: str) -> tuple[str | int, ...]:
+    # pydantic mixes the names of union members into a location; what cannot be followed in the value is one of them.
+    path: list[str | int] = []
+    for number, step in enumerate(location):
+        if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int) and step < len(value)):
+            value = value[step]
+        elif not (kind == "missing" and number == len(location) - 1):
+            continue
+        path.append(step)
+    return tuple(path)

@@ -1,0 +1,111 @@
+"""Serve: uvicorn around the app, from a free port to a graceful end."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import structlog
+import uvicorn
+
+from headstart.api.app import create_app
+from headstart.config import Settings
+from headstart.errors import ConfigError, HeadstartError
+from headstart.observe import logs
+from headstart.runtime.runtime import Runtime
+
+GRACE = 10
+"""Seconds that running answers get at shutdown."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket bound to `host` and `port` (0: any free one).
+
+    Raises:
+        ConfigError: the port is in use or not allowed, or the host is not one of this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"Cannot resolve the host '{host}'; give another with --host.") from error
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except (OSError, OverflowError) as error:
+        bound.close()
+        code = getattr(error, "errno", None)
+        if code == errno.EADDRINUSE:
+            raise ConfigError(f"Port {port} on {host} is in use; choose another with --port.") from error
+        if code in (errno.EACCES, errno.EPERM):
+            raise ConfigError(f"Port {port} is not allowed to you; choose one above 1023 with --port.") from error
+        if code == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"'{host}' is not an address of this machine; give another with --host.") from error
+        raise ConfigError(f"Cannot listen on {host}:{port} ({error}); change --host or --port.") from error
+    return bound
+
+
+def serve(
+    settings: Settings,
+    host: str,
+    port: int,
+    api_keys: Sequence[str] = (),
+    log_format: logs.LogFormat = "console",
+    *,
+    load: Callable[[Settings], Runtime],
+) -> None:
+    """Serves a model until it is told to stop (SIGINT, SIGTERM).
+
+    Args:
+        load: makes the runtime; called in a thread, while `/health` says that the model is loading.
+
+    Raises:
+        ConfigError: host, port or model cannot be used.
+    """
+    logs.configure(log_format)
+    log = structlog.get_logger("headstart")
+    bound = listen(host, port)
+    if not api_keys and not _is_local(bound.getsockname()[0]):
+        log.warning("open to the network without a key: everyone who reaches it can use it; give --api-key", host=host)
+    failures: list[HeadstartError] = []
+
+    def failed(error: HeadstartError) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    path = Path(settings.model)
+    app = create_app(
+        lambda: load(settings),
+        api_keys=api_keys,
+        model_id=path.stem if path.suffix == ".gguf" else settings.model,
+        aliases=tuple(dict.fromkeys(name for name in (settings.model, path.name) if name)),
+        on_failure=failed,
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            loop="auto",
+            http="httptools",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=65,
+            timeout_graceful_shutdown=GRACE,
+        )
+    )
+    address = f"http://{host if ':' not in host else f'[{host}]'}:{bound.getsockname()[1]}"
+    log.info("listening", url=f"{address}/v1", health=f"{address}/health")
+    try:
+        server.run(sockets=[bound])
+    finally:
+        bound.close()
+    if failures:
+        raise failures[0]
+
+
+def _is_local(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

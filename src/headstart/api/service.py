@@ -1,0 +1,94 @@
+"""Service: what all routes share. One for each app, in `app.state.service`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+
+from headstart.api.faults import TooLarge
+from headstart.errors import HeadstartError, NotFound, Unavailable
+from headstart.observe import logs
+from headstart.observe.metrics import Metrics
+from headstart.observe.report import Summary
+from headstart.runtime.runtime import Runtime
+
+
+class Service:
+    """A model that is loading, served or gone.
+
+    Args:
+        model_id: the name it is served under; None for the engine's own.
+        aliases: other names that callers may use.
+        keep_alive: most seconds of silence on a stream.
+        max_body: most bytes of a request's body.
+    """
+
+    def __init__(
+        self, model_id: str | None = None, aliases: Sequence[str] = (), *, keep_alive: float = 5.0, max_body: int = 64 << 20
+    ) -> None:
+        self.runtime: Runtime | None = None
+        self.failure: HeadstartError | None = None
+        self.aliases = tuple(aliases)
+        self.keep_alive = keep_alive
+        self.max_body = max_body
+        self.created = int(time.time())
+        self._model_id = model_id
+        self.metrics = Metrics(model_id or "", self.snapshot)
+
+    def open(self, runtime: Runtime) -> None:
+        """The model is ready."""
+        if self._model_id is None:
+            self._model_id = runtime.engine.facts.name
+            self.metrics = Metrics(self._model_id, self.snapshot)
+        self.runtime = runtime
+
+    @property
+    def model_id(self) -> str:
+        return self._model_id or ""
+
+    def ready(self) -> Runtime:
+        """Raises Unavailable while there is no model to serve."""
+        if self.runtime is None:
+            raise Unavailable(f"The model could not be loaded: {self.failure}" if self.failure else "Loading model")
+        return self.runtime
+
+    def check_model(self, name: str | None) -> None:
+        """Raises NotFound for a model that is not served here; no name means this one."""
+        if name is not None and name != self.model_id and name not in self.aliases:
+            raise NotFound(f"The model '{name[:200]}' is not served here; the served one is '{self.model_id}'.", param="model")
+
+    def snapshot(self) -> dict[str, Any] | None:
+        return self.runtime.snapshot() if self.runtime is not None else None
+
+    async def body(self, request: HttpRequest) -> bytes:
+        """The whole body. Raises TooLarge."""
+        refusal = TooLarge(f"The body is larger than {self.max_body} bytes.")
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > self.max_body:
+            raise refusal
+        parts: list[bytes] = []
+        size = 0
+        async for part in request.stream():
+            size += len(part)
+            if size > self.max_body:
+                raise refusal
+            parts.append(part)
+        return b"".join(parts)
+
+    def finished(self, request_id: str, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
+        """Accounts for an answered call."""
+        self.metrics.record(summary, reasons, seconds)
+        logs.finished(request_id, summary, reasons, seconds)
+
+    def unfinished(self, request_id: str, how: str, message: str = "") -> None:
+        """Accounts for a call without an answer: `abort` or `error`."""
+        self.metrics.unfinished(how)
+        logs.unfinished(request_id, how, message)
+
+
+def service_of(request: HttpRequest) -> Service:
+    service: Service = request.app.state.service
+    return service

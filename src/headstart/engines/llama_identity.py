@@ -1,0 +1,108 @@
+"""What a loaded model is: to a person (facts), and to the cache (a fingerprint)."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+from blake3 import blake3
+from llama_cpp import llama_cpp as lib
+from llama_cpp._ggml import libggml
+
+from headstart.config import Settings
+from headstart.engines import llama_file
+from headstart.engines.base import Facts, Shape
+from headstart.engines.llama_load import BATCH
+
+_CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+
+
+def metadata(model: Any, key: str) -> str | None:
+    """A value of the GGUF's metadata, as text."""
+    buffer = ctypes.create_string_buffer(1024)
+    count = lib.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace") if count >= 0 else None
+
+
+def describe(model: Any) -> str:
+    buffer = ctypes.create_string_buffer(256)
+    lib.llama_model_desc(model, buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace")
+
+
+@cache
+def _build() -> str:
+    """Digest of the engine's libraries: another compiler may round differently."""
+    folder = Path(lib._lib._name).parent
+    files = {path.resolve() for path in folder.iterdir() if path.name.startswith(("libggml", "libllama", "ggml", "llama"))}
+    hasher = blake3()
+    for path in sorted(files):
+        hasher.update(llama_file.digest(path))
+    return hasher.hexdigest()
+
+
+def _devices() -> list[str]:
+    libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+    libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
+    libggml.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+    libggml.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
+    libggml.ggml_backend_dev_description.restype = ctypes.c_char_p
+    devices = [libggml.ggml_backend_dev_get(number) for number in range(libggml.ggml_backend_dev_count())]
+    return [
+        libggml.ggml_backend_dev_description(device).decode("utf-8", "replace")
+        for device in devices
+        if libggml.ggml_backend_dev_type(device) != _CPU_DEVICE
+    ]
+
+
+def fingerprint(model: Any, settings: Settings, weights: bytes, adapter: bytes | None, *, ctx: int, grid: int) -> bytes:
+    """Digest of all that makes rows comparable: not the threads and slots, which do not change prefill's bits."""
+    architecture = metadata(model, "general.architecture")
+    original = metadata(model, f"{architecture}.rope.scaling.original_context_length")
+    identity = {
+        "weights": weights.hex(),
+        "lora": adapter.hex() if adapter else None,
+        "engine": f"llama-cpp-python {llama_cpp.__version__}",
+        "build": _build(),
+        "system": lib.llama_print_system_info().decode("utf-8", "replace"),
+        "devices": _devices() if settings.gpu_layers else [],
+        "gpu_layers": settings.gpu_layers,
+        "kv_type": settings.kv_type,
+        "flash_attention": True,
+        "swa_full": True,
+        "batch": BATCH,
+        # Some models choose their rope factors by whether a conversation may exceed the original context.
+        "long_rope": original is not None and ctx > int(original),
+        "grid": grid,
+    }
+    return blake3(json.dumps(identity, sort_keys=True).encode()).digest()
+
+
+def facts(model: Any, path: Path, settings: Settings, shape: Shape, **details: Any) -> Facts:
+    """What `headstart doctor` and the log show."""
+    return Facts(
+        name=metadata(model, "general.name") or path.stem,
+        description=describe(model),
+        engine=f"llama.cpp via llama-cpp-python {llama_cpp.__version__}",
+        details={
+            "path": str(path),
+            "architecture": metadata(model, "general.architecture"),
+            "parameters": int(lib.llama_model_n_params(model)),
+            "weights_bytes": int(lib.llama_model_size(model)),
+            "ctx": shape.ctx,
+            "ctx_train": int(lib.llama_model_n_ctx_train(model)),
+            "slots": shape.slots,
+            "batch": shape.batch,
+            "gpu_layers": settings.gpu_layers,
+            "kv_type": settings.kv_type,
+            "row_bytes": shape.row_bytes,
+            "transfer_bytes": shape.transfer_bytes,
+            "lora": str(settings.lora) if settings.lora is not None else None,
+            **details,
+        },
+    )

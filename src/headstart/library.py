@@ -1,0 +1,370 @@
+"""Library: the same runtime as the server's, in-process.
+
+import headstart
+
+with headstart.open("model.gguf") as hs:
+    chat = [{"role": "user", "content": "Name three rivers."}]
+    first = hs.chat(chat)
+    chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Which is the longest?"}]
+    for text in hs.chat(chat, stream=True):
+        print(text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import os
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self, TypedDict, Unpack, overload
+
+from headstart.config import Settings
+from headstart.core.prompt import Prompt
+from headstart.core.template import Message
+from headstart.engines.base import Sampling
+from headstart.errors import Cancelled, ConfigError, InvalidRequest
+from headstart.runtime.request import Delta, Event, Failed, Finished, FinishReason, Report, Request, Sink
+from headstart.runtime.runtime import Handle, Runtime
+
+Messages = str | Sequence[Message]
+"""A conversation; a bare text is one user message."""
+
+
+class Options(TypedDict, total=False):
+    """What `chat` and `complete` take by name. `Sampling` explains the sampling options and holds their defaults.
+
+    max_tokens: most tokens of the reply; None for as many as the context holds; 0 only fills the cache.
+    stop: texts that end the reply and are not part of it.
+    salt: tenant; what one salt computed is never used for another.
+    reuse: False computes the prompt anew, and leaves the cache alone.
+    """
+
+    max_tokens: int | None
+    stop: str | Sequence[str]
+    salt: str
+    reuse: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    penalty_last_n: int
+    logit_bias: Mapping[int, float]
+    seed: int | None
+
+
+class ChatOptions(Options, total=False):
+    """`tools`: in OpenAI's form. `template`: further variables for the chat template, as `{"enable_thinking": False}`."""
+
+    tools: Sequence[Mapping[str, Any]]
+    template: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reply:
+    """A complete reply.
+
+    Attributes:
+        finish_reason: `stop` or `length`.
+        report: what was cached, restored and computed for it, and how long that took.
+        tokens: what was sampled, the end token included.
+    """
+
+    text: str
+    finish_reason: FinishReason
+    report: Report
+    tokens: tuple[int, ...]
+
+
+class _Call:
+    """A submitted request and what its events add up to, however they arrive."""
+
+    _over = True  # until there is a request to cancel
+
+    def __init__(self, submit: Callable[[Sink], Handle], put: Sink) -> None:
+        self._put = put
+        self._parts: list[str] = []
+        self._reply: Reply | None = None
+        self._handle = submit(put)
+        self._over = False
+
+    @property
+    def reply(self) -> Reply:
+        """The whole reply, once the stream has been read to its end. Raises RuntimeError before that, or if it never was."""
+        if self._reply is None:
+            raise RuntimeError("the stream was not read to its end")
+        return self._reply
+
+    def close(self) -> None:
+        """Cancels the request at the next token or grid point, if it is not complete; its finished blocks are kept.
+
+        Thread-safe: whoever waits for the next piece gets `Cancelled`.
+        """
+        if not self._over:
+            self._over = True
+            self._handle.cancel()
+            self._put(Failed(Cancelled("the stream was closed")))
+
+    def _take(self, event: Event) -> str:
+        """The text that the event adds."""
+        match event:
+            case Delta(text=text):
+                self._parts.append(text)
+                return text
+            case Finished(reason=reason, report=report, tokens=tokens):
+                self._over, self._reply = True, Reply("".join(self._parts), reason, report, tokens)
+            case Failed(error=error):
+                self._over = True
+                raise error
+        return ""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Stream(_Call, Iterator[str]):
+    """The pieces of a reply's text as they come; then `reply` is there.
+
+    Leaving the loop early, `close()`, the end of a `with` block or dropping the stream cancels the request.
+    """
+
+    def __init__(self, submit: Callable[[Sink], Handle]) -> None:
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        super().__init__(submit, self._events.put)
+
+    def __next__(self) -> str:
+        while not self._over:
+            if text := self._take(self._events.get()):
+                return text
+        raise StopIteration
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            while (text := next(self, None)) is not None:
+                yield text
+        finally:
+            self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncStream(_Call, AsyncIterator[str]):
+    """`Stream` for `async for` and `async with`."""
+
+    def __init__(self, submit: Callable[[Sink], Handle]) -> None:
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def put(event: Event) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+        super().__init__(submit, put)
+
+    async def __anext__(self) -> str:
+        while not self._over:
+            if text := self._take(await self._events.get()):
+                return text
+        raise StopAsyncIteration
+
+    async def __aiter__(self) -> AsyncIterator[str]:  # a generator notices that its loop was left
+        try:
+            while (text := await anext(self, None)) is not None:
+                yield text
+        finally:
+            self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class Headstart:
+    """A loaded model. Thread-safe. `close` it, or use it as a context manager.
+
+    Args:
+        runtime: closed together with this; around an engine of one's own it is `Runtime(engine, Settings())`.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    @overload
+    def chat(self, messages: Messages, *, stream: Literal[False] = False, **options: Unpack[ChatOptions]) -> Reply: ...
+    @overload
+    def chat(self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]) -> Stream: ...
+    def chat(self, messages: Messages, *, stream: bool = False, **options: Unpack[ChatOptions]) -> Reply | Stream:
+        """The reply to a conversation; with `stream`, piece by piece.
+
+            reply = hs.chat([{"role": "user", "content": "Hello"}], max_tokens=50, temperature=0.0)
+            print(reply.text, reply.report.cached, "of", reply.report.prompt, "tokens were cached")
+
+        Raises:
+            InvalidRequest: messages that the chat template refuses, or options out of range.
+            ContextTooLong: the conversation exceeds the context.
+            Overloaded: the queue is full.
+            EngineError: the engine failed to compute.
+            Unavailable: the runtime is closed.
+        """
+        return self._serve(self._chat(messages, dict(options)), stream)
+
+    @overload
+    def complete(self, text: str, *, stream: Literal[False] = False, **options: Unpack[Options]) -> Reply: ...
+    @overload
+    def complete(self, text: str, *, stream: Literal[True], **options: Unpack[Options]) -> Stream: ...
+    def complete(self, text: str, *, stream: bool = False, **options: Unpack[Options]) -> Reply | Stream:
+        """The continuation of a raw text, without a chat template. Raises what `chat` raises.
+
+        hs.complete("def fibonacci(n):", max_tokens=80, stop=["\\n\\n"]).text
+        """
+        return self._serve(self._complete(text, dict(options)), stream)
+
+    @overload
+    async def achat(self, messages: Messages, *, stream: Literal[False] = False, **options: Unpack[ChatOptions]) -> Reply: ...
+    @overload
+    async def achat(self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]) -> AsyncStream: ...
+    async def achat(self, messages: Messages, *, stream: bool = False, **options: Unpack[ChatOptions]) -> Reply | AsyncStream:
+        """`chat` for asyncio; cancelling the task cancels the request.
+
+        async for text in await hs.achat(messages, stream=True):
+            print(text, end="", flush=True)
+        """
+        return await self._aserve(lambda: self._chat(messages, dict(options)), stream)
+
+    @overload
+    async def acomplete(self, text: str, *, stream: Literal[False] = False, **options: Unpack[Options]) -> Reply: ...
+    @overload
+    async def acomplete(self, text: str, *, stream: Literal[True], **options: Unpack[Options]) -> AsyncStream: ...
+    async def acomplete(self, text: str, *, stream: bool = False, **options: Unpack[Options]) -> Reply | AsyncStream:
+        """`complete` for asyncio; cancelling the task cancels the request."""
+        return await self._aserve(lambda: self._complete(text, dict(options)), stream)
+
+    def close(self) -> None:
+        """Fails what is running, and frees the model. Idempotent."""
+        self.runtime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _chat(self, messages: Messages, options: dict[str, Any]) -> Request:
+        from pydantic import ValidationError
+
+        from headstart.api.normalise import normalise, normalise_tools  # the one canonical form, as over HTTP
+        from headstart.api.schema import Conversation, condense
+
+        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(one) for one in messages]
+        given = {"messages": said, "tools": options.pop("tools", None), "chat_template_kwargs": options.pop("template", None)}
+        try:
+            form = Conversation.model_validate(given)
+        except ValidationError as error:
+            raise condense(error, given) from None
+        chat, tools, template = normalise(form.messages), normalise_tools(form.tools), form.chat_template_kwargs or {}
+        return _request(options, lambda salt: self.runtime.chat_prompt(chat, tools=tools, salt=salt, **template))
+
+    def _complete(self, text: str, options: dict[str, Any]) -> Request:
+        return _request(options, lambda salt: self.runtime.text_prompt(text, salt=salt))
+
+    def _serve(self, request: Request, stream: bool) -> Reply | Stream:
+        running = Stream(lambda sink: self.runtime.submit(request, sink))
+        if stream:
+            return running
+        for _ in running:
+            pass
+        return running.reply
+
+    async def _aserve(self, build: Callable[[], Request], stream: bool) -> Reply | AsyncStream:
+        request = await asyncio.to_thread(build)  # a long new text takes a while to tokenise
+        running = AsyncStream(lambda sink: self.runtime.submit(request, sink))
+        if stream:
+            return running
+        try:
+            async for _ in running:
+                pass
+        finally:
+            running.close()
+        return running.reply
+
+
+def open(
+    model: str | os.PathLike[str] = "demo", *, progress: Callable[[float], None] | None = None, **settings: Any
+) -> Headstart:
+    """Loads a model.
+
+        with headstart.open("model.gguf", ctx=8192, reuse="exact") as hs:
+            print(hs.chat("Hello").text)
+
+    Args:
+        model: path of a `.gguf`, or `demo` for the bundled one.
+        progress: told the loaded share, from 0 to 1.
+        settings: fields of `Settings`.
+
+    Raises:
+        ConfigError: a setting that does not exist or cannot work; the message names the mend.
+        ModelError: the file is missing, broken or unsupported.
+    """
+    unknown = settings.keys() - {field.name for field in dataclasses.fields(Settings)}
+    if unknown:
+        raise ConfigError(f"There is no setting {', '.join(sorted(unknown))}; see headstart.Settings.")
+    return load(Settings(model=os.fspath(model), **settings), progress)
+
+
+def load(settings: Settings, progress: Callable[[float], None] | None = None) -> Headstart:
+    """`open` for settings that are complete. Raises what `open` raises."""
+    from headstart.engines.llama import LlamaEngine  # loads the native library
+
+    engine = LlamaEngine.load(settings, progress=progress)
+    try:
+        return Headstart(Runtime(engine, settings))
+    except BaseException:
+        engine.close()
+        raise
+
+
+_SAMPLING = frozenset(field.name for field in dataclasses.fields(Sampling)) - {"logprobs"}
+_RANGES: dict[str, tuple[float, float]] = {
+    "max_tokens": (0, math.inf),
+    "temperature": (0, math.inf),
+    "top_k": (0, math.inf),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "repeat_penalty": (0, math.inf),
+}
+
+
+def _request(options: dict[str, Any], prompt: Callable[[str], Prompt]) -> Request:
+    for name, (low, high) in _RANGES.items():
+        value = options.get(name)
+        if value is not None and not low <= value <= high:  # also refuses NaN
+            raise InvalidRequest(f"{name} must lie in [{low:g}, {high:g}], not {value}.", param=name)
+    stop = options.pop("stop", ())
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(stop):
+        raise InvalidRequest("A stop text must not be empty.", param="stop")
+    sampling = {name: options.pop(name) for name in _SAMPLING & options.keys()}
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = tuple(sampling["logit_bias"].items())
+    salt, reuse, max_tokens = options.pop("salt", ""), options.pop("reuse", True), options.pop("max_tokens", None)
+    if options:
+        raise TypeError(f"unknown options: {', '.join(sorted(options))}")
+    return Request(prompt(salt), Sampling(**sampling), max_tokens=max_tokens, stop=stop, reuse=reuse)

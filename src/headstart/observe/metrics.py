@@ -1,0 +1,156 @@
+"""Metrics: Prometheus, under vLLM's and SGLang's names where they exist, under `headstart:` where not.
+
+The API records finished calls; gauges and store counters are read from the runtime at scrape time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headstart.observe.report import Summary
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+SOURCES = {"live": "device", "memory": "host"}
+"""SGLang's word for each tier; any other tier is `storage`."""
+
+LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
+SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+
+class Metrics:
+    """All metrics of one server, in a registry of their own.
+
+    Args:
+        snapshot: gauges now, as `Runtime.snapshot` gives them; None while there is no runtime.
+    """
+
+    def __init__(self, model: str, snapshot: Callable[[], dict[str, Any] | None]) -> None:
+        self.registry = CollectorRegistry()
+        self._model = model
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, ("model_name", *labels), registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            made = Histogram(name, text, ("model_name",), registry=self.registry, buckets=buckets)
+            return made.labels(model)
+
+        self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of finished requests.").labels(model)
+        self._cached = counter("vllm:prompt_tokens_cached", "Prompt tokens that were not computed.").labels(model)
+        self._generated = counter("vllm:generation_tokens", "Tokens of replies.").labels(model)
+        self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up.").labels(model)
+        self._hits = counter("vllm:prefix_cache_hits", "Prompt tokens found.").labels(model)
+        self._success = counter("vllm:request_success", "Finished choices, by how they ended.", "finished_reason")
+        self._sources = counter("sglang:cached_tokens", "Prompt tokens found, by where.", "cache_source")
+        self._tiers = counter("headstart:cached_tokens", "Prompt tokens found, by tier (live: in a slot).", "tier")
+        self._computed = counter("headstart:computed_tokens", "Prompt tokens that entered the engine.").labels(model)
+        self._restored = counter("headstart:restored_tokens", "Prompt tokens loaded from a tier.", "tier")
+        self._misses = counter("headstart:misses", "Requests that could have reused more, by reason.", "reason")
+        self._refused = counter("headstart:refused", "Calls answered with an error, by status.", "status")
+        self._ttft = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", LONG)
+        self._gap = histogram("vllm:inter_token_latency_seconds", "Between pieces of a reply.", SHORT)
+        self._e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival to the end of the answer.", LONG)
+        self._queue = histogram("vllm:request_queue_time_seconds", "Waiting for a slot.", LONG)
+        self._prefill = histogram("vllm:request_prefill_time_seconds", "From a slot to the first token.", LONG)
+        self._decode = histogram("vllm:request_decode_time_seconds", "From the first token to the last.", LONG)
+        for reason in ("stop", "length", "abort", "error"):
+            self._success.labels(model, reason)
+        for tier in ("live", "memory"):
+            self._tiers.labels(model, tier)
+            self._sources.labels(model, SOURCES[tier])
+        self.registry.register(_Gauges(model, snapshot))
+
+    def record(self, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
+        """Counts a finished call. `reasons`: how each choice ended; `seconds`: from arrival to the end of the answer."""
+        self._prompt.inc(summary.prompt)
+        self._cached.inc(summary.cached)
+        self._queries.inc(summary.prompt)
+        self._hits.inc(summary.cached)
+        self._generated.inc(summary.completion)
+        self._computed.inc(summary.computed)
+        for tier, tokens in {"live": summary.live, **summary.tiers}.items():
+            if tokens:
+                self._tiers.labels(self._model, tier).inc(tokens)
+                self._sources.labels(self._model, SOURCES.get(tier, "storage")).inc(tokens)
+        for tier, tokens in summary.tiers.items():
+            self._restored.labels(self._model, tier).inc(tokens)
+        if summary.reason is not None:
+            self._misses.labels(self._model, summary.reason.value).inc()
+        for reason in reasons:
+            self._success.labels(self._model, reason).inc()
+        self._e2e.observe(seconds)
+        self._queue.observe(summary.queued)
+        self._prefill.observe(summary.prefill)
+        self._ttft.observe(summary.ttft)
+        if summary.completion > 1:
+            self._decode.observe(summary.decode)
+
+    def unfinished(self, how: str) -> None:
+        """Counts a call that ended without an answer: `abort` by its caller, or `error`."""
+        self._success.labels(self._model, how).inc()
+
+    def refused(self, status: int) -> None:
+        self._refused.labels(self._model, str(status)).inc()
+
+    def gap(self, seconds: float) -> None:
+        """Counts the time between two pieces of a reply."""
+        self._gap.observe(seconds)
+
+    def render(self) -> bytes:
+        """The text form that Prometheus scrapes."""
+        return generate_latest(self.registry)
+
+
+class _Gauges(Collector):
+    def __init__(self, model: str, snapshot: Callable[[], dict[str, Any] | None]) -> None:
+        self._model = model
+        self._snapshot = snapshot
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._snapshot()
+        if now is None:
+            return
+        model = self._model
+
+        def gauge(name: str, text: str, values: dict[tuple[str, ...], float], *labels: str) -> Metric:
+            family = GaugeMetricFamily(name, text, labels=("model_name", *labels))
+            for key, value in values.items():
+                family.add_metric((model, *key), value)
+            return family
+
+        def counter(name: str, text: str, values: dict[tuple[str, ...], float], *labels: str) -> Metric:
+            family = CounterMetricFamily(name, text, labels=("model_name", *labels))
+            for key, value in values.items():
+                family.add_metric((model, *key), value)
+            return family
+
+        tiers, counters = now["tiers"], now["counters"]
+        yield gauge("vllm:num_requests_running", "Choices that hold a slot.", {(): now["running"]})
+        yield gauge("vllm:num_requests_waiting", "Choices that wait for a slot.", {(): now["waiting"]})
+        yield gauge("headstart:slots", "Live sequences.", {(): len(now["slots"])})
+        for field, text in (("used", "Bytes in use."), ("budget", "Bytes allowed."), ("pieces", "Blocks and tails.")):
+            unit = "" if field == "pieces" else "_bytes"
+            values = {(name,): float(tier[field]) for name, tier in tiers.items()}
+            yield gauge(f"headstart:store_{field}{unit}", text, values, "tier")
+        # The runtime's counters are those of its only tier so far.
+        tier = next(iter(tiers))
+        yield counter("headstart:store_saved", "Pieces stored.", {(tier,): counters.get("saved", 0)}, "tier")
+        yield counter("headstart:store_evictions", "Pieces evicted.", {(tier,): counters.get("evicted", 0)}, "tier")
+        yield counter("sglang:evicted_tokens", "Tokens evicted.", {(): counters.get("evicted_tokens", 0)})
+        for kind, text in (("skipped", "Pieces not stored, by reason."), ("fault", "Faults taken as misses, by reason.")):
+            found = {
+                (tier, name.removeprefix(f"{kind}_")): float(count)
+                for name, count in counters.items()
+                if name.startswith(f"{kind}_")
+            }
+            name = "skipped" if kind == "skipped" else "faults"
+            yield counter(f"headstart:store_{name}", text, found, "tier", "reason")

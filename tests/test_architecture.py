@@ -1,0 +1,121 @@
+"""Who may know whom (docs/architecture.md): imports point downwards only, and the public names are what they claim."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import headstart
+
+SOURCE = Path(headstart.__file__).parent
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+COMMON = {"errors"}
+"""What everybody may import, beside their own package."""
+
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "config": set(),
+    "core": {"engines.base"},
+    "engines": set(),
+    "stores": set(),
+    "runtime": {"config", "core", "engines.base", "stores"},
+    "observe": {"config", "core", "engines.base", "runtime"},
+    "api": {"config", "core", "engines.base", "runtime", "observe", "library"},
+}
+"""For each package below the entry points: the modules and packages of headstart that it may import."""
+
+
+def own_name(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: Path) -> set[str]:
+    """Modules of headstart that a file imports anywhere, functions and type checking included, without `headstart.`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative import"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = {name for name in names if is_module(name.removeprefix("headstart."))}
+            found |= modules or {node.module or ""}
+    return {name.removeprefix("headstart.") for name in found if name.split(".")[0] == "headstart"}
+
+
+def is_module(name: str) -> bool:
+    base = SOURCE.joinpath(*name.split("."))
+    return base.with_suffix(".py").exists() or (base / "__init__.py").exists()
+
+
+def within(name: str, allowed: set[str]) -> bool:
+    return any(name == one or name.startswith(one + ".") for one in allowed)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=own_name)
+def test_imports_point_downwards(path: Path) -> None:
+    package = own_name(path).split(".")[0]
+    if package in ALLOWED:
+        wrong = {name for name in imports(path) if not within(name, ALLOWED[package] | COMMON | {package})}
+        assert not wrong, f"{own_name(path)} must not know {sorted(wrong)}"
+
+
+FORBIDDEN = {
+    "core": {"os", "io", "pathlib", "time", "random", "socket", "asyncio", "logging", "mmap", "secrets", "shutil", "sqlite3"},
+    "stores": {"llama_cpp", "jinja2"},
+    "runtime": {"fastapi", "starlette", "uvicorn", "llama_cpp"},
+    "engines": {"fastapi", "starlette", "uvicorn"},
+    "api": {"llama_cpp"},
+    "observe": {"llama_cpp"},
+}
+"""Outside modules that a package must not touch: core does no I/O and reads no clock, nobody but the API speaks HTTP."""
+
+
+@pytest.mark.parametrize("path", MODULES, ids=own_name)
+def test_packages_stay_in_their_world(path: Path) -> None:
+    forbidden = FORBIDDEN.get(own_name(path).split(".")[0], set())
+    used = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            used |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            used.add(node.module.split(".")[0])
+    assert not used & forbidden
+
+
+def test_rules_see_real_packages() -> None:
+    """A renamed package must not slip out of the table."""
+    present = {own_name(path).split(".")[0] for path in MODULES if path.parent != SOURCE}
+    assert present == {name for name in ALLOWED if (SOURCE / name).is_dir()}
+    assert "engines.base" in imports(SOURCE / "core" / "planner.py")
+
+
+def test_core_files_can_be_read_in_one_sitting() -> None:
+    for path in MODULES:
+        limit = 400 if path.parent.name == "core" else 500
+        assert len(path.read_text("utf-8").splitlines()) <= limit, own_name(path)
+
+
+def test_exports_are_sorted_and_complete() -> None:
+    names = headstart.__all__
+    assert names == sorted(names)
+    assert len(names) == len(set(names))
+    public = {
+        name
+        for node in ast.parse((SOURCE / "__init__.py").read_text("utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for name in (alias.asname or alias.name for alias in node.names)
+        if not name.startswith("_") and name != "annotations"
+    }
+    assert public | {"__version__"} == set(names)
+    for name in names:
+        assert getattr(headstart, name) is not None
+
+
+def test_public_errors_are_all_exported() -> None:
+    """The error tree that the module draws is the one that a user can catch."""
+    tree = [node.name for node in ast.parse((SOURCE / "errors.py").read_text("utf-8")).body if isinstance(node, ast.ClassDef)]
+    assert set(tree) <= set(headstart.__all__)

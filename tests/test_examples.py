@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headstart.config import Settings
+from headstart.engines.base import GREEDY
+from headstart.runtime.request import Request, Started
+from headstart.runtime.runtime import Runtime
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def test_own_engine_gets_caching() -> None:
+    """An engine in about 100 lines: the second request computes its new message, not the whole prompt."""
+    run = subprocess.run([sys.executable, EXAMPLES / "own_engine.py"], capture_output=True, text=True, timeout=120, check=True)
+    first, second = (
+        [int(number) for number in found.groups()]
+        for found in re.finditer(r"prompt +(\d+)  cached +(\d+)  computed +(\d+)", run.stdout)
+    )
+    assert first[1] == 0
+    assert first[2] == first[0]
+    assert second[1] + second[2] == second[0]
+    assert 0 < second[2] <= second[0] - first[0] + 8
+    assert "fox jumps over the lazy dog" in run.stdout
+
+
+def test_own_engine_is_exact_as_it_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import own_engine
+
+    text = "It was the best of times, it was the worst of times. " * 6
+    with Runtime(own_engine.Attention(), Settings(reuse="exact", memory_budget=1 << 24)) as runtime:
+        for prompt in (text, text + "It was", "Else", text + "It was the age"):
+            started: list[Started] = []
+            own_engine_events(runtime, prompt, started)
+    assert started[0].report.cached >= len(text)
+    cold = own_engine.Attention()
+    tokens = cold.tokenizer.tokenize(prompt)
+    for at in range(0, len(tokens), 100):
+        cold.prefill(1, np.array(tokens[at : at + 100], np.int32), logits=True)
+    logits = started[0].logits
+    assert logits is not None
+    assert logits.tobytes() == cold.logits(1).tobytes()
+
+
+def own_engine_events(runtime: Runtime, text: str, started: list[Started]) -> None:
+    import queue
+
+    events: queue.SimpleQueue[object] = queue.SimpleQueue()
+    runtime.submit(Request(runtime.text_prompt(text), GREEDY, max_tokens=3, keep_logits=True), events.put)
+    while type(event := events.get(timeout=30)).__name__ != "Finished":
+        if isinstance(event, Started):
+            started.append(event)
