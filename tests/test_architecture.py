@@ -19,7 +19,9 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": set(),
     "core": {"engines.base"},
-    "engines": set(),
+    "engines.base": set(),
+    "engines.fake": {"engines.base"},
+    "engines": {"config"},
     "stores": set(),
     "runtime": {"config", "core", "engines.base", "stores"},
     "observe": {"config", "core", "engines.base", "runtime"},
@@ -40,7 +42,9 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}: relative import"
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            names = {f"{node.module}.{alias.name}" for alias in node.names} - {"headstart.__version__"}
+            if not names:
+                continue
             modules = {name for name in names if is_module(name.removeprefix("headstart."))}
             found |= modules or {node.module or ""}
     return {name.removeprefix("headstart.") for name in found if name.split(".")[0] == "headstart"}
@@ -57,10 +61,11 @@ def within(name: str, allowed: set[str]) -> bool:
 
 @pytest.mark.parametrize("path", MODULES, ids=own_name)
 def test_imports_point_downwards(path: Path) -> None:
-    package = own_name(path).split(".")[0]
-    if package in ALLOWED:
-        wrong = {name for name in imports(path) if not within(name, ALLOWED[package] | COMMON | {package})}
-        assert not wrong, f"{own_name(path)} must not know {sorted(wrong)}"
+    module = own_name(path)
+    rule = module if module in ALLOWED else module.split(".")[0]
+    if rule in ALLOWED:
+        wrong = {name for name in imports(path) if not within(name, ALLOWED[rule] | COMMON | {rule})}
+        assert not wrong, f"{module} must not know {sorted(wrong)}"
 
 
 FORBIDDEN = {
@@ -90,10 +95,11 @@ def test_rules_see_real_packages() -> None:
     """A renamed package must not slip out of the table."""
     present = {own_name(path).split(".")[0] for path in MODULES if path.parent != SOURCE}
     assert present == {name for name in ALLOWED if (SOURCE / name).is_dir()}
+    assert {own_name(path) for path in MODULES} >= {name for name in ALLOWED if "." in name}
     assert "engines.base" in imports(SOURCE / "core" / "planner.py")
 
 
-def test_core_files_can_be_read_in_one_sitting() -> None:
+def test_files_can_be_read_in_one_sitting() -> None:
     for path in MODULES:
         limit = 400 if path.parent.name == "core" else 500
         assert len(path.read_text("utf-8").splitlines()) <= limit, own_name(path)

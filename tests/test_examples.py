@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness import Pending
 from headstart.config import Settings
 from headstart.engines.base import GREEDY
-from headstart.runtime.request import Request, Started
+from headstart.runtime.request import Request
 from headstart.runtime.runtime import Runtime
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -37,23 +38,12 @@ def test_own_engine_is_exact_as_it_claims(monkeypatch: pytest.MonkeyPatch) -> No
     text = "It was the best of times, it was the worst of times. " * 6
     with Runtime(own_engine.Attention(), Settings(reuse="exact", memory_budget=1 << 24)) as runtime:
         for prompt in (text, text + "It was", "Else", text + "It was the age"):
-            started: list[Started] = []
-            own_engine_events(runtime, prompt, started)
-    assert started[0].report.cached >= len(text)
+            request = Request(runtime.text_prompt(prompt), GREEDY, max_tokens=3, keep_logits=True)
+            answer = Pending(runtime, request).answer()
+    assert answer.report.cached >= len(text)
     cold = own_engine.Attention()
     tokens = cold.tokenizer.tokenize(prompt)
     for at in range(0, len(tokens), 100):
         cold.prefill(1, np.array(tokens[at : at + 100], np.int32), logits=True)
-    logits = started[0].logits
-    assert logits is not None
-    assert logits.tobytes() == cold.logits(1).tobytes()
-
-
-def own_engine_events(runtime: Runtime, text: str, started: list[Started]) -> None:
-    import queue
-
-    events: queue.SimpleQueue[object] = queue.SimpleQueue()
-    runtime.submit(Request(runtime.text_prompt(text), GREEDY, max_tokens=3, keep_logits=True), events.put)
-    while type(event := events.get(timeout=30)).__name__ != "Finished":
-        if isinstance(event, Started):
-            started.append(event)
+    assert answer.logits is not None
+    assert answer.logits.tobytes() == cold.logits(1).tobytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_restored_rows_give_the_same_bits(data: st.DataObject) -> None:
     feed(ours, 0, TEXT, 32)
     cuts = sorted({0, 40, *data.draw(st.lists(st.integers(1, 39), max_size=4))})
     take = data.draw(st.integers(1, cuts[-1] - cuts[-2]))
-    pieces = [Rows(rows(ours, 0, a, b), b - a, b - a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    pieces = [Rows(rows(ours, 0, a, b), b - a, b - a) for a, b in pairwise(cuts)]
     pieces[-1] = Rows(pieces[-1].data, pieces[-1].tokens, take)
     theirs.import_rows(1, pieces)
     kept = cuts[-2] + take

@@ -81,9 +81,7 @@ def create_app(
     return app
 
 
-async def _load(
-    service: Service, load: Callable[[], Runtime], on_failure: Callable[[HeadstartError], None] | None
-) -> None:
+async def _load(service: Service, load: Callable[[], Runtime], on_failure: Callable[[HeadstartError], None] | None) -> None:
     try:
         service.open(await asyncio.to_thread(load))
     except Exception as error:

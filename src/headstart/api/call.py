@@ -1,7 +1,7 @@
 """Call: the line between one HTTP caller and the engine thread.
 
-    engine thread ──sink──▶ deque ──(one wake-up for all that piled up)──▶ event loop ──▶ caller
-    caller hangs up ──▶ every request of the call is cancelled at once
+engine thread ──sink──▶ deque ──(one wake-up for all that piled up)──▶ event loop ──▶ caller
+caller hangs up ──▶ every request of the call is cancelled at once
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -131,7 +132,7 @@ class Call:
         while self._next < len(self._requests) and len(self._open) < self._wide:
             number = self._next
             try:
-                handle = self._runtime.submit(self._requests[number], lambda event, n=number: self._put(n, event))
+                handle = self._runtime.submit(self._requests[number], partial(self._put, number))
             except Overloaded:
                 if self._open:
                     return

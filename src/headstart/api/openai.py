@@ -115,9 +115,7 @@ async def _serve(request: HttpRequest, understand: Understand) -> Response:
     # Parsing, rendering and tokenising take milliseconds: never on the event loop, where every stream waits for them.
     work = await asyncio.to_thread(understand, service, runtime, data)
     script = _script(service, runtime, work)
-    call = Call(
-        runtime, work.requests, request.receive, beat=service.keep_alive / 2, metrics=service.metrics, arrived=arrived
-    )
+    call = Call(runtime, work.requests, request.receive, beat=service.keep_alive / 2, metrics=service.metrics, arrived=arrived)
     request_id: str = request.scope.get("request_id", "")
     if work.form.stream:
         return EventStream(call, script, service, request_id, progress=bool(work.form.return_progress))

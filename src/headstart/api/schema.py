@@ -131,7 +131,7 @@ class ChatRequest(Generation, Conversation):
     @model_validator(mode="after")
     def _top_of_something(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
-            raise PydanticCustomError("top_logprobs", "'top_logprobs' needs 'logprobs' to be true")
+            raise InvalidRequest("Invalid 'top_logprobs': it needs 'logprobs' to be true.", param="top_logprobs")
         return self
 
 
@@ -152,9 +152,9 @@ class CompletionRequest(Generation):
     @model_validator(mode="after")
     def _possible(self) -> CompletionRequest:
         if self.suffix:
-            raise PydanticCustomError("suffix", "'suffix' is not supported")
+            raise InvalidRequest("Invalid 'suffix': it is not supported.", param="suffix")
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise PydanticCustomError("best_of", "'best_of' is supported only where it equals 'n'")
+            raise InvalidRequest("Invalid 'best_of': it is supported only where it equals 'n'.", param="best_of")
         return self
 
     @property
@@ -163,8 +163,8 @@ class CompletionRequest(Generation):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+            return [self.prompt]
+        return list(self.prompt)
 
 
 class TemplateRequest(Conversation):
@@ -214,8 +214,10 @@ def condense(error: ValidationError, value: Any) -> InvalidRequest:
     for fault in error.errors(include_url=False, include_input=False, include_context=False):
         faults.setdefault(_path(fault["loc"], value, fault["type"]), []).append(fault["msg"])
     path, messages = max(faults.items(), key=lambda item: len(item[0]))
-    said = [message.removeprefix("Input should be ").rstrip(".") for message in dict.fromkeys(messages)]
-    should = "must be " if all(message.startswith("Input should be ") for message in messages) else ""
+    said = [message.rstrip(".").replace(" after validation", "") for message in dict.fromkeys(messages)]
+    should = ""
+    if all(message.startswith("Input should be ") for message in said):
+        should, said = "must be ", [message.removeprefix("Input should be ") for message in said]
     if not path:
         return InvalidRequest(f"The request is invalid: {'; '.join(said)}.")
     name = str(path[0]) + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[1:])
@@ -226,7 +228,8 @@ def _path(location: tuple[str | int, ...], value: Any, kind: str) -> tuple[str |
     # pydantic mixes the names of union members into a location; what cannot be followed in the value is one of them.
     path: list[str | int] = []
     for number, step in enumerate(location):
-        if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int) and step < len(value)):
+        inside = step in value if isinstance(value, dict) else isinstance(step, int) and isinstance(value, list)
+        if inside:
             value = value[step]
         elif not (kind == "missing" and number == len(location) - 1):
             continue

@@ -18,9 +18,7 @@ from headstart.runtime.request import Delta, Event, Finished, Progress, Request,
 class Script:
     """The choices of an answer: the k-th choice of the i-th prompt of n choices each has the index i · n + k."""
 
-    def __init__(
-        self, dialect: Dialect, requests: Sequence[Request], piece: Callable[[int], bytes], *, echo: bool
-    ) -> None:
+    def __init__(self, dialect: Dialect, requests: Sequence[Request], piece: Callable[[int], bytes], *, echo: bool) -> None:
         self.dialect = dialect
         self.width = requests[0].choices
         self.choices: list[Choice] = []
@@ -107,7 +105,5 @@ class EventStream(Response):
         if isinstance(event, Started):
             return self._dialect.opening(self._script.choice(number, event))
         if isinstance(event, Finished):
-            return self._dialect.ending(
-                self._script.choice(number, event), self._call.summary_of(number, event.choice)
-            )
+            return self._dialect.ending(self._script.choice(number, event), self._call.summary_of(number, event.choice))
         return b""

@@ -51,9 +51,7 @@ class Choice:
     first: TokenLogprob | None = None
     finish: str | None = None
     offset: int = 0
-    decoder: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
-    )
+    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace"))
 
 
 def comment(text: str) -> bytes:
@@ -154,9 +152,7 @@ class Dialect:
         }
 
     def _chunk(self, index: int, body: str, logprobs: str = "null", finish: str = "null", extra: str = "") -> bytes:
-        return (
-            f'{self._front}{index},{body},"logprobs":{logprobs},"finish_reason":{finish}}}]{extra}{self._end}'
-        ).encode()
+        return (f'{self._front}{index},{body},"logprobs":{logprobs},"finish_reason":{finish}}}]{extra}{self._end}').encode()
 
 
 class Chat(Dialect):

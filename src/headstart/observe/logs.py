@@ -30,7 +30,7 @@ def configure(log_format: LogFormat = "console", level: int = logging.INFO, stre
     if log_format == "json":
         last: list[Any] = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
     else:
-        last = [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        last = [structlog.dev.ConsoleRenderer(colors=out.isatty(), sort_keys=False)]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(level),

@@ -139,7 +139,7 @@ class _Gauges(Collector):
         yield gauge("headstart:slots", "Live sequences.", {(): len(now["slots"])})
         for field, text in (("used", "Bytes in use."), ("budget", "Bytes allowed."), ("pieces", "Blocks and tails.")):
             unit = "" if field == "pieces" else "_bytes"
-            values = {(name,): float(tier[field]) for name, tier in tiers.items()}
+            values: dict[tuple[str, ...], float] = {(name,): float(tier[field]) for name, tier in tiers.items()}
             yield gauge(f"headstart:store_{field}{unit}", text, values, "tier")
         # The runtime's counters are those of its only tier so far.
         tier = next(iter(tiers))
@@ -147,7 +147,7 @@ class _Gauges(Collector):
         yield counter("headstart:store_evictions", "Pieces evicted.", {(tier,): counters.get("evicted", 0)}, "tier")
         yield counter("sglang:evicted_tokens", "Tokens evicted.", {(): counters.get("evicted_tokens", 0)})
         for kind, text in (("skipped", "Pieces not stored, by reason."), ("fault", "Faults taken as misses, by reason.")):
-            found = {
+            found: dict[tuple[str, ...], float] = {
                 (tier, name.removeprefix(f"{kind}_")): float(count)
                 for name, count in counters.items()
                 if name.startswith(f"{kind}_")

@@ -1,0 +1,99 @@
+"""A real uvicorn server in a thread, on a port of its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from openai import OpenAI
+
+from headstart.api.app import create_app
+from headstart.api.serve import listen
+from headstart.runtime.runtime import Runtime
+
+
+@dataclass
+class Server:
+    """`http` and `openai` are clients of the server at `url`."""
+
+    url: str
+    http: httpx.Client
+    openai: OpenAI
+    runtime: Runtime | None
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        return self.http.post(path, **options)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples with these labels."""
+        found = [
+            float(line.rsplit(" ", 1)[1])
+            for line in self.http.get("/metrics").text.splitlines()
+            if line.split("{")[0] == name and all(f'{key}="{value}"' in line for key, value in labels.items())
+        ]
+        assert found, name
+        return sum(found)
+
+    def idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        assert self.runtime is not None
+        now = self.runtime.snapshot()
+        return now["running"] == now["waiting"] == 0 and not any(slot["is_processing"] for slot in now["slots"])
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The data objects of an event stream, which must end with [DONE]."""
+    done = False
+    for line in lines:
+        assert not done or not line, f"after [DONE]: {line}"
+        if line.startswith("data: "):
+            if line == "data: [DONE]":
+                done = True
+            else:
+                yield json.loads(line[6:])
+        else:
+            assert line == "" or line.startswith(":"), line
+    assert done, "the stream did not end with [DONE]"
+
+
+@contextmanager
+def serving(load: Runtime | Callable[[], Runtime], *, key: str = "", wait: bool = True, **options: Any) -> Iterator[Server]:
+    """Serves until the block ends; the server must then stop by itself."""
+    bound = listen("127.0.0.1", 0)
+    app = create_app(load, **options)
+    config = uvicorn.Config(
+        app, http="httptools", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+    thread.start()
+    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        with (
+            httpx.Client(base_url=url, timeout=60, headers=headers) as http,
+            OpenAI(base_url=f"{url}/v1", api_key=key or "none", max_retries=0, timeout=60) as openai,
+        ):
+            wait_until(lambda: server.started)
+            if wait:
+                wait_until(lambda: http.get("/health").status_code == 200, 60)
+            yield Server(url, http, openai, load if isinstance(load, Runtime) else None)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        bound.close()
+        assert not thread.is_alive()

