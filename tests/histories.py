@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness import Messages, Pending, assistant, submit, system, user
+from harness import Answer, Messages, ask, assistant, submit, system, user
 from headstart.core.blocks import Tokens
 from headstart.core.index import Entry
 from headstart.core.planner import next_call
 from headstart.engines.base import GREEDY, Engine, Sampling, Span
-from headstart.runtime.request import Delta, Finished, Progress, Started
+from headstart.runtime.request import Progress, Started
 from headstart.runtime.runtime import Runtime
 
 WORDS = (
@@ -28,6 +28,9 @@ WORDS = (
     "you were all her she there would their we him been has when who will no more if out so up said what its about than "
     "into them can only other time new some could these two may first then do any like my now over such our man me even"
 ).split()
+
+
+EVENTS = ("turn", "turn", "edit", "branch", "again")
 
 
 def text(dice: random.Random, words: int) -> str:
@@ -72,8 +75,8 @@ class Lab:
 
     runtime: Runtime
     cold: Engine
-    words: int = 170
-    steps: int = 4
+    words: int = 190
+    steps: int = 3
     compared: int = 2
     tally: Tally = field(default_factory=Tally)
 
@@ -86,46 +89,45 @@ class Lab:
         chats: list[Messages] = [[system(dice.choice(prompts)), user(self._message(dice))] for _ in range(3)]
         restored = 0
         for step in range(self.steps + self.compared):
-            chat = dice.choice(chats)
-            if len(chat) > 7:
-                chat = self._changed(dice, chats, chat, "branch")
-            elif len(chat) > 2 or step > 1:
-                chat = self._changed(dice, chats, chat, dice.choice(["turn", "turn", "edit", "branch", "again"]))
+            # The conversation that waited longest is the one whose rows had to leave their slot.
+            chat = chats.pop(0 if step >= self.steps else dice.randrange(2))
+            if len(chat) > 2:
+                event = "branch" if len(chat) > 7 else dice.choice(EVENTS)
+                if event == "branch":
+                    chats.append(chat)
+                chat = self._changed(dice, chat, event)
             if dice.random() < 0.15:
                 self._abort(dice, chat)
             if step < self.steps:
                 self._ask(dice, chat)
             else:
-                with self._neighbour(dice):
-                    restored = max(restored, self._compare(dice, chat))
+                restored = max(restored, self._compare(dice, chat))
+            chats.append(chat)
         self.tally.histories += 1
         self.tally.restoring += restored >= 2 * self.runtime.engine.traits.grid
 
     def _message(self, dice: random.Random) -> str:
         return text(dice, dice.randint(1, max(2, self.words // 6)))
 
-    def _changed(self, dice: random.Random, chats: list[Messages], chat: Messages, event: str) -> Messages:
+    def _changed(self, dice: random.Random, chat: Messages, event: str) -> Messages:
         """What the user does next: the conversation to send."""
         self.tally.events[event] += 1
         asked = [number for number, message in enumerate(chat) if message["role"] == "user"]
-        if event == "turn" and chat[-1]["role"] == "assistant":
-            chat.append(user(self._message(dice)))
-        elif event == "edit":
-            chat[dice.choice(asked)] = user(self._message(dice))
-        elif event == "branch":
-            cut = dice.choice(asked)
-            chat = [*chat[:cut], user(self._message(dice))]
-            chats[dice.randrange(len(chats))] = chat
-        if chat[-1]["role"] == "assistant":
-            chat.pop()  # sent again for another reply
-        return chat
+        if event == "turn":
+            return [*chat, user(self._message(dice))]
+        if event == "again":
+            return chat[:-1]
+        changed = user(self._message(dice))
+        if event == "edit":
+            at = dice.choice(asked)
+            return [*chat[:at], changed, *chat[at + 1 : -1]]
+        return [*chat[: dice.choice(asked)], changed]
 
-    def _ask(self, dice: random.Random, chat: Messages, **options: bool) -> Pending:
+    def _ask(self, dice: random.Random, chat: Messages, **options: bool) -> Answer:
         sampling = GREEDY if dice.random() < 0.5 else Sampling(seed=dice.randrange(1000))
-        pending = submit(self.runtime, chat, sampling=sampling, max_tokens=dice.randint(1, 8), **options)
-        reply = pending.answer().text
-        chat.append(assistant(reply))
-        return pending
+        answer = ask(self.runtime, chat, sampling=sampling, max_tokens=dice.randint(1, 8), **options)
+        chat.append(assistant(answer.text))
+        return answer
 
     def _abort(self, dice: random.Random, chat: Messages) -> None:
         """A client that goes away, now or once the prompt or the reply is under way."""
@@ -133,7 +135,7 @@ class Lab:
         pending = submit(self.runtime, [*chat, user(self._message(dice))], max_tokens=50, ignore_eos=True)
         kind = dice.choice([None, Progress, Started])
         if kind is not None:
-            while not isinstance(pending.next(), kind | Finished):
+            while not isinstance(pending.next(), kind | Started):
                 pass
         pending.handle.cancel()
 
@@ -145,12 +147,13 @@ class Lab:
             return
         self.tally.events["neighbour"] += 1
         other = submit(self.runtime, [user(self._message(dice))], max_tokens=200, ignore_eos=True)
-        other.until(Delta)
+        other.until(Started)
         yield
         other.handle.cancel()
 
     def _compare(self, dice: random.Random, chat: Messages) -> int:
-        answer = self._ask(dice, chat, keep_logits=True).answer_again()
+        with self._neighbour(dice):
+            answer = self._ask(dice, chat, keep_logits=True)
         assert answer.logits is not None
         self.tally.compared += 1
         self.tally.wrong += answer.logits.tobytes() != cold_logits(self.cold, answer.prompt)

@@ -87,6 +87,7 @@ async def _load(service: Service, load: Callable[[], Runtime], on_failure: Calla
     except Exception as error:
         known = isinstance(error, HeadstartError)
         service.failure = error if isinstance(error, HeadstartError) else HeadstartError(repr(error))
-        structlog.get_logger("headstart.api").error("the model could not be loaded", error=str(error), exc_info=not known)
+        if not known or on_failure is None:
+            structlog.get_logger("headstart.api").error("the model could not be loaded", error=str(error), exc_info=not known)
         if on_failure is not None:
             on_failure(service.failure)

@@ -77,8 +77,15 @@ def serve(
         server.should_exit = True
 
     path = Path(settings.model)
+    address = f"http://{host if ':' not in host else f'[{host}]'}:{bound.getsockname()[1]}"
+
+    def loaded() -> Runtime:
+        runtime = load(settings)
+        log.info("listening", url=f"{address}/v1", health=f"{address}/health")
+        return runtime
+
     app = create_app(
-        lambda: load(settings),
+        loaded,
         api_keys=api_keys,
         model_id=path.stem if path.suffix == ".gguf" else settings.model,
         aliases=tuple(dict.fromkeys(name for name in (settings.model, path.name) if name)),
@@ -97,8 +104,6 @@ def serve(
             timeout_graceful_shutdown=GRACE,
         )
     )
-    address = f"http://{host if ':' not in host else f'[{host}]'}:{bound.getsockname()[1]}"
-    log.info("listening", url=f"{address}/v1", health=f"{address}/health")
     try:
         server.run(sockets=[bound])
     finally:

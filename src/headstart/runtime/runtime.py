@@ -16,7 +16,7 @@ from headstart.engines.base import Engine
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from headstart.runtime.cache import Cache
 from headstart.runtime.job import Ticket
-from headstart.runtime.request import Request, Sink
+from headstart.runtime.request import Event, Request, Sink
 from headstart.runtime.scheduler import Outcome, Scheduler
 from headstart.stores.memory import Memory
 
@@ -67,6 +67,7 @@ class Runtime:
         self.cache = Cache(engine, Memory(cell, settings.memory_budget), self._mode, time.monotonic)
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
         self.scheduler = Scheduler(engine, self.cache, self.prompter, self._mode, stall=settings.stall, observe=self._observed)
+        self._watchers: list[Callable[[Request], Sink]] = []
         self._lock = threading.Lock()
         self._seconds = 1.0  # smoothed seconds a choice holds a slot, for retry-after
         self._closed = False
@@ -145,13 +146,17 @@ class Runtime:
         if waiting >= self.settings.queue:
             wait = max(1.0, waiting * self._seconds / self.engine.shape.slots)
             raise Overloaded(f"{waiting} requests are waiting already; try again in {wait:.0f} s.", retry_after=wait)
-        ticket = Ticket(request, sink)
+        ticket = Ticket(request, _both([sink, *(watcher(request) for watcher in self._watchers)]))
         self.scheduler.submit(ticket)
         return Handle(ticket, self.scheduler)
 
     def observe(self, observer: Callable[[Outcome], None]) -> None:
         """Adds an observer of finished choices; it is called on the engine thread and must return at once."""
         self._observers.append(observer)
+
+    def watch(self, watcher: Callable[[Request], Sink]) -> None:
+        """Gives the events of each later request also to a sink of `watcher`'s making."""
+        self._watchers.append(watcher)
 
     def _observed(self, outcome: Outcome) -> None:
         report = outcome.report
@@ -187,3 +192,14 @@ class Runtime:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _both(sinks: Sequence[Sink]) -> Sink:
+    if len(sinks) == 1:
+        return sinks[0]
+
+    def tell(event: Event) -> None:
+        for sink in sinks:
+            sink(event)
+
+    return tell

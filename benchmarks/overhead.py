@@ -1,0 +1,118 @@
+"""What Python costs beside the engine: `python -m benchmarks.overhead`.
+
+* A fully known prompt of about 30,000 tokens: render + tokenise, chain, match + plan.
+* Bringing its rows back from memory, against the bare cost of assembling the same bytes and of llama.cpp's own set.
+* A decoded token, through the scheduler against the engine alone.
+
+The rows are arbitrary bytes, exported and imported by the real engine: their values do not matter for time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.servers import demo_model
+from benchmarks.workloads import text
+from headstart.config import GIB, Settings
+from headstart.core.blocks import Chain, root_id
+from headstart.core.planner import Costs, Mode, plan
+from headstart.engines import llama_rows
+from headstart.engines.base import Rows
+from headstart.engines.llama import LlamaEngine
+from headstart.runtime.runtime import Runtime
+
+
+def conversation(rt: Runtime, tokens: int) -> list[dict[str, Any]]:
+    """A chat of about `tokens` tokens."""
+    chat: list[dict[str, Any]] = [{"role": "system", "content": text("system", 1200)}]
+    while len(rt.prompter.chat(chat)) < tokens:
+        chat += [
+            {"role": "user", "content": text(f"{len(chat)}", 60)},
+            {"role": "assistant", "content": text(f"a{len(chat)}", 200)},
+        ]
+    return [*chat[:-1], {"role": "user", "content": "And then?"}]
+
+
+def timed(work: Callable[[], object], rounds: int) -> list[float]:
+    out = []
+    for _ in range(rounds):
+        begun = time.perf_counter()
+        work()
+        out.append(time.perf_counter() - begun)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.add_argument("--tokens", type=int, default=30_000)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--model", type=Path, default=None)
+    given = parser.parse_args()
+    settings = Settings(str(given.model or demo_model()), ctx=given.tokens + 2048, slots=1, memory_budget=3 * GIB)
+    engine = LlamaEngine.load(settings)
+    result = Table("what", "median", "min – max")
+    with Runtime(engine, settings) as rt:
+        chat = conversation(rt, given.tokens)
+        prompt = rt.chat_prompt(chat)
+        chain = Chain(root_id(engine.fingerprint, ""), engine.traits.grid, prompt.tokens)
+        slot, length = rt.scheduler.slots[0], len(chain) // engine.traits.grid * engine.traits.grid
+        rng = np.random.default_rng(0)
+        data = rng.integers(0, 1 << 8, length * engine.shape.row_bytes, dtype=np.uint8)
+        engine.import_rows(0, [Rows(data, length, length)])
+        slot.assign(chain, length, length)
+        slot.dirty = True
+        saved = timed(lambda: rt.cache.save(slot), 1)
+        mode, costs = Mode(False, engine.traits), Costs(1e-3, 1e-6)
+
+        def know() -> None:
+            fresh = rt.chat_prompt(chat)
+            known = Chain(root_id(engine.fingerprint, ""), engine.traits.grid, fresh.tokens)
+            assert plan(known, rt.cache.index, [slot.view()], costs, mode) is not None
+
+        def show(name: str, values: list[float]) -> float:
+            middle = statistics.median(values)
+            result.add_row(name, f"{middle * 1e3:.2f} ms", f"{min(values) * 1e3:.2f} – {max(values) * 1e3:.2f}")
+            return middle
+
+        know()
+        show(f"render, tokenise, chain, match, plan: {len(chain)} known tokens", timed(know, given.rounds))
+        show("  render and tokenise", timed(lambda: rt.chat_prompt(chat), given.rounds))
+        show("save all of it, cold arena (once)", saved)
+        engine.truncate(0, 0)
+        slot.truncate(0)
+        chosen = plan(chain, rt.cache.index, [slot.view()], costs, mode)
+        assert chosen is not None
+        assert chosen.restored >= length
+        restored: list[float] = []
+        bare: list[float] = []
+        target = np.empty(length * engine.shape.row_bytes, np.uint8)
+        target[:] = data
+        blob = np.empty(engine.shape.transfer_bytes, np.uint8)
+        context = engine._context
+        for _ in range(given.rounds):
+            restored += timed(lambda: rt.cache.restore(slot, chain, chosen), 1)
+            size = llama_rows.read(context, 0, blob)
+            begun = time.perf_counter()
+            np.copyto(target, data)
+            llama_rows.write(context, 0, blob[:size])
+            bare.append(time.perf_counter() - begun)
+        ours = show(
+            f"restore {chosen.restored} tokens from memory ({chosen.restored * engine.shape.row_bytes >> 20} MiB)", restored
+        )
+        floor = show("  the floor: one copy of the bytes + llama.cpp's bare set", bare)
+        console = Console()
+        console.print(result)
+        console.print(f"restore: {floor / ours:.2f} x the speed of the floor")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""Command line. Heavy imports are inside the commands, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+from typer.exceptions import TyperException
+
+from headstart.config import KvType, Overflow, Reuse, Settings
+from headstart.errors import ConfigError, HeadstartError
+from headstart.units import parse_size
+
+if TYPE_CHECKING:
+    from headstart.observe.logs import LogFormat
+    from headstart.runtime.runtime import Runtime
+
+SERVE_EPILOG = """
+**Examples**
+
+`headstart serve` — the bundled demo model on http://127.0.0.1:8000/v1
+
+`headstart serve qwen.gguf --ctx 32768 --slots 2 --memory-budget 8GiB`
+
+`headstart serve qwen.gguf --reuse exact` — warm answers with the very bits of cold ones, or no start
+
+`headstart serve qwen.gguf --host 0.0.0.0 --api-key "$KEY" --log-format json`
+
+Every option can also be set in the environment, like `HEADSTART_MEMORY_BUDGET=8GiB`.
+"""
+
+app = typer.Typer(
+    name="headstart",
+    help="A chat server for local LLMs that never computes the same prompt twice.",
+    epilog="Begin with `headstart demo`, then `headstart serve MODEL.gguf`; what your machine can do: `headstart doctor`.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
+
+
+MODEL_HELP = "Path of a `.gguf` file, or `demo` for the bundled SmolLM2-135M-Instruct."
+NETWORK, COMPUTE, MODEL_PANEL, CACHE, OPERATION = "Network", "Speed and memory", "Model", "Reuse", "Operation"
+
+Model = Annotated[str, typer.Argument(envvar="HEADSTART_MODEL", help=MODEL_HELP)]
+Ctx = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        envvar="HEADSTART_CTX",
+        metavar="TOKENS",
+        rich_help_panel=COMPUTE,
+        help="Tokens that one conversation may hold.",
+        show_default="the model's own, less if memory is short",
+    ),
+]
+Slots = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        envvar="HEADSTART_SLOTS",
+        rich_help_panel=COMPUTE,
+        help="Conversations computed at the same time; any number of others is kept in --memory-budget.",
+        show_default="what fits, at most 4",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        envvar="HEADSTART_THREADS",
+        rich_help_panel=COMPUTE,
+        help="CPU threads. Leave some cores to other busy programs.",
+        show_default="all cores",
+    ),
+]
+GpuLayers = Annotated[
+    int,
+    typer.Option(
+        min=-1,
+        envvar="HEADSTART_GPU_LAYERS",
+        rich_help_panel=COMPUTE,
+        help="Layers to put on a GPU; -1 for all. Needs llama-cpp-python built for it.",
+    ),
+]
+Kv = Annotated[
+    str,
+    typer.Option(
+        envvar="HEADSTART_KV_TYPE",
+        metavar="f16|bf16|q8_0",
+        rich_help_panel=COMPUTE,
+        help="Type of keys and values. q8_0 takes half the memory; with bf16 and q8_0 replies are often reusable in exact mode.",
+    ),
+]
+Budget = Annotated[
+    int,
+    typer.Option(
+        parser=_size,
+        envvar="HEADSTART_MEMORY_BUDGET",
+        metavar="SIZE",
+        rich_help_panel=CACHE,
+        help="Host memory for conversations that no slot holds: a hard limit. Written like 4GiB, 512MiB or 2G.",
+        show_default="4GiB",
+    ),
+]
+ReuseMode = Annotated[
+    str,
+    typer.Option(
+        envvar="HEADSTART_REUSE",
+        metavar="fast|exact",
+        rich_help_panel=CACHE,
+        help="`fast` reuses everything. `exact` only what leaves answers bit-identical to those of an empty cache; "
+        "it refuses to start where that cannot be proved.",
+    ),
+]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADSTART_CHAT_TEMPLATE",
+        metavar="FILE",
+        rich_help_panel=MODEL_PANEL,
+        help="Jinja chat template, instead of the model's own.",
+    ),
+]
+Lora = Annotated[
+    Path | None,
+    typer.Option(envvar="HEADSTART_LORA", metavar="FILE", rich_help_panel=MODEL_PANEL, help="LoRA adapter (`.gguf`)."),
+]
+
+
+@app.command(epilog=SERVE_EPILOG)
+def serve(
+    model: Model = "demo",
+    host: Annotated[
+        str, typer.Option(envvar="HEADSTART_HOST", rich_help_panel=NETWORK, help="Address to listen on; 0.0.0.0 for all.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, envvar="HEADSTART_PORT", rich_help_panel=NETWORK, help="Port; 0 for any free one.")
+    ] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="HEADSTART_API_KEY",
+            metavar="KEY",
+            rich_help_panel=NETWORK,
+            help="Key that requests must bring; give the option again for more keys (in the environment: between spaces).",
+            show_default="none: open",
+        ),
+    ] = None,
+    ctx: Ctx = None,
+    slots: Slots = None,
+    threads: Threads = None,
+    gpu_layers: GpuLayers = 0,
+    kv_type: Kv = "f16",
+    chat_template: ChatTemplate = None,
+    lora: Lora = None,
+    memory_budget: Budget = cast(int, "4GiB"),  # noqa: B008  (typer parses defaults too)
+    reuse: ReuseMode = "fast",
+    overflow: Annotated[
+        str,
+        typer.Option(
+            envvar="HEADSTART_OVERFLOW",
+            metavar="error|slide",
+            rich_help_panel=CACHE,
+            help="A conversation longer than --ctx: `error` refuses it, `slide` drops its oldest exchanges and says so.",
+        ),
+    ] = "error",
+    queue: Annotated[
+        int,
+        typer.Option(
+            min=1, envvar="HEADSTART_QUEUE", rich_help_panel=OPERATION, help="Requests that may wait; further ones get a 429."
+        ),
+    ] = 64,
+    stall: Annotated[
+        float,
+        typer.Option(
+            envvar="HEADSTART_STALL",
+            metavar="SECONDS",
+            rich_help_panel=OPERATION,
+            help="Longest pause of a running reply while another prompt is computed.",
+        ),
+    ] = 0.25,
+    log_format: Annotated[
+        str,
+        typer.Option(
+            envvar="HEADSTART_LOG_FORMAT",
+            metavar="console|json",
+            rich_help_panel=OPERATION,
+            help="Lines for people, or JSON objects for collectors. They go to stderr.",
+        ),
+    ] = "console",
+) -> None:
+    """Serves a model over OpenAI's API: chat completions, completions, models; also `/health` and `/metrics`.
+
+    Stop it with Ctrl-C or SIGTERM: running answers get ten seconds to end.
+    """
+    if log_format not in ("console", "json"):
+        raise ConfigError(f"--log-format must be console or json, not {log_format!r}.")
+    settings = Settings(
+        model=model,
+        ctx=ctx,
+        slots=slots,
+        threads=threads,
+        gpu_layers=gpu_layers,
+        kv_type=cast("KvType", kv_type),
+        chat_template=chat_template,
+        lora=lora,
+        memory_budget=memory_budget,
+        reuse=cast("Reuse", reuse),
+        overflow=cast("Overflow", overflow),
+        queue=queue,
+        stall=stall,
+    )
+    _check_files(settings)
+    from headstart.api.serve import serve as run
+
+    with _exit_on_signals():
+        run(settings, host, port, tuple(api_key or ()), cast("LogFormat", log_format), load=lambda s: _load(s, log_format))
+
+
+@app.command()
+def demo(
+    model: Model = "demo",
+    json: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
+    turns: Annotated[int, typer.Option(min=1, max=10, hidden=True, help="Turns of the first user.")] = 10,
+) -> None:
+    """Chats with a model over HTTP, with and without reuse, and shows what was computed: about two minutes of work.
+
+    A ten-turn chat behind a long system prompt, a second user in between, an edit of an earlier message, a regeneration.
+    """
+    from headstart.demo import run
+
+    run(model, turns=turns, as_json=json)
+
+
+@app.command()
+def doctor(
+    model: Model = "demo",
+    ctx: Ctx = None,
+    slots: Slots = None,
+    threads: Threads = None,
+    gpu_layers: GpuLayers = 0,
+    kv_type: Kv = "f16",
+    chat_template: ChatTemplate = None,
+    lora: Lora = None,
+    memory_budget: Budget = cast(int, "4GiB"),  # noqa: B008  (typer parses defaults too)
+) -> None:
+    """Says what this machine and a model can do together, and checks that a warm answer equals a cold one.
+
+    Exit code 0 if all is well, 1 if the check fails, 2 if the model cannot be used.
+    """
+    settings = Settings(
+        model=model,
+        ctx=ctx,
+        slots=slots,
+        threads=threads,
+        gpu_layers=gpu_layers,
+        kv_type=cast("KvType", kv_type),
+        chat_template=chat_template,
+        lora=lora,
+        memory_budget=memory_budget,
+    )
+    _check_files(settings)
+    from headstart.doctor import examine
+
+    raise typer.Exit(0 if examine(settings) else 1)
+
+
+@app.command()
+def version() -> None:
+    """Prints the versions of headstart, its engine and Python."""
+    import platform
+    from importlib.metadata import version as installed
+
+    from headstart import __version__
+
+    typer.echo(f"headstart {__version__}")
+    typer.echo(f"llama-cpp-python {installed('llama-cpp-python')}")
+    typer.echo(f"Python {platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line; whatever a user can mend is one line on stderr and exit code 2."""
+    try:
+        code = app(arguments, standalone_mode=False)
+    except TyperException as error:
+        code = _complain(error.format_message(), error.exit_code)
+    except ConfigError as error:
+        code = _complain(str(error), 2)
+    except HeadstartError as error:
+        code = _complain(str(error), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    if line:  # without arguments the help was printed, and there is nothing to add
+        print(f"headstart: {line}", file=sys.stderr)
+    return code
+
+
+def _check_files(settings: Settings) -> None:
+    """Finds what is plainly wrong before anything is started."""
+    from headstart.engines import llama_file
+
+    llama_file.locate(settings.model)
+    if settings.lora is not None:
+        llama_file.check(settings.lora, "adapter")
+
+
+def _load(settings: Settings, log_format: str) -> Runtime:
+    from headstart.console import announce, loading
+    from headstart.library import load
+    from headstart.observe.prefill import PrefillLog
+
+    with loading(settings.model) as progress:
+        runtime = load(settings, progress).runtime
+    runtime.watch(PrefillLog())
+    announce(runtime, log_format)
+    return runtime
+
+
+@contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """The server handles signals while it runs, and raises them again when it has ended: that is a good end."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit(0)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

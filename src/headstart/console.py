@@ -1,0 +1,89 @@
+"""Console: what a person sees while a model loads, and what they are told once it has."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import structlog
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from headstart import __version__
+from headstart.runtime.runtime import Runtime
+from headstart.units import show_size
+
+LOG_EVERY = 2.0
+"""Seconds between lines about loading, where no bar can be drawn."""
+
+
+@contextmanager
+def loading(model: str) -> Iterator[Callable[[float], None]]:
+    """Shows the progress that is told to it (0 to 1): a bar on a terminal, lines in the log elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _logged(model)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as bar:
+        task = bar.add_task(f"loading {escape(model)}", total=1.0)
+        yield lambda share: bar.update(task, completed=share)
+
+
+def _logged(model: str) -> Callable[[float], None]:
+    log, due = structlog.get_logger("headstart"), time.monotonic() + LOG_EVERY
+
+    def tell(share: float) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + LOG_EVERY
+            log.info("loading", model=model, percent=round(100 * share))
+
+    return tell
+
+
+def facts(runtime: Runtime) -> dict[str, str]:
+    """What a loaded model uses, by topic; one line each."""
+    engine, settings = runtime.engine, runtime.settings
+    shape, details, known = engine.shape, engine.facts.details, engine.facts
+    told = {"model": f"{known.name} ({known.description})", "engine": known.engine}
+    if "path" in details:
+        told["file"] = str(details["path"])
+    told["slots"] = f"{shape.slots} conversations at a time, {shape.ctx} tokens each"
+    if shape.row_bytes:
+        kind = details.get("kv_type", "")
+        told["keys and values"] = f"{kind}, {show_size(shape.row_bytes)} a token".removeprefix(", ")
+        room = settings.memory_budget // shape.row_bytes
+        told["cache"] = f"{show_size(settings.memory_budget)} of memory for {room:,} tokens besides those in slots"
+    parts = [
+        f"{show_size(details[name])} {word}"
+        for name, word in (("weights_bytes", "of weights"), ("live_bytes", "for slots"))
+        if name in details
+    ]
+    if parts:
+        told["memory"] = ", ".join(parts)
+    if "threads" in details:
+        told["compute"] = f"{details['threads']} threads"
+        if layers := details.get("gpu_layers"):
+            told["compute"] += f", {'all' if layers < 0 else layers} layers on the GPU"
+    seconds = details.get("proof_seconds")
+    told["reuse"] = settings.reuse
+    told["proof"] = "; ".join(engine.traits.notes) or "none"
+    if seconds is not None:
+        told["proof"] += f" ({seconds:.1f} s)"
+    return told
+
+
+def announce(runtime: Runtime, log_format: str) -> None:
+    """Says once what a server is going to use: to a person, or to a log collector."""
+    told = facts(runtime)
+    if log_format == "json":
+        fields = {topic.replace(" ", "_"): line for topic, line in told.items()}
+        structlog.get_logger("headstart").info("ready", version=__version__, **fields)
+        return
+    width = max(map(len, told))
+    lines = [f"headstart {__version__}", *(f"  {topic:{width}}  {line}" for topic, line in told.items())]
+    print("\n".join(lines), file=sys.stderr, flush=True)

@@ -1,0 +1,279 @@
+"""Demo: the main job over real HTTP, with reuse and without: what was computed, and what was not.
+
+First the conversations as they happen (warm); then every request once more with `cache_prompt: false` (cold).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from headstart.config import Settings
+from headstart.errors import HeadstartError, Unavailable
+
+CTX = 4096
+REPLY = 24
+"""Most tokens of a reply."""
+
+Message = dict[str, str]
+
+QUESTIONS = (
+    "Hello! When are you open?",
+    "And how much is a membership for a student?",
+    "How many tools can I take home at once?",
+    "May I keep a cordless drill for two weeks?",
+    "What do I have to do before I use the angle grinder?",
+    "I am late with a ladder by three opening days. What will it cost?",
+    "Can you bring the floor sander to my home?",
+    "My nephew is nine and would like to mend a radio with me. Is that possible?",
+    "What happens if I break something?",
+    "Thank you. Where can I hand in a hammer on a Sunday?",
+)
+OTHER_QUESTIONS = ("Do you take old tools as gifts?", "What about paint?", "How do I become a volunteer?")
+EDITED = "I am late with the trailer by five opening days. What will it cost?"
+EDITED_TURN = 5  # of QUESTIONS, or the last one if there are fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one request. Tokens of its prompt, and milliseconds as its client measured them."""
+
+    prompt: int
+    cached: int
+    restored: int
+    computed: int
+    ttft_ms: float
+    wall_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+    cost: Cost
+
+
+@dataclass(slots=True)
+class Turn:
+    """A request of the play. `kind` is what the user did."""
+
+    user: str
+    kind: str
+    body: dict[str, Any]
+    warm: Cost
+    cold: Cost | None = None
+
+
+Ask = Callable[[dict[str, Any]], Answer]
+
+
+def run(model: str = "demo", *, turns: int = len(QUESTIONS), as_json: bool = False) -> None:
+    """Plays it and prints a table, or data.
+
+    Args:
+        turns: how many of the questions the first user asks.
+
+    Raises:
+        ConfigError: the model cannot be used.
+    """
+    from headstart.console import loading
+    from headstart.library import load
+    from headstart.observe import logs
+
+    logs.configure(level=logs.logging.WARNING)
+    notes = Console(stderr=True)
+    with loading(model) as progress:
+        runtime = load(Settings(model=model, ctx=CTX, memory_budget=1 << 30), progress).runtime
+    with runtime, _serving(runtime) as port:
+
+        def ask(body: dict[str, Any]) -> Answer:
+            return request(port, body)
+
+        ask({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})  # touches what is touched only once
+        played: list[Turn] = []
+        live = Live(console=notes, refresh_per_second=2) if notes.is_terminal and not as_json else None
+        if live is not None:
+            live.start()
+        try:
+            for _ in _play(ask, turns, played):
+                if live is not None:
+                    live.update(table(played))
+        finally:
+            if live is not None:
+                live.update("")
+                live.stop()
+    if as_json:
+        print(
+            json.dumps({"model": runtime.engine.facts.name, "turns": [_data(turn) for turn in played], "saved": saved(played)})
+        )
+        return
+    out = Console()
+    out.print(table(played))
+    out.print(sentence(played))
+
+
+def _play(ask: Ask, count: int, played: list[Turn]) -> Iterator[None]:
+    """Yields after every answer."""
+    for turn in script(ask, count):
+        played.append(turn)
+        yield
+    for turn in played:
+        turn.cold = ask({**turn.body, "cache_prompt": False}).cost
+        yield
+
+
+def script(ask: Ask, count: int) -> Iterator[Turn]:
+    """The conversations: each turn is asked when it is taken."""
+    system = {"role": "system", "content": files("headstart").joinpath("data/handbook.txt").read_text("utf-8")}
+
+    def say(user: str, kind: str, chat: list[Message], **options: Any) -> Turn:
+        body = {"messages": list(chat), "max_tokens": REPLY, "temperature": 0, **options}
+        answer = ask(body)
+        chat.append({"role": "assistant", "content": answer.text})
+        return Turn(user, kind, body, answer.cost)
+
+    first: list[Message] = [system]
+    second: list[Message] = [system]
+    others = iter(OTHER_QUESTIONS)
+    for number, question in enumerate(QUESTIONS[:count]):
+        first.append({"role": "user", "content": question})
+        yield say("A", "asks" if number else "begins", first)
+        if number % 3 == 1 and (other := next(others, None)):
+            second.append({"role": "user", "content": other})
+            yield say("B", "asks" if len(second) > 2 else "begins", second)
+    asked = min(EDITED_TURN, count - 1)
+    edited = [*first[: 1 + 2 * asked], {"role": "user", "content": EDITED}]
+    yield say("A", f"edits turn {asked + 1}", edited)
+    again = edited[:-1]
+    yield say("A", "regenerates", again, temperature=0.8, seed=1)
+
+
+# ── over HTTP ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _serving(runtime: Any) -> Iterator[int]:
+    """A server on a free port, in a thread; yields the port."""
+    import uvicorn
+
+    from headstart.api.app import create_app
+    from headstart.api.serve import listen
+
+    bound = listen("127.0.0.1", 0)
+    config = uvicorn.Config(create_app(runtime), http="httptools", ws="none", access_log=False, log_config=None)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="headstart-http", daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            if not thread.is_alive():
+                raise Unavailable("The demo's server did not start.")
+            time.sleep(0.01)
+        yield bound.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+        bound.close()
+
+
+def request(port: int, body: dict[str, Any]) -> Answer:
+    """Sends a chat request and reads its stream. Raises HeadstartError if it fails."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    begun = time.perf_counter()
+    first: float | None = None
+    text, account = "", {}
+    try:
+        sent = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}})
+        connection.request("POST", "/v1/chat/completions", sent, {"content-type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise HeadstartError(f"The server answered {response.status}: {response.read().decode('utf-8', 'replace')}")
+        for line in response:
+            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise HeadstartError(event["error"]["message"])
+            for choice in event["choices"]:
+                if piece := choice["delta"].get("content"):
+                    first = first or time.perf_counter() - begun
+                    text += piece
+            if event.get("usage"):
+                account = {**event["headstart"], "prompt": event["usage"]["prompt_tokens"]}
+    finally:
+        connection.close()
+    wall = time.perf_counter() - begun
+    counts = {name: int(account[name]) for name in ("prompt", "cached", "restored", "computed")}
+    return Answer(text, Cost(**counts, ttft_ms=round(1e3 * (first or wall), 1), wall_ms=round(1e3 * wall, 1)))
+
+
+# ── what it shows ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def table(turns: Sequence[Turn]) -> Table:
+    """One row a turn."""
+    shown = Table(
+        title="The same requests with and without reuse", caption="tokens of the prompt; time to the first token of the reply"
+    )
+    shown.add_column("user")
+    shown.add_column("does")
+    for name in ("prompt", "cached", "computed", "first token", "cold: computed", "cold: first token"):
+        shown.add_column(name, justify="right")
+    for turn in turns:
+        cold = (str(turn.cold.computed), _seconds(turn.cold.ttft_ms)) if turn.cold else ("…", "…")
+        warm = turn.warm
+        shown.add_row(
+            turn.user, turn.kind, str(warm.prompt), str(warm.cached), str(warm.computed), _seconds(warm.ttft_ms), *cold
+        )
+    return shown
+
+
+def saved(turns: Sequence[Turn]) -> dict[str, float]:
+    """Sums over all turns: prompt tokens, and milliseconds until the first token."""
+    cold = [turn.cold for turn in turns if turn.cold]
+    warm = [turn.warm for turn in turns if turn.cold]
+    computed, computed_cold = sum(cost.computed for cost in warm), sum(cost.computed for cost in cold)
+    waited, waited_cold = sum(cost.ttft_ms for cost in warm), sum(cost.ttft_ms for cost in cold)
+    return {
+        "prompt_tokens": sum(cost.prompt for cost in warm),
+        "computed": computed,
+        "computed_cold": computed_cold,
+        "tokens": computed_cold - computed,
+        "ttft_ms": round(waited, 1),
+        "ttft_cold_ms": round(waited_cold, 1),
+        "ms": round(waited_cold - waited, 1),
+    }
+
+
+def sentence(turns: Sequence[Turn]) -> str:
+    """What was saved."""
+    sums = saved(turns)
+    return (
+        f"Of {sums['computed_cold']:,.0f} prompt tokens headstart computed {sums['computed']:,.0f} and saved "
+        f"{sums['tokens']:,.0f} ({sums['tokens'] / sums['computed_cold']:.0%}): the first tokens of {len(turns)} replies "
+        f"took {sums['ttft_ms'] / 1e3:.1f} s instead of {sums['ttft_cold_ms'] / 1e3:.1f} s."
+    )
+
+
+def _seconds(milliseconds: float) -> str:
+    return f"{milliseconds / 1e3:.2f} s"
+
+
+def _data(turn: Turn) -> dict[str, Any]:
+    cold = asdict(turn.cold) if turn.cold else {}
+    return {
+        "user": turn.user,
+        "kind": turn.kind,
+        **asdict(turn.warm),
+        "cold": {name: cold[name] for name in ("computed", "ttft_ms", "wall_ms")},
+    }

@@ -1,0 +1,124 @@
+"""Doctor: what this machine and a model can do together, and whether a warm answer equals a cold one here."""
+
+from __future__ import annotations
+
+import platform
+import queue
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from headstart.config import Settings
+from headstart.console import facts, loading
+from headstart.core.prompt import Prompt
+from headstart.engines.base import GREEDY
+from headstart.library import load
+from headstart.observe import logs
+from headstart.runtime.request import Event, Failed, Finished, Report, Request, Started
+from headstart.runtime.runtime import Runtime
+from headstart.units import show_size
+
+BLOCKS = 3
+"""Whole blocks that the check has to restore."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What the self-check found. `cold` and `warm` are seconds to the logits at the end of one prompt."""
+
+    good: bool
+    finding: str
+    cold: float = 0.0
+    warm: float = 0.0
+
+
+def examine(settings: Settings, console: Console | None = None) -> bool:
+    """Prints what it finds; returns whether all is well.
+
+    Raises:
+        ConfigError: the model cannot be used.
+    """
+    console = console or Console()
+    logs.configure(level=logs.logging.WARNING)
+    with loading(settings.model) as progress:
+        runtime = load(settings, progress).runtime
+    with runtime:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for topic, line in (*_machine(), *facts(runtime).items()):
+            table.add_row(topic, line)
+        exact = runtime.engine.traits.canonical
+        table.add_row(
+            "--reuse exact", "possible" if exact else "refused: the bits of a warm answer were not proved to be a cold one's"
+        )
+        if exact:
+            replies = (
+                "too, also those of replies"
+                if runtime.engine.traits.decode_is_prefill
+                else "those of prompts; replies are computed again"
+            )
+            table.add_row("exact rows", replies)
+        check = check_warm(runtime)
+        table.add_row("warm = cold", check.finding)
+        console.print(table)
+    console.print(
+        "all is well" if check.good else "[bold red]the check failed:[/] do not trust cached answers here; please report it"
+    )
+    return check.good
+
+
+def check_warm(runtime: Runtime) -> Check:
+    """Computes a prompt, drives it out of its slot, and asks for it again: the logits must have the same bits."""
+    engine = runtime.engine
+    if not engine.traits.sliceable:
+        return Check(True, "nothing to check: this model's state cannot be cut, so only a slot that just goes on is reused")
+    wanted = BLOCKS * engine.traits.grid
+    if wanted + engine.traits.grid >= runtime.ctx:
+        return Check(True, f"nothing to check: a context of {runtime.ctx} tokens holds too few blocks of {engine.traits.grid}")
+    words = "".join(f"{number} apples and {number + 7} pears. " for number in range(wanted))
+    tokens = runtime.text_prompt(words[: 8 * wanted]).tokens.tolist()
+    prompt = runtime.text_prompt(tokens[: wanted + 9])
+    cold, first = _compute(runtime, prompt)
+    for number in range(engine.shape.slots):
+        _compute(runtime, runtime.text_prompt(f"{number}: something else"))
+    warm, second = _compute(runtime, prompt)
+    if second.restored < wanted:
+        return Check(
+            False, f"only {second.restored} of {wanted} tokens were restored ({second.reason})", first.ttft, second.ttft
+        )
+    times = f"cold {1e3 * first.prefill:.0f} ms, restored {1e3 * second.prefill:.0f} ms"
+    if cold != warm:
+        kind = "differ" if engine.traits.canonical else "differ a little, as these settings allow"
+        return Check(not engine.traits.canonical, f"logits {kind} ({times})", first.ttft, second.ttft)
+    return Check(
+        True, f"logits are equal to the last bit after restoring {second.restored} tokens ({times})", first.ttft, second.ttft
+    )
+
+
+def _compute(runtime: Runtime, prompt: Prompt) -> tuple[bytes, Report]:
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    runtime.submit(Request(prompt, GREEDY, max_tokens=0, keep_logits=True), events.put)
+    logits = b""
+    while True:
+        match events.get():
+            case Started(logits=found) if found is not None:
+                logits = found.tobytes()
+            case Finished(report=report):
+                return logits, report
+            case Failed(error=error):
+                raise error
+
+
+def _machine() -> Iterator[tuple[str, str]]:
+    import psutil
+    from llama_cpp import llama_cpp as lib
+
+    memory = psutil.virtual_memory()
+    cores = psutil.cpu_count(logical=False), psutil.cpu_count()
+    yield "machine", f"{platform.system()} {platform.machine()}, {cores[0]} cores ({cores[1]} threads)"
+    yield "memory", f"{show_size(memory.total)}, {show_size(memory.available)} of it available"
+    system = lib.llama_print_system_info().decode("utf-8", "replace")
+    yield "instructions", " ".join(re.findall(r"(\w+) = 1\b", system)) or "none known"
+    yield "GPU", "usable by this engine" if lib.llama_supports_gpu_offload() else "not supported by this build of the engine"

@@ -1,0 +1,30 @@
+"""Units: sizes in bytes, as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?B|)\s*", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `4GiB`, `512 MiB`, `2G`, `1.5g`, `1000000` (powers of 1024, except for `4GB`: powers of 1000).
+
+    Raises:
+        ValueError: it is no size.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None or (not found[2] and found[3].upper() == "IB"):
+        raise ValueError(f"'{text}' is not a size; write it like 4GiB, 512MiB or 2G")
+    base = 1000 if found[2] and found[3].upper() == "B" else 1024
+    return int(float(found[1]) * base ** _POWERS[found[2].upper()])
+
+
+def show_size(size: float) -> str:
+    """`size` bytes with three digits and a binary unit."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} GiB" if size < 1000 else f"{size:,.0f} GiB"

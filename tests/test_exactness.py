@@ -1,0 +1,203 @@
+"""Exactness: in exact mode the logits at the end of a prompt are those of a cold run, bit for bit; and the test can fail."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from harness import ask, system, user
+from headstart.config import Settings
+from headstart.engines.base import Engine
+from headstart.engines.fake import FakeEngine
+from headstart.engines.llama import LlamaEngine
+from headstart.runtime.runtime import Runtime
+from histories import Lab, canonical_chains, cold_blocks, cold_logits
+
+CTX, SLOTS = 1024, 2
+
+
+def load(model: Path, *, slots: int, grid: int | None = None, threads: int = 1) -> LlamaEngine:
+    settings = Settings(model=str(model), ctx=CTX, slots=slots, threads=threads, memory_budget=0)
+    return LlamaEngine.load(settings, grid=grid)
+
+
+def budget(engine: Engine, blocks: int) -> int:
+    """Bytes for so many blocks beside the engine's own buffer."""
+    return blocks * engine.traits.grid * engine.shape.row_bytes + engine.shape.transfer_bytes
+
+
+@contextmanager
+def lab(
+    warm: Engine, cold: Engine, *, blocks: int = 60, reuse: Literal["fast", "exact"] = "exact", **options: Any
+) -> Iterator[Lab]:
+    """Closes the runtime with its engine, not the cold one."""
+    with Runtime(warm, Settings(reuse=reuse, memory_budget=budget(warm, blocks))) as runtime:
+        made = Lab(runtime, cold, **options)
+        yield made
+        runtime.scheduler.close()
+        runtime.cache.check()
+
+
+def assert_exact(made: Lab) -> None:
+    """No wrong bit, and everything that could have caused one did happen."""
+    tally = made.tally
+    assert tally.wrong == 0, f"{tally.wrong} of {tally.compared} differ"
+    assert tally.restoring >= 0.8 * tally.histories, tally
+    wanted = {"turn", "edit", "branch", "again", "abort", "neighbour"}
+    assert wanted <= set(tally.events), tally
+    assert made.runtime.cache.counters["evicted"] > 0, "the budget held everything"
+
+
+@pytest.fixture(scope="module")
+def cold_tiny(tiny_model: Path) -> Iterator[Engine]:
+    engine = load(tiny_model, slots=1)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def cold_demo(demo_model: Path) -> Iterator[Engine]:
+    engine = load(demo_model, slots=1, threads=2)
+    yield engine
+    engine.close()
+
+
+def histories_on_tiny(tiny_model: Path, cold: Engine, count: int) -> None:
+    with lab(load(tiny_model, slots=SLOTS), cold) as made:
+        for seed in range(count):
+            made.run(seed)
+        assert_exact(made)
+
+
+def histories_on_demo(demo_model: Path, cold: Engine, count: int) -> None:
+    with lab(load(demo_model, slots=SLOTS, threads=2), cold, words=150, steps=3, compared=1, blocks=40) as made:
+        for seed in range(count):
+            made.run(seed)
+        assert_exact(made)
+
+
+def test_exact_on_a_tiny_model(tiny_model: Path, cold_tiny: Engine) -> None:
+    histories_on_tiny(tiny_model, cold_tiny, 300)
+
+
+def test_exact_on_the_real_model(demo_model: Path, cold_demo: Engine) -> None:
+    histories_on_demo(demo_model, cold_demo, 30)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)
+def test_exact_on_a_tiny_model_for_long(tiny_model: Path, cold_tiny: Engine) -> None:
+    histories_on_tiny(tiny_model, cold_tiny, 10_000)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)
+def test_exact_on_the_real_model_for_long(demo_model: Path, cold_demo: Engine) -> None:
+    histories_on_demo(demo_model, cold_demo, 500)
+
+
+def test_exact_on_the_fake() -> None:
+    """The same histories on an engine whose numerics are stricter than any real one's: thousands of grid points."""
+    shape = {"ctx": 8192, "grid": 16, "batch": 128}
+    with lab(FakeEngine(slots=SLOTS, **shape), FakeEngine(slots=1, **shape), blocks=400) as made:
+        for seed in range(60):
+            made.run(seed)
+        assert_exact(made)
+
+
+# ── canonical blocks in fast mode ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("model", ["tiny", "fake"])
+def test_canonical_blocks_of_fast_mode_are_cold_ones(model: str, tiny_model: Path, cold_tiny: Engine) -> None:
+    """Rows that call themselves canonical in fast mode, beside derived ones, are byte for byte what a cold run computes."""
+    if model == "tiny":
+        warm, cold, blocks = load(tiny_model, slots=SLOTS), cold_tiny, 200
+    else:
+        shape = {"ctx": 8192, "grid": 16, "batch": 128}
+        warm, cold, blocks = FakeEngine(slots=SLOTS, **shape), FakeEngine(slots=1, **shape), 1000
+    with lab(warm, cold, reuse="fast", blocks=blocks) as made:
+        for seed in range(40):
+            made.run(seed)
+        runtime, checked = made.runtime, 0
+        runtime.scheduler.close()
+        for chain in canonical_chains(runtime):
+            for entry, rows in zip(chain, cold_blocks(cold, chain), strict=True):
+                stored = runtime.cache.memory.read(entry.id)
+                assert stored is not None
+                assert stored[: len(rows)].tobytes() == rows
+                checked += 1
+        assert checked >= 50
+        assert sum(not entry.canonical for entry in runtime.cache.index) >= 10, "no derived rows: nothing to confuse them with"
+
+
+# ── the comparison can fail ──────────────────────────────────────────────────────────────────────────────────────────
+
+SYSTEM, OTHERS = "Answer in one word. " * 40, ("Name a colour.", "And another one?")
+
+
+def restored_again(runtime: Runtime, cold: Engine, spoil: bool) -> tuple[bytes, bytes]:
+    """Logits of a prompt restored from memory (one byte of one row changed, if `spoil`), and those of a cold run."""
+    ask(runtime, [system(SYSTEM), user("Name a colour.")], max_tokens=1)
+    for slot in range(SLOTS):
+        ask(runtime, [user(f"Something else entirely, {slot} times.")], max_tokens=1)
+    chat = [system(SYSTEM), user("Name a fruit.")]
+    prompt = runtime.chat_prompt(chat)
+    if spoil:
+        first = next(entry for entry in runtime.cache.index if entry.start == 64 and entry.stop < len(prompt) - 64)
+        rows = runtime.cache.memory.read(first.id)
+        assert rows is not None
+        rows[7 * 64 + 1] ^= 0x04
+    answer = ask(runtime, chat, max_tokens=1, keep_logits=True)
+    assert answer.report.restored >= 2 * runtime.engine.traits.grid
+    assert answer.logits is not None
+    return answer.logits.tobytes(), cold_logits(cold, answer.prompt)
+
+
+@pytest.mark.parametrize("spoil", [False, True])
+@pytest.mark.parametrize("model", ["tiny", "demo"])
+def test_one_perturbed_row_shows(model: str, spoil: bool, request: pytest.FixtureRequest) -> None:
+    path, cold = request.getfixturevalue(f"{model}_model"), request.getfixturevalue(f"cold_{model}")
+    with lab(load(path, slots=SLOTS, threads=2 if model == "demo" else 1), cold, blocks=100) as made:
+        warm, expected = restored_again(made.runtime, cold, spoil)
+    assert (warm == expected) is not spoil
+
+
+def test_a_grid_of_32_shows(tiny_model: Path) -> None:
+    cold = load(tiny_model, slots=1, grid=32)
+    with lab(load(tiny_model, slots=SLOTS, grid=32), cold) as made:
+        for seed in range(20):
+            made.run(seed)
+        assert made.tally.restoring > 0
+        assert made.tally.wrong > 0
+    cold.close()
+
+
+@pytest.mark.parametrize("model", ["tiny", "fake"])
+def test_a_derived_row_served_as_canonical_shows(model: str, tiny_model: Path, cold_tiny: Engine) -> None:
+    """An engine that claims that decoding gives the bits of prefill, and does not: its derived rows are served as canonical."""
+    if model == "tiny":
+        warm, cold = load(tiny_model, slots=SLOTS), cold_tiny
+    else:
+        warm, cold = FakeEngine(slots=SLOTS, ctx=8192, grid=16), FakeEngine(slots=1, ctx=8192, grid=16)
+    assert not warm.traits.decode_is_prefill
+    warm.traits = dataclasses.replace(warm.traits, decode_is_prefill=True)
+    with lab(warm, cold) as made:
+        for seed in range(20):
+            made.run(seed)
+        assert made.tally.wrong > 0
+
+
+def test_cold_runs_agree(cold_tiny: Engine, tiny_model: Path) -> None:
+    """The oracle itself: the same tokens in another context give the same bits, other tokens others."""
+    other = load(tiny_model, slots=2)
+    tokens = np.array(other.tokenizer.tokenize(SYSTEM * 2), np.int32)
+    assert cold_logits(cold_tiny, tokens) == cold_logits(other, tokens)
+    assert cold_logits(cold_tiny, tokens) != cold_logits(other, tokens[:-1])
+    other.close()
