@@ -44,11 +44,12 @@ class Sample:
 
 
 class Client:
-    """Talks to one server over one kept connection per thread."""
+    """Talks to one server."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._http = httpx.Client(base_url=server.url, timeout=600)
+        # A connection each: one kept open while the other server is measured may be closed by then.
+        self._http = httpx.Client(base_url=server.url, timeout=600, limits=httpx.Limits(max_keepalive_connections=0))
 
     def chat(self, messages: Messages, tokens: int, **options: Any) -> Sample:
         """A greedy reply of exactly `tokens` tokens."""

@@ -91,7 +91,7 @@ def _running(name: str, command: list[str], port: int, env: dict[str, str]) -> I
 @contextmanager
 def headstart(setup: Setup, *options: str) -> Iterator[Server]:
     port = _free_port()
-    command = [sys.executable, "-m", "headstart.cli", "serve", str(setup.model), "--port", str(port)]
+    command = [sys.executable, "-m", "headstart", "serve", str(setup.model), "--port", str(port)]
     command += ["--ctx", str(setup.ctx), "--slots", str(setup.slots), "--threads", str(setup.threads), *options]
     with _running("headstart", command, port, {}) as server:
         yield server

@@ -30,6 +30,7 @@ WORDS = (
 ).split()
 
 
+USERS = 3
 EVENTS = ("turn", "turn", "edit", "branch", "again")
 
 
@@ -69,28 +70,30 @@ class Lab:
     """A runtime under test and a cold engine of the same model.
 
     Attributes:
-        words: about how many words a system prompt has; messages are of a fifth of that or less.
+        words: about how many words a system prompt has; messages have up to a sixth of that.
+        owners: how many groups of system prompts (one for each user) all histories together use.
         compared: requests at the end of each history that are compared.
     """
 
     runtime: Runtime
     cold: Engine
-    words: int = 190
-    steps: int = 3
-    compared: int = 2
+    words: int = 150
+    owners: int = 6
+    compared: int = 1
     tally: Tally = field(default_factory=Tally)
 
     def run(self, seed: int) -> None:
         """Lives through one history and compares its end."""
         dice = random.Random(seed)
-        # A few system prompts for all histories: some users share one, and each comes back after it may have been evicted.
-        owner = random.Random(dice.randrange(12))
-        prompts = [text(owner, owner.randint(self.words * 3 // 4, self.words)) for _ in range(2)]
-        chats: list[Messages] = [[system(dice.choice(prompts)), user(self._message(dice))] for _ in range(3)]
+        # A few system prompts for all histories together: each comes back, and may have been evicted since.
+        owner = random.Random(dice.randrange(self.owners))
+        prompts = [text(owner, owner.randint(self.words * 7 // 8, self.words)) for _ in range(USERS)]
+        chats: list[Messages] = [[system(prompt), user(self._message(dice))] for prompt in prompts]
+        dice.shuffle(chats)
         restored = 0
-        for step in range(self.steps + self.compared):
-            # The conversation that waited longest is the one whose rows had to leave their slot.
-            chat = chats.pop(0 if step >= self.steps else dice.randrange(2))
+        for step in range(USERS + self.compared):
+            # Mostly the conversation that waited longest: more of them than slots, so its rows had to leave theirs.
+            chat = chats.pop(-1 if step >= USERS and dice.random() < 0.1 else 0)
             if len(chat) > 2:
                 event = "branch" if len(chat) > 7 else dice.choice(EVENTS)
                 if event == "branch":
@@ -98,7 +101,7 @@ class Lab:
                 chat = self._changed(dice, chat, event)
             if dice.random() < 0.15:
                 self._abort(dice, chat)
-            if step < self.steps:
+            if step < USERS:
                 self._ask(dice, chat)
             else:
                 restored = max(restored, self._compare(dice, chat))

@@ -22,19 +22,20 @@ from histories import Lab, canonical_chains, cold_blocks, cold_logits
 CTX, SLOTS = 1024, 2
 
 
-def load(model: Path, *, slots: int, grid: int | None = None, threads: int = 1) -> LlamaEngine:
+def load(model: Path, *, slots: int, grid: int | None = None, threads: int | None = 1) -> LlamaEngine:
+    # Threads of a tiny model wait for each other more than they compute.
     settings = Settings(model=str(model), ctx=CTX, slots=slots, threads=threads, memory_budget=0)
     return LlamaEngine.load(settings, grid=grid)
 
 
 def budget(engine: Engine, blocks: int) -> int:
-    """Bytes for so many blocks beside the engine's own buffer."""
-    return blocks * engine.traits.grid * engine.shape.row_bytes + engine.shape.transfer_bytes
+    """Bytes for so many blocks beside the engine's own buffer, as far as prompts of these histories make it grow."""
+    return blocks * engine.traits.grid * engine.shape.row_bytes + engine.shape.transfer_bytes * 3 // 8
 
 
 @contextmanager
 def lab(
-    warm: Engine, cold: Engine, *, blocks: int = 60, reuse: Literal["fast", "exact"] = "exact", **options: Any
+    warm: Engine, cold: Engine, *, blocks: int = 48, reuse: Literal["fast", "exact"] = "exact", **options: Any
 ) -> Iterator[Lab]:
     """Closes the runtime with its engine, not the cold one."""
     with Runtime(warm, Settings(reuse=reuse, memory_budget=budget(warm, blocks))) as runtime:
@@ -49,8 +50,8 @@ def assert_exact(made: Lab) -> None:
     tally = made.tally
     assert tally.wrong == 0, f"{tally.wrong} of {tally.compared} differ"
     assert tally.restoring >= 0.8 * tally.histories, tally
-    wanted = {"turn", "edit", "branch", "again", "abort", "neighbour"}
-    assert wanted <= set(tally.events), tally
+    wanted = {"turn", "edit", "branch", "again", "abort", "neighbour", "live"}
+    assert wanted <= {event for event, times in tally.events.items() if times}, tally
     assert made.runtime.cache.counters["evicted"] > 0, "the budget held everything"
 
 
@@ -63,7 +64,7 @@ def cold_tiny(tiny_model: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def cold_demo(demo_model: Path) -> Iterator[Engine]:
-    engine = load(demo_model, slots=1, threads=2)
+    engine = load(demo_model, slots=1, threads=None)
     yield engine
     engine.close()
 
@@ -76,7 +77,7 @@ def histories_on_tiny(tiny_model: Path, cold: Engine, count: int) -> None:
 
 
 def histories_on_demo(demo_model: Path, cold: Engine, count: int) -> None:
-    with lab(load(demo_model, slots=SLOTS, threads=2), cold, words=150, steps=3, compared=1, blocks=40) as made:
+    with lab(load(demo_model, slots=SLOTS, threads=None), cold, owners=2, blocks=15) as made:
         for seed in range(count):
             made.run(seed)
         assert_exact(made)
@@ -105,7 +106,7 @@ def test_exact_on_the_real_model_for_long(demo_model: Path, cold_demo: Engine) -
 def test_exact_on_the_fake() -> None:
     """The same histories on an engine whose numerics are stricter than any real one's: thousands of grid points."""
     shape = {"ctx": 8192, "grid": 16, "batch": 128}
-    with lab(FakeEngine(slots=SLOTS, **shape), FakeEngine(slots=1, **shape), blocks=400) as made:
+    with lab(FakeEngine(slots=SLOTS, **shape), FakeEngine(slots=1, **shape), blocks=1100) as made:
         for seed in range(60):
             made.run(seed)
         assert_exact(made)
@@ -123,7 +124,7 @@ def test_canonical_blocks_of_fast_mode_are_cold_ones(model: str, tiny_model: Pat
         shape = {"ctx": 8192, "grid": 16, "batch": 128}
         warm, cold, blocks = FakeEngine(slots=SLOTS, **shape), FakeEngine(slots=1, **shape), 1000
     with lab(warm, cold, reuse="fast", blocks=blocks) as made:
-        for seed in range(40):
+        for seed in range(60):
             made.run(seed)
         runtime, checked = made.runtime, 0
         runtime.scheduler.close()
@@ -133,7 +134,7 @@ def test_canonical_blocks_of_fast_mode_are_cold_ones(model: str, tiny_model: Pat
                 assert stored is not None
                 assert stored[: len(rows)].tobytes() == rows
                 checked += 1
-        assert checked >= 50
+        assert checked >= 40
         assert sum(not entry.canonical for entry in runtime.cache.index) >= 10, "no derived rows: nothing to confuse them with"
 
 
@@ -164,7 +165,7 @@ def restored_again(runtime: Runtime, cold: Engine, spoil: bool) -> tuple[bytes, 
 @pytest.mark.parametrize("model", ["tiny", "demo"])
 def test_one_perturbed_row_shows(model: str, spoil: bool, request: pytest.FixtureRequest) -> None:
     path, cold = request.getfixturevalue(f"{model}_model"), request.getfixturevalue(f"cold_{model}")
-    with lab(load(path, slots=SLOTS, threads=2 if model == "demo" else 1), cold, blocks=100) as made:
+    with lab(load(path, slots=SLOTS), cold, blocks=100) as made:
         warm, expected = restored_again(made.runtime, cold, spoil)
     assert (warm == expected) is not spoil
 

@@ -73,6 +73,7 @@ Slots = Annotated[
     typer.Option(
         min=1,
         envvar="HEADSTART_SLOTS",
+        metavar="N",
         rich_help_panel=COMPUTE,
         help="Conversations computed at the same time; any number of others is kept in --memory-budget.",
         show_default="what fits, at most 4",
@@ -83,6 +84,7 @@ Threads = Annotated[
     typer.Option(
         min=1,
         envvar="HEADSTART_THREADS",
+        metavar="N",
         rich_help_panel=COMPUTE,
         help="CPU threads. Leave some cores to other busy programs.",
         show_default="all cores",
@@ -93,6 +95,7 @@ GpuLayers = Annotated[
     typer.Option(
         min=-1,
         envvar="HEADSTART_GPU_LAYERS",
+        metavar="N",
         rich_help_panel=COMPUTE,
         help="Layers to put on a GPU; -1 for all. Needs llama-cpp-python built for it.",
     ),
@@ -103,7 +106,7 @@ Kv = Annotated[
         envvar="HEADSTART_KV_TYPE",
         metavar="f16|bf16|q8_0",
         rich_help_panel=COMPUTE,
-        help="Type of keys and values. q8_0 takes half the memory; with bf16 and q8_0 replies are often reusable in exact mode.",
+        help="Type of keys and values. q8_0 takes half the memory; with bf16 and q8_0 exact mode can often reuse replies.",
     ),
 ]
 Budget = Annotated[
@@ -146,10 +149,16 @@ Lora = Annotated[
 def serve(
     model: Model = "demo",
     host: Annotated[
-        str, typer.Option(envvar="HEADSTART_HOST", rich_help_panel=NETWORK, help="Address to listen on; 0.0.0.0 for all.")
+        str,
+        typer.Option(
+            envvar="HEADSTART_HOST", metavar="ADDRESS", rich_help_panel=NETWORK, help="Address to listen on; 0.0.0.0 for all."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, envvar="HEADSTART_PORT", rich_help_panel=NETWORK, help="Port; 0 for any free one.")
+        int,
+        typer.Option(
+            min=0, max=65535, envvar="HEADSTART_PORT", metavar="N", rich_help_panel=NETWORK, help="Port; 0 for any free one."
+        ),
     ] = 8000,
     api_key: Annotated[
         list[str] | None,
@@ -182,7 +191,11 @@ def serve(
     queue: Annotated[
         int,
         typer.Option(
-            min=1, envvar="HEADSTART_QUEUE", rich_help_panel=OPERATION, help="Requests that may wait; further ones get a 429."
+            min=1,
+            envvar="HEADSTART_QUEUE",
+            metavar="N",
+            rich_help_panel=OPERATION,
+            help="Requests that may wait; further ones get a 429.",
         ),
     ] = 64,
     stall: Annotated[

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -90,7 +91,7 @@ def run(model: str = "demo", *, turns: int = len(QUESTIONS), as_json: bool = Fal
     from headstart.library import load
     from headstart.observe import logs
 
-    logs.configure(level=logs.logging.WARNING)
+    logs.configure(level=logging.WARNING)
     notes = Console(stderr=True)
     with loading(model) as progress:
         runtime = load(Settings(model=model, ctx=CTX, memory_budget=1 << 30), progress).runtime
@@ -101,17 +102,14 @@ def run(model: str = "demo", *, turns: int = len(QUESTIONS), as_json: bool = Fal
 
         ask({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})  # touches what is touched only once
         played: list[Turn] = []
-        live = Live(console=notes, refresh_per_second=2) if notes.is_terminal and not as_json else None
-        if live is not None:
-            live.start()
-        try:
-            for _ in _play(ask, turns, played):
-                if live is not None:
+        plays = _play(ask, turns, played)
+        if notes.is_terminal and not as_json:
+            with Live(table(played), console=notes, refresh_per_second=2, transient=True) as live:
+                for _ in plays:
                     live.update(table(played))
-        finally:
-            if live is not None:
-                live.update("")
-                live.stop()
+        else:
+            for line in plays:
+                notes.print(line, highlight=False)
     if as_json:
         print(
             json.dumps({"model": runtime.engine.facts.name, "turns": [_data(turn) for turn in played], "saved": saved(played)})
@@ -119,17 +117,23 @@ def run(model: str = "demo", *, turns: int = len(QUESTIONS), as_json: bool = Fal
         return
     out = Console()
     out.print(table(played))
-    out.print(sentence(played))
+    out.print(sentence(played), highlight=False, soft_wrap=True)
 
 
-def _play(ask: Ask, count: int, played: list[Turn]) -> Iterator[None]:
-    """Yields after every answer."""
+def _play(ask: Ask, count: int, played: list[Turn]) -> Iterator[str]:
+    """Yields a line after every answer."""
     for turn in script(ask, count):
         played.append(turn)
-        yield
+        yield _line(turn, "warm", turn.warm)
     for turn in played:
         turn.cold = ask({**turn.body, "cache_prompt": False}).cost
-        yield
+        yield _line(turn, "cold", turn.cold)
+
+
+def _line(turn: Turn, how: str, cost: Cost) -> str:
+    return (
+        f"{how}: {turn.user} {turn.kind}, {cost.computed} of {cost.prompt} tokens, first token after {_seconds(cost.ttft_ms)}"
+    )
 
 
 def script(ask: Ask, count: int) -> Iterator[Turn]:
@@ -223,7 +227,8 @@ def request(port: int, body: dict[str, Any]) -> Answer:
 def table(turns: Sequence[Turn]) -> Table:
     """One row a turn."""
     shown = Table(
-        title="The same requests with and without reuse", caption="tokens of the prompt; time to the first token of the reply"
+        title="Two users, one long system prompt: every request with reuse, then again without (cold)",
+        caption="prompt tokens; time until the first token of the reply arrived",
     )
     shown.add_column("user")
     shown.add_column("does")

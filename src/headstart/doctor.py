@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import queue
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.table import Table
@@ -14,8 +15,7 @@ from rich.table import Table
 from headstart.config import Settings
 from headstart.console import facts, loading
 from headstart.core.prompt import Prompt
-from headstart.engines.base import GREEDY
-from headstart.library import load
+from headstart.engines.base import GREEDY, Traits
 from headstart.observe import logs
 from headstart.runtime.request import Event, Failed, Finished, Report, Request, Started
 from headstart.runtime.runtime import Runtime
@@ -41,32 +41,31 @@ def examine(settings: Settings, console: Console | None = None) -> bool:
     Raises:
         ConfigError: the model cannot be used.
     """
+    from headstart.engines.llama import LlamaEngine  # loads the native library
+
     console = console or Console()
-    logs.configure(level=logs.logging.WARNING)
+    logs.configure(level=logging.WARNING)
+
     with loading(settings.model) as progress:
-        runtime = load(settings, progress).runtime
-    with runtime:
+        engine = LlamaEngine.load(settings, progress=progress)
+    with Runtime(engine, replace(settings, reuse="exact" if engine.traits.canonical else "fast")) as runtime:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for topic, line in (*_machine(), *facts(runtime).items()):
-            table.add_row(topic, line)
-        exact = runtime.engine.traits.canonical
-        table.add_row(
-            "--reuse exact", "possible" if exact else "refused: the bits of a warm answer were not proved to be a cold one's"
-        )
-        if exact:
-            replies = (
-                "too, also those of replies"
-                if runtime.engine.traits.decode_is_prefill
-                else "those of prompts; replies are computed again"
-            )
-            table.add_row("exact rows", replies)
+            if topic != "reuse":
+                table.add_row(topic, line)
+        table.add_row("--reuse exact", _exactness(engine.traits))
         check = check_warm(runtime)
         table.add_row("warm = cold", check.finding)
         console.print(table)
-    console.print(
-        "all is well" if check.good else "[bold red]the check failed:[/] do not trust cached answers here; please report it"
-    )
+    bad = "[bold red]The check failed:[/] do not trust warm answers here, and please report it."
+    console.print("All is well." if check.good else bad)
     return check.good
+
+
+def _exactness(traits: Traits) -> str:
+    if not traits.canonical:
+        return "refused: it was not proved that a warm answer has the bits of a cold one"
+    return "possible; " + ("replies are reused too" if traits.decode_is_prefill else "replies are computed again as prompt")
 
 
 def check_warm(runtime: Runtime) -> Check:
@@ -78,8 +77,7 @@ def check_warm(runtime: Runtime) -> Check:
     if wanted + engine.traits.grid >= runtime.ctx:
         return Check(True, f"nothing to check: a context of {runtime.ctx} tokens holds too few blocks of {engine.traits.grid}")
     words = "".join(f"{number} apples and {number + 7} pears. " for number in range(wanted))
-    tokens = runtime.text_prompt(words[: 8 * wanted]).tokens.tolist()
-    prompt = runtime.text_prompt(tokens[: wanted + 9])
+    prompt = runtime.text_prompt(engine.tokenizer.tokenize(words)[: wanted + 9])
     cold, first = _compute(runtime, prompt)
     for number in range(engine.shape.slots):
         _compute(runtime, runtime.text_prompt(f"{number}: something else"))

@@ -1,13 +1,13 @@
 """Library: the same runtime as the server's, in-process.
 
-import headstart
+    with headstart.open("model.gguf") as hs:
+        chat = [{"role": "user", "content": "Name three rivers."}]
+        first = hs.chat(chat)
+        chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Which is the longest?"}]
+        for text in hs.chat(chat, stream=True):
+            print(text, end="", flush=True)
 
-with headstart.open("model.gguf") as hs:
-    chat = [{"role": "user", "content": "Name three rivers."}]
-    first = hs.chat(chat)
-    chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Which is the longest?"}]
-    for text in hs.chat(chat, stream=True):
-        print(text, end="", flush=True)
+The second call computes the new question only.
 """
 
 from __future__ import annotations
@@ -223,9 +223,11 @@ class Headstart:
     @overload
     def complete(self, text: str, *, stream: Literal[True], **options: Unpack[Options]) -> Stream: ...
     def complete(self, text: str, *, stream: bool = False, **options: Unpack[Options]) -> Reply | Stream:
-        """The continuation of a raw text, without a chat template. Raises what `chat` raises.
+        """The continuation of a raw text, without a chat template.
 
-        hs.complete("def fibonacci(n):", max_tokens=80, stop=["\\n\\n"]).text
+            hs.complete("def fibonacci(n):", max_tokens=80, stop=["\\n\\n"]).text
+
+        Raises what `chat` raises.
         """
         return self._serve(self._complete(text, dict(options)), stream)
 
@@ -234,10 +236,12 @@ class Headstart:
     @overload
     async def achat(self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]) -> AsyncStream: ...
     async def achat(self, messages: Messages, *, stream: bool = False, **options: Unpack[ChatOptions]) -> Reply | AsyncStream:
-        """`chat` for asyncio; cancelling the task cancels the request.
+        """`chat` for asyncio.
 
-        async for text in await hs.achat(messages, stream=True):
-            print(text, end="", flush=True)
+            async for text in await hs.achat(messages, stream=True):
+                print(text, end="", flush=True)
+
+        Cancelling the task cancels the request.
         """
         return await self._aserve(lambda: self._chat(messages, dict(options)), stream)
 

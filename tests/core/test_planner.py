@@ -56,9 +56,10 @@ def slot_views(draw: st.DrawFn) -> list[SlotView]:
     return views
 
 
-def keep_cost(slot: SlotView, kept: int, length: int, costs: Costs) -> float:
-    """What is cut off a slot must be restored for its owner later on."""
-    lost = len(slot.tokens) if kept < len(slot.tokens) else 0
+def keep_cost(slot: SlotView, kept: int, length: int, costs: Costs, mode: Mode) -> float:
+    """What is cut off a slot, as far as it is of use, must be restored for its owner later on."""
+    worth = slot.canonical if mode.exact and not mode.any_cut else len(slot.tokens)
+    lost = worth if kept < worth else 0
     return (length - kept) * costs.prefill + lost * costs.restore
 
 
@@ -95,12 +96,12 @@ def test_plan(tokens: list[int], index: Index, slots: list[SlotView], mode: Mode
     if reuse:
         best = found.computed * costs.prefill + found.restored * costs.restore
         if found.keep:
-            best = keep_cost(free[found.slot], found.keep, found.length, costs)
+            best = keep_cost(free[found.slot], found.keep, found.length, costs, mode)
         possible = restorable(index, ours, mode).tokens
         assert best <= (found.length - possible) * costs.prefill + possible * costs.restore + 1e-12
         for slot in free.values():
             kept = keepable(slot, ours, mode)
-            assert not kept or best <= keep_cost(slot, kept, found.length, costs) + 1e-12
+            assert not kept or best <= keep_cost(slot, kept, found.length, costs, mode) + 1e-12
 
 
 def assert_restorable(found: Plan, ours: Chain, index: Index, mode: Mode) -> None:
@@ -280,6 +281,15 @@ def test_slot_is_chosen_by_what_it_saves() -> None:
     found = plan(chain(tokens), Index(GRID), slots, Costs(), Mode(True, Traits(GRID)))
     assert found is not None
     assert (found.slot, found.keep) == (2, 16)
+
+
+def test_a_conversation_goes_on_in_its_slot_also_in_exact_mode() -> None:
+    """What was decoded there is of no use in exact mode, so nothing is lost by cutting it off: no rows are moved."""
+    tokens = list(range(20))
+    slots = [idle(), idle(as_tokens([*tokens[:16], 98, 99]), 16, 1)]
+    found = plan(chain(tokens), known(tokens), slots, Costs(), Mode(True, Traits(GRID)))
+    assert found is not None
+    assert (found.slot, found.keep) == (1, 16)
 
 
 def test_restoring_takes_the_slot_that_was_longest_unused() -> None:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -321,6 +322,47 @@ def test_traits_are_measured(demo: LlamaEngine) -> None:
         other.decode([Step(1, token)])
     assert export(other, 1, 0, 150)[0].data.tobytes() == export(other, 0, 0, 150)[0].data.tobytes()
     other.close()
+
+
+def _sliding_windows(writer: gguf.GGUFWriter) -> None:
+    tiny._transformer(writer)
+    writer.add_key_length(tiny.HEAD)
+    writer.add_value_length(tiny.HEAD)
+    writer.add_sliding_window(128)
+
+
+def _gemma3(dice: tiny.Dice) -> Iterator[tuple[str, tiny.Array]]:
+    yield from tiny._llama(dice)
+    for layer in range(tiny.LAYERS):
+        for name, width in (("post_attention_norm", tiny.WIDTH), ("post_ffw_norm", tiny.WIDTH)):
+            yield f"blk.{layer}.{name}.weight", tiny._ones(width)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            yield f"blk.{layer}.{name}.weight", tiny._ones(tiny.HEAD)
+
+
+def test_a_model_with_sliding_windows_is_served_without_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiny.ARCHITECTURES, "gemma3", tiny.Architecture(_sliding_windows, _gemma3))
+    path = tiny.write(tmp_path / "gemma.gguf", "gemma3")
+    engine = LlamaEngine.load(replace(SMALL, model=str(path)))
+    assert not engine.traits.sliceable
+    assert not engine.traits.canonical
+    assert "sliding windows" in engine.traits.notes[0]
+    tokens = tokens_of(engine, 300)
+    fill(engine, 1, tokens, logits=True)
+    logits = engine.logits(1)
+    engine.decode([Step(1, 50)])
+    for refused in (
+        lambda: engine.truncate(1, 200),
+        lambda: engine.export_rows(1, [Span(0, 1, np.empty(9999, np.uint8))]),
+        lambda: engine.import_rows(1, [Rows(np.empty(9999, np.uint8), 1, 1)]),
+    ):
+        with pytest.raises(EngineError, match="cannot be"):
+            refused()
+    assert engine.length(1) == 301
+    engine.truncate(1, 0)
+    fill(engine, 1, tokens, logits=True)
+    assert engine.logits(1).tobytes() == logits.tobytes()
+    engine.close()
 
 
 def test_the_fingerprint_is_what_changes_numbers(tiny_model: Path, tmp_path: Path) -> None:

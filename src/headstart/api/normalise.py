@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headstart.api.schema import ChatMessage, TextPart
+from headstart.api.schema import ChatMessage, TextPart, ToolCall
 
 JOIN = "\n"
 """Between the text parts of one message (as llama-server and vLLM do)."""
@@ -41,7 +41,7 @@ def _message(message: ChatMessage) -> dict[str, Any]:
         if value is not None:
             form[key] = value
     if message.tool_calls:
-        form["tool_calls"] = [_without_hints(call) for call in message.tool_calls]
+        form["tool_calls"] = [_call(call) for call in message.tool_calls]
     return form
 
 
@@ -49,6 +49,13 @@ def _text(content: str | Sequence[TextPart] | None) -> str:
     if content is None:
         return ""
     return content if isinstance(content, str) else JOIN.join(part.text for part in content)
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    # Keys in one order, for templates that write the whole call; arguments as given, for they are the model's own text.
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    form = {"type": call.type, "function": {key: value for key, value in function.items() if value is not None}}
+    return form if call.id is None else {"id": call.id, **form}
 
 
 def _without_hints(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError, from_json
 
 from headstart.errors import InvalidRequest
@@ -23,6 +34,16 @@ RESERVED = frozenset({"self", "part", "messages", "tools", "salt", "generation",
 
 class _Form(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+_SPEAKING: list[JsonDict] = [
+    {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
+    {
+        "required": ["role", "tool_calls"],
+        "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
+    },
+]
+"""What `ChatMessage._says_something` asks, for the document."""
 
 
 class TextPart(_Form):
@@ -42,11 +63,24 @@ class TextPart(_Form):
         return value
 
 
+class FunctionCall(_Form):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(_Form):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class ChatMessage(_Form):
+    model_config = ConfigDict(json_schema_extra={"anyOf": [*_SPEAKING]})
+
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -135,15 +169,32 @@ class ChatRequest(Generation, Conversation):
         return self
 
 
+def _prompt_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value else ""
+    return "tokens" if isinstance(first, int) else "lists" if isinstance(first, list) else "texts"
+
+
+Prompts = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(min_length=1, max_length=2048), Tag("texts")]
+    | Annotated[list[TokenId], Field(min_length=1), Tag("tokens")]
+    | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=2048), Tag("lists")],
+    Discriminator(
+        _prompt_kind,
+        custom_error_type="prompt_kind",
+        custom_error_message="Input should be a text, a list of tokens, or a list of either",
+    ),
+]
+
+
 class CompletionRequest(Generation):
     """Body of POST /v1/completions."""
 
-    prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1, max_length=2048)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=2048)]
-    )
+    prompt: Prompts
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Annotated[int, Field(ge=1, le=16)] | None = None

@@ -27,6 +27,8 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: the port is in use or not allowed, or the host is not one of this machine's.
     """
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"{port} is not a port; choose one between 0 and 65535 with --port.")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
@@ -35,9 +37,9 @@ def listen(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         bound.close()
-        code = getattr(error, "errno", None)
+        code = error.errno
         if code == errno.EADDRINUSE:
             raise ConfigError(f"Port {port} on {host} is in use; choose another with --port.") from error
         if code in (errno.EACCES, errno.EPERM):

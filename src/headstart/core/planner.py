@@ -148,7 +148,8 @@ def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mo
     cost = best.restored * costs.restore + best.computed * costs.prefill
     for slot in free if reuse else ():
         kept = keepable(slot, chain, mode)
-        lost = len(slot.tokens) if kept < len(slot.tokens) else 0  # rows are imported whole, never appended
+        worth = slot.canonical if mode.exact and not mode.any_cut else len(slot.tokens)  # what its owner could use
+        lost = worth if kept < worth else 0  # rows are imported whole, never appended
         seconds = (length - kept) * costs.prefill + lost * costs.restore
         if kept and seconds <= cost:
             cost = seconds

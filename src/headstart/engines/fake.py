@@ -108,6 +108,7 @@ class FakeSampler:
         odds = np.exp((scores[order] - scores[order[0]]) / options.temperature)
         odds /= odds.sum()
         keep = (np.cumsum(odds) - odds < options.top_p) & (odds >= options.min_p * odds[0])
+        keep[0] = True
         return int(self._random.choice(order[keep], p=odds[keep] / odds[keep].sum()))
 
     def close(self) -> None:

@@ -143,7 +143,7 @@ class LlamaEngine(Engine):
         if result != 0:
             for slot in slots:
                 self._lengths[slot] = self._count(slot)
-            raise EngineError(f"llama_decode returned {result}: {llama_log.cause('no reason given')}")
+            raise EngineError(f"llama_decode returned {result}: {llama_log.cause()}")
 
     def sampler(self, sampling: Sampling) -> LlamaSampler:
         return LlamaSampler(sampling, n_vocab=self.tokenizer.n_vocab, ctx=self.shape.ctx)

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 from llama_cpp import llama_cpp as lib
 
 from headstart.engines import llama_log
@@ -53,7 +53,7 @@ def open_model(path: Path, gpu_layers: int, progress: Progress) -> Any:
     params.progress_callback = callback
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
-        cause = llama_log.cause("no reason given")
+        cause = llama_log.cause()
         raise ModelError(f"llama.cpp cannot load '{path}': {cause}. The file may be broken or too new: download it again.")
     if lib.llama_model_has_encoder(model) or lib.llama_model_is_diffusion(model):
         lib.llama_model_free(model)
@@ -81,7 +81,7 @@ def open_context(model: Any, *, ctx: int, slots: int, kv_type: str, threads: int
     params.no_perf = True
     context = lib.llama_init_from_model(model, params)
     if not context:
-        cause = llama_log.cause("no reason given")
+        cause = llama_log.cause()
         raise ModelError(f"llama.cpp cannot hold {slots} × {ctx} tokens: {cause}. Lower --ctx or --slots, or change --kv-type.")
     return context
 
@@ -95,7 +95,7 @@ def open_adapter(model: Any, context: Any, path: Path) -> None:
     llama_log.capture()
     adapter = lib.llama_adapter_lora_init(model, os.fsencode(path))
     if not adapter:
-        cause = llama_log.cause("no reason given")
+        cause = llama_log.cause()
         raise ModelError(
             f"llama.cpp cannot use the adapter '{path}': {cause}. Give one made for this model, or leave out --lora."
         )
@@ -124,7 +124,7 @@ def measure_state(model: Any, kv_type: str) -> StateSize:
         for _ in range(2):
             token = (lib.llama_token * 1)(0)
             if lib.llama_decode(context, lib.llama_batch_get_one(token, 1)) != 0:
-                raise ModelError(f"llama.cpp cannot compute with this model: {llama_log.cause('no reason given')}.")
+                raise ModelError(f"llama.cpp cannot compute with this model: {llama_log.cause()}.")
             sizes.append(int(lib.llama_state_seq_get_size(context, 0)))
     finally:
         lib.llama_free(context)

@@ -38,8 +38,9 @@ def capture() -> None:
     _errors.clear()
 
 
-def cause(default: str) -> str:
-    """What llama.cpp last complained of, in one line; `default` if it said nothing."""
+def cause(default: str = "no reason given") -> str:
+    """What llama.cpp complained of since the last call, in one line; `default` if it said nothing."""
     lines = [_WHERE.sub("", line) for line in _errors]
+    _errors.clear()
     telling = [line for line in lines if line and not line.startswith(_EMPTY)]
     return (telling or lines or [default])[0].rstrip(".")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
+from headstart.engines import llama_log
 from headstart.engines.base import Bytes, Rows, Span
 from headstart.engines.llama_blob import Layout, LayoutError, parse
 from headstart.errors import EngineError
@@ -77,4 +78,4 @@ class Transfer:
         """Replaces the content of `slot` by the pieces. Raises EngineError; the slot's content is then unknown."""
         blob = self._buffer[: self._layout.join(pieces, self._buffer)]
         if write(self._context, slot, blob) != len(blob):
-            raise EngineError(f"llama.cpp could not take the rows for slot {slot}")
+            raise EngineError(f"llama.cpp could not take the rows for slot {slot}: {llama_log.cause()}")

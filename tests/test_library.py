@@ -1,0 +1,306 @@
+"""The library over the fake engine; once over the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import headstart
+from headstart.engines.fake import FakeEngine
+from headstart.runtime.runtime import Runtime
+
+CHAT = [{"role": "user", "content": "Tell me of the sea."}]
+ENDLESS = {"temperature": 0.0, "logit_bias": {257: -1000.0, 258: -1000.0}}  # the fake model's end tokens
+
+
+@pytest.fixture
+def hs() -> Iterator[headstart.Headstart]:
+    with headstart.Headstart(Runtime(FakeEngine(slots=2, ctx=512, delay=0.002))) as made:
+        yield made
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def idle(hs: headstart.Headstart) -> bool:
+    state = hs.runtime.snapshot()
+    return state["running"] == state["waiting"] == 0
+
+
+def test_all_is_complete_and_sorted() -> None:
+    assert headstart.__all__ == sorted(headstart.__all__)
+    public = {name for name, value in vars(headstart).items() if not name.startswith("_") and not _is_module(value)}
+    assert public == set(headstart.__all__) - {"__version__"}
+    errors = {name for name in vars(headstart.errors) if isinstance(getattr(headstart.errors, name), type)}
+    assert errors <= set(headstart.__all__)
+
+
+def _is_module(value: object) -> bool:
+    return type(value).__name__ == "module"
+
+
+def test_a_continued_chat_computes_its_new_message_only(hs: headstart.Headstart) -> None:
+    first = hs.chat(CHAT, max_tokens=10, temperature=0.0)
+    assert first.report.computed == first.report.prompt
+    assert len(first.tokens) == first.report.completion
+    chat = [*CHAT, {"role": "assistant", "content": first.text}, {"role": "user", "content": "More."}]
+    second = hs.chat(chat, max_tokens=10, temperature=0.0)
+    new = second.report.prompt - first.report.prompt - len(first.text)
+    assert second.report.computed <= new + 8
+
+
+def test_stream_has_the_reply_at_its_end(hs: headstart.Headstart) -> None:
+    whole = hs.chat(CHAT, max_tokens=12, **ENDLESS)
+    stream = hs.chat(CHAT, stream=True, max_tokens=12, **ENDLESS)
+    with pytest.raises(RuntimeError, match="not read to its end"):
+        stream.reply  # noqa: B018
+    pieces = list(stream)
+    assert len(pieces) > 3
+    assert "".join(pieces) == stream.reply.text == whole.text
+    assert stream.reply.finish_reason == "length"
+    assert list(stream) == []
+
+
+def test_next_takes_one_piece(hs: headstart.Headstart) -> None:
+    stream = hs.chat(CHAT, stream=True, max_tokens=5, **ENDLESS)
+    pieces = [next(stream) for _ in range(5)]
+    with pytest.raises(StopIteration):
+        next(stream)
+    assert "".join(pieces) == stream.reply.text
+
+
+def test_leaving_the_loop_cancels(hs: headstart.Headstart) -> None:
+    stream = hs.chat(CHAT, stream=True, **ENDLESS)
+    for _ in stream:
+        break
+    until(lambda: idle(hs))
+    assert list(stream) == []
+    with pytest.raises(RuntimeError, match="not read"):
+        stream.reply  # noqa: B018
+
+
+@pytest.mark.parametrize("leave", ["close", "with", "drop"])
+def test_what_ends_a_stream(hs: headstart.Headstart, leave: str) -> None:
+    stream = hs.chat(CHAT, stream=True, **ENDLESS)
+    next(stream)
+    if leave == "close":
+        stream.close()
+        stream.close()
+    elif leave == "with":
+        with stream:
+            next(stream)
+    else:
+        del stream
+    until(lambda: idle(hs))
+    assert hs.chat(CHAT, max_tokens=1).report.prompt > 0
+
+
+def test_closing_wakes_a_waiting_reader() -> None:
+    engine = FakeEngine(slots=1, ctx=512, delay=0.2)
+    with headstart.Headstart(Runtime(engine)) as hs:
+        stream = hs.chat(CHAT, stream=True)
+        failures: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                list(stream)
+            except headstart.Cancelled as error:
+                failures.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        time.sleep(0.05)
+        stream.close()
+        reader.join(5)
+        assert not reader.is_alive()
+        assert len(failures) == 1
+
+
+def test_complete_stops_at_a_text(hs: headstart.Headstart) -> None:
+    free = hs.complete("Once upon a time", max_tokens=20, **ENDLESS)
+    stop = free.text[7:9]
+    stopped = hs.complete("Once upon a time", max_tokens=20, stop=stop, **ENDLESS)
+    assert stopped.text == free.text[: free.text.index(stop)]
+    assert stopped.finish_reason == "stop"
+
+
+def test_seed_repeats_a_reply(hs: headstart.Headstart) -> None:
+    texts = {hs.chat(CHAT, max_tokens=16, temperature=2.0, seed=7).text for _ in range(3)}
+    assert len(texts) == 1
+    assert hs.chat(CHAT, max_tokens=16, temperature=2.0, seed=8).text not in texts
+
+
+def test_salts_share_nothing(hs: headstart.Headstart) -> None:
+    hs.chat(CHAT, max_tokens=4, salt="a")
+    assert hs.chat(CHAT, max_tokens=4, salt="b").report.cached == 0
+    assert hs.chat(CHAT, max_tokens=4, salt="a").report.cached > 0
+    assert hs.chat(CHAT, max_tokens=4, salt="a", reuse=False).report.cached == 0
+
+
+def test_messages_have_one_form(hs: headstart.Headstart) -> None:
+    def prompt(messages: headstart.library.Messages) -> int:
+        return hs.chat(messages, max_tokens=0).report.prompt
+
+    text = CHAT[0]["content"]
+    parts = [{"role": "user", "content": [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]}]
+    assert prompt(text) == prompt(CHAT) == prompt(parts)
+
+
+def test_tools_reach_the_template(hs: headstart.Headstart) -> None:
+    tools = [{"type": "function", "function": {"name": "tide", "parameters": {}}}]
+    assert hs.chat(CHAT, max_tokens=0, tools=tools).report.prompt > hs.chat(CHAT, max_tokens=0).report.prompt
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"template": {"messages": []}}, "messages"),
+    ],
+)
+def test_bad_options_are_refused(hs: headstart.Headstart, options: dict[str, object], said: str) -> None:
+    with pytest.raises(headstart.InvalidRequest, match=said):
+        hs.chat(CHAT, **options)  # type: ignore[call-overload]
+
+
+def test_an_unknown_option_is_a_type_error(hs: headstart.Headstart) -> None:
+    with pytest.raises(TypeError, match="max_token"):
+        hs.chat(CHAT, max_token=3)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "nobody", "content": "x"}], [{"role": "user"}]])
+def test_bad_messages_are_refused(hs: headstart.Headstart, messages: list[dict[str, str]]) -> None:
+    with pytest.raises(headstart.InvalidRequest, match="messages"):
+        hs.chat(messages)
+
+
+def test_too_long_says_both_numbers(hs: headstart.Headstart) -> None:
+    with pytest.raises(headstart.ContextTooLong, match=r"512 .* 6\d\d"):
+        hs.chat("x" * 600)
+
+
+def test_an_engine_fault_is_raised_and_forgotten(hs: headstart.Headstart) -> None:
+    engine = hs.runtime.engine
+    assert isinstance(engine, FakeEngine)
+    engine.fail_next("prefill")
+    with pytest.raises(headstart.EngineError):
+        hs.chat(CHAT)
+    assert hs.chat(CHAT, max_tokens=3).report.completion == 3
+
+
+def test_closed_means_unavailable() -> None:
+    hs = headstart.Headstart(Runtime(FakeEngine()))
+    hs.close()
+    hs.close()
+    with pytest.raises(headstart.Unavailable):
+        hs.chat(CHAT)
+
+
+# ── asyncio ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_async_gives_what_sync_gives(hs: headstart.Headstart) -> None:
+    async def play() -> tuple[str, str, str]:
+        whole = await hs.achat(CHAT, max_tokens=12, **ENDLESS)
+        stream = await hs.achat(CHAT, stream=True, max_tokens=12, **ENDLESS)
+        pieces = [piece async for piece in stream]
+        assert len(pieces) > 3
+        completed = await hs.acomplete("Once", max_tokens=5, **ENDLESS)
+        assert completed.text == hs.complete("Once", max_tokens=5, **ENDLESS).text
+        return whole.text, "".join(pieces), stream.reply.text
+
+    assert set(asyncio.run(play())) == {hs.chat(CHAT, max_tokens=12, **ENDLESS).text}
+
+
+def test_async_requests_run_side_by_side(hs: headstart.Headstart) -> None:
+    async def play() -> list[headstart.Reply]:
+        return await asyncio.gather(*(hs.achat(f"Question {number}", max_tokens=8, **ENDLESS) for number in range(6)))
+
+    assert [reply.report.completion for reply in asyncio.run(play())] == [8] * 6
+
+
+@pytest.mark.parametrize("way", ["break", "with", "cancel", "cancel stream"])
+def test_async_cancellation(hs: headstart.Headstart, way: str) -> None:
+    async def read() -> None:
+        async for _ in await hs.achat(CHAT, stream=True, **ENDLESS):
+            pass
+
+    async def play() -> None:
+        if way == "break":
+            async for _ in await hs.achat(CHAT, stream=True, **ENDLESS):
+                break
+        elif way == "with":
+            async with await hs.achat(CHAT, stream=True, **ENDLESS) as stream:
+                await anext(stream)
+        else:
+            task = asyncio.create_task(read() if way == "cancel stream" else hs.achat(CHAT, **ENDLESS))
+            while idle(hs):
+                await asyncio.sleep(0.005)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await asyncio.to_thread(until, lambda: idle(hs))
+
+    asyncio.run(play())
+
+
+# ── open ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"contxt": 4}, "contxt"),
+        ({"reuse": "exakt"}, "--reuse"),
+        ({"kv_type": "q4_0"}, "--kv-type"),
+        ({"overflow": "drop"}, "--overflow"),
+        ({"slots": 0}, "--slots"),
+        ({"stall": 0.0}, "--stall"),
+        ({"memory_budget": -1}, "--memory-budget"),
+    ],
+)
+def test_open_refuses_settings_that_cannot_work(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(headstart.ConfigError, match=said):
+        headstart.open("demo", **settings)
+
+
+def test_open_refuses_what_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(headstart.ModelError, match=r"nothing\.gguf"):
+        headstart.open(tmp_path / "nothing.gguf")
+
+
+def test_exact_is_refused_without_proof() -> None:
+    with pytest.raises(headstart.ConfigError, match="--reuse fast"):
+        Runtime(FakeEngine(canonical=False), headstart.Settings(reuse="exact"))
+
+
+def test_the_real_model(demo_model: Path) -> None:
+    told: list[float] = []
+    with headstart.open(demo_model, ctx=512, slots=1, memory_budget=64 << 20, progress=told.append) as hs:
+        assert told == sorted(told)
+        assert told[-1] == 1.0
+        first = hs.chat("Write one sentence about rivers.", max_tokens=8, temperature=0.0)
+        assert first.text
+        chat = [
+            {"role": "user", "content": "Write one sentence about rivers."},
+            {"role": "assistant", "content": first.text},
+            {"role": "user", "content": "And about lakes."},
+        ]
+        stream = hs.chat(chat, stream=True, max_tokens=8, temperature=0.0)
+        assert "".join(stream) == stream.reply.text
+        report = stream.reply.report
+        assert report.cached >= first.report.prompt
+        assert report.computed < 32
