@@ -25,9 +25,9 @@ from benchmarks.workloads import text
 from headstart.config import GIB, Settings
 from headstart.core.blocks import Chain, root_id
 from headstart.core.planner import Costs, Mode, plan
-from headstart.engines import llama_rows
 from headstart.engines.base import Rows
 from headstart.engines.llama import LlamaEngine
+from headstart.engines.llama import rows as llama_rows
 from headstart.runtime.runtime import Runtime
 
 

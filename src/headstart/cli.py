@@ -330,7 +330,7 @@ def _complain(message: str, code: int) -> int:
 
 def _check_files(settings: Settings) -> None:
     """Finds what is plainly wrong before anything is started."""
-    from headstart.engines import llama_file
+    from headstart.engines.llama import file as llama_file
 
     llama_file.locate(settings.model)
     if settings.lora is not None:

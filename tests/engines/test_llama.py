@@ -18,9 +18,9 @@ import tiny
 from headstart.config import Settings
 from headstart.core.prompt import Prompter
 from headstart.core.template import Template
-from headstart.engines import llama_file
 from headstart.engines.base import GREEDY, Rows, Sampling, Span, Step
 from headstart.engines.llama import LlamaEngine
+from headstart.engines.llama import file as llama_file
 from headstart.errors import ConfigError, EngineError, ModelError
 
 # One thread: threads that wait for each other are slow beyond measure where something else wants the cores.

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.engines.base import Rows
-from headstart.engines.llama_blob import Layout, LayoutError, parse
-from headstart.engines.llama_fit import Fit, Needs, fit
+from headstart.engines.llama.blob import Layout, LayoutError, parse
+from headstart.engines.llama.fit import Fit, Needs, fit
 from headstart.errors import ConfigError
 
 GIB = 1 << 30

@@ -46,14 +46,17 @@ class Tokenizer(Protocol):
     @property
     def bos(self) -> Control | None:
         """The token that every prompt must begin with; None if the model wants none."""
+
     @property
     def controls(self) -> tuple[Control, ...]: ...
     @property
     def eog(self) -> frozenset[int]:
         """Tokens that end a reply."""
+
     @property
     def chat_template(self) -> str | None:
         """The model's own Jinja chat template."""
+
     @property
     def names(self) -> dict[str, str]:
         """`bos_token`, `eos_token`, … as templates want them."""

@@ -55,9 +55,7 @@ class FakeTokenizer:
     Without words a text has one spelling; with them the model can spell it as the tokenizer would not.
     """
 
-    def __init__(
-        self, words: Sequence[str] = (), *, bos: Control | None = None, chat_template: str | None = CHATML
-    ) -> None:
+    def __init__(self, words: Sequence[str] = (), *, bos: Control | None = None, chat_template: str | None = CHATML) -> None:
         self.bos = bos
         self.controls: tuple[Control, ...] = (START, END, STOP)
         self.eog = frozenset({END.id, STOP.id})
@@ -169,9 +167,7 @@ class FakeEngine(Engine):
         self._key = blake2b(repr(seed).encode()).digest()
         self._likes = np.zeros(self.tokenizer.n_vocab, np.float32)
         self._likes[[*alphabet, END.id, *range(259, self.tokenizer.n_vocab)]] = 1000 * GAP
-        self._slots = [
-            _Slot(np.zeros((ctx, row_bytes - LOW), np.uint8), np.zeros((ctx, LOW), np.uint8)) for _ in range(slots)
-        ]
+        self._slots = [_Slot(np.zeros((ctx, row_bytes - LOW), np.uint8), np.zeros((ctx, LOW), np.uint8)) for _ in range(slots)]
         self._logits: dict[int, Logits] = {}
         self._failures: list[Operation] = []
         self._busy = threading.Lock()

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 from llama_cpp import llama_cpp as lib
 
-from headstart.engines import llama_log
+from headstart.engines.llama import log as llama_log
 from headstart.errors import ConfigError, ModelError
 
 BATCH = 512

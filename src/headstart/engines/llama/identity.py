@@ -14,9 +14,9 @@ from llama_cpp import llama_cpp as lib
 from llama_cpp._ggml import libggml
 
 from headstart.config import Settings
-from headstart.engines import llama_file
 from headstart.engines.base import Facts, Shape
-from headstart.engines.llama_load import BATCH
+from headstart.engines.llama import file as llama_file
+from headstart.engines.llama.load import BATCH
 
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 

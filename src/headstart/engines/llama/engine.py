@@ -17,14 +17,18 @@ import numpy.typing as npt
 from llama_cpp import llama_cpp as lib
 
 from headstart.config import Settings
-from headstart.engines import llama_file, llama_identity, llama_load, llama_log, llama_rows
 from headstart.engines.base import Engine, Facts, Logits, Rows, Sampler, Sampling, Shape, Span, Step, Traits
-from headstart.engines.llama_batch import Batch
-from headstart.engines.llama_blob import LayoutError
-from headstart.engines.llama_fit import Needs, fit
-from headstart.engines.llama_proof import GRID, prove
-from headstart.engines.llama_sampler import LlamaSampler
-from headstart.engines.llama_vocab import LlamaTokenizer
+from headstart.engines.llama import file as llama_file
+from headstart.engines.llama import identity as llama_identity
+from headstart.engines.llama import load as llama_load
+from headstart.engines.llama import log as llama_log
+from headstart.engines.llama import rows as llama_rows
+from headstart.engines.llama.batch import Batch
+from headstart.engines.llama.blob import LayoutError
+from headstart.engines.llama.fit import Needs, fit
+from headstart.engines.llama.proof import GRID, prove
+from headstart.engines.llama.sampler import LlamaSampler
+from headstart.engines.llama.vocab import LlamaTokenizer
 from headstart.errors import EngineError, ModelError
 
 _READ, _LOADED = 0.4, 0.9  # share of progress: files digested, weights loaded; the rest is proofs

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from headstart.engines import llama_log
 from headstart.engines.base import Bytes, Rows, Span
-from headstart.engines.llama_blob import Layout, LayoutError, parse
+from headstart.engines.llama import log as llama_log
+from headstart.engines.llama.blob import Layout, LayoutError, parse
 from headstart.errors import EngineError
 
 _Pointer = ctypes.POINTER(ctypes.c_uint8)
