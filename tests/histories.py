@@ -93,7 +93,7 @@ class Lab:
         restored = 0
         for step in range(USERS + self.compared):
             # Mostly the conversation that waited longest: more of them than slots, so its rows had to leave theirs.
-            chat = chats.pop(-1 if step >= USERS and dice.random() < 0.1 else 0)
+            chat = chats.pop(-1 if step >= USERS and dice.random() < 0.06 else 0)
             if len(chat) > 2:
                 event = "branch" if len(chat) > 7 else dice.choice(EVENTS)
                 if event == "branch":

@@ -20,12 +20,12 @@ import httpx
 import pytest
 import typer.main
 
-from conftest import ROOT
 from headstart.cli import app
 from headstart.observe.prefill import PrefillLog
 from headstart.runtime.request import Progress, Request
 from headstart.units import parse_size, show_size
 
+ROOT = Path(__file__).resolve().parents[1]
 HEADSTART = [sys.executable, "-m", "headstart"]
 SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "16MiB", "--port", "0")
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_")}

@@ -18,7 +18,7 @@ def play(*arguments: str) -> tuple[dict[str, Any], str]:
         [sys.executable, "-m", "headstart", "demo", *arguments],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         stdin=subprocess.DEVNULL,
     )
     assert result.returncode == 0, result.stderr
@@ -56,6 +56,7 @@ def test_table_ends_in_one_sentence(tiny_model: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_whole_play_with_the_bundled_model() -> None:
     data, _ = play("--json")
     assert len(data["turns"]) == 15

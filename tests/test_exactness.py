@@ -123,8 +123,8 @@ def test_canonical_blocks_of_fast_mode_are_cold_ones(model: str, tiny_model: Pat
     else:
         shape = {"ctx": 8192, "grid": 16, "batch": 128}
         warm, cold, blocks = FakeEngine(slots=SLOTS, **shape), FakeEngine(slots=1, **shape), 1000
-    with lab(warm, cold, reuse="fast", blocks=blocks) as made:
-        for seed in range(60):
+    with lab(warm, cold, reuse="fast", blocks=blocks, owners=20) as made:
+        for seed in range(40):
             made.run(seed)
         runtime, checked = made.runtime, 0
         runtime.scheduler.close()

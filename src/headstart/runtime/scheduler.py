@@ -25,7 +25,7 @@ from headstart.engines.base import Engine, Sampling, Step
 from headstart.errors import EngineError, HeadstartError, Unavailable
 from headstart.runtime.cache import Cache
 from headstart.runtime.job import Job, Ticket, token_logprob
-from headstart.runtime.request import Failed, FinishReason, Report
+from headstart.runtime.request import Failed, FinishReason, Report, TokenLogprob
 from headstart.runtime.slots import Slot
 
 log = logging.getLogger("headstart.scheduler")
@@ -292,17 +292,23 @@ class Scheduler:
                 assert job.slot is not None
                 assert job.token is not None
                 job.slot.append(job.token, canonical=self._mode.any_cut)
-            for job in batch:
-                self._sample(job)
+            # All are drawn before any is delivered: delivering wakes other threads, and they would compete for this one's time.
+            for job, token, scored in [(job, *self._draw(job)) for job in batch]:
+                self._accept(job, token, scored)
 
-    def _sample(self, job: Job) -> None:
+    def _draw(self, job: Job) -> tuple[int, tuple[TokenLogprob, ...]]:
+        """The next token of a reply, with its log-probability if asked for."""
+        assert job.slot is not None
+        assert job.sampler is not None
+        number, top = job.slot.number, job.request.sampling.logprobs
+        logits = self.engine.logits(number) if top is not None else None
+        token = self.engine.sample(number, job.sampler)
+        return token, (token_logprob(logits, token, top or 0, self.engine),) if logits is not None else ()
+
+    def _accept(self, job: Job, token: int, scored: tuple[TokenLogprob, ...]) -> None:
+        """Takes a drawn token into the reply, and ends the reply if it is the last."""
         slot, request, reply = job.slot, job.request, job.reply
         assert slot is not None
-        assert job.sampler is not None
-        top = request.sampling.logprobs
-        logits = self.engine.logits(slot.number) if top is not None else None
-        token = self.engine.sample(slot.number, job.sampler)
-        scored = (token_logprob(logits, token, top or 0, self.engine),) if logits is not None else ()
         if not job.first:
             job.first = self._clock()
         job.token = token
@@ -357,7 +363,7 @@ class Scheduler:
         if job.request.max_tokens == 0:
             self._finish(job, "length")
         else:
-            self._sample(job)
+            self._accept(job, *self._draw(job))
 
     def _is_canonical(self, slot: Slot, start: int, size: int, length: int) -> bool:
         if self._mode.any_cut:

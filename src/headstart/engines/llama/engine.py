@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -68,7 +69,13 @@ class LlamaEngine(Engine):
             ModelError: the model or adapter is missing, broken or unsupported.
             ConfigError: the settings cannot work here.
         """
-        tell = progress or (lambda _: None)
+        # OpenMP keeps a team of workers for every thread that has computed, and throttles all teams when they outnumber the
+        # cores: decoding then runs at half speed. So what load computes, it computes on a thread that ends with it.
+        with ThreadPoolExecutor(1, "headstart-load") as loader:
+            return loader.submit(cls._load, settings, progress or (lambda _: None), grid).result()
+
+    @classmethod
+    def _load(cls, settings: Settings, tell: Callable[[float], None], grid: int | None) -> LlamaEngine:
         path = llama_file.locate(settings.model)
         files = llama_file.parts(path)
         if settings.lora is not None:
@@ -130,6 +137,8 @@ class LlamaEngine(Engine):
 
     def decode(self, steps: Sequence[Step]) -> None:
         lengths = self._lengths
+        # llama.cpp computes only neighbouring streams together: out of order, a batch falls apart into several.
+        steps = sorted(steps, key=lambda step: step.slot)
         slots = [step.slot for step in steps]
         if not steps or len(set(slots)) != len(slots):
             raise EngineError("a decode needs one token each of different slots")
