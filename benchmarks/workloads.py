@@ -63,11 +63,11 @@ def accumulate(client: Client, number: int) -> Figures:
 
 
 def users(client: Client, number: int) -> Figures:
-    """16 users in turn, three times, on 4 slots; all under one system prompt."""
-    chats = [_system(f"users {number}", 250) for _ in range(16)]
+    """16 users in turn, three times, on 4 slots; all under one system prompt. About 490 tokens a prompt."""
+    chats = [_system(f"users {number}", 225) for _ in range(16)]
     begun = time.perf_counter()
     samples = [
-        _turn(client, chat, text(f"{number} {turn} {user}", 60), 8) for turn in range(3) for user, chat in enumerate(chats)
+        _turn(client, chat, text(f"{number} {turn} {user}", 100), 8) for turn in range(3) for user, chat in enumerate(chats)
     ]
     return {
         "16 users x 3 turns on 4 slots: wall, s": time.perf_counter() - begun,

@@ -96,11 +96,17 @@ class Plan:
         return f"slot {self.slot}: {source}, compute {self.computed} of {self.length}"
 
 
+def _goes_on(held: int, shared: int) -> bool:
+    """Whether a prompt that shares the first `shared` of `held` tokens goes on at their end, give or take what a stop text
+    or a cut-off character left behind, rather than leaving them in their middle."""
+    return held - shared <= min(8, shared // 4)
+
+
 def keepable(slot: SlotView, chain: Chain, mode: Mode) -> int:
     """How many leading tokens of `slot` can stay for the prompt `chain`.
 
-    A prompt that leaves the slot inside its canonical rows goes back to the grid point before, so that what it computes is
-    canonical too; beyond them it goes on at the very token.
+    A prompt that goes on at the slot's end goes on at the very token. One that leaves the slot before returns to the last
+    canonical grid point if less than a block is lost by that, so that what it computes is canonical too.
     """
     if slot.root != chain.root:
         return 0
@@ -109,20 +115,27 @@ def keepable(slot: SlotView, chain: Chain, mode: Mode) -> int:
         return shared if shared == len(slot.tokens) and not mode.exact else 0
     if mode.any_cut:
         return shared
-    if mode.exact or shared < slot.canonical:
-        return min(shared, slot.canonical) // mode.traits.grid * mode.traits.grid
+    grid = mode.traits.grid
+    canonical = min(shared, slot.canonical) // grid * grid
+    if mode.exact or (shared - canonical < grid and not _goes_on(len(slot.tokens), shared)):
+        return canonical
     return shared
 
 
 def restorable(index: Index, chain: Chain, mode: Mode) -> Match:
-    """The longest prefix of `chain` that can be imported: whole blocks, and in fast mode a part of a derived piece."""
+    """The longest prefix of `chain` that can be imported: whole blocks, and in fast mode a part of a derived piece.
+
+    Behind canonical blocks a part is used only if the prompt goes on at its end, as in `keepable`.
+    """
     if not mode.traits.sliceable:
         return Match(())
     limit = len(chain) - 1
     found = index.match(chain, limit, canonical_only=mode.exact, partial=not mode.exact or mode.any_cut)
     tail = found.tail
-    if tail is not None and not mode.any_cut and found.canonical == tail.start and tail.canonical:
-        return Match(found.blocks)  # stopping on the grid keeps what is computed next canonical
+    if tail is not None and not mode.any_cut and found.canonical == tail.start:
+        going_on = _goes_on(tail.stop, tail.start + found.take)
+        if tail.canonical or not going_on:
+            return Match(found.blocks)
     return found
 
 
@@ -141,7 +154,9 @@ def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mo
     if found.tokens:
         pieces = (*found.blocks, found.tail) if found.tail is not None else found.blocks
         take = found.take if found.tail is not None else len(pieces[-1].tokens)
-        canonical = found.tokens if mode.any_cut else found.canonical
+        canonical = found.canonical
+        if mode.any_cut and found.tail is not None and found.tail.canonical and canonical == found.tail.start:
+            canonical = found.tokens
         best = Plan(oldest.number, 0, pieces, take, found.tokens, canonical, length)
     else:
         best = Plan(oldest.number, 0, (), 0, 0, 0, length)

@@ -59,7 +59,7 @@ class Retention:
         index: Index,
         saved_per_byte: Callable[[Entry], float],
         policy: str = "value",
-        half_life: float = 3600.0,
+        half_life: float = 600.0,
     ) -> None:
         self._tier = tier
         self._index = index
