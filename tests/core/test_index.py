@@ -118,6 +118,7 @@ class RetentionMachine(RuleBasedStateMachine):
         self.index = Index(GRID)
         self.retention = Retention("memory", self.index, self.saved, policy, HALF_LIFE)
         self.uses: dict[BlockId, list[float]] = {}
+        self.ghosts: dict[BlockId, list[float]] = {}
 
     @staticmethod
     def saved(entry: Entry) -> float:
@@ -147,7 +148,15 @@ class RetentionMachine(RuleBasedStateMachine):
             if shadow:
                 self.index.add(piece, "disk", canonical=True)
             self.retention.use(self.known(piece.id), self.now)
-            self.uses.setdefault(piece.id, []).append(self.now)
+            self.uses.setdefault(piece.id, self.ghosts.pop(piece.id, [])).append(self.now)
+
+    @rule(tokens=TOKENS)
+    def refuse(self, tokens: list[int]) -> None:
+        """A piece is not let in; its use counts when it comes again."""
+        piece = pieces_of(tokens)[-1].id
+        if piece not in self.uses:
+            self.retention.refuse(piece, self.now)
+            self.ghosts.setdefault(piece, []).append(self.now)
 
     @precondition(lambda self: self.uses)
     @rule(data=st.data(), pins=st.integers(0, 2))
@@ -167,7 +176,7 @@ class RetentionMachine(RuleBasedStateMachine):
             assert math.isclose(self.rank(victim), lowest, abs_tol=1e-9)
             self.retention.forget(victim)
             self.index.remove(victim.id, "memory")
-            del self.uses[victim.id]
+            self.ghosts[victim.id] = self.uses.pop(victim.id)
 
     @rule(tokens=TOKENS)
     def outranks(self, tokens: list[int]) -> None:
@@ -175,7 +184,7 @@ class RetentionMachine(RuleBasedStateMachine):
         newcomer = pieces_of(tokens)[-1]
         if not eligible or newcomer.id in self.uses:
             return
-        self.uses[newcomer.id] = [self.now]
+        self.uses[newcomer.id] = [*self.ghosts.get(newcomer.id, []), self.now]
         mine = self.rank(newcomer)
         del self.uses[newcomer.id]
         for victim in eligible:

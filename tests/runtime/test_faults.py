@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 
@@ -373,3 +374,93 @@ def test_exact_mode_refuses_an_engine_that_cannot_prove_it() -> None:
     engine = FakeEngine(canonical=False)
     with pytest.raises(ConfigError, match="--reuse fast"):
         Runtime(engine, Settings(reuse="exact"))
+
+
+# ── our own faults ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_sink_that_raises_harms_only_its_own_request() -> None:
+    with runtime("fast", slots=1) as rt:
+
+        def broken(event: object) -> None:
+            raise RuntimeError("no")
+
+        rt.submit(Request(rt.chat_prompt([user("broken")]), max_tokens=4), broken)
+        assert ask(rt, [user("whole")]).text
+        settled(rt)
+
+
+def test_an_option_that_the_engine_chokes_on_fails_its_request_and_frees_its_slot() -> None:
+    with runtime("fast", slots=1) as rt:
+        with pytest.raises(EngineError):
+            ask(rt, [user("x")], sampling=Sampling(seed="seven"))  # type: ignore[arg-type]
+        assert ask(rt, [user("whole")]).text
+        settled(rt)
+
+
+def test_rows_that_cannot_be_moved_need_no_memory() -> None:
+    """A model with state has no row size: it is served, and nothing is stored."""
+    engine = FakeEngine(sliceable=False, canonical=False)
+    engine.shape = dataclasses.replace(engine.shape, row_bytes=0)
+    with Runtime(engine, Settings()) as rt:
+        assert ask(rt, [user("hello")]).text
+        settled(rt)
+
+
+def test_newcomers_are_let_in_when_they_come_again_although_the_tier_is_full_of_used_rows() -> None:
+    """Fault: what was used twice keeps every new conversation out."""
+    cell = GRID * 16
+    with runtime("fast", slots=1, budget=60 * cell) as rt:
+        for number in range(12):
+            for _ in range(2):
+                ask(rt, [user(f"regular {number} " * 6)], max_tokens=1)
+                ask(rt, [user("z")], max_tokens=1)
+        chat = [user("newcomer " * 8)]
+        for _ in range(3):
+            ask(rt, chat, max_tokens=1)
+            ask(rt, [user("z")], max_tokens=1)
+        assert ask(rt, chat, max_tokens=1).report.computed <= 2 * GRID
+        settled(rt)
+
+
+def test_rows_that_others_wait_for_are_let_in_even_when_memory_is_full() -> None:
+    cell = GRID * 16
+    with runtime("fast", slots=4, budget=60 * cell) as rt:
+        for number in range(12):
+            for _ in range(3):
+                ask(rt, [user(f"regular {number} " * 6)], max_tokens=1)
+        answer = submit(rt, [user("four of me, please " * 8)], choices=4).answer()
+        computed = sum(finish.report.computed for finish in answer.finishes.values())
+        assert computed <= len(answer.prompt) + 3 * GRID
+        settled(rt)
+
+
+def test_waking_up_does_not_count_as_waiting() -> None:
+    with runtime("fast", slots=1, queue=3, delay=0.02) as rt:
+        running = submit(rt, [user("long " * 60)])
+        running.until(Progress)
+        for _ in range(20):
+            submit(rt, [user("gone")]).handle.cancel()
+            time.sleep(0.03)
+        running.answer()
+        settled(rt)
+
+
+def test_a_first_call_does_not_trust_a_guess() -> None:
+    """A slow model must not begin with a call of many stall targets."""
+    with runtime("fast", delay=0.0, slots=1) as rt:
+        engine = rt.engine
+        assert isinstance(engine, FakeEngine)
+        first = submit(rt, [user("x" * 400)])
+        first.until(Progress)
+        assert engine.largest <= GRID or engine.calls > 1
+        first.answer()
+
+
+def test_after_close_nothing_touches_the_model() -> None:
+    rt = runtime()
+    rt.close()
+    with pytest.raises(Unavailable):
+        rt.chat_prompt([user("late")])
+    with pytest.raises(Unavailable):
+        rt.text_prompt("late")

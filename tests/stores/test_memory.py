@@ -84,3 +84,31 @@ def test_a_budget_below_one_cell_holds_nothing() -> None:
     memory = Memory(CELL, CELL - 1)
     assert memory.allocate() is None
     memory.check()
+
+
+def test_pages_of_free_cells_go_back_once_a_claim_needs_them() -> None:
+    """Fault: a budget that is parsed but not kept: cells freed after the claim must not keep their pages."""
+    import psutil
+
+    cell, budget = 1 << 20, 96 << 20
+    memory = Memory(cell, budget)
+    base = psutil.Process().memory_info().rss
+
+    def fill(count: int, offset: int) -> None:
+        for number in range(count):
+            got = memory.allocate()
+            assert got is not None
+            memory.cell(got)[:] = 1
+            memory.commit(bytes([number + offset]), got)
+
+    fill(96, 0)
+    for number in range(48):
+        memory.delete(bytes([number]))
+    memory.claim(48 << 20)
+    for turn in range(4):
+        for number in range(40):
+            memory.delete(bytes([48 + number] if not turn else [100 + number]))
+        fill(40, 100)
+    resident = psutil.Process().memory_info().rss - base
+    assert resident <= (48 << 20) * 1.15
+    memory.check()

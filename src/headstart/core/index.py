@@ -6,7 +6,7 @@ copy in each tier, and each copy is canonical or derived.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from headstart.core.blocks import BlockId, Chain, Tokens, common_prefix
@@ -75,7 +75,7 @@ class Index:
     def __init__(self, grid: int) -> None:
         self.grid = grid
         self._entries: dict[BlockId, Entry] = {}
-        self._children: dict[BlockId, dict[BlockId, Entry]] = {}
+        self._children: dict[tuple[BlockId, int], dict[BlockId, Entry]] = {}  # by parent and first token
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -86,8 +86,9 @@ class Index:
     def get(self, piece: BlockId) -> Entry | None:
         return self._entries.get(piece)
 
-    def children(self, parent: BlockId) -> list[Entry]:
-        return list(self._children.get(parent, {}).values())
+    def _siblings(self, parent: BlockId, tokens: Tokens) -> Iterable[Entry]:
+        """The pieces under `parent` that begin with the first of `tokens`."""
+        return self._children.get((parent, int(tokens[0])), {}).values() if len(tokens) else ()
 
     def match(self, chain: Chain, limit: int, *, canonical_only: bool, partial: bool) -> Match:
         """The longest restorable prefix of at most `limit` tokens. Changes nothing.
@@ -108,7 +109,7 @@ class Index:
         done = len(blocks) * self.grid
         rest = chain.tokens[done : min(limit, done + self.grid)]
         best, take = None, 0
-        for entry in self._children.get(chain.parent_of(len(blocks)), {}).values():
+        for entry in self._siblings(chain.parent_of(len(blocks)), rest):
             if entry.usable(canonical_only=canonical_only):
                 shared = common_prefix(entry.tokens, rest)
                 if shared > take:
@@ -123,7 +124,7 @@ class Index:
         known = self._entries.get(entry.id)
         if known is None:
             self._entries[entry.id] = known = entry
-            self._children.setdefault(entry.parent, {})[entry.id] = entry
+            self._children.setdefault(_place(entry), {})[entry.id] = entry
         elif tier in known.copies and known.copies[tier] >= canonical:
             return False
         known.copies[tier] = canonical
@@ -138,9 +139,13 @@ class Index:
         """The open tails under `parent` that a piece of `tokens` makes superfluous: its proper prefixes."""
         return [
             entry
-            for entry in self._children.get(parent, {}).values()
+            for entry in self._siblings(parent, tokens)
             if len(entry.tokens) < len(tokens) and common_prefix(entry.tokens, tokens) == len(entry.tokens)
         ]
+
+    def covers(self, parent: BlockId, tokens: Tokens) -> bool:
+        """Whether some piece under `parent` begins with all of `tokens`."""
+        return any(common_prefix(entry.tokens, tokens) == len(tokens) for entry in self._siblings(parent, tokens))
 
     def remove(self, piece: BlockId, tier: str) -> None:
         """Forgets the copy in `tier`, and the piece with its last copy."""
@@ -148,10 +153,10 @@ class Index:
         del entry.copies[tier]
         if not entry.copies:
             del self._entries[piece]
-            siblings = self._children[entry.parent]
+            siblings = self._children[_place(entry)]
             del siblings[piece]
             if not siblings:
-                del self._children[entry.parent]
+                del self._children[_place(entry)]
 
     def check(self) -> None:
         """Raises AssertionError if the index contradicts itself. Cheap enough to run when idle."""
@@ -160,5 +165,9 @@ class Index:
             assert entry.copies, "an entry without a copy"
             assert 1 <= len(entry.tokens) <= self.grid
             assert entry.start % self.grid == 0
-            assert self._children[entry.parent][piece] is entry
+            assert self._children[_place(entry)][piece] is entry
         assert sum(map(len, self._children.values())) == len(self._entries)
+
+
+def _place(entry: Entry) -> tuple[BlockId, int]:
+    return entry.parent, int(entry.tokens[0])

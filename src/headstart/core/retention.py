@@ -6,6 +6,9 @@ uses them (all decay alike), so a rank can be computed once per use and kept in 
 
     rank = log2( Σ_uses 2^(t_use / half_life) ) + log2( seconds saved per byte )
 
+A piece that is refused or has gone leaves a *ghost*: its uses still count when it comes again. So a newcomer that does
+not outrank what is there is let in once it is used again, while a one-shot giant never is.
+
 Policies are rows of `POLICIES`; `headstart`'s own is `value`.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,6 +33,9 @@ class Usage:
     uses: int
     saved_per_byte: float
 
+
+GHOSTS = 1 << 15
+"""Pieces whose uses are remembered after they have gone."""
 
 Policy = Callable[[Usage], float]
 """Rank of a piece: the lowest goes first."""
@@ -71,6 +78,8 @@ class Retention:
         self._dependants: dict[BlockId, int] = {}
         self._heap: list[tuple[float, int, BlockId]] = []
 
+        self._ghosts: OrderedDict[BlockId, float] = OrderedDict()
+
     def __len__(self) -> int:
         return len(self._usage)
 
@@ -79,7 +88,9 @@ class Retention:
         beat = now / self._half_life
         usage = self._usage.get(entry.id)
         if usage is None:
-            usage = self._usage[entry.id] = Usage(beat, now, 1, self._saved(entry))
+            heat = self._risen(entry.id, beat)
+            self._ghosts.pop(entry.id, None)
+            usage = self._usage[entry.id] = Usage(heat, now, 1, self._saved(entry))
             self._dependants[entry.parent] = self._dependants.get(entry.parent, 0) + 1
         else:
             usage.heat = _log2_add(usage.heat, beat)
@@ -90,13 +101,30 @@ class Retention:
 
     def outranks(self, newcomer: Entry, victim: Entry, now: float) -> bool:
         """Whether a piece that would be admitted now is worth at least what `victim` is."""
-        usage = Usage(now / self._half_life, now, 1, self._saved(newcomer))
+        usage = Usage(self._risen(newcomer.id, now / self._half_life), now, 1, self._saved(newcomer))
         return self._policy(usage) >= self._rank[victim.id]
+
+    def refuse(self, piece: BlockId, now: float) -> None:
+        """Counts the use of a piece that was not let in."""
+        self._haunt(piece, self._risen(piece, now / self._half_life))
+
+    def _risen(self, piece: BlockId, beat: float) -> float:
+        """The heat of a piece that is used now and is not in the tier."""
+        ghost = self._ghosts.get(piece)
+        return beat if ghost is None else _log2_add(ghost, beat)
+
+    def _haunt(self, piece: BlockId, heat: float) -> None:
+        self._ghosts[piece] = heat
+        self._ghosts.move_to_end(piece)
+        if len(self._ghosts) > GHOSTS:
+            self._ghosts.popitem(last=False)
 
     def forget(self, entry: Entry) -> None:
         """The piece has left the tier."""
-        if self._usage.pop(entry.id, None) is None:
+        usage = self._usage.pop(entry.id, None)
+        if usage is None:
             return
+        self._haunt(entry.id, usage.heat)
         del self._rank[entry.id]
         left = self._dependants[entry.parent] - 1
         if left:

@@ -52,20 +52,23 @@ class Cache:
         self._retention = Retention(memory.name, self.index, self._saved_per_byte, policy)
 
     def _saved_per_byte(self, entry: Entry) -> float:
-        # In units of one token's prefill: the later a token, the more earlier ones it attends to.
-        depth = 1.0 + entry.start / self._engine.shape.ctx
-        return len(entry.tokens) * depth / self.memory.cell_bytes
+        # In units of one token's prefill. That later tokens cost more is left out: it would rank the end of a long prompt
+        # above the beginning of every other.
+        return len(entry.tokens) / self.memory.cell_bytes
 
     # ── save ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def save(self, slot: Slot) -> None:
-        """Copies out what `slot` holds and memory lacks (or has only derived). Afterwards the slot is not dirty."""
+    def save(self, slot: Slot, *, needed: bool = False) -> None:
+        """Copies out what `slot` holds and memory lacks (or has only derived). Afterwards the slot is not dirty.
+
+        `needed`: a request waits for these rows, so they are let in whatever else they displace.
+        """
         if not slot.dirty:
             return
         slot.dirty = False
-        wanted = self._wanted(slot)
-        if not wanted or not self._claim(len(slot)):
+        if not self._wanted(slot) or not self._claim(len(slot)):
             return
+        wanted = self._wanted(slot)  # again: the claim may have evicted
         chain = [entry for piece in slot.ids if (entry := self.index.get(piece)) is not None]
         cells: list[int] = []
         for entry in chain:
@@ -73,10 +76,14 @@ class Cache:
         try:
             now = self._clock()
             for piece in wanted:
-                if not self._room(piece, now) or (cell := self.memory.allocate()) is None:
-                    self._skip("budget", len(wanted) - len(cells))
+                if not self._room(piece, now, needed=needed) or (cell := self.memory.allocate()) is None:
                     break
                 cells.append(cell)
+            refused = wanted[len(cells) :]
+            if refused:
+                self._skip("budget", len(refused))
+                for piece in refused:
+                    self._retention.refuse(piece.id, now)
             spans = [
                 Span(piece.start, piece.start + len(piece.tokens), self.memory.cell(cell))
                 for piece, cell in zip(wanted, cells, strict=False)
@@ -84,9 +91,11 @@ class Cache:
             try:
                 if spans:
                     self._engine.export_rows(slot.number, spans)
-            except EngineError as error:
+            except BaseException as error:
                 for cell in cells:
                     self.memory.release(cell)
+                if not isinstance(error, EngineError):
+                    raise
                 self._fault("export", error)
                 return
             for piece, cell in zip(wanted, cells, strict=False):
@@ -112,10 +121,7 @@ class Cache:
         if len(rest) and (canonical or not self._mode.exact):
             tail = as_tokens(rest)
             parent = slot.parent_of(whole)
-            if not any(
-                len(other.tokens) >= len(tail) and other.tokens[: len(tail)].tobytes() == tail.tobytes()
-                for other in self.index.children(parent)
-            ):
+            if not self.index.covers(parent, tail):
                 found.append(_Piece(block_id(parent, tail), parent, tail, whole * self._grid, canonical))
         return found
 
@@ -173,13 +179,12 @@ class Cache:
 
     # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _room(self, piece: _Piece, now: float) -> bool:
-        """Evicts until a cell is free for `piece`, but nothing that is worth more than it."""
+    def _room(self, piece: _Piece, now: float, *, needed: bool) -> bool:
+        """Evicts until a cell is free for `piece`; unless it is needed, nothing that is worth more than it."""
         while self.memory.available <= 0:
             victim = self._retention.victim()
-            if victim is None or not self._retention.outranks(
-                Entry(piece.id, piece.parent, piece.tokens, piece.start), victim, now
-            ):
+            newcomer = Entry(piece.id, piece.parent, piece.tokens, piece.start)
+            if victim is None or not (needed or self._retention.outranks(newcomer, victim, now)):
                 return False
             self._evict(victim)
         return True

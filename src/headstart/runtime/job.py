@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,6 +27,8 @@ from headstart.runtime.request import (
 )
 from headstart.runtime.slots import Slot
 
+log = logging.getLogger("headstart.job")
+
 
 class Ticket:
     """A submitted request, as its caller holds it: the jobs of all its choices are cancelled together."""
@@ -41,16 +44,23 @@ class Ticket:
         self.cancelled = True
 
     def emit(self, event: Event) -> None:
-        if not self.cancelled and not self.over:
-            self.over = isinstance(event, Failed)
+        if self.cancelled or self.over:
+            return
+        self.over = isinstance(event, Failed)
+        try:
             self.sink(event)
+        except Exception:  # a caller's fault must not reach other callers
+            log.exception("a sink failed; its request ends")
+            self.over = True
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """State of one choice. Waiting without a slot, then prefilling (`position < length`), then decoding.
+    """State of one choice. Waiting without a slot, then prefilling, then (with a `token`) decoding.
 
     Attributes:
+        waits_for: the job that computes a shared prefix, and how far that goes.
+        misses: how often its rows turned out bad; after a few it computes everything.
         computed: prompt tokens that entered the engine for this job.
         token: the last sampled token, not yet in the engine.
     """
@@ -69,6 +79,8 @@ class Job:
     first: float = 0.0
     reason: Reason | None = None
     diverged_at: Divergence | None = None
+    waits_for: tuple[Job, int] | None = None
+    misses: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @classmethod

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from headstart.config import Settings
 from headstart.core.planner import Mode
 from headstart.core.prompt import Prompt, Prompter, slide
 from headstart.core.template import FALLBACK, Message, Template
-from headstart.engines.base import Engine
+from headstart.engines.base import Engine, Tokenizer
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from headstart.runtime.cache import Cache
 from headstart.runtime.job import Ticket
@@ -68,7 +69,8 @@ class Runtime:
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
         self.scheduler = Scheduler(engine, self.cache, self.prompter, self._mode, stall=settings.stall, observe=self._observed)
         self._watchers: list[Callable[[Request], Sink]] = []
-        self._lock = threading.Lock()
+        self._users = 0  # of the tokenizer
+        self._users_changed = threading.Condition()
         self._seconds = 1.0  # smoothed seconds a choice holds a slot, for retry-after
         self._closed = False
 
@@ -105,10 +107,11 @@ class Runtime:
         def build(part: Sequence[Message]) -> Prompt:
             return self.prompter.chat(part, tools=tools, salt=salt, **extra)
 
-        if self.overflow == "slide" and messages:
-            kept = slide(messages, lambda part: len(build(part)), int(self.ctx * SLIDE_SHARE))
-            return self._fitting(replace(build(kept.messages), dropped=kept.dropped), "messages")
-        return self._fitting(build(messages), "messages")
+        with self.tokenizer_open():
+            if self.overflow == "slide" and messages:
+                kept = slide(messages, lambda part: len(build(part)), int(self.ctx * SLIDE_SHARE))
+                return self._fitting(replace(build(kept.messages), dropped=kept.dropped), "messages")
+            return self._fitting(build(messages), "messages")
 
     def text_prompt(self, text: str | Sequence[int], *, salt: str = "") -> Prompt:
         """Tokenises a raw text (control spellings are control tokens), or takes tokens as they are. Thread-safe.
@@ -118,7 +121,26 @@ class Runtime:
             ContextTooLong: it exceeds the context.
         """
         build = self.prompter.text if isinstance(text, str) else self.prompter.tokens
-        return self._fitting(build(text, salt=salt), "prompt")  # type: ignore[arg-type]
+        with self.tokenizer_open():
+            return self._fitting(build(text, salt=salt), "prompt")  # type: ignore[arg-type]
+
+    @contextmanager
+    def tokenizer_open(self) -> Iterator[Tokenizer]:
+        """Keeps the model from being freed while its tokenizer is in use. Thread-safe.
+
+        Raises:
+            Unavailable: the runtime is closed.
+        """
+        with self._users_changed:
+            if self._closed:
+                raise Unavailable("The server is shutting down.")
+            self._users += 1
+        try:
+            yield self.engine.tokenizer
+        finally:
+            with self._users_changed:
+                self._users -= 1
+                self._users_changed.notify_all()
 
     def _fitting(self, prompt: Prompt, param: str) -> Prompt:
         if not len(prompt):
@@ -180,11 +202,13 @@ class Runtime:
 
     def close(self) -> None:
         """Fails what is running, and frees the model. Idempotent."""
-        with self._lock:
+        with self._users_changed:
             if self._closed:
                 return
             self._closed = True
         self.scheduler.close()
+        with self._users_changed:
+            self._users_changed.wait_for(lambda: self._users == 0)
         self.engine.close()
 
     def __enter__(self) -> Runtime:

@@ -30,6 +30,9 @@ from headstart.runtime.slots import Slot
 
 log = logging.getLogger("headstart.scheduler")
 
+MISSES = 4
+"""Bad pieces after which a request stops asking the cache."""
+
 IDLE_SAVE = 0.05
 """Seconds without work after which live rows are copied out."""
 
@@ -77,8 +80,10 @@ class Scheduler:
         self._inbox: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self._running: list[Job] = []
         self._turn = 0
-        self._prefill_rate = 1e3  # tokens a second; measured from the first call on
-        self._restore_rate = 1e6
+        self._prefill_cost = 0.0  # seconds a token; 0 until the first call is measured
+        self._restore_cost = 1e-6
+        self._arriving = 0
+        self._lock = threading.Lock()  # of _arriving
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="headstart-engine", daemon=True)
         self._thread.start()
@@ -88,7 +93,11 @@ class Scheduler:
     def submit(self, ticket: Ticket) -> None:
         if self._closed:
             raise Unavailable("The server is shutting down.")
+        with self._lock:
+            self._arriving += 1
         self._inbox.put(ticket)
+        if self._closed:  # the loop may have ended without seeing it
+            ticket.emit(Failed(Unavailable("The server is shutting down.")))
 
     def wake(self) -> None:
         """Makes an idle loop look at cancelled tickets."""
@@ -108,7 +117,7 @@ class Scheduler:
     @property
     def queued(self) -> int:
         """Choices and requests that wait for one."""
-        return len(self.waiting) + self._inbox.qsize()
+        return len(self.waiting) + self._arriving
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -134,6 +143,8 @@ class Scheduler:
                 return
             if ticket is not None:
                 self.waiting.extend(Job.all_of(ticket, self.engine, self._clock()))
+                with self._lock:
+                    self._arriving -= 1
             elif self._closed:
                 return
             busy = True
@@ -143,7 +154,8 @@ class Scheduler:
             return self._inbox.get(timeout=IDLE_SAVE)
         except queue.Empty:
             for slot in self.slots:
-                self.cache.save(slot)
+                if self._inbox.empty():
+                    self.cache.save(slot)
             return self._inbox.get()
 
     def _drop_cancelled(self) -> None:
@@ -166,11 +178,13 @@ class Scheduler:
             if ticket is not None:
                 ticket.emit(Failed(error))
         for slot in self.slots:
+            slot.busy = False
             self._empty(slot)
 
     # ── admit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _admit(self) -> None:
+        """Gives free slots to waiting jobs, in order; only one at a time while replies run, since moving rows takes time."""
         for job in list(self.waiting):
             if all(slot.busy for slot in self.slots):
                 return
@@ -179,13 +193,20 @@ class Scheduler:
             self.waiting.remove(job)
             try:
                 self._start(job)
-            except EngineError as error:
-                self._fail(job, error)
+            except Exception as error:
+                self._fail(job, error if isinstance(error, HeadstartError) else EngineError(f"internal error: {error!r}"))
+            if any(other.token is not None for other in self._running):
+                return
 
     def _must_wait(self, job: Job) -> bool:
         """Whether more of the prompt is being computed for another job right now than is available."""
-        if not job.request.reuse:
+        if not job.request.reuse or not self.engine.traits.sliceable:
             return False
+        if job.waits_for is not None:
+            other, goal = job.waits_for
+            if other.prefilling and other.slot is not None and len(other.slot) < goal:
+                return True
+            job.waits_for = None
         grid = self.engine.traits.grid
         best = self._available(job)
         for other in self._running:
@@ -193,6 +214,7 @@ class Scheduler:
                 shared = min(common_prefix(other.chain.tokens, job.chain.tokens), len(job.chain) - 1) // grid * grid
                 assert other.slot is not None
                 if shared > best and shared > len(other.slot) // grid * grid:
+                    job.waits_for = other, shared
                     return True
         return False
 
@@ -202,11 +224,13 @@ class Scheduler:
         return max(kept, restorable(self.cache.index, job.chain, self._mode).tokens)
 
     def _start(self, job: Job) -> None:
-        now = self._clock()
+        job.started = self._clock()
+        job.sampler = self.engine.sampler(_sampling(job, self.engine))
         if job.request.reuse:
             self._publish_for(job)
         choice = self._choose(job)
-        slot = self.slots[choice.slot]
+        job.slot = slot = self.slots[choice.slot]
+        slot.busy = True
         if choice.keep < len(slot):
             self.cache.save(slot)
             choice = self._choose(job, only=slot)  # what was saved may have evicted or offered something
@@ -214,10 +238,12 @@ class Scheduler:
         if choice.restore:
             begun = self._clock()
             if self.cache.restore(slot, job.chain, choice):
-                self._restore_rate = _smooth(self._restore_rate, choice.start / max(1e-6, self._clock() - begun))
+                self._restore_cost = _smooth(self._restore_cost, (self._clock() - begun) / choice.start)
             else:
                 self._empty(slot)
-                self.waiting.appendleft(job)  # the bad piece is gone from the index: plan again without it
+                self._release(job)
+                job.misses += 1  # a bad piece is gone from the index: plan again without it
+                self.waiting.appendleft(job)
                 return
         elif choice.keep:
             if choice.keep < len(slot):
@@ -227,17 +253,16 @@ class Scheduler:
             self._empty(slot)
             slot.assign(job.chain, 0, 0)
         self.cache.hit(job.chain, choice)
-        slot.busy = True
-        slot.last_used = now
-        job.slot, job.plan, job.started = slot, choice, now
-        job.sampler = self.engine.sampler(_sampling(job, self.engine))
+        slot.last_used = job.started
+        job.plan = choice
         self._running.append(job)
         log.debug("%s", choice)
 
     def _choose(self, job: Job, only: Slot | None = None) -> Plan:
-        costs = Costs(1.0 / self._prefill_rate, 1.0 / self._restore_rate)
-        slots = [slot.view() for slot in (self.slots if only is None else [only])]
-        chosen = plan(job.chain, self.cache.index, slots, costs, self._mode, reuse=job.request.reuse)
+        costs = Costs(self._prefill_cost or 1e-3, self._restore_cost)
+        slots = [slot.view() for slot in self.slots] if only is None else [replace(only.view(), free=True)]
+        reuse = job.request.reuse and job.misses < MISSES
+        chosen = plan(job.chain, self.cache.index, slots, costs, self._mode, reuse=reuse)
         assert chosen is not None
         return chosen
 
@@ -248,7 +273,7 @@ class Scheduler:
             if slot.dirty:
                 kept = keepable(slot.view(), job.chain, self._mode)
                 if kept > known and (slot.busy or kept < len(slot)):
-                    self.cache.save(slot)
+                    self.cache.save(slot, needed=True)
 
     def _explain(self, job: Job, start: int) -> None:
         """Finds out why more is computed than an infinite cache would."""
@@ -335,7 +360,7 @@ class Scheduler:
         slot = job.slot
         assert slot is not None
         seconds = self._stall if len(jobs) < len(self._running) else self._patience
-        limit = min(self.engine.shape.batch, int(seconds * self._prefill_rate))
+        limit = min(self.engine.shape.batch, int(seconds / self._prefill_cost) if self._prefill_cost else 0)
         start, length = len(slot), len(job.chain)
         size = next_call(start, length, slot.canonical, limit, self.engine.traits)
         if job.request.prompt_logprobs is not None:
@@ -349,7 +374,8 @@ class Scheduler:
             self._fail(job, error)
             return
         if size >= self.engine.traits.grid:
-            self._prefill_rate = _smooth(self._prefill_rate, size / max(1e-6, self._clock() - begun))
+            cost = (self._clock() - begun) / size
+            self._prefill_cost = _smooth(self._prefill_cost, cost) if self._prefill_cost else cost
         job.computed += size
         slot.extend(tokens, canonical=self._is_canonical(slot, start, size, length))
         if job.request.prompt_logprobs is not None and not last:
@@ -358,6 +384,9 @@ class Scheduler:
         if not last:
             job.progress()
             return
+        if any(other.ticket is job.ticket for other in self.waiting):
+            # The rows of exactly this prompt, for its other choices. The logits stay until the engine computes.
+            self.cache.save(slot, needed=True)
         logits = self.engine.logits(slot.number) if job.request.keep_logits else None
         job.start(job.report(self._mode_name, self._clock()), logits)
         if job.request.max_tokens == 0:
@@ -386,10 +415,13 @@ class Scheduler:
         self._release(job)
         self.history.remember(Record(job.root, prompt.text + reply.text, _joined(job), slot.canonical))
         if self._observe is not None:
-            self._observe(Outcome(report, reason))
+            try:
+                self._observe(Outcome(report, reason))
+            except Exception:
+                log.exception("an observer failed")
 
     def _fail(self, job: Job, error: HeadstartError) -> None:
-        """The engine failed for this job: its slot's content is undefined, so it is forgotten, never saved."""
+        """Something failed for this job: its slot's content is undefined, so it is forgotten, never saved."""
         log.error("request failed: %s", error)
         job.ticket.emit(Failed(error))
         slot = job.slot

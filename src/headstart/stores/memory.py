@@ -17,7 +17,7 @@ from headstart.stores.base import Bytes, Store
 
 
 class Memory(Store):
-    """A store of cells of `cell_bytes` each.
+    """A store of cells of `cell_bytes` each; with cells of no bytes (rows that cannot be moved) it holds nothing.
 
     Args:
         cell_bytes: size of a cell.
@@ -37,7 +37,7 @@ class Memory(Store):
         self._open: set[int] = set()
         self._free: list[int] = []
         self._fresh = 0
-        self._capacity = budget // cell_bytes
+        self._capacity = budget // cell_bytes if cell_bytes else 0
         try:
             self._map = mmap.mmap(-1, max(1, self._capacity * cell_bytes))
         except (OSError, OverflowError, ValueError) as error:
@@ -57,6 +57,8 @@ class Memory(Store):
     @property
     def available(self) -> int:
         """Cells that can be allocated now without evicting. Negative after a claim: evict that many first."""
+        if not self.cell_bytes:
+            return 0
         return (self._budget - self._claimed) // self.cell_bytes - len(self._cells) - len(self._open)
 
     def claim(self, transient: int) -> None:
@@ -65,13 +67,25 @@ class Memory(Store):
         If the arena has grown into them, the pages of its free cells go back to the system.
         """
         self._claimed = transient
-        if self._fresh * self.cell_bytes + transient <= self._budget:
-            return
-        for cell in self._free:
-            first = -(-cell * self.cell_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-            size = (cell + 1) * self.cell_bytes // mmap.PAGESIZE * mmap.PAGESIZE - first
-            if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
-                self._map.madvise(mmap.MADV_DONTNEED, first, size)
+        if self._grown:
+            for cell in self._free:
+                self._return(cell)
+
+    @property
+    def _grown(self) -> bool:
+        """Whether the arena's touched cells and the claim together exceed the budget: then no free cell may keep its pages."""
+        return self._fresh * self.cell_bytes + self._claimed > self._budget
+
+    def _return(self, cell: int) -> None:
+        first = -(-cell * self.cell_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = (cell + 1) * self.cell_bytes // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, size)
+
+    def _give(self, cell: int) -> None:
+        heapq.heappush(self._free, cell)
+        if self._grown:
+            self._return(cell)
 
     def allocate(self) -> int | None:
         """A cell to write into; None if the budget is used up. End with `commit` or `release`."""
@@ -94,12 +108,12 @@ class Memory(Store):
         old = self._cells.get(key)
         self._cells[key] = cell
         if old is not None:
-            heapq.heappush(self._free, old)
+            self._give(old)
 
     def release(self, cell: int) -> None:
         """Gives an allocated cell back unpublished."""
         self._open.remove(cell)
-        heapq.heappush(self._free, cell)
+        self._give(cell)
 
     def read(self, key: bytes) -> Bytes | None:
         cell = self._cells.get(key)
@@ -108,7 +122,7 @@ class Memory(Store):
     def delete(self, key: bytes) -> None:
         cell = self._cells.pop(key, None)
         if cell is not None:
-            heapq.heappush(self._free, cell)
+            self._give(cell)
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._cells
