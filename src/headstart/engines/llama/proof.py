@@ -1,12 +1,11 @@
 """Proofs at load: what the engine can do with this model, build and device is measured, not assumed.
 
-    A   one call of 3 grids, then a short tail
-    B   the same tokens in other calls: rows and the tail's logits must have A's bits
+    A   one call of 2 grids, then a short tail
+    B   the same tokens in other calls: rows and the tail's logits must have A's bits; once more deep in a sequence
     C   A's rows imported, then the same tail: A's logits
 
 Exactness depends on which kernels a call hits, and those switch at sizes: attention over 512 or more cells goes another
-way than over fewer. So the decode proof runs deep in a sequence, on A's rows imported several times over (numbers without
-meaning, but rows all the same: depth for free).
+way than over fewer. Depth is had for free by importing A's rows several times over: numbers without meaning, but rows.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from headstart.engines.base import Bytes, Engine, Logits, Rows, Span, Step, Trai
 GRID = 64
 """Where prefill may stop on llama.cpp: its attention kernels change at 64 tokens a call, and its tiles are 64 cells."""
 _TAIL = 8
+_A = 2 * GRID
 _DEPTH = 320  # behind 256 cells, so that attention runs over 512
 _ODD = 37
 
@@ -59,13 +59,22 @@ class Prover:
         self.engine.import_rows(slot, [Rows(rows, tokens, tokens)])
         return self.finish(slot)
 
-    def deep(self, rows: Bytes, tokens: int, slot: int = 0) -> int:
-        """Fills `slot` with copies of these rows, to an odd length; returns it."""
-        room = self.engine.shape.ctx - _TAIL - 1
-        length = min(_DEPTH, room) - 3
+    def deep(self, rows: Bytes, tokens: int, length: int, slot: int = 0) -> None:
+        """Fills `slot` with copies of these rows, to `length`."""
+        self.engine.truncate(slot, 0)
         pieces = [Rows(rows, tokens, min(tokens, length - start)) for start in range(0, length, tokens)]
         self.engine.import_rows(slot, pieces)
-        return length
+
+    def chunks_deep(self, rows: Bytes) -> bool:
+        """Whether A's tokens get the same rows in one call and in two where attention spans 512 cells."""
+        depth = _DEPTH if self.engine.shape.ctx >= _DEPTH + _A else 0
+        found = []
+        for size in (_A, GRID):
+            self.deep(rows, _A, depth)
+            for start in range(0, _A, size):
+                self.engine.prefill(0, self.tokens[start : start + size], logits=False)
+            found.append(self.rows(0, depth, depth + _A))
+        return _same(*found)
 
     def decode(self, slots: Sequence[int]) -> Logits:
         """Logits of the first slot after the tail was decoded into all of them, token by token."""
@@ -92,22 +101,22 @@ def prove(engine: Engine, tokens: Tokens) -> Traits:
 
 
 def _prove(prover: Prover) -> Traits:
-    whole = prover.cold([3 * GRID])
+    whole = prover.cold([_A])
     logits = prover.finish()
-    if not _same(prover.restored(whole, 3 * GRID), logits):
+    if not _same(prover.restored(whole, _A), logits):
         return Traits(GRID, canonical=False, notes=("rows that were exported and imported do not give the same logits",))
     decoded = _decode_is_prefill(prover, whole)
-    if decoded and _same(prover.cold([_ODD, GRID - _ODD, 2 * GRID]), whole):
+    if decoded and _same(prover.cold([_ODD, _A - _ODD]), whole):
         return Traits(GRID, decode_is_prefill=True, notes=("decoding and prefill in calls of any size give the same bits",))
-    if _same(prover.cold([GRID, 2 * GRID]), whole):
+    if _same(prover.cold([GRID, GRID]), whole) and prover.chunks_deep(whole):
         note = f"prefill in calls of any multiple of {GRID} tokens gives the same bits; decoding gives others"
         return Traits(GRID, notes=(note,))
     return _without_chunking(prover)
 
 
 def _decode_is_prefill(prover: Prover, rows: Bytes) -> bool:
-    tokens = 3 * GRID
-    length = prover.deep(rows, tokens)
+    length = min(_DEPTH, prover.engine.shape.ctx - _TAIL - 1) - 3  # odd: inside a tile
+    prover.deep(rows, _A, length)
     logits = prover.finish()
     computed = prover.rows(0, length, length + _TAIL)
     slots = [0]
@@ -116,8 +125,8 @@ def _decode_is_prefill(prover: Prover, rows: Bytes) -> bool:
             if prover.engine.shape.slots == 1:
                 break
             slots = [0, 1]
-            prover.engine.import_rows(1, [Rows(rows, tokens, _ODD)])
-        prover.deep(rows, tokens)
+            prover.engine.import_rows(1, [Rows(rows, _A, _ODD)])
+        prover.deep(rows, _A, length)
         if not _same(prover.decode(slots), logits) or not _same(prover.rows(0, length, length + _TAIL), computed):
             return False
     return True
