@@ -73,6 +73,7 @@ class Lab:
         words: about how many words a system prompt has; messages have up to a sixth of that.
         owners: how many groups of system prompts (one for each user) all histories together use.
         compared: requests at the end of each history that are compared.
+        longest: most tokens of a reply.
     """
 
     runtime: Runtime
@@ -80,6 +81,7 @@ class Lab:
     words: int = 150
     owners: int = 6
     compared: int = 1
+    longest: int = 8
     tally: Tally = field(default_factory=Tally)
 
     def run(self, seed: int) -> None:
@@ -128,7 +130,8 @@ class Lab:
 
     def _ask(self, dice: random.Random, chat: Messages, **options: bool) -> Answer:
         sampling = GREEDY if dice.random() < 0.5 else Sampling(seed=dice.randrange(1000))
-        answer = ask(self.runtime, chat, sampling=sampling, max_tokens=dice.randint(1, 8), **options)
+        length = dice.randint(1, self.longest)
+        answer = ask(self.runtime, chat, sampling=sampling, max_tokens=length, ignore_eos=length > 8, **options)
         chat.append(assistant(answer.text))
         return answer
 

@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import headstart
@@ -169,6 +171,33 @@ def test_tools_reach_the_template(hs: headstart.Headstart) -> None:
         ({"max_tokens": -1}, "max_tokens"),
         ({"stop": ["a", ""]}, "stop"),
         ({"template": {"messages": []}}, "messages"),
+        ({"seed": "7"}, "seed"),
+        ({"seed": 7.0}, "seed"),
+        ({"top_k": 40.5}, "top_k"),
+        ({"top_k": True}, "top_k"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"penalty_last_n": -2}, "penalty_last_n"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"temperature": None}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": "1"}, "top_p"),
+        ({"repeat_penalty": [1]}, "repeat_penalty"),
+        ({"presence_penalty": "x"}, "presence_penalty"),
+        ({"presence_penalty": float("nan")}, "presence_penalty"),
+        ({"frequency_penalty": 1e39}, "frequency_penalty"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logit_bias": {5: "1"}}, "logit_bias"),
+        ({"logit_bias": {5: float("nan")}}, "logit_bias"),
+        ({"logit_bias": {259: 1.0}}, "logit_bias"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias"),
+        ({"logit_bias": [(5, 1.0)]}, "logit_bias"),
+        ({"stop": 5}, "stop"),
+        ({"stop": [5]}, "stop"),
+        ({"stop": b"a"}, "stop"),
+        ({"salt": 5}, "salt"),
+        ({"reuse": "no"}, "reuse"),
+        ({"tools": "none"}, "tools"),
+        ({"template": [1]}, "chat_template_kwargs"),
     ],
 )
 def test_bad_options_are_refused(hs: headstart.Headstart, options: dict[str, object], said: str) -> None:
@@ -176,13 +205,35 @@ def test_bad_options_are_refused(hs: headstart.Headstart, options: dict[str, obj
         hs.chat(CHAT, **options)  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": -5, "temperature": 1.0},
+        {"seed": 2**63 - 1, "temperature": 1.0},
+        {"seed": None, "max_tokens": 3},
+        {"top_k": 5, "temperature": np.float64(0.5), "top_p": 1},
+        {"logit_bias": {5: float("-inf"), 6: -1}, "temperature": 1},
+        {"stop": ("x", "y")},
+    ],
+)
+def test_good_options_are_taken(hs: headstart.Headstart, options: dict[str, Any]) -> None:
+    assert hs.chat(CHAT, **{"max_tokens": 3, **options}).report.completion <= 3
+
+
+def test_refused_text(hs: headstart.Headstart) -> None:
+    with pytest.raises(headstart.InvalidRequest, match="text"):
+        hs.complete(5)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="tools"):
+        hs.complete("a", tools=[])  # type: ignore[call-overload]
+
+
 def test_an_unknown_option_is_a_type_error(hs: headstart.Headstart) -> None:
     with pytest.raises(TypeError, match="max_token"):
         hs.chat(CHAT, max_token=3)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("messages", [[], [{"role": "nobody", "content": "x"}], [{"role": "user"}]])
-def test_bad_messages_are_refused(hs: headstart.Headstart, messages: list[dict[str, str]]) -> None:
+@pytest.mark.parametrize("messages", [[], [{"role": "nobody", "content": "x"}], [{"role": "user"}], 5, [5], None, CHAT[0]])
+def test_bad_messages_are_refused(hs: headstart.Headstart, messages: Any) -> None:
     with pytest.raises(headstart.InvalidRequest, match="messages"):
         hs.chat(messages)
 
@@ -198,7 +249,7 @@ def test_an_engine_fault_is_raised_and_forgotten(hs: headstart.Headstart) -> Non
     engine.fail_next("prefill")
     with pytest.raises(headstart.EngineError):
         hs.chat(CHAT)
-    assert hs.chat(CHAT, max_tokens=3).report.completion == 3
+    assert hs.chat(CHAT, max_tokens=3, **ENDLESS).report.completion == 3
 
 
 def test_closed_means_unavailable() -> None:
@@ -257,6 +308,20 @@ def test_async_cancellation(hs: headstart.Headstart, way: str) -> None:
     asyncio.run(play())
 
 
+def test_events_after_the_end_of_the_loop_harm_nobody(hs: headstart.Headstart) -> None:
+    """The loop may close between any check and the call."""
+    loop = asyncio.new_event_loop()
+    stream = loop.run_until_complete(hs.achat(CHAT, stream=True, **ENDLESS))
+    assert isinstance(stream, headstart.library.AsyncStream)
+    loop.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "is_closed", lambda: False)
+        time.sleep(0.05)  # the engine thread goes on telling
+        stream.close()
+    until(lambda: idle(hs))
+    assert hs.chat(CHAT, max_tokens=2, **ENDLESS).report.completion == 2
+
+
 # ── open ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -304,3 +369,6 @@ def test_the_real_model(demo_model: Path) -> None:
         report = stream.reply.report
         assert report.cached >= first.report.prompt
         assert report.computed < 32
+    for use in (lambda: hs.chat(chat), lambda: hs.complete("Rivers"), lambda: asyncio.run(hs.achat("Rivers"))):
+        with pytest.raises(headstart.Unavailable):  # the model's vocabulary is gone: to use it would end the process
+            use()

@@ -55,10 +55,10 @@ class ContextTooLong(RequestError):
 
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, limit: int, *, param: str = "messages") -> None:
+    def __init__(self, prompt_tokens: int, limit: int, *, param: str = "messages", slides: bool = False) -> None:
+        mend = "Shorten it, or start the server with a larger --ctx" + ("." if slides else ", or with --overflow slide.")
         super().__init__(
-            f"This model's context holds {limit} tokens a conversation, but the prompt has {prompt_tokens}. "
-            f"Shorten it, start the server with a larger --ctx, or with --overflow slide.",
+            f"This model's context holds {limit} tokens a conversation, but the prompt has {prompt_tokens}. {mend}",
             param=param,
         )
         self.prompt_tokens = prompt_tokens

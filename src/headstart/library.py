@@ -13,17 +13,15 @@ The second call computes the new question only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import math
 import os
 import queue
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
 from headstart.config import Settings
-from headstart.core.prompt import Prompt
 from headstart.core.template import Message
-from headstart.engines.base import Sampling
 from headstart.errors import Cancelled, ConfigError, InvalidRequest
 from headstart.runtime.request import Delta, Event, Failed, Finished, FinishReason, Report, Request, Sink
 from headstart.runtime.runtime import Handle, Runtime
@@ -38,7 +36,7 @@ class Options(TypedDict, total=False):
     max_tokens: most tokens of the reply; None for as many as the context holds; 0 only fills the cache.
     stop: texts that end the reply and are not part of it.
     salt: tenant; what one salt computed is never used for another.
-    reuse: False computes the prompt anew, and leaves the cache alone.
+    reuse: False computes the prompt anew, from nothing that is cached; what it computes is kept as any other's.
     """
 
     max_tokens: int | None
@@ -164,7 +162,7 @@ class AsyncStream(_Call, AsyncIterator[str]):
         loop = asyncio.get_running_loop()
 
         def put(event: Event) -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
         super().__init__(submit, put)
@@ -276,18 +274,27 @@ class Headstart:
 
         from headstart.api.normalise import normalise, normalise_tools  # the one canonical form, as over HTTP
         from headstart.api.schema import Conversation, condense
+        from headstart.options import Given
 
-        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(one) for one in messages]
-        given = {"messages": said, "tools": options.pop("tools", None), "chat_template_kwargs": options.pop("template", None)}
+        said: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        if isinstance(said, Iterable):
+            said = [dict(one) if isinstance(one, Mapping) else one for one in said]
+        talk = {"messages": said, "tools": options.pop("tools", None), "chat_template_kwargs": options.pop("template", None)}
         try:
-            form = Conversation.model_validate(given)
+            form = Conversation.model_validate(talk)
         except ValidationError as error:
-            raise condense(error, given) from None
+            raise condense(error, talk) from None
         chat, tools, template = normalise(form.messages), normalise_tools(form.tools), form.chat_template_kwargs or {}
-        return _request(options, lambda salt: self.runtime.chat_prompt(chat, tools=tools, salt=salt, **template))
+        checked = Given.of(options)
+        return checked.request(self.runtime.chat_prompt(chat, tools=tools, salt=checked.salt, **template))
 
     def _complete(self, text: str, options: dict[str, Any]) -> Request:
-        return _request(options, lambda salt: self.runtime.text_prompt(text, salt=salt))
+        from headstart.options import Given
+
+        if not isinstance(text, str):
+            raise InvalidRequest(f"text must be a text, not {text!r:.100}.", param="text")
+        checked = Given.of(options)
+        return checked.request(self.runtime.text_prompt(text, salt=checked.salt))
 
     def _serve(self, request: Request, stream: bool) -> Reply | Stream:
         running = Stream(lambda sink: self.runtime.submit(request, sink))
@@ -343,32 +350,3 @@ def load(settings: Settings, progress: Callable[[float], None] | None = None) ->
     except BaseException:
         engine.close()
         raise
-
-
-_SAMPLING = frozenset(field.name for field in dataclasses.fields(Sampling)) - {"logprobs"}
-_RANGES: dict[str, tuple[float, float]] = {
-    "max_tokens": (0, math.inf),
-    "temperature": (0, math.inf),
-    "top_k": (0, math.inf),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "repeat_penalty": (0, math.inf),
-}
-
-
-def _request(options: dict[str, Any], prompt: Callable[[str], Prompt]) -> Request:
-    for name, (low, high) in _RANGES.items():
-        value = options.get(name)
-        if value is not None and not low <= value <= high:  # also refuses NaN
-            raise InvalidRequest(f"{name} must lie in [{low:g}, {high:g}], not {value}.", param=name)
-    stop = options.pop("stop", ())
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(stop):
-        raise InvalidRequest("A stop text must not be empty.", param="stop")
-    sampling = {name: options.pop(name) for name in _SAMPLING & options.keys()}
-    if "logit_bias" in sampling:
-        sampling["logit_bias"] = tuple(sampling["logit_bias"].items())
-    salt, reuse, max_tokens = options.pop("salt", ""), options.pop("reuse", True), options.pop("max_tokens", None)
-    if options:
-        raise TypeError(f"unknown options: {', '.join(sorted(options))}")
-    return Request(prompt(salt), Sampling(**sampling), max_tokens=max_tokens, stop=stop, reuse=reuse)

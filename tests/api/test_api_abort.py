@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
-from live import serving, wait_until
 
 from headstart.config import Settings
 from headstart.engines.fake import FakeEngine
 from headstart.runtime.runtime import Runtime
+from live import serving, wait_until
 
 CLIENTS = 64
-SECONDS = 600.0 if os.environ.get("HEADSTART_SLOW") else 5.0
+SECONDS = 600.0 if os.environ.get("HEADSTART_SLOW") else 3.0
 
 
 def script(dice: random.Random) -> list[dict[str, Any]]:

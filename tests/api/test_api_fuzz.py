@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from live import serving
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -19,8 +18,9 @@ from schemathesis.specs.openapi.checks import (
 
 from headstart.engines.fake import FakeEngine
 from headstart.runtime.runtime import Runtime
+from live import serving
 
-EXAMPLES = 1000 if os.environ.get("HEADSTART_SLOW") else 15
+EXAMPLES = 1000 if os.environ.get("HEADSTART_SLOW") else 10
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 ROUTES = [
     ("POST", "/v1/chat/completions"),

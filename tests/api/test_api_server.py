@@ -14,12 +14,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from live import Server, serving, wait_until
 
 from headstart.api.serve import listen
 from headstart.engines.fake import FakeEngine
 from headstart.errors import ConfigError, ModelError
 from headstart.runtime.runtime import Runtime
+from live import Server, serving, wait_until
 
 HI: Any = [{"role": "user", "content": "hi"}]
 
@@ -74,6 +74,41 @@ def test_a_key_is_needed_except_for_health() -> None:
         assert httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer wröng".encode()}).status_code == 401
         with pytest.raises(openai.AuthenticationError):
             server.openai.with_options(api_key="wrong").models.list()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_key_may_have_any_letters(encoding: str) -> None:
+    """Headers are bytes, and clients differ in how they write such letters."""
+    key = "schlüssel-à"
+    with Runtime(FakeEngine()) as runtime, serving(runtime, key="plain", api_keys=["plain", key, "ключ"]) as server:
+
+        def status(given: bytes) -> int:
+            return httpx.get(f"{server.url}/slots", headers={"authorization": b"Bearer " + given}).status_code
+
+        assert status(key.encode(encoding)) == 200
+        assert status("ключ".encode()) == 200
+        for wrong in (b"x", b"schl", key.encode(encoding)[:-1], "schlüssel-a".encode(encoding), b"schlssel-"):
+            assert status(wrong) == 401
+
+
+def test_a_closed_model_is_unavailable_and_never_used() -> None:
+    messages = {"messages": HI, "max_tokens": 2}
+    bodies: dict[str, Any] = {
+        "/tokenize": {"content": "a", "with_pieces": True},
+        "/detokenize": {"tokens": [65]},
+        "/apply-template": messages,
+        "/v1/chat/completions": messages,
+        "/v1/chat/completions/input_tokens": messages,
+        "/v1/completions": {"prompt": [65], "echo": True, "logprobs": 1},
+    }
+    with Runtime(FakeEngine()) as runtime, serving(runtime) as server:
+        for path, body in bodies.items():
+            assert server.post(path, json=body).status_code == 200, path
+        runtime.close()
+        for path, body in bodies.items():
+            response = server.post(path, json=body)
+            assert response.status_code == 503, path
+            assert response.json()["error"]["code"] == "unavailable"
 
 
 def test_models(fake: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -9,11 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live import Server, raw, serving, wait_until
 
+from headstart.api.call import Call
 from headstart.config import Settings
 from headstart.engines.fake import FakeEngine
+from headstart.observe.metrics import Metrics
+from headstart.runtime.request import Failed, Finished, Request
 from headstart.runtime.runtime import Runtime
+from live import Server, raw, serving, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +122,27 @@ def test_the_vendors_client_skips_comments(slow: Server) -> None:
         )
     )
     assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_a_call_that_failed_submits_nothing_more() -> None:
+    """A prompt that ends in the same batch as the failure of another one must not start the next."""
+    engine = FakeEngine(slots=2, ctx=256)
+    with Runtime(engine, Settings()) as runtime:
+        requests = [Request(runtime.text_prompt(text), max_tokens=2) for text in ("fails", "ends", "never")]
+
+        async def silent() -> Any:
+            await asyncio.Event().wait()
+
+        async def play() -> tuple[list[type], bool, int]:
+            engine.fail_next("prefill")
+            metrics = Metrics("fake", lambda: None)
+            async with Call(runtime, requests, silent, beat=5.0, metrics=metrics, arrived=time.monotonic()) as call:
+                wait_until(lambda: engine.prefilled > 0 and runtime.snapshot()["running"] == 0)  # the loop stands still
+                time.sleep(0.05)
+                batch = await call.take()
+                return [type(event) for _, event in batch], call.done, runtime.scheduler.queued + runtime.scheduler.running
+
+        kinds, done, active = asyncio.run(play())
+        assert kinds.index(Failed) < kinds.index(Finished)
+        assert done
+        assert active == 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from harness import Oracle, Pending, ask, assistant, converse, system, user
 
+from harness import Oracle, Pending, ask, assistant, converse, system, user
 from headstart.config import Settings
 from headstart.engines.base import GREEDY
 from headstart.engines.fake import FakeEngine, FakeTokenizer

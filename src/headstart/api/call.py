@@ -158,10 +158,11 @@ class Call:
                 self.reasons.append(event.reason)
                 self._ended[number] = self._ended.get(number, 0) + 1
                 if self._ended[number] == self._requests[number].choices:
-                    del self._open[number]
-                    self._advance()
+                    self._open.pop(number, None)
+                    if self.failure is None:
+                        self._advance()
             elif isinstance(event, Failed):
-                self.failure = event.error
+                self.failure = self.failure or event.error
                 self._open.pop(number, None)
                 self.done = True
 

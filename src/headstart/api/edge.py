@@ -6,6 +6,7 @@ import hmac
 import re
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 from starlette.datastructures import Headers
@@ -20,13 +21,21 @@ OPEN = frozenset({"/health", "/v1/health"})
 _SANE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
+def _spelled(key: str) -> list[bytes]:
+    """The bytes that clients send for a key: beyond ASCII some write UTF-8 and others Latin-1."""
+    found = [key.encode("utf-8", "surrogateescape")]
+    with suppress(UnicodeEncodeError):
+        found.append(key.encode("latin-1"))
+    return found
+
+
 class Edge:
     """ASGI middleware. `keys`: any of them opens the server; none means it is open."""
 
     def __init__(self, app: ASGIApp, service: Service, keys: Sequence[str] = ()) -> None:
         self._app = app
         self._service = service
-        self._keys = [key.encode() for key in keys]
+        self._keys = [spelled for key in keys for spelled in _spelled(key)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,7 +55,7 @@ class Edge:
                 message["headers"] = [*message["headers"], stamp]
             await send(message)
 
-        if not self._admits(scope["path"], headers.get("authorization", "")):
+        if not self._admits(scope["path"], next((value for name, value in headers.raw if name == b"authorization"), b"")):
             self._service.metrics.refused(401)
             await answer(Unauthorized("Give an API key: 'Authorization: Bearer <key>'."))(scope, receive, stamped)
             return
@@ -59,11 +68,11 @@ class Edge:
             self._service.unfinished(request_id, "error", repr(error))
             await answer(error)(scope, receive, stamped)
 
-    def _admits(self, path: str, authorization: str) -> bool:
+    def _admits(self, path: str, authorization: bytes) -> bool:
         if not self._keys or path in OPEN:
             return True
-        scheme, _, key = authorization.partition(" ")
-        given = key.strip().encode("utf-8", "surrogateescape")
+        scheme, _, key = authorization.partition(b" ")
+        given = key.strip()
         # Every key is compared, so the time says nothing about which one came close.
         matches = [hmac.compare_digest(given, known) for known in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        return scheme.lower() == b"bearer" and any(matches)

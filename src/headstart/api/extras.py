@@ -93,26 +93,34 @@ async def tokenize(request: HttpRequest) -> Response:
     service = service_of(request)
     runtime = service.ready()
     form = parse(TokenizeRequest, await service.body(request))
-    tokens = await asyncio.to_thread(_tokens, runtime, form)
-    if not form.with_pieces:
-        return JSONResponse({"tokens": tokens})
-    piece = runtime.engine.tokenizer.piece
-    return JSONResponse({"tokens": [{"id": token, "piece": _readable(piece(token))} for token in tokens]})
+    return JSONResponse({"tokens": await asyncio.to_thread(_tokens, runtime, form)})
 
 
 @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest), responses=ERRORS)
 async def detokenize(request: HttpRequest) -> Response:
     """Tokens → text."""
     service = service_of(request)
-    tokenizer = service.ready().engine.tokenizer
+    runtime = service.ready()
     form = parse(DetokenizeRequest, await service.body(request))
-    if any(token >= tokenizer.n_vocab for token in form.tokens):
-        raise InvalidRequest(f"Invalid 'tokens': they must lie in [0, {tokenizer.n_vocab}).", param="tokens")
-    return JSONResponse({"content": b"".join(map(tokenizer.piece, form.tokens)).decode("utf-8", "replace")})
+    return JSONResponse({"content": await asyncio.to_thread(_text, runtime, form)})
 
 
-def _tokens(runtime: Runtime, form: TokenizeRequest) -> list[int]:
-    tokenizer: Tokenizer = runtime.engine.tokenizer
+def _text(runtime: Runtime, form: DetokenizeRequest) -> str:
+    with runtime.tokenizer_open() as tokenizer:
+        if any(token >= tokenizer.n_vocab for token in form.tokens):
+            raise InvalidRequest(f"Invalid 'tokens': they must lie in [0, {tokenizer.n_vocab}).", param="tokens")
+        return b"".join(map(tokenizer.piece, form.tokens)).decode("utf-8", "replace")
+
+
+def _tokens(runtime: Runtime, form: TokenizeRequest) -> list[Any]:
+    with runtime.tokenizer_open() as tokenizer:
+        tokens = _split(runtime, tokenizer, form)
+        if not form.with_pieces:
+            return tokens
+        return [{"id": token, "piece": _readable(tokenizer.piece(token))} for token in tokens]
+
+
+def _split(runtime: Runtime, tokenizer: Tokenizer, form: TokenizeRequest) -> list[int]:
     bos = tokenizer.bos
     if not form.parse_special:
         plain = tokenizer.tokenize(form.content)

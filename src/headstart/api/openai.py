@@ -22,7 +22,6 @@ from headstart.api.stream import EventStream, Script
 from headstart.api.wire import Chat, Dialect, Head, Text
 from headstart.core.prompt import Prompt
 from headstart.engines.base import Sampling
-from headstart.errors import InvalidRequest
 from headstart.runtime.request import Request
 from headstart.runtime.runtime import Runtime
 
@@ -144,7 +143,8 @@ def _script(service: Service, runtime: Runtime, work: Work) -> Script:
     )
     wants_usage = bool(work.form.stream and options is not None and options.include_usage)
     dialect = work.dialect(head, usage=wants_usage, logprobs=work.logprobs)
-    return Script(dialect, work.requests, runtime.engine.tokenizer.piece, echo=work.echo)
+    with runtime.tokenizer_open() as tokenizer:
+        return Script(dialect, work.requests, tokenizer.piece, echo=work.echo)
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -154,7 +154,7 @@ def _chat(service: Service, runtime: Runtime, data: bytes) -> Work:
     form = parse(ChatRequest, data)
     service.check_model(form.model)
     top = (form.top_logprobs or 0) if form.logprobs else None
-    sampling = _sampling(form, runtime, top)
+    sampling = _sampling(form, top)
     prompt = runtime.chat_prompt(
         normalise(form.messages),
         tools=normalise_tools(form.tools),
@@ -168,7 +168,7 @@ def _chat(service: Service, runtime: Runtime, data: bytes) -> Work:
 def _completion(service: Service, runtime: Runtime, data: bytes) -> Work:
     form = parse(CompletionRequest, data)
     service.check_model(form.model)
-    sampling = _sampling(form, runtime, form.logprobs)
+    sampling = _sampling(form, form.logprobs)
     limit = 16 if form.max_tokens is None else form.max_tokens  # the endpoint's own default
     scored = form.logprobs if form.echo else None
     requests = [
@@ -193,11 +193,8 @@ def _request(form: Generation, prompt: Prompt, sampling: Sampling, limit: int | 
     )
 
 
-def _sampling(form: Generation, runtime: Runtime, logprobs: int | None) -> Sampling:
+def _sampling(form: Generation, logprobs: int | None) -> Sampling:
     bias = tuple(sorted((int(token), value) for token, value in (form.logit_bias or {}).items()))
-    n_vocab = runtime.engine.tokenizer.n_vocab
-    if bias and bias[-1][0] >= n_vocab:
-        raise InvalidRequest(f"Invalid 'logit_bias': token {bias[-1][0]} is not in [0, {n_vocab}).", param="logit_bias")
     given = {
         name: value
         for name in ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
@@ -205,6 +202,5 @@ def _sampling(form: Generation, runtime: Runtime, logprobs: int | None) -> Sampl
     }
     if form.top_k is not None:
         given["top_k"] = max(0, form.top_k)
-    # The engine's seeds have 32 bits, of which the last value means "draw one", as -1 does for llama-server's callers.
-    seed = None if form.seed is None or form.seed == -1 else form.seed % (2**32 - 16)
+    seed = None if form.seed == -1 else form.seed  # as llama-server's callers ask for one to be drawn
     return Sampling(**given, logit_bias=bias, seed=seed, logprobs=logprobs)

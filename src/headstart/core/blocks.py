@@ -30,10 +30,15 @@ def as_tokens(values: object) -> Tokens:
     return array
 
 
+def utf8(text: str) -> bytes:
+    """A text's bytes. Lone surrogates, which JSON can bring, have some too."""
+    return text.encode("utf-8", "surrogatepass")
+
+
 def root_id(fingerprint: bytes, salt: str) -> BlockId:
     """The parent of every first block: no block of another model, setting or tenant can have the same id."""
     head = b"headstart.root.1" + len(fingerprint).to_bytes(8, "little")
-    return blake3(head + fingerprint + salt.encode("utf-8", "surrogatepass")).digest()
+    return blake3(head + fingerprint + utf8(salt)).digest()
 
 
 def block_id(parent: BlockId, tokens: Tokens) -> BlockId:

@@ -3,24 +3,24 @@
 Text is tokenised piece by piece between control tokens, and pieces are remembered per salt, so that a long prompt costs
 its new text only; tokenising whole equals tokenising in pieces. Spellings of control tokens *inside* the caller's strings
 are escaped before rendering and end as plain text: nobody forges a turn.
-
-*Spelling*: a model does not always spell a text with the tokens that the tokenizer would choose. `Spellings` remembers how
-a reply was really spelled, so that a prompt which sends that reply back continues on the rows that exist.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from blake3 import blake3
 
-from headstart.core.blocks import Tokens, as_tokens
+from headstart.core.blocks import Tokens, as_tokens, utf8
+from headstart.core.slide import Replays, slide
+from headstart.core.spelling import Spellings, text_digest
 from headstart.core.template import Message, Template
 from headstart.engines.base import Control, Tokenizer
 from headstart.errors import InvalidRequest
@@ -30,6 +30,11 @@ from headstart.errors import InvalidRequest
 _MARK = "\ufdd0"
 _UNMARK = re.compile(_MARK + "(" + _MARK + "?)")
 
+_SPACE = " \t\n\v\f\r"
+"""What control tokens swallow: C's `isspace`, as in llama.cpp; Python's own notion is wider."""
+
+_NONE = as_tokens([])
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -38,7 +43,8 @@ class Prompt:
     Attributes:
         salt: the tenant's; part of every block's id.
         head: digest of salt and tokens up to the last control token: together with `lead`, what a reply hangs on.
-        lead: the text after that control token, and its tokens: what comes right before the reply.
+        lead: the text after that control token: what comes right before the reply.
+        lead_tokens: those of `lead`; a view of `tokens`.
         marks: for each message, where its content begins in `text`; -1 if the template changed it beyond recognition.
         dropped: messages that `--overflow slide` left out.
     """
@@ -48,7 +54,7 @@ class Prompt:
     salt: str = ""
     head: bytes = b""
     lead: str = ""
-    lead_tokens: tuple[int, ...] = ()
+    lead_tokens: Tokens = field(default_factory=lambda: _NONE)
     marks: tuple[int, ...] = ()
     dropped: int = 0
 
@@ -88,122 +94,37 @@ class Escaper:
 
 
 class _Memo:
-    """Tokens of pieces of text, per salt; the least recently used go first. Thread-safe."""
+    """Tokens of pieces of text, per salt, bounded in bytes; the least recently used go first. Thread-safe."""
 
-    def __init__(self, characters: int) -> None:
-        self._budget = characters
-        self._used = 0
-        self._known: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
+    ENTRY = 512
+    """Bytes that an entry takes beside its text and tokens."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget = budget
+        self._known: OrderedDict[tuple[str, str], Tokens] = OrderedDict()
         self._lock = threading.Lock()
+        self.used = 0
 
-    def get(self, salt: str, text: str, compute: Callable[[str], list[int]]) -> list[int]:
+    def get(self, salt: str, text: str, compute: Callable[[str], list[int]]) -> Tokens:
         key = (salt, text)
         with self._lock:
             found = self._known.get(key)
             if found is not None:
                 self._known.move_to_end(key)
                 return found
-        tokens = compute(text)
+        tokens = as_tokens(compute(text))
+        size = self._size(key, tokens)
         with self._lock:
-            if key not in self._known:
+            if key not in self._known and size <= self._budget:
                 self._known[key] = tokens
-                self._used += len(text)
-                while self._used > self._budget and self._known:
-                    (_, old), _ = self._known.popitem(last=False)
-                    self._used -= len(old)
+                self.used += size
+                while self.used > self._budget:
+                    self.used -= self._size(*self._known.popitem(last=False))
         return tokens
 
-
-@dataclass(frozen=True, slots=True)
-class Spelling:
-    """How a reply was spelled: `lead` + `reply` is the text, `tokens` those of both together."""
-
-    lead: str
-    reply: str
-    tokens: tuple[int, ...]
-
-
-class Spellings:
-    """Replies whose tokens differ from the tokenizer's choice, by what they hang on. Thread-safe."""
-
-    def __init__(self, limit: int = 4096) -> None:
-        self._limit = limit
-        self._known: OrderedDict[bytes, dict[tuple[str, str], Spelling]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def remember(self, head: bytes, spelling: Spelling) -> None:
-        with self._lock:
-            self._known.setdefault(head, {})[spelling.lead, spelling.reply] = spelling
-            self._known.move_to_end(head)
-            while len(self._known) > self._limit:
-                self._known.popitem(last=False)
-
-    def forget(self, head: bytes, lead: str, reply: str) -> None:
-        with self._lock:
-            found = self._known.get(head)
-            if found is not None and found.pop((lead, reply), None) is not None and not found:
-                del self._known[head]
-
-    def find(self, head: bytes, text: str) -> Spelling | None:
-        """The longest remembered spelling that `text` begins with."""
-        with self._lock:
-            found = list(self._known.get(head, {}).values())
-        fitting = [spelling for spelling in found if text.startswith(spelling.lead + spelling.reply)]
-        return max(fitting, key=lambda spelling: len(spelling.lead) + len(spelling.reply), default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Slide:
-    """What `--overflow slide` kept of a conversation."""
-
-    messages: tuple[Message, ...]
-    dropped: int
-
-
-def exchanges(messages: Sequence[Message]) -> list[list[Message]]:
-    """Groups messages into user-led exchanges; what precedes the first user message is the first group."""
-    groups: list[list[Message]] = [[]]
-    previous = None
-    for message in messages:
-        role = message.get("role")
-        if role == "user" and previous != "user":
-            groups.append([])
-        groups[-1].append(message)
-        previous = role
-    return groups
-
-
-def slide(messages: Sequence[Message], count: Callable[[Sequence[Message]], int], limit: int) -> Slide:
-    """Replays the history from its first turn and, whenever a request of it exceeded `limit` tokens, drops its oldest whole
-    exchanges (tool calls with their results) until it is at most `limit / 2`. The last exchange always stays.
-
-    A pure function of the messages, and what it drops now it also drops when the conversation has gone on (each request
-    is seen as it was made, without the reply that it had yet to get): so the next turn hits again.
-    """
-    head, *turns = exchanges(messages)
-    kept: list[list[Message]] = []
-    dropped = 0
-
-    def total() -> int:
-        return count([*head, *(m for group in kept for m in group)])
-
-    def shrink() -> None:
-        nonlocal dropped
-        if total() > limit:
-            while len(kept) > 1 and total() > limit // 2:
-                dropped += len(kept.pop(0))
-
-    for turn in turns:
-        kept.append([])
-        for message in turn:
-            if message.get("role") == "assistant":
-                shrink()
-            kept[-1].append(message)
-    shrink()
-    return Slide((*head, *(m for group in kept for m in group)), dropped)
+    @classmethod
+    def _size(cls, key: tuple[str, str], tokens: Tokens) -> int:
+        return cls.ENTRY + sum(map(sys.getsizeof, key)) + tokens.nbytes
 
 
 @dataclass
@@ -212,12 +133,13 @@ class Prompter:
 
     Args:
         spelling: whether replies are matched by how they were really spelled (fast mode).
+        memo_bytes: most bytes of remembered pieces of text with their tokens.
     """
 
     tokenizer: Tokenizer
     template: Template
     spelling: bool = True
-    memo_characters: int = 64_000_000
+    memo_bytes: int = 64 << 20
     spellings: Spellings = field(default_factory=Spellings)
 
     def __post_init__(self) -> None:
@@ -225,7 +147,9 @@ class Prompter:
         self._controls = {control.text: control for control in controls if control.text}
         self._split = re.compile("|".join(map(re.escape, self._controls))) if self._controls else None
         self._escaper = Escaper(controls)
-        self._memo = _Memo(self.memo_characters)
+        self._single = {control.text: as_tokens(control.id) for control in controls}
+        self._memo = _Memo(self.memo_bytes)
+        self._replays = Replays()
 
     def chat(
         self,
@@ -245,9 +169,36 @@ class Prompter:
             raise InvalidRequest("A conversation needs at least one message.", param="messages")
         safe = self._escaper.escape(list(messages))
         rendered = self.template.render(
-            safe, tools=self._escaper.escape(tools) if tools else None, generation=generation, **extra
+            safe, tools=self._escaper.escape(tools) if tools else None, generation=generation, **self._escaper.escape(extra)
         )
         return self._build(rendered, salt, tuple(self._marks(safe, rendered)))
+
+    def slide(
+        self,
+        messages: Sequence[Message],
+        limit: int,
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        salt: str = "",
+        **extra: Any,
+    ) -> Prompt:
+        """The prompt of a conversation after the function `slide`. The cost of a turn does not grow with their number.
+
+        Raises:
+            InvalidRequest: no messages, or the template refuses them.
+        """
+        latest: tuple[tuple[Message, ...], Prompt] | None = None
+
+        def build(part: Sequence[Message]) -> Prompt:
+            nonlocal latest
+            if latest is None or latest[0] != tuple(part):
+                latest = (tuple(part), self.chat(part, tools=tools, salt=salt, **extra))
+            return latest[1]
+
+        root = text_digest(repr((limit, tools, salt, extra)))
+        kept = slide(messages, lambda part: len(build(part)), limit, self._replays, root)
+        return replace(build(kept.messages), dropped=kept.dropped)
 
     def text(self, text: str, *, salt: str = "") -> Prompt:
         """The prompt of a raw text; control spellings in it are control tokens."""
@@ -269,56 +220,65 @@ class Prompter:
         if not self.spelling or not prompt.head or not tokens:
             return
         delivered = b"".join(map(self.tokenizer.piece, tokens)).decode("utf-8", "replace")
-        if not reply.startswith(delivered):
+        if not delivered or not reply.startswith(delivered):
             return
-        spelled = (*prompt.lead_tokens, *tokens)
-        whole = self.tokenizer.tokenize(prompt.lead + delivered)
-        if list(spelled) == whole:
+        reply_tokens = as_tokens(tokens)
+        whole = as_tokens(self.tokenizer.tokenize(prompt.lead + delivered))
+        if np.array_equal(np.concatenate([prompt.lead_tokens, reply_tokens]), whole):
             self.spellings.forget(prompt.head, prompt.lead, delivered)
         else:
-            self.spellings.remember(prompt.head, Spelling(prompt.lead, delivered, spelled))
+            self.spellings.remember(prompt.head, prompt.lead, delivered, reply_tokens)
 
     # ── text → tokens ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _build(self, rendered: str, salt: str, marks: tuple[int, ...]) -> Prompt:
-        tokens: list[int] = []
-        digest = blake3(b"headstart.head.1" + salt.encode("utf-8", "surrogatepass") + b"\0")
+        parts: list[Tokens] = []
+        digest = blake3(b"headstart.head.1" + utf8(salt) + b"\0")
         bos = self.tokenizer.bos
         if bos is not None and not rendered.startswith(bos.text):
-            tokens.append(bos.id)
+            parts.append(as_tokens(bos.id))
         hashed = 0
-        lead, lead_at = "", 0
+        lead, lead_at = "", len(parts)
         for text, control in self._pieces(rendered):
-            digest.update(np.array(tokens[hashed:], dtype="<i4").tobytes())
-            hashed = len(tokens)
-            lead, lead_at = text, len(tokens)
+            for part in parts[hashed:]:
+                digest.update(part.tobytes())
+            hashed = len(parts)
+            lead, lead_at = text, len(parts)
             if text:
-                tokens += self._spell(text, salt, digest)
+                parts += self._spell(text, salt, digest)
             if control is not None:
-                tokens.append(control.id)
-                lead, lead_at = "", len(tokens)
-        if lead_at == len(tokens):
-            digest.update(np.array(tokens[hashed:], dtype="<i4").tobytes())
+                parts.append(self._single[control.text])
+                lead, lead_at = "", len(parts)
+        if lead_at == len(parts):
+            for part in parts[hashed:]:
+                digest.update(part.tobytes())
+        tokens = np.concatenate([_NONE, *parts])
+        tokens.flags.writeable = False
         return Prompt(
             text=Escaper.unescape(rendered),
-            tokens=as_tokens(tokens),
+            tokens=tokens,
             salt=salt,
             head=digest.digest(),
             lead=lead,
-            lead_tokens=tuple(tokens[lead_at:]),
+            lead_tokens=tokens[len(tokens) - sum(map(len, parts[lead_at:])) :],
             marks=marks,
         )
 
-    def _spell(self, text: str, salt: str, head: Any) -> list[int]:
-        if self.spelling and len(self.spellings):
-            known = self.spellings.find(head.digest(), text)
-            if known is not None:
-                rest = text[len(known.lead) + len(known.reply) :]
-                behind = self._memo.get(salt, rest, self.tokenizer.tokenize) if rest else []
-                # A tokenizer may add a space before a text of its own: then the bytes are not those asked for.
-                if b"".join(map(self.tokenizer.piece, behind)) == rest.encode("utf-8", "surrogatepass"):
-                    return [*known.tokens, *behind]
-        return self._memo.get(salt, text, self.tokenizer.tokenize)
+    def _spell(self, text: str, salt: str, head: Any) -> list[Tokens]:
+        known = self.spellings.find(head.digest(), text) if self.spelling and len(self.spellings) else []
+        parts: list[Tokens] = []
+        end = len(text)
+        for spelling in known:
+            rest = text[spelling.end : end]
+            behind = self._memo.get(salt, rest, self.tokenizer.tokenize) if rest else _NONE
+            # A tokenizer may add a space before a text of its own: then the bytes are not those asked for.
+            if b"".join(map(self.tokenizer.piece, behind.tolist())) != utf8(rest):
+                return [self._memo.get(salt, text, self.tokenizer.tokenize)]
+            parts += (behind, spelling.tokens)
+            end = spelling.start
+        if end:
+            parts.append(self._memo.get(salt, text[:end], self.tokenizer.tokenize))
+        return parts[::-1]
 
     def _pieces(self, rendered: str) -> Iterator[tuple[str, Control | None]]:
         """Plain pieces, unescaped, each with the control token that follows it."""
@@ -329,12 +289,12 @@ class Prompter:
                 control = self._controls[found[0]]
                 plain = Escaper.unescape(rendered[position : found.start()])
                 if strip_left:
-                    plain = plain.lstrip()
-                yield (plain.rstrip() if control.lstrip else plain), control
+                    plain = plain.lstrip(_SPACE)
+                yield (plain.rstrip(_SPACE) if control.lstrip else plain), control
                 position, strip_left = found.end(), control.rstrip
         rest = Escaper.unescape(rendered[position:])
         if strip_left:
-            rest = rest.lstrip()
+            rest = rest.lstrip(_SPACE)
         if rest:
             yield rest, None
 

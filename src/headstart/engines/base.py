@@ -134,11 +134,16 @@ class Span:
     data: Bytes
 
 
+SEEDS = 2**32 - 1
+"""Seeds are below it. llama.cpp's have 32 bits, and it takes the last value as "draw one"."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to choose the next token. `temperature` 0 is greedy. Defaults are llama-server's.
 
-    `seed` None draws one. `logprobs`: how many alternatives to report with every token; None reports nothing.
+    `seed`, modulo `SEEDS`, grows by one with each choice of a request; None draws one.
+    `logprobs`: how many alternatives to report with every token; None reports nothing.
     `penalty_last_n` -1 looks at the whole reply.
     """
 

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from headstart.engines.base import Control, Engine, Facts, Logits, Rows, Sampler, Sampling, Shape, Span, Step, Traits
+from headstart.engines.base import SEEDS, Control, Engine, Facts, Logits, Rows, Sampler, Sampling, Shape, Span, Step, Traits
 from headstart.errors import EngineError
 
 GAP, NOISE = 0.05, 0.001
@@ -86,7 +86,7 @@ class FakeSampler:
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
-        self._random = np.random.default_rng(sampling.seed)
+        self._random = np.random.default_rng(None if sampling.seed is None else sampling.seed % SEEDS)
         self._seen: dict[int, int] = {}
 
     def draw(self, logits: Logits) -> int:

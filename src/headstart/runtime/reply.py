@@ -6,6 +6,8 @@ import codecs
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from headstart.core.blocks import utf8
+
 
 @dataclass(slots=True)
 class Reply:
@@ -51,7 +53,7 @@ class Reply:
 
     def delivered(self) -> list[int]:
         """The leading tokens whose bytes were wholly delivered as text, up to a whole character."""
-        text = self.text.encode("utf-8", "surrogatepass")
+        text = utf8(self.text)
         at = count = 0
         for number, token in enumerate(self.tokens):
             data = self.piece(token)

@@ -11,7 +11,7 @@ from typing import Any
 
 from headstart.config import Settings
 from headstart.core.planner import Mode
-from headstart.core.prompt import Prompt, Prompter, slide
+from headstart.core.prompt import Prompt, Prompter
 from headstart.core.template import FALLBACK, Message, Template
 from headstart.engines.base import Engine, Tokenizer
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
@@ -104,14 +104,11 @@ class Runtime:
             ContextTooLong: the conversation exceeds the context, and `overflow` is `error` (or its last exchange does).
         """
 
-        def build(part: Sequence[Message]) -> Prompt:
-            return self.prompter.chat(part, tools=tools, salt=salt, **extra)
-
         with self.tokenizer_open():
-            if self.overflow == "slide" and messages:
-                kept = slide(messages, lambda part: len(build(part)), int(self.ctx * SLIDE_SHARE))
-                return self._fitting(replace(build(kept.messages), dropped=kept.dropped), "messages")
-            return self._fitting(build(messages), "messages")
+            if self.overflow == "slide":
+                limit = int(self.ctx * SLIDE_SHARE)
+                return self._fitting(self.prompter.slide(messages, limit, tools=tools, salt=salt, **extra), "messages")
+            return self._fitting(self.prompter.chat(messages, tools=tools, salt=salt, **extra), "messages")
 
     def text_prompt(self, text: str | Sequence[int], *, salt: str = "") -> Prompt:
         """Tokenises a raw text (control spellings are control tokens), or takes tokens as they are. Thread-safe.
@@ -146,7 +143,7 @@ class Runtime:
         if not len(prompt):
             raise InvalidRequest("The prompt is empty.", param=param)
         if len(prompt) >= self.ctx:
-            raise ContextTooLong(len(prompt), self.ctx, param=param)
+            raise ContextTooLong(len(prompt), self.ctx, param=param, slides=self.overflow == "slide")
         return prompt
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,8 +155,12 @@ class Runtime:
             Overloaded: the queue is full.
             Unavailable: the runtime is closed.
             ContextTooLong: the prompt does not fit.
+            InvalidRequest: a bias for a token that the model does not have.
         """
         self._fitting(request.prompt, "prompt")
+        n_vocab = self.engine.tokenizer.n_vocab
+        if strange := [token for token, _ in request.sampling.logit_bias if not 0 <= token < n_vocab]:
+            raise InvalidRequest(f"Invalid 'logit_bias': token {strange[0]} is not in [0, {n_vocab}).", param="logit_bias")
         if self._closed:
             raise Unavailable("The server is shutting down.")
         if request.prompt_logprobs is not None:

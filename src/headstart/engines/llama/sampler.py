@@ -7,9 +7,7 @@ from typing import Any
 
 from llama_cpp import llama_cpp as lib
 
-from headstart.engines.base import Sampling
-
-_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp takes this one as "draw a seed"
+from headstart.engines.base import SEEDS, Sampling
 
 
 class LlamaSampler:
@@ -53,5 +51,5 @@ def _links(sampling: Sampling, n_vocab: int, ctx: int) -> list[Any]:
     if sampling.min_p > 0:
         links.append(lib.llama_sampler_init_min_p(sampling.min_p, 1))
     links.append(lib.llama_sampler_init_temp(sampling.temperature))
-    seed = secrets.randbelow(_RANDOM_SEED) if sampling.seed is None else sampling.seed % _RANDOM_SEED
+    seed = secrets.randbelow(SEEDS) if sampling.seed is None else sampling.seed % SEEDS
     return [*links, lib.llama_sampler_init_dist(seed)]

@@ -1,0 +1,102 @@
+"""Spelling: with which tokens a model really wrote a text.
+
+A model does not always spell a text with the tokens that the tokenizer would choose. `Spellings` remembers how a reply was
+really spelled, so that a prompt which sends that reply back continues on the rows that exist.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from headstart.core.blocks import Tokens, utf8
+
+
+def text_digest(text: str) -> bytes:
+    """BLAKE3 of its bytes."""
+    return blake3(utf8(text)).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How the characters [start, end) of a text were spelled."""
+
+    start: int
+    end: int
+    tokens: Tokens
+
+
+class Spellings:
+    """Replies whose tokens differ from the tokenizer's choice, by what they hang on: a head and the text before them, of
+    which only a digest is kept. The least recently used go first. Thread-safe.
+
+    Args:
+        limit: most replies.
+        tokens: most tokens of all together.
+    """
+
+    def __init__(self, limit: int = 4096, tokens: int = 2_000_000) -> None:
+        self._limit = limit
+        self._room = tokens
+        self._known: OrderedDict[tuple[bytes, bytes], Spelling] = OrderedDict()
+        self._ends: dict[bytes, list[int]] = {}  # sorted, one for each spelling of a head: the only places to look at
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def remember(self, head: bytes, lead: str, reply: str, tokens: Tokens) -> None:
+        """`reply`, behind `lead`, is made of `tokens`."""
+        key = (head, text_digest(lead + reply))
+        with self._lock:
+            self._drop(key)
+            spelling = Spelling(len(lead), len(lead) + len(reply), tokens)
+            self._known[key] = spelling
+            insort(self._ends.setdefault(head, []), spelling.end)
+            self._room -= len(tokens)
+            while len(self._known) > self._limit or self._room < 0:
+                self._drop(next(iter(self._known)))
+
+    def forget(self, head: bytes, lead: str, reply: str) -> None:
+        with self._lock:
+            self._drop((head, text_digest(lead + reply)))
+
+    def find(self, head: bytes, text: str) -> list[Spelling]:
+        """The longest spelling that `text` begins with, the longest one before where that starts, and so on."""
+        found: list[tuple[tuple[bytes, bytes], Spelling]] = []
+        with self._lock:
+            ends = self._ends.get(head)
+            if ends is None:
+                return []
+            digest, at = blake3(), 0
+            for end in ends[: bisect_right(ends, len(text))]:
+                if end == at:
+                    continue
+                digest.update(utf8(text[at:end]))
+                at = end
+                key = (head, digest.digest())
+                spelling = self._known.get(key)
+                if spelling is not None:
+                    found.append((key, spelling))
+            chosen: list[Spelling] = []
+            limit = len(text)
+            for key, spelling in reversed(found):
+                if spelling.end <= limit:
+                    chosen.append(spelling)
+                    limit = spelling.start
+                    self._known.move_to_end(key)
+        return chosen
+
+    def _drop(self, key: tuple[bytes, bytes]) -> None:
+        spelling = self._known.pop(key, None)
+        if spelling is None:
+            return
+        self._room += len(spelling.tokens)
+        ends = self._ends[key[0]]
+        del ends[bisect_left(ends, spelling.end)]
+        if not ends:
+            del self._ends[key[0]]

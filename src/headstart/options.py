@@ -1,0 +1,65 @@
+"""Options: what the library's calls take by name, checked. Imported with the first call, as pydantic takes a while."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headstart.api.schema import condense
+from headstart.core.prompt import Prompt
+from headstart.engines.base import Sampling
+from headstart.runtime.request import Request
+
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Real = Annotated[float, Field(ge=-3e38, le=3e38)]  # the engine computes in single precision
+Positive = Annotated[float, Field(ge=0, le=3e38)]
+Text = Annotated[str, Field(min_length=1)]
+
+_DEFAULT = Sampling()
+
+
+class Given(BaseModel):
+    """The values of `library.Options`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    salt: str = ""
+    max_tokens: Count | None = None
+    stop: Text | Sequence[Text] = ()
+    reuse: bool = True
+    temperature: Positive = _DEFAULT.temperature
+    top_k: Count = _DEFAULT.top_k
+    top_p: Share = _DEFAULT.top_p
+    min_p: Share = _DEFAULT.min_p
+    repeat_penalty: Positive = _DEFAULT.repeat_penalty
+    presence_penalty: Real = _DEFAULT.presence_penalty
+    frequency_penalty: Real = _DEFAULT.frequency_penalty
+    penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] = _DEFAULT.penalty_last_n
+    logit_bias: Mapping[Count, Annotated[float, Field(ge=float("-inf"), le=3e38)]] = {}
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Given:
+        """Raises InvalidRequest for a value of the wrong type or range; TypeError for an option that does not exist."""
+        if unknown := options.keys() - cls.model_fields.keys():
+            raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+        try:
+            return cls(**options)
+        except ValidationError as error:
+            raise condense(error, options) from None
+
+    def request(self, prompt: Prompt) -> Request:
+        return Request(
+            prompt,
+            Sampling(**{name: getattr(self, name) for name in _SAMPLING}, logit_bias=tuple(self.logit_bias.items())),
+            max_tokens=self.max_tokens,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            reuse=self.reuse,
+        )
+
+
+_SAMPLING = {field.name for field in dataclasses.fields(Sampling)} & Given.model_fields.keys() - {"logit_bias"}
