@@ -53,7 +53,7 @@ def _spread(values: list[float]) -> str:
 
 
 def plot(series: Series, path: Path) -> None:
-    """One bar a figure: the median ratio, with all pairs as dots."""
+    """One bar a figure: the median ratio (a logarithmic scale, from 1), with all pairs as dots."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -64,10 +64,14 @@ def plot(series: Series, path: Path) -> None:
     for row, name in enumerate(reversed(names)):
         pairs = zip(series[name]["headstart"], series[name]["llama-server"], strict=True)
         ratios = [a / b for a, b in pairs if b]
-        axes.barh(row, statistics.median(ratios), color="#4878a8")
+        axes.plot([1.0, statistics.median(ratios)], [row, row], color="#4878a8", linewidth=9, solid_capstyle="butt")
         axes.plot(ratios, [row] * len(ratios), "k.", markersize=4)
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(names)), list(reversed(names)))
+    axes.set_xscale("log")
+    ticks = [0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     axes.set_xlabel("headstart / llama-server")
     figure.tight_layout()
     figure.savefig(path, dpi=120)

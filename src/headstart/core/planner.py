@@ -44,11 +44,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """Which rows may be used.
-
-    `exact`: canonical rows only. `partial`: a piece may be used in part (its rows are derived, or a part computes to the
-    same bits as the whole).
-    """
+    """Which rows may be used. `exact`: canonical ones only."""
 
     exact: bool
     traits: Traits

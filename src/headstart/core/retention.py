@@ -77,7 +77,6 @@ class Retention:
         self._rank: dict[BlockId, float] = {}
         self._dependants: dict[BlockId, int] = {}
         self._heap: list[tuple[float, int, BlockId]] = []
-
         self._ghosts: OrderedDict[BlockId, float] = OrderedDict()
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """A request, and what comes back: the events of its life, in order.
 
-Queued? → Progress* → Started → Delta* → Finished          (one Started, Deltas and Finished for each choice)
+Progress* → Started → Delta* → Finished          (one Started, Deltas and Finished for each choice)
                  any time: Failed                           (last event of the whole request)
 """
 
