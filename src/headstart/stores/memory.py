@@ -15,6 +15,9 @@ import numpy as np
 from headstart.errors import ConfigError
 from headstart.stores.base import Bytes, Store
 
+# Shared mappings, Python's default, get no huge pages: the first touch of each byte then costs ten times as much.
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+
 
 class Memory(Store):
     """A store of cells of `cell_bytes` each; with cells of no bytes (rows that cannot be moved) it holds nothing.
@@ -39,7 +42,7 @@ class Memory(Store):
         self._fresh = 0
         self._capacity = budget // cell_bytes if cell_bytes else 0
         try:
-            self._map = mmap.mmap(-1, max(1, self._capacity * cell_bytes))
+            self._map = mmap.mmap(-1, max(1, self._capacity * cell_bytes), **_PRIVATE)
         except (OSError, OverflowError, ValueError) as error:
             raise ConfigError(f"Cannot reserve {budget} bytes of memory ({error}); lower --memory-budget.") from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
