@@ -22,7 +22,7 @@ test-slow: $(READY) ## Run all tests, also those that take long
 	$(BIN)/python -m pytest --slow
 
 check: $(READY) ## Lint and check types
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/mypy
 
 docs: $(READY) ## Write docs/cli.md anew from the command line itself

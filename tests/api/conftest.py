@@ -3,12 +3,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from live import Server, serving
 
 from headstart.config import Settings
 from headstart.engines.fake import FakeEngine
 from headstart.engines.llama import LlamaEngine
 from headstart.runtime.runtime import Runtime
+from live import Server, serving
 
 
 @pytest.fixture(scope="session")

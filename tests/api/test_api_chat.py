@@ -6,11 +6,11 @@ import itertools
 from typing import Any
 
 import pytest
-from live import Server, serving
 
 from headstart.config import Settings
 from headstart.engines.fake import FakeEngine
 from headstart.runtime.runtime import Runtime
+from live import Server, serving
 
 NUMBER = itertools.count()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from live import Server, events, serving
 
 from headstart.config import Settings
 from headstart.engines.fake import FakeEngine
 from headstart.runtime.runtime import Runtime
+from live import Server, events, serving
 
 
 def complete(server: Server, prompt: Any, **options: Any) -> Any:

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from live import Server, raw, serving, wait_until
 
 from headstart.config import Settings
 from headstart.engines.fake import FakeEngine
 from headstart.runtime.runtime import Runtime
+from live import Server, raw, serving, wait_until
 
 HI = [{"role": "user", "content": "hi"}]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
