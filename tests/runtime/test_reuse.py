@@ -87,6 +87,9 @@ def test_regenerate_edit_and_back(make: Make, mode: str) -> None:
             answer = ask(rt, messages)
             oracle.learn(answer)
             assert answer.report.computed <= bound(rt, expected, inside=True), answer.report
+            again = ask(rt, messages)
+            oracle.learn(again)
+            assert again.report.computed <= bound(rt, 0, inside=mode == "exact"), again.report
 
 
 @pytest.mark.parametrize("mode", ["fast", "exact"])

@@ -98,11 +98,16 @@ def _goes_on(held: int, shared: int) -> bool:
     return held - shared <= min(8, shared // 4)
 
 
+def _completes(chain: Chain, grid_point: int) -> bool:
+    """Whether a block that begins at `grid_point` would become canonical by computing the prompt from there."""
+    return last_grid_point(len(chain), chain.grid) > grid_point
+
+
 def keepable(slot: SlotView, chain: Chain, mode: Mode) -> int:
     """How many leading tokens of `slot` can stay for the prompt `chain`.
 
     A prompt that goes on at the slot's end goes on at the very token. One that leaves the slot before returns to the last
-    canonical grid point if less than a block is lost by that, so that what it computes is canonical too.
+    canonical grid point, if less than a block is lost by that and a block of its own becomes canonical.
     """
     if slot.root != chain.root:
         return 0
@@ -113,26 +118,26 @@ def keepable(slot: SlotView, chain: Chain, mode: Mode) -> int:
         return shared
     grid = mode.traits.grid
     canonical = min(shared, slot.canonical) // grid * grid
-    if mode.exact or (shared - canonical < grid and not _goes_on(len(slot.tokens), shared)):
+    if mode.exact:
         return canonical
-    return shared
+    back = shared - canonical < grid and not _goes_on(len(slot.tokens), shared) and _completes(chain, canonical)
+    return canonical if back else shared
 
 
 def restorable(index: Index, chain: Chain, mode: Mode) -> Match:
-    """The longest prefix of `chain` that can be imported: whole blocks, and in fast mode a part of a derived piece.
+    """The longest prefix of `chain` that can be imported: whole blocks, and in fast mode a part of one more piece.
 
-    Behind canonical blocks a part is used only if the prompt goes on at its end, as in `keepable`.
+    Behind canonical blocks a part is used only where a prompt would go on at that very token in a slot too: see `keepable`.
     """
     if not mode.traits.sliceable:
         return Match(())
     limit = len(chain) - 1
     found = index.match(chain, limit, canonical_only=mode.exact, partial=not mode.exact or mode.any_cut)
     tail = found.tail
-    if tail is not None and not mode.any_cut and found.canonical == tail.start:
-        going_on = _goes_on(tail.stop, tail.start + found.take)
-        if tail.canonical or not going_on:
-            return Match(found.blocks)
-    return found
+    if tail is None or mode.any_cut or found.canonical < tail.start or not _completes(chain, tail.start):
+        return found
+    going_on = not tail.canonical and _goes_on(tail.stop, tail.start + found.take)
+    return found if going_on else Match(found.blocks)
 
 
 def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mode: Mode, *, reuse: bool = True) -> Plan | None:
