@@ -30,6 +30,7 @@ docs: $(READY) ## Write docs/cli.md anew from the command line itself
 
 bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plots go to bench-out/
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.overhead
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

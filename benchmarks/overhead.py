@@ -2,7 +2,6 @@
 
 * A fully known prompt of about 30,000 tokens: render + tokenise, chain, match + plan.
 * Bringing its rows back from memory, against the bare cost of assembling the same bytes and of llama.cpp's own set.
-* A decoded token, through the scheduler against the engine alone.
 
 The rows are arbitrary bytes, exported and imported by the real engine: their values do not matter for time.
 """

@@ -14,8 +14,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run tests that take real time (or HEADSTART_SLOW=1)")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--slow"):
+        os.environ["HEADSTART_SLOW"] = "1"  # modules read it as they are imported
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--slow") or os.environ.get("HEADSTART_SLOW"):
+    if os.environ.get("HEADSTART_SLOW"):
         return
     for item in items:
         if item.get_closest_marker("slow") is not None:

@@ -30,7 +30,8 @@ def check(data: dict[str, Any]) -> None:
     for turn in data["turns"]:
         assert turn["prompt"] == turn["cached"] + turn["computed"]
         assert turn["restored"] <= turn["cached"]
-        assert turn["cold"]["computed"] == turn["prompt"]
+        # A cold request spells earlier replies as the tokenizer would.
+        assert abs(turn["cold"]["computed"] - turn["prompt"]) <= 0.01 * turn["prompt"]
         assert 0 < turn["ttft_ms"] <= turn["wall_ms"]
         assert 0 < turn["cold"]["ttft_ms"] <= turn["cold"]["wall_ms"]
     begins, *rest = data["turns"]

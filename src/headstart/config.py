@@ -61,8 +61,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{_flag(name)} must be at least {least}, not {value}.")
-        if not self.stall > 0:
-            raise ConfigError(f"--stall must be more than 0 seconds, not {self.stall}.")
+        if not 0 < self.stall < float("inf"):
+            raise ConfigError(f"--stall must be a number of seconds, more than 0, not {self.stall}.")
 
 
 def _flag(name: str) -> str:

@@ -279,14 +279,20 @@ class Headstart:
         said: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         if isinstance(said, Iterable):
             said = [dict(one) if isinstance(one, Mapping) else one for one in said]
-        talk = {"messages": said, "tools": options.pop("tools", None), "chat_template_kwargs": options.pop("template", None)}
+        tools, template = options.pop("tools", None), options.pop("template", None)
+        talk = {
+            "messages": said,
+            "tools": list(tools) if isinstance(tools, tuple) else tools,
+            "chat_template_kwargs": dict(template) if isinstance(template, Mapping) else template,
+        }
         try:
             form = Conversation.model_validate(talk)
         except ValidationError as error:
             raise condense(error, talk) from None
         chat, tools, template = normalise(form.messages), normalise_tools(form.tools), form.chat_template_kwargs or {}
         checked = Given.of(options)
-        return checked.request(self.runtime.chat_prompt(chat, tools=tools, salt=checked.salt, **template))
+        prompt = self.runtime.chat_prompt(chat, tools=tools, salt=checked.salt, spelled=checked.reuse, **template)
+        return checked.request(prompt)
 
     def _complete(self, text: str, options: dict[str, Any]) -> Request:
         from headstart.options import Given
@@ -294,7 +300,7 @@ class Headstart:
         if not isinstance(text, str):
             raise InvalidRequest(f"text must be a text, not {text!r:.100}.", param="text")
         checked = Given.of(options)
-        return checked.request(self.runtime.text_prompt(text, salt=checked.salt))
+        return checked.request(self.runtime.text_prompt(text, salt=checked.salt, spelled=checked.reuse))
 
     def _serve(self, request: Request, stream: bool) -> Reply | Stream:
         running = Stream(lambda sink: self.runtime.submit(request, sink))

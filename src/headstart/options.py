@@ -35,7 +35,7 @@ class Given(BaseModel):
     top_k: Count = _DEFAULT.top_k
     top_p: Share = _DEFAULT.top_p
     min_p: Share = _DEFAULT.min_p
-    repeat_penalty: Positive = _DEFAULT.repeat_penalty
+    repeat_penalty: Annotated[float, Field(gt=0, le=3e38)] = _DEFAULT.repeat_penalty
     presence_penalty: Real = _DEFAULT.presence_penalty
     frequency_penalty: Real = _DEFAULT.frequency_penalty
     penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] = _DEFAULT.penalty_last_n

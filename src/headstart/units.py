@@ -18,7 +18,10 @@ def parse_size(text: str) -> int:
     if found is None or (not found[2] and found[3].upper() == "IB"):
         raise ValueError(f"'{text}' is not a size; write it like 4GiB, 512MiB or 2G")
     base = 1000 if found[2] and found[3].upper() == "B" else 1024
-    return int(float(found[1]) * base ** _POWERS[found[2].upper()])
+    size = float(found[1]) * base ** _POWERS[found[2].upper()]
+    if size >= 1 << 60:
+        raise ValueError(f"'{text[:20]}…' is more than any machine has")
+    return int(size)
 
 
 def show_size(size: float) -> str:

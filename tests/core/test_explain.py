@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +40,26 @@ def test_difference_is_placed_in_its_message() -> None:
     assert re.match("Tuesday", found.ours)
     assert re.match("Monday", found.theirs)
     assert len(found.ours) == len(found.theirs) == WINDOW
+
+
+@pytest.mark.parametrize("template", [CHATML, CHATML.replace("message['content'] or ''", "(message['content'] or '') | trim")])
+def test_blanks_before_a_message_count(template: str) -> None:
+    ours = Prompter(FakeTokenizer(), Template(template, {})).chat([{"role": "user", "content": "  hello world"}])
+    theirs = Prompter(FakeTokenizer(), Template(template, {})).chat([{"role": "user", "content": "  hello there"}])
+    found = diverge(ours, theirs.text)
+    assert found is not None
+    assert (found.message, found.character) == (0, 8)
+
+
+def test_messages_are_counted_as_they_were_sent_also_where_some_were_dropped() -> None:
+    ours = Prompter(FakeTokenizer(), Template(CHATML, {}))
+    chat = [{"role": "user" if number % 2 == 0 else "assistant", "content": f"{number} " * 20} for number in range(9)]
+    prompt = ours.slide(chat, 400)
+    assert prompt.dropped
+    changed = [*chat[:-1], {"role": "user", "content": "8 8 9"}]
+    found = diverge(prompt, ours.slide(changed, 400).text)
+    assert found is not None
+    assert (found.message, found.character) == (8, 4)
 
 
 def test_difference_in_the_system_prompt() -> None:

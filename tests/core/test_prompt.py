@@ -316,6 +316,19 @@ def test_every_reply_of_a_conversation_without_control_tokens_is_found() -> None
     assert [bytes(one.tokens.tolist()).decode() for one in found] == ["hello", "world", "the the ", "the world"]
 
 
+def test_the_tokenizers_own_choice_can_be_asked_for() -> None:
+    tokenizer = FakeTokenizer(["the ", "world"])
+    ours = prompter(tokenizer)
+    chat: list[Message] = [{"role": "user", "content": "hello"}]
+    prompt = ours.chat(chat)
+    ours.remember(prompt, "the world", list(b"the world"))
+    chat += [{"role": "assistant", "content": "the world"}, {"role": "user", "content": "more"}]
+    asked = ours.chat(chat, spelled=False)
+    assert asked.tokens.tolist() == prompter(tokenizer).chat(chat).tokens.tolist() != ours.chat(chat).tokens.tolist()
+    assert ours.text(asked.text, spelled=False).tokens.tolist() == asked.tokens.tolist()
+    assert ours.slide(chat, 10_000, spelled=False).tokens.tolist() == asked.tokens.tolist()
+
+
 def test_spellings_are_bounded_in_all() -> None:
     """Also under one head, as regenerating one reply over and over makes them."""
     known = Spellings(limit=4, tokens=100)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from harness import Answer, Messages, ask, assistant, submit, system, user
+from harness import Answer, Messages, Oracle, ask, assistant, converse, submit, system, user
 from headstart.config import Settings
 from headstart.core.blocks import root_id
 from headstart.core.explain import Reason
@@ -86,6 +86,19 @@ def test_tokens_behind_a_stop_text_do_not_reach_the_next_turn() -> None:
         assert stopped.finish.stopped_by == stop
         following = [*chat, assistant(stopped.text), user("go on")]
         assert ask(rt, following).text == cold(following).text
+
+
+@pytest.mark.parametrize("size", [4, 8, 12, 20])
+def test_a_long_stop_text_costs_the_next_turn_nothing(size: int) -> None:
+    with Runtime(FakeEngine(slots=2, ctx=2048, grid=64), Settings(memory_budget=64 << 20)) as rt:
+        chat, options = [system(f"{size}" + "s" * 300), user("q")], {"max_tokens": 60, "ignore_eos": True}
+        free = ask(rt, chat, **options).text  # type: ignore[arg-type]
+        oracle = Oracle()
+        answer = ask(rt, chat, stop=(free[30 : 30 + size],), **options)  # type: ignore[arg-type]
+        oracle.learn(answer)
+        chat += [assistant(answer.text), user("the next question")]
+        expected = oracle.cost(rt.chat_prompt(chat).tokens)
+        assert ask(rt, chat, max_tokens=4).report.computed <= 1.02 * expected + 8
 
 
 def test_an_aborted_request_leaves_no_foreign_rows() -> None:
@@ -390,6 +403,50 @@ def test_a_sink_that_raises_harms_only_its_own_request() -> None:
         settled(rt)
 
 
+class Buggy(FakeEngine):
+    """Breaks its contract: raises what it may not."""
+
+    broken = False
+
+    def prefill(self, *args: object, **options: object) -> None:
+        if self.broken:
+            time.sleep(0.1)
+            raise ValueError("a bug")
+        super().prefill(*args, **options)  # type: ignore[arg-type]
+
+
+def test_a_fault_of_the_engines_own_fails_its_request_only() -> None:
+    engine = Buggy(slots=1)
+    with Runtime(engine, Settings(memory_budget=0, queue=4)) as rt:
+        engine.broken = True
+        pending = [submit(rt, [user(f"message {number}")]) for number in range(4)]
+        for one in pending:
+            with pytest.raises(EngineError, match="a bug"):
+                one.answer()
+        engine.broken = False
+        assert rt.scheduler.queued == 0
+        assert ask(rt, [user("message")], max_tokens=2).text is not None
+
+
+def test_a_fault_of_the_scheduler_leaves_nobody_waiting_and_no_place_in_the_queue_taken() -> None:
+    engine = FakeEngine(slots=1)
+    with Runtime(engine, Settings(memory_budget=0, queue=4)) as rt:
+        take = rt.scheduler._drop_cancelled
+
+        def fail() -> None:
+            rt.scheduler._drop_cancelled = take  # type: ignore[method-assign]
+            time.sleep(0.1)
+            raise ValueError("a bug")
+
+        rt.scheduler._drop_cancelled = fail  # type: ignore[method-assign]
+        pending = [submit(rt, [user(f"message {number}")]) for number in range(4)]
+        for one in pending:
+            with pytest.raises(EngineError, match="a bug"):
+                one.answer()
+        assert rt.scheduler.queued == 0
+        assert ask(rt, [user("message")], max_tokens=2).text is not None
+
+
 def test_an_option_that_the_engine_chokes_on_fails_its_request_and_frees_its_slot() -> None:
     with runtime("fast", slots=1) as rt:
         with pytest.raises(EngineError):
@@ -421,6 +478,27 @@ def test_newcomers_are_let_in_when_they_come_again_although_the_tier_is_full_of_
             ask(rt, [user("z")], max_tokens=1)
         assert ask(rt, chat, max_tokens=1).report.computed <= 2 * GRID
         settled(rt)
+
+
+@pytest.mark.parametrize("pace", [5, 20, 60])
+def test_a_fresh_conversation_is_not_the_first_victim(pace: float) -> None:
+    """Fault: memory full of chats that have ended, each used often, keeps all newcomers out."""
+    now = 0.0
+    with Runtime(FakeEngine(slots=1, ctx=2048, grid=GRID), Settings(memory_budget=600 * 16 * GRID)) as rt:
+        rt.cache._clock = lambda: now
+        oracle = Oracle()
+        old = [[system(f"old {name} " + "s" * 100)] for name in range(6)]
+        new = [[system(f"new {name} " + "s" * 400)] for name in range(3)]
+        costs: list[float] = []
+        for chats in (old, new):
+            for _ in range(10):
+                computed = expected = 0
+                for chat in chats:
+                    answer, least = converse(rt, oracle, chat, "u" * 40, max_tokens=8)
+                    computed, expected = computed + answer.report.computed, expected + least
+                    now += pace
+                costs.append(computed / expected)
+        assert max(costs[-4:]) < 1.1, "they cost what an infinite cache would compute"
 
 
 def test_rows_that_others_wait_for_are_let_in_even_when_memory_is_full() -> None:

@@ -86,6 +86,22 @@ def test_a_budget_below_one_cell_holds_nothing() -> None:
     memory.check()
 
 
+def test_closing_gives_the_memory_back() -> None:
+    import psutil
+
+    memory = Memory(1 << 20, 64 << 20)
+    base = psutil.Process().memory_info().rss
+    for number in range(64):
+        got = memory.allocate()
+        assert got is not None
+        memory.cell(got)[:] = 1
+        memory.commit(bytes([number]), got)
+    assert psutil.Process().memory_info().rss >= base + (60 << 20)
+    memory.close()
+    assert psutil.Process().memory_info().rss <= base + (8 << 20)
+    assert memory.allocate() is None
+
+
 def test_pages_of_free_cells_go_back_once_a_claim_needs_them() -> None:
     """Fault: a budget that is parsed but not kept: cells freed after the claim must not keep their pages."""
     import psutil

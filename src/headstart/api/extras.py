@@ -125,7 +125,7 @@ def _split(runtime: Runtime, tokenizer: Tokenizer, form: TokenizeRequest) -> lis
     if not form.parse_special:
         plain = tokenizer.tokenize(form.content)
         return [bos.id, *plain] if form.add_special and bos is not None else plain
-    tokens: list[int] = runtime.prompter.text(form.content).tokens.tolist()
+    tokens: list[int] = runtime.prompter.text(form.content, spelled=False).tokens.tolist()
     added = bos is not None and not form.content.startswith(bos.text)
     return tokens[1:] if added and not form.add_special else tokens
 

@@ -159,6 +159,7 @@ def _chat(service: Service, runtime: Runtime, data: bytes) -> Work:
         normalise(form.messages),
         tools=normalise_tools(form.tools),
         salt=form.cache_salt or "",
+        spelled=form.cache_prompt is not False,
         **(form.chat_template_kwargs or {}),
     )
     limit = form.max_completion_tokens if form.max_completion_tokens is not None else form.max_tokens
@@ -171,13 +172,9 @@ def _completion(service: Service, runtime: Runtime, data: bytes) -> Work:
     sampling = _sampling(form, form.logprobs)
     limit = 16 if form.max_tokens is None else form.max_tokens  # the endpoint's own default
     scored = form.logprobs if form.echo else None
-    requests = [
-        replace(
-            _request(form, runtime.text_prompt(prompt, salt=form.cache_salt or ""), sampling, limit),
-            prompt_logprobs=scored,
-        )
-        for prompt in form.prompts
-    ]
+    spelled = form.cache_prompt is not False and scored is None
+    prompts = [runtime.text_prompt(prompt, salt=form.cache_salt or "", spelled=spelled) for prompt in form.prompts]
+    requests = [replace(_request(form, prompt, sampling, limit), prompt_logprobs=scored) for prompt in prompts]
     return Work(form, requests, Text, form.logprobs is not None, bool(form.echo))
 
 

@@ -67,6 +67,8 @@ def serve(
     Raises:
         ConfigError: host, port or model cannot be used.
     """
+    if not all(key.strip() for key in api_keys):
+        raise ConfigError("--api-key must not be empty; is the variable that it comes from set?")
     logs.configure(log_format)
     log = structlog.get_logger("headstart")
     bound = listen(host, port)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
 
 from headstart.core.blocks import BlockId, Tokens, common_prefix
 from headstart.core.prompt import Prompt
@@ -17,7 +16,7 @@ WINDOW = 40
 class Reason(StrEnum):
     """Why tokens that could have been reused were not; the most telling one."""
 
-    COLD = "cold"  # nothing like it was seen before
+    COLD = "cold"  # nothing like it was seen recently
     DIVERGED = "diverged"  # the text differs from the nearest earlier one: see diverged_at
     EVICTED = "evicted"  # seen before, but its rows had to go
     DERIVED = "derived"  # exact mode does not use rows born in decoding
@@ -73,25 +72,34 @@ class Record:
     tokens: Tokens
     canonical: int
 
+    @property
+    def size(self) -> int:
+        return len(self.text) + len(self.tokens)
+
 
 class History:
-    """Recent prompts with their replies, bounded in characters; for explanations only."""
+    """Recent prompts with their replies, for explanations only.
 
-    def __init__(self, characters: int = 16_000_000) -> None:
-        self._budget = characters
-        self._used = 0
+    Args:
+        records: most of them.
+        size: most characters and tokens of all together.
+    """
+
+    def __init__(self, records: int = 256, size: int = 32_000_000) -> None:
+        self._limit = records
+        self._room = size
         self._records: deque[Record] = deque()
 
     def remember(self, record: Record) -> None:
         self._records.append(record)
-        self._used += len(record.text)
-        while self._used > self._budget and len(self._records) > 1:
-            self._used -= len(self._records.popleft().text)
+        self._room -= record.size
+        while self._room < 0 or len(self._records) > self._limit:
+            self._room += self._records.popleft().size
 
-    def nearest(self, root: BlockId, tokens: Tokens, recent: int = 256) -> tuple[Record | None, int]:
-        """Of the `recent` latest records with this root, the one that shares the most leading tokens, and how many."""
+    def nearest(self, root: BlockId, tokens: Tokens) -> tuple[Record | None, int]:
+        """Of the records with this root, the one that shares the most leading tokens, and how many."""
         best, shared = None, 0
-        for record in islice(reversed(self._records), recent):
+        for record in reversed(self._records):
             other = record.tokens
             if record.root != root or len(other) <= shared or shared >= len(tokens) or other[shared] != tokens[shared]:
                 continue  # cannot share more than the best so far

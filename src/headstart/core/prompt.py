@@ -19,7 +19,7 @@ import numpy as np
 from blake3 import blake3
 
 from headstart.core.blocks import Tokens, as_tokens, utf8
-from headstart.core.slide import Replays, slide
+from headstart.core.slide import Replays, exchanges, slide
 from headstart.core.spelling import Spellings, text_digest
 from headstart.core.template import Message, Template
 from headstart.engines.base import Control, Tokenizer
@@ -45,7 +45,7 @@ class Prompt:
         head: digest of salt and tokens up to the last control token: together with `lead`, what a reply hangs on.
         lead: the text after that control token: what comes right before the reply.
         lead_tokens: those of `lead`; a view of `tokens`.
-        marks: for each message, where its content begins in `text`; -1 if the template changed it beyond recognition.
+        marks: for each message, where its content begins in `text`; -1 if it is not there as it was given.
         dropped: messages that `--overflow slide` left out.
     """
 
@@ -158,9 +158,10 @@ class Prompter:
         tools: Sequence[Mapping[str, Any]] | None = None,
         salt: str = "",
         generation: bool = True,
+        spelled: bool = True,
         **extra: Any,
     ) -> Prompt:
-        """The prompt of a conversation.
+        """The prompt of a conversation. `spelled`: whether earlier replies in it keep the tokens that they were made of.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
@@ -171,7 +172,7 @@ class Prompter:
         rendered = self.template.render(
             safe, tools=self._escaper.escape(tools) if tools else None, generation=generation, **self._escaper.escape(extra)
         )
-        return self._build(rendered, salt, tuple(self._marks(safe, rendered)))
+        return self._build(rendered, salt, tuple(self._marks(safe, rendered)), spelled=spelled)
 
     def slide(
         self,
@@ -198,11 +199,14 @@ class Prompter:
 
         root = text_digest(repr((limit, tools, salt, extra)))
         kept = slide(messages, lambda part: len(build(part)), limit, self._replays, root)
-        return replace(build(kept.messages), dropped=kept.dropped)
+        prompt = build(kept.messages)
+        first = len(exchanges(messages)[0])
+        marks = (*prompt.marks[:first], *[-1] * kept.dropped, *prompt.marks[first:])
+        return replace(prompt, marks=marks, dropped=kept.dropped)
 
-    def text(self, text: str, *, salt: str = "") -> Prompt:
+    def text(self, text: str, *, salt: str = "", spelled: bool = True) -> Prompt:
         """The prompt of a raw text; control spellings in it are control tokens."""
-        return self._build(text.replace(_MARK, _MARK * 2), salt, ())
+        return self._build(text.replace(_MARK, _MARK * 2), salt, (), spelled=spelled)
 
     def tokens(self, tokens: Sequence[int], *, salt: str = "") -> Prompt:
         """The prompt of given tokens.
@@ -231,7 +235,7 @@ class Prompter:
 
     # ── text → tokens ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _build(self, rendered: str, salt: str, marks: tuple[int, ...]) -> Prompt:
+    def _build(self, rendered: str, salt: str, marks: tuple[int, ...], *, spelled: bool) -> Prompt:
         parts: list[Tokens] = []
         digest = blake3(b"headstart.head.1" + utf8(salt) + b"\0")
         bos = self.tokenizer.bos
@@ -245,7 +249,7 @@ class Prompter:
             hashed = len(parts)
             lead, lead_at = text, len(parts)
             if text:
-                parts += self._spell(text, salt, digest)
+                parts += self._spell(text, salt, digest) if spelled else [self._memo.get(salt, text, self.tokenizer.tokenize)]
             if control is not None:
                 parts.append(self._single[control.text])
                 lead, lead_at = "", len(parts)
@@ -304,7 +308,9 @@ class Prompter:
         cursor = 0
         for message in messages:
             content = message.get("content")
-            at = rendered.find(content.strip()[:200], cursor) if isinstance(content, str) and content.strip() else -1
+            said = content.strip() if isinstance(content, str) else ""
+            at = rendered.find(said[:200], cursor) if said else -1
             if at >= 0 and isinstance(content, str):
-                cursor = at + min(len(content.strip()), 200)
+                cursor = at + len(said[:200])
+                at = max(0, at - content.index(said))  # blanks before it count, whether the template keeps them or not
             yield at

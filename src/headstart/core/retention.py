@@ -30,7 +30,6 @@ class Usage:
 
     heat: float
     last: float
-    uses: int
     saved_per_byte: float
 
 
@@ -66,7 +65,7 @@ class Retention:
         index: Index,
         saved_per_byte: Callable[[Entry], float],
         policy: str = "value",
-        half_life: float = 600.0,
+        half_life: float = 60.0,
     ) -> None:
         self._tier = tier
         self._index = index
@@ -89,18 +88,17 @@ class Retention:
         if usage is None:
             heat = self._risen(entry.id, beat)
             self._ghosts.pop(entry.id, None)
-            usage = self._usage[entry.id] = Usage(heat, now, 1, self._saved(entry))
+            usage = self._usage[entry.id] = Usage(heat, now, self._saved(entry))
             self._dependants[entry.parent] = self._dependants.get(entry.parent, 0) + 1
         else:
             usage.heat = _log2_add(usage.heat, beat)
             usage.last = now
-            usage.uses += 1
         self._rank[entry.id] = self._policy(usage)
         self._push(entry)
 
     def outranks(self, newcomer: Entry, victim: Entry, now: float) -> bool:
         """Whether a piece that would be admitted now is worth at least what `victim` is."""
-        usage = Usage(self._risen(newcomer.id, now / self._half_life), now, 1, self._saved(newcomer))
+        usage = Usage(self._risen(newcomer.id, now / self._half_life), now, self._saved(newcomer))
         return self._policy(usage) >= self._rank[victim.id]
 
     def refuse(self, piece: BlockId, now: float) -> None:

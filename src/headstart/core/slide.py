@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from headstart.core.blocks import utf8
 from headstart.core.template import Message
 
 
@@ -88,7 +87,7 @@ def slide(
         starts.append(starts[-1] + len(turn))
     begin, end = len(head), starts.pop()
     requests = [at for at in range(begin, end) if messages[at].get("role") == "assistant"] + [end]
-    said = [utf8(repr(message)) for message in messages]
+    said = [ascii(message).encode() for message in messages]  # a template may escape what is not ASCII
     histories: list[bytes] = []
     digest, at = blake3(root), 0
     for request in requests:

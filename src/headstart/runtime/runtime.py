@@ -95,9 +95,12 @@ class Runtime:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         salt: str = "",
+        spelled: bool = True,
         **extra: Any,
     ) -> Prompt:
         """Renders and tokenises a conversation; `extra` goes to the template. Thread-safe; takes milliseconds.
+
+        Without `spelled` the tokens are the tokenizer's choice, whatever earlier replies were made of.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
@@ -107,19 +110,21 @@ class Runtime:
         with self.tokenizer_open():
             if self.overflow == "slide":
                 limit = int(self.ctx * SLIDE_SHARE)
-                return self._fitting(self.prompter.slide(messages, limit, tools=tools, salt=salt, **extra), "messages")
-            return self._fitting(self.prompter.chat(messages, tools=tools, salt=salt, **extra), "messages")
+                slid = self.prompter.slide(messages, limit, tools=tools, salt=salt, spelled=spelled, **extra)
+                return self._fitting(slid, "messages")
+            return self._fitting(self.prompter.chat(messages, tools=tools, salt=salt, spelled=spelled, **extra), "messages")
 
-    def text_prompt(self, text: str | Sequence[int], *, salt: str = "") -> Prompt:
+    def text_prompt(self, text: str | Sequence[int], *, salt: str = "", spelled: bool = True) -> Prompt:
         """Tokenises a raw text (control spellings are control tokens), or takes tokens as they are. Thread-safe.
 
         Raises:
             InvalidRequest: an empty prompt, or unknown tokens.
             ContextTooLong: it exceeds the context.
         """
-        build = self.prompter.text if isinstance(text, str) else self.prompter.tokens
         with self.tokenizer_open():
-            return self._fitting(build(text, salt=salt), "prompt")  # type: ignore[arg-type]
+            if isinstance(text, str):
+                return self._fitting(self.prompter.text(text, salt=salt, spelled=spelled), "prompt")
+            return self._fitting(self.prompter.tokens(text, salt=salt), "prompt")
 
     @contextmanager
     def tokenizer_open(self) -> Iterator[Tokenizer]:
@@ -210,6 +215,7 @@ class Runtime:
         self.scheduler.close()
         with self._users_changed:
             self._users_changed.wait_for(lambda: self._users == 0)
+        self.cache.memory.close()
         self.engine.close()
 
     def __enter__(self) -> Runtime:

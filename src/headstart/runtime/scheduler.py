@@ -177,6 +177,8 @@ class Scheduler:
                 break
             if ticket is not None:
                 ticket.emit(Failed(error))
+                with self._lock:
+                    self._arriving -= 1
         for slot in self.slots:
             slot.busy = False
             self._empty(slot)
@@ -194,7 +196,7 @@ class Scheduler:
             try:
                 self._start(job)
             except Exception as error:
-                self._fail(job, error if isinstance(error, HeadstartError) else EngineError(f"internal error: {error!r}"))
+                self._fail(job, error)
             if any(other.token is not None for other in self._running):
                 return
 
@@ -309,7 +311,7 @@ class Scheduler:
             steps = [Step(job.slot.number, job.token) for job in batch if job.slot and job.token is not None]
             try:
                 self.engine.decode(steps)
-            except EngineError as error:
+            except Exception as error:
                 for job in batch:
                     self._fail(job, error)
                 continue
@@ -370,7 +372,7 @@ class Scheduler:
         begun = self._clock()
         try:
             self.engine.prefill(slot.number, tokens, logits=last or job.request.prompt_logprobs is not None)
-        except EngineError as error:
+        except Exception as error:
             self._fail(job, error)
             return
         if size >= self.engine.traits.grid:
@@ -410,7 +412,12 @@ class Scheduler:
         report = job.report(self._mode_name, self._clock())
         slot, prompt, reply = job.slot, job.request.prompt, job.reply
         assert slot is not None
-        self._prompter.remember(prompt, reply.text, reply.delivered())  # before the caller can send it back
+        delivered = reply.delivered()
+        if reply.stopped_by is not None and self._mode.traits.sliceable and len(slot) > len(job.chain) + len(delivered):
+            # The next turn goes on at what the caller saw, not behind the stop text.
+            self.engine.truncate(slot.number, len(job.chain) + len(delivered))
+            slot.truncate(len(job.chain) + len(delivered))
+        self._prompter.remember(prompt, reply.text, delivered)  # before the caller can send it back
         job.finish(reason, report)
         self._release(job)
         self.history.remember(Record(job.root, prompt.text + reply.text, _joined(job), slot.canonical))
@@ -420,8 +427,9 @@ class Scheduler:
             except Exception:
                 log.exception("an observer failed")
 
-    def _fail(self, job: Job, error: HeadstartError) -> None:
+    def _fail(self, job: Job, fault: Exception) -> None:
         """Something failed for this job: its slot's content is undefined, so it is forgotten, never saved."""
+        error = fault if isinstance(fault, HeadstartError) else EngineError(f"internal error: {fault!r}")
         log.error("request failed: %s", error)
         job.ticket.emit(Failed(error))
         slot = job.slot

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import mmap
+from contextlib import suppress
 
 import numpy as np
 
@@ -45,8 +46,8 @@ class Memory(Store):
             self._map = mmap.mmap(-1, max(1, self._capacity * cell_bytes), **_PRIVATE)
         except (OSError, OverflowError, ValueError) as error:
             raise ConfigError(f"Cannot reserve {budget} bytes of memory ({error}); lower --memory-budget.") from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._returns = False
+        self._advise("MADV_HUGEPAGE")
         self._arena = np.frombuffer(self._map, dtype=np.uint8)
 
     @property
@@ -82,8 +83,16 @@ class Memory(Store):
     def _return(self, cell: int) -> None:
         first = -(-cell * self.cell_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         size = (cell + 1) * self.cell_bytes // mmap.PAGESIZE * mmap.PAGESIZE - first
-        if size > 0 and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED, first, size)
+        if not self._returns:
+            self._returns = True
+            self._advise("MADV_NOHUGEPAGE")  # the system would refill huge pages that have become partly free
+        if size > 0:
+            self._advise("MADV_DONTNEED", first, size)
+
+    def _advise(self, advice: str, *span: int) -> None:
+        if (known := getattr(mmap, advice, None)) is not None:
+            with suppress(OSError):  # it is only advice, and not every system takes it
+                self._map.madvise(known, *span)
 
     def _give(self, cell: int) -> None:
         heapq.heappush(self._free, cell)
@@ -132,6 +141,14 @@ class Memory(Store):
 
     def __len__(self) -> int:
         return len(self._cells)
+
+    def close(self) -> None:
+        """Gives all memory back. Afterwards there is nothing in it, and nothing may be put in."""
+        self._cells.clear()
+        self._open.clear()
+        self._free.clear()
+        self._fresh = self._budget = self._claimed = 0
+        self._advise("MADV_DONTNEED")
 
     def check(self) -> None:
         """Raises AssertionError if cells are lost, shared, or beyond the budget."""

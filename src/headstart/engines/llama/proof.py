@@ -109,7 +109,7 @@ def _prove(prover: Prover) -> Traits:
     if decoded and _same(prover.cold([_ODD, _A - _ODD]), whole):
         return Traits(GRID, decode_is_prefill=True, notes=("decoding and prefill in calls of any size give the same bits",))
     if _same(prover.cold([GRID, GRID]), whole) and prover.chunks_deep(whole):
-        note = f"prefill in calls of any multiple of {GRID} tokens gives the same bits; decoding gives others"
+        note = f"prefill in calls of {GRID} and of {_A} tokens gives the same bits; decoding gives others"
         return Traits(GRID, notes=(note,))
     return _without_chunking(prover)
 

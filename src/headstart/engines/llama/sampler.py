@@ -9,6 +9,9 @@ from llama_cpp import llama_cpp as lib
 
 from headstart.engines.base import SEEDS, Sampling
 
+_COLDEST = 1e-6
+"""Below it logits divided by the temperature overflow; it is greedy then."""
+
 
 class LlamaSampler:
     """One reply's chain. Its penalties see the tokens that it drew itself, and no prompt.
@@ -42,7 +45,7 @@ def _links(sampling: Sampling, n_vocab: int, ctx: int) -> list[Any]:
     if penalties != (1.0, 0.0, 0.0) and sampling.penalty_last_n:
         last = sampling.penalty_last_n if 0 < sampling.penalty_last_n < ctx else ctx
         links.append(lib.llama_sampler_init_penalties(n_vocab, last, *penalties))
-    if sampling.temperature <= 0:
+    if sampling.temperature < _COLDEST:
         return [*links, lib.llama_sampler_init_greedy()]
     if 0 < sampling.top_k < n_vocab:
         links.append(lib.llama_sampler_init_top_k(sampling.top_k))
