@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import queue
 import runpy
 import signal
 import socket
 import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,62 +19,10 @@ from headstart.cli import app
 from headstart.observe.prefill import PrefillLog
 from headstart.runtime.request import Progress, Request
 from headstart.units import parse_size, show_size
+from process import run, serving
 
-ROOT = Path(__file__).resolve().parents[1]
-HEADSTART = [sys.executable, "-m", "headstart"]
 SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "16MiB", "--port", "0")
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_")}
-
-
-def run(*arguments: str, code: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = HEADSTART if code is None else [sys.executable, "-c", code]
-    return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=120, env=CLEAN | environment, stdin=subprocess.DEVNULL
-    )
-
-
-class Server:
-    """A running `headstart serve`: the lines of its log as they come."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.lines: list[str] = []
-        self._new: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._new.put(line)
-        self._new.put("")
-
-    def line(self, wanted: str) -> str:
-        """Waits for a line that contains `wanted`."""
-        while line := self._new.get(timeout=90):
-            self.lines.append(line)
-            if wanted in line:
-                return line
-        raise AssertionError(f"ended with {self.process.wait()}: {''.join(self.lines)}")
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(60)
-
-
-@contextmanager
-def serving(*arguments: str, **environment: str) -> Iterator[Server]:
-    process = subprocess.Popen(
-        [*HEADSTART, "serve", *arguments], stderr=subprocess.PIPE, text=True, env=CLEAN | environment, stdin=subprocess.DEVNULL
-    )
-    try:
-        yield Server(process)
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
-
-
+ROOT = Path(__file__).resolve().parents[1]
 # ── a server ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

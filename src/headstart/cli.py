@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from typer.exceptions import TyperException
 
-from headstart.config import KvType, Overflow, Reuse, Settings
+from headstart.config import KvType, Overflow, Reuse, Settings, default_cache_dir
 from headstart.errors import ConfigError, HeadstartError
 from headstart.units import parse_size
 
@@ -178,6 +178,30 @@ def serve(
     chat_template: ChatTemplate = None,
     lora: Lora = None,
     memory_budget: Budget = cast(int, "4GiB"),  # noqa: B008  (typer parses defaults too)
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="HEADSTART_CACHE_DIR",
+            metavar="FOLDER",
+            rich_help_panel=CACHE,
+            help="Where conversations outlive the server. Several servers may share it.",
+            show_default="this platform's cache folder",
+        ),
+    ] = None,
+    disk_budget: Annotated[
+        int,
+        typer.Option(
+            parser=_size,
+            envvar="HEADSTART_DISK_BUDGET",
+            metavar="SIZE",
+            rich_help_panel=CACHE,
+            help="Most that the folder may occupy: a hard limit, and never more than half of what is free there.",
+            show_default="20GiB",
+        ),
+    ] = cast(int, "20GiB"),
+    no_disk: Annotated[
+        bool, typer.Option("--no-disk", envvar="HEADSTART_NO_DISK", rich_help_panel=CACHE, help="Keep nothing on disk.")
+    ] = False,
     reuse: ReuseMode = "fast",
     overflow: Annotated[
         str,
@@ -207,6 +231,15 @@ def serve(
             help="Longest pause of a running reply while another prompt is computed.",
         ),
     ] = 0.25,
+    drain_seconds: Annotated[
+        float,
+        typer.Option(
+            envvar="HEADSTART_DRAIN_SECONDS",
+            metavar="SECONDS",
+            rich_help_panel=OPERATION,
+            help="How long stopping may take to bring to disk what is not there yet.",
+        ),
+    ] = 10.0,
     log_format: Annotated[
         str,
         typer.Option(
@@ -233,6 +266,9 @@ def serve(
         chat_template=chat_template,
         lora=lora,
         memory_budget=memory_budget,
+        cache_dir=None if no_disk else cache_dir or default_cache_dir(),
+        disk_budget=disk_budget,
+        drain=drain_seconds,
         reuse=cast("Reuse", reuse),
         overflow=cast("Overflow", overflow),
         queue=queue,

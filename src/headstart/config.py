@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
+
+from platformdirs import user_cache_path
 
 from headstart.errors import ConfigError
 
@@ -29,6 +32,9 @@ class Settings:
         chat_template: file that replaces the model's own template.
         lora: adapter file.
         memory_budget: bytes of host memory for rows that no slot holds (hard).
+        cache_dir: folder of the disk tier; None for none.
+        disk_budget: bytes on disk (hard), and never more than half of what is free there.
+        drain: seconds that closing may take to bring to disk what is not there yet.
         reuse: `fast` uses every row; `exact` only rows that make warm answers bit-identical to cold ones.
         overflow: what to do with a conversation longer than the context.
         queue: requests that may wait; beyond it they are refused with 429.
@@ -47,6 +53,9 @@ class Settings:
     chat_template: Path | None = None
     lora: Path | None = None
     memory_budget: int = 4 * GIB
+    cache_dir: Path | None = None
+    disk_budget: int = 20 * GIB
+    drain: float = 10.0
     reuse: Reuse = "fast"
     overflow: Overflow = "error"
     queue: int = 64
@@ -57,12 +66,27 @@ class Settings:
             allowed = get_args(choices)
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{_flag(name)} must be {' or '.join(allowed)}, not {getattr(self, name)!r}.")
-        for name, least in (("ctx", 1), ("slots", 1), ("threads", 1), ("gpu_layers", -1), ("memory_budget", 0), ("queue", 1)):
+        for name, least in (
+            ("ctx", 1),
+            ("slots", 1),
+            ("threads", 1),
+            ("gpu_layers", -1),
+            ("memory_budget", 0),
+            ("disk_budget", 0),
+            ("queue", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{_flag(name)} must be at least {least}, not {value}.")
+        if not 0 <= self.drain < float("inf"):
+            raise ConfigError(f"--drain-seconds must be a number of seconds, not {self.drain}.")
         if not 0 < self.stall < float("inf"):
             raise ConfigError(f"--stall must be a number of seconds, more than 0, not {self.stall}.")
+
+
+def default_cache_dir() -> Path:
+    """Where this platform keeps caches; HEADSTART_CACHE_DIR names another place."""
+    return Path(os.environ.get("HEADSTART_CACHE_DIR") or user_cache_path("headstart"))
 
 
 def _flag(name: str) -> str:

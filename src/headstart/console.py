@@ -58,6 +58,11 @@ def facts(runtime: Runtime) -> dict[str, str]:
         told["keys and values"] = f"{kind}, {show_size(shape.row_bytes)} a token".removeprefix(", ")
         room = settings.memory_budget // shape.row_bytes
         told["cache"] = f"{show_size(settings.memory_budget)} of memory for {room:,} tokens besides those in slots"
+    disk = runtime.cache.disk
+    if disk.budget:
+        told["disk"] = f"{show_size(disk.budget)} in {settings.cache_dir}, {len(disk):,} blocks there already"
+    elif disk.on:
+        told["disk"] = f"{settings.cache_dir} cannot be used just now: see the log"
     parts = [
         f"{show_size(details[name])} {word}"
         for name, word in (("weights_bytes", "of weights"), ("live_bytes", "for slots"))

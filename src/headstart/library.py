@@ -20,7 +20,7 @@ import queue
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
-from headstart.config import Settings
+from headstart.config import Settings, default_cache_dir
 from headstart.core.template import Message
 from headstart.errors import Cancelled, ConfigError, InvalidRequest
 from headstart.runtime.request import Delta, Event, Failed, Finished, FinishReason, Report, Request, Sink
@@ -334,7 +334,7 @@ def open(
     Args:
         model: path of a `.gguf`, or `demo` for the bundled one.
         progress: told the loaded share, from 0 to 1.
-        settings: fields of `Settings`.
+        settings: fields of `Settings`. The disk tier is on; `cache_dir=None` turns it off.
 
     Raises:
         ConfigError: a setting that does not exist or cannot work; the message names the mend.
@@ -343,6 +343,7 @@ def open(
     unknown = settings.keys() - {field.name for field in dataclasses.fields(Settings)}
     if unknown:
         raise ConfigError(f"There is no setting {', '.join(sorted(unknown))}; see headstart.Settings.")
+    settings.setdefault("cache_dir", default_cache_dir())
     return load(Settings(model=os.fspath(model), **settings), progress)
 
 

@@ -72,7 +72,7 @@ def test_callers_that_hang_up_harm_nobody() -> None:
         counts = asyncio.run(crowd(server.url))
         wait_until(server.idle)
         runtime.cache.check()
-        evicted = runtime.snapshot()["counters"].get("evicted", 0)
+        evicted = runtime.snapshot()["counters"]["memory"].get("evicted", 0)
         assert server.metric("vllm:request_success_total", finished_reason="error") == 0
     assert sum(aborted for aborted, _ in counts) >= 20
     assert len(answers) >= 30

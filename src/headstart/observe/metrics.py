@@ -16,7 +16,7 @@ from headstart.observe.report import Summary
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-SOURCES = {"live": "device", "memory": "host"}
+SOURCES = {"live": "device", "memory": "host", "disk": "storage"}
 """SGLang's word for each tier; any other tier is `storage`."""
 
 LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
@@ -61,7 +61,7 @@ class Metrics:
         self._decode = histogram("vllm:request_decode_time_seconds", "From the first token to the last.", LONG)
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(model, reason)
-        for tier in ("live", "memory"):
+        for tier in ("live", "memory", "disk"):
             self._tiers.labels(model, tier)
             self._sources.labels(model, SOURCES[tier])
         self.registry.register(_Gauges(model, snapshot))
@@ -141,15 +141,17 @@ class _Gauges(Collector):
             unit = "" if field == "pieces" else "_bytes"
             values: dict[tuple[str, ...], float] = {(name,): float(tier[field]) for name, tier in tiers.items()}
             yield gauge(f"headstart:store_{field}{unit}", text, values, "tier")
-        # The runtime's counters are those of its only tier so far.
-        tier = next(iter(tiers))
-        yield counter("headstart:store_saved", "Pieces stored.", {(tier,): counters.get("saved", 0)}, "tier")
-        yield counter("headstart:store_evictions", "Pieces evicted.", {(tier,): counters.get("evicted", 0)}, "tier")
-        yield counter("sglang:evicted_tokens", "Tokens evicted.", {(): counters.get("evicted_tokens", 0)})
+        for name, text in (("saved", "Pieces stored."), ("evicted", "Pieces evicted.")):
+            metric = "evictions" if name == "evicted" else name
+            yield counter(
+                f"headstart:store_{metric}", text, {(t,): counts.get(name, 0) for t, counts in counters.items()}, "tier"
+            )
+        yield counter("sglang:evicted_tokens", "Tokens evicted.", {(): counters["memory"].get("evicted_tokens", 0)})
         for kind, text in (("skipped", "Pieces not stored, by reason."), ("fault", "Faults taken as misses, by reason.")):
             found: dict[tuple[str, ...], float] = {
                 (tier, name.removeprefix(f"{kind}_")): float(count)
-                for name, count in counters.items()
+                for tier, counts in counters.items()
+                for name, count in counts.items()
                 if name.startswith(f"{kind}_")
             }
             name = "skipped" if kind == "skipped" else "faults"

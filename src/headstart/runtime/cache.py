@@ -1,4 +1,7 @@
-"""Cache: index + retention + memory tier, as the scheduler uses them. Saves a slot's rows, restores them, forgets them.
+"""Cache: index + retention + tiers, as the scheduler uses them. Saves a slot's rows, restores them, forgets them.
+
+Rows go from a slot to memory, and canonical blocks from there on to disk, behind the engine's back. Rows on disk come to
+memory before they go into a slot.
 
 Used from the engine thread only. A fault in here is a miss with a reason, never a failed request.
 """
@@ -7,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from headstart.core.blocks import BlockId, Chain, Tokens, as_tokens, block_id
 from headstart.core.index import Entry, Index
@@ -17,6 +21,8 @@ from headstart.core.retention import Retention
 from headstart.engines.base import Engine, Rows, Span
 from headstart.errors import EngineError
 from headstart.runtime.slots import Slot
+from headstart.stores.behind import Appeared, Gone, NoDisk, Refused, Stored
+from headstart.stores.disk import Label
 from headstart.stores.memory import Memory
 
 log = logging.getLogger("headstart.cache")
@@ -33,16 +39,36 @@ class _Piece:
     canonical: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore brought into a slot: all that was planned, or less if memory had no room; tokens of each tier."""
+
+    plan: Plan
+    tiers: dict[str, int]
+
+
 class Cache:
     """Rows outside the slots.
 
     Attributes:
+        seconds: of prefill that a token costs; whoever measures it says so.
         counters: pieces `saved` and `evicted`; refusals as `skipped_<reason>`; faults as `fault_<reason>`.
     """
 
-    def __init__(self, engine: Engine, memory: Memory, mode: Mode, clock: Callable[[], float], policy: str = "value") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        memory: Memory,
+        mode: Mode,
+        clock: Callable[[], float],
+        policy: str = "value",
+        disk: NoDisk | None = None,
+    ) -> None:
         self.index = Index(engine.traits.grid)
         self.memory = memory
+        self.disk = NoDisk() if disk is None else disk
+        self.seconds = 1e-3
+        self._writing: dict[BlockId, Entry] = {}  # offered to the disk: pinned until it has answered
         self.counters: Counter[str] = Counter()
         self._engine = engine
         self._mode = mode
@@ -139,47 +165,163 @@ class Cache:
         assert known is not None
         self._retention.use(known, now)
         self.counters["saved"] += 1
+        if piece.canonical:
+            self._offer(known)
+
+    # ── disk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _offer(self, entry: Entry) -> None:
+        """Hands a whole block to the disk, if it lacks these rows."""
+        canonical = entry.copies[self.memory.name]
+        whole = len(entry.tokens) == self._grid
+        if not (self.disk.on and whole and self.index.wants(entry.id, self.disk.name, canonical=canonical)):
+            return
+        data = self.memory.read(entry.id)
+        if data is None or entry.id in self._writing:
+            return
+        if self.disk.offer(self._label(entry, canonical=canonical), data):
+            entry.pins += 1
+            self._writing[entry.id] = entry
+
+    def _label(self, entry: Entry, *, canonical: bool) -> Label:
+        tokens = tuple(entry.tokens.tolist())
+        seconds = len(tokens) * self.seconds
+        return Label(entry.id, entry.parent, self._engine.fingerprint, entry.start, tokens, canonical, seconds)
+
+    def settle_disk(self) -> None:
+        """Takes note of what the disk has done since, here and in other processes."""
+        for notice in self.disk.notices():
+            match notice:
+                case Stored(label=label):
+                    self._answered(label.key)
+                    self._on_disk(label)
+                case Refused(label=label):
+                    self._answered(label.key)
+                case Appeared(label=label):
+                    self._on_disk(label)
+                case Gone(key=key):
+                    self._off_disk(key)
+
+    def _answered(self, key: BlockId) -> None:
+        entry = self._writing.pop(key, None)
+        if entry is not None:
+            entry.pins -= 1
+
+    def _on_disk(self, label: Label) -> None:
+        if label.start % self._grid == 0 and len(label.tokens) == self._grid:
+            entry = Entry(label.key, label.parent, as_tokens(label.tokens), label.start)
+            self.index.add(entry, self.disk.name, canonical=label.canonical)
+
+    def _off_disk(self, key: BlockId) -> None:
+        entry = self.index.get(key)
+        if entry is not None and self.disk.name in entry.copies:
+            self.index.remove(key, self.disk.name)
+
+    def flush(self, slots: Sequence[Slot]) -> None:
+        """Offers the disk all that it lacks, rows of slots and derived ones too: before the end."""
+        if not self.disk.on:
+            return
+        for slot in slots:
+            self.save(slot)
+        for entry in list(self.index):
+            if self.memory.name in entry.copies:
+                self._offer(entry)
 
     # ── restore ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def restore(self, slot: Slot, chain: Chain, plan: Plan) -> bool:
-        """Brings `plan.restore` into `slot`. False if a piece turns out bad: it is dropped, and the slot is empty."""
-        pieces: list[Rows] = []
-        for entry in plan.restore:
-            data = self.memory.read(entry.id)
-            if data is None:
-                self._drop(entry)
-                self._fault("missing", None)
-                return False
-            pieces.append(Rows(data, len(entry.tokens), len(entry.tokens)))
-        last = pieces[-1]
-        pieces[-1] = Rows(last.data, last.tokens, plan.take)
-        if not self._claim(plan.start, pinned=plan.restore):
-            return False
+    def restore(self, slot: Slot, chain: Chain, plan: Plan) -> Restored | None:
+        """Brings `plan.restore` into `slot`. None if a piece turns out bad: it is dropped, and the slot is empty."""
+        pinned = plan.restore
+        for entry in pinned:
+            entry.pins += 1
         try:
-            self._engine.import_rows(slot.number, pieces)
-        except EngineError as error:
-            self._fault("import", error)
-            slot.truncate(0)
-            for entry in reversed(plan.restore):
-                self._drop(entry)
-            return False
+            if not self._claim(plan.start):
+                return None
+            fetched = self._fetch(pinned)
+            if fetched is None:
+                return None
+            plan = _shortened(plan, len(list(takewhile(self._at_hand, pinned))))
+            pieces: list[Rows] = []
+            for entry in plan.restore:
+                data = self.memory.read(entry.id)
+                if data is None:
+                    self._drop(entry)
+                    self._fault("missing", None)
+                    return None
+                pieces.append(Rows(data, len(entry.tokens), len(entry.tokens)))
+            if not pieces:
+                return None
+            last = pieces[-1]
+            pieces[-1] = Rows(last.data, last.tokens, plan.take)
+            try:
+                self._engine.import_rows(slot.number, pieces)
+            except EngineError as error:
+                self._fault("import", error)
+                slot.truncate(0)
+                for entry in reversed(plan.restore):
+                    self._drop(entry)
+                return None
+        finally:
+            for entry in pinned:
+                entry.pins -= 1
         slot.assign(chain, plan.start, plan.canonical)
-        return True
+        from_disk = sum(len(entry.tokens) for entry in plan.restore if entry.id in fetched)
+        return Restored(plan, {self.memory.name: plan.start - from_disk, self.disk.name: from_disk})
+
+    def _at_hand(self, entry: Entry) -> bool:
+        """Whether the best rows that are known of a piece are in memory."""
+        return entry.copies.get(self.memory.name) == entry.canonical
+
+    def _fetch(self, entries: Sequence[Entry]) -> set[BlockId] | None:
+        """Brings pieces from disk to memory, as many from the first on as it has room for; None if one is bad."""
+        wanted: list[tuple[Entry, int]] = []
+        now = self._clock()
+        for entry in entries:
+            if self._at_hand(entry):
+                continue
+            if not self._room(entry, now, needed=True) or (cell := self.memory.allocate()) is None:
+                self._skip("restore", 1)
+                break
+            wanted.append((entry, cell))
+        size = self._engine.shape.row_bytes
+        faults = (
+            self.disk.read(
+                [
+                    (self._label(entry, canonical=entry.canonical), self.memory.cell(cell)[: len(entry.tokens) * size])
+                    for entry, cell in wanted
+                ]
+            )
+            if wanted
+            else []
+        )
+        fetched: set[BlockId] = set()
+        for (entry, cell), fault in zip(wanted, faults, strict=True):
+            if fault is not None:
+                self.memory.release(cell)
+                self._off_disk(entry.id)
+                self._fault("disk", fault)
+                continue
+            self.memory.commit(entry.id, cell)
+            self.index.add(entry, self.memory.name, canonical=entry.copies[self.disk.name])
+            self._retention.use(entry, now)
+            fetched.add(entry.id)
+        return fetched if len(fetched) == len(wanted) else None
 
     def hit(self, chain: Chain, plan: Plan) -> None:
         """Counts a use of all that the request stands on, wherever it was found."""
         now = self._clock()
         for piece in chain.ids[: plan.start // self._grid]:
             entry = self.index.get(piece)
-            if entry is not None:
+            if entry is not None and self.memory.name in entry.copies:
                 self._retention.use(entry, now)
         if plan.restore and len(plan.restore[-1].tokens) != self._grid:
             self._retention.use(plan.restore[-1], now)
+        if self.disk.on:
+            self.disk.use(chain.ids[: plan.start // self._grid])
 
     # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _room(self, piece: _Piece, now: float, *, needed: bool) -> bool:
+    def _room(self, piece: _Piece | Entry, now: float, *, needed: bool) -> bool:
         """Evicts until a cell is free for `piece`; unless it is needed, nothing that is worth more than it."""
         while self.memory.available <= 0:
             victim = self._retention.victim()
@@ -189,7 +331,7 @@ class Cache:
             self._evict(victim)
         return True
 
-    def _claim(self, tokens: int, pinned: tuple[Entry, ...] = ()) -> bool:
+    def _claim(self, tokens: int) -> bool:
         """Counts the engine's transfer buffer for `tokens` tokens against the budget; evicts first."""
         shape = self._engine.shape
         # In eighths, so that a growing conversation claims a few times only.
@@ -199,22 +341,16 @@ class Cache:
         if need > self.memory.budget // 2:
             self._skip("transfer", 1)
             return False
-        for entry in pinned:
-            entry.pins += 1
-        try:
-            self.memory.claim(need)
-            while self.memory.available < 0:
-                victim = self._retention.victim()
-                if victim is None:
-                    self.memory.claim(self._transient)
-                    self._skip("transfer", 1)
-                    return False
-                self._evict(victim)
-            self._transient = need
-            self.memory.claim(need)
-        finally:
-            for entry in pinned:
-                entry.pins -= 1
+        self.memory.claim(need)
+        while self.memory.available < 0:
+            victim = self._retention.victim()
+            if victim is None:
+                self.memory.claim(self._transient)
+                self._skip("transfer", 1)
+                return False
+            self._evict(victim)
+        self._transient = need
+        self.memory.claim(need)  # again: what was evicted gives its pages back
         return True
 
     def _evict(self, entry: Entry) -> None:
@@ -241,6 +377,17 @@ class Cache:
         """Raises AssertionError if index, retention and memory disagree."""
         self.index.check()
         self.memory.check()
-        assert len(self.index) == len(self.memory) == len(self._retention)
-        assert all(entry.id in self.memory for entry in self.index)
-        assert not any(entry.pins for entry in self.index)
+        held = [entry for entry in self.index if self.memory.name in entry.copies]
+        assert len(held) == len(self.memory) == len(self._retention)
+        assert all(entry.id in self.memory for entry in held)
+        assert all(entry.pins == (entry.id in self._writing) for entry in self.index)
+
+
+def _shortened(plan: Plan, pieces: int) -> Plan:
+    """The plan with its first `pieces` pieces only."""
+    if pieces == len(plan.restore):
+        return plan
+    restore = plan.restore[:pieces]
+    start = restore[-1].stop if restore else 0
+    take = len(restore[-1].tokens) if restore else 0
+    return replace(plan, restore=restore, take=take, start=start, canonical=min(plan.canonical, start))

@@ -60,6 +60,7 @@ class Job:
 
     Attributes:
         waits_for: the job that computes a shared prefix, and how far that goes.
+        tiers: tokens restored from each tier.
         misses: how often its rows turned out bad; after a few it computes everything.
         computed: prompt tokens that entered the engine for this job.
         token: the last sampled token, not yet in the engine.
@@ -81,6 +82,7 @@ class Job:
     diverged_at: Divergence | None = None
     waits_for: tuple[Job, int] | None = None
     misses: int = 0
+    tiers: dict[str, int] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @classmethod
@@ -120,7 +122,7 @@ class Job:
             computed=self.computed,
             completion=len(self.reply.tokens),
             mode="exact" if mode == "exact" else "fast",
-            tiers={"memory": restored} if restored else {},
+            tiers={tier: tokens for tier, tokens in self.tiers.items() if tokens},
             reason=self.reason,
             diverged_at=self.diverged_at,
             queued=self.started - self.arrived,

@@ -19,8 +19,12 @@ from headstart.runtime.cache import Cache
 from headstart.runtime.job import Ticket
 from headstart.runtime.request import Event, Request, Sink
 from headstart.runtime.scheduler import Outcome, Scheduler
+from headstart.stores.behind import NoDisk, WriteBehind
+from headstart.stores.disk import Disk
 from headstart.stores.memory import Memory
 
+MIN_QUEUE = 64 << 20
+"""Bytes that may always wait for the disk."""
 SLIDE_SHARE = 0.75
 """Share of the context that a sliding conversation may fill; the rest is for the reply."""
 
@@ -43,7 +47,7 @@ class Runtime:
 
     Args:
         engine: closed together with the runtime.
-        settings: `reuse`, `overflow`, `queue`, `stall`, `memory_budget` and `chat_template` matter here.
+        settings: here matter `reuse`, `overflow`, `queue`, `stall`, `chat_template` and those of the tiers.
         observe: told of every finished choice, on the engine thread.
 
     Raises:
@@ -65,7 +69,8 @@ class Runtime:
         source = self._template_source(settings)
         self.prompter = Prompter(engine.tokenizer, Template(source, engine.tokenizer.names), spelling=settings.reuse == "fast")
         cell = engine.traits.grid * engine.shape.row_bytes
-        self.cache = Cache(engine, Memory(cell, settings.memory_budget), self._mode, time.monotonic)
+        memory = Memory(cell, settings.memory_budget)
+        self.cache = Cache(engine, memory, self._mode, time.monotonic, disk=_disk(engine, settings))
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
         self.scheduler = Scheduler(engine, self.cache, self.prompter, self._mode, stall=settings.stall, observe=self._observed)
         self._watchers: list[Callable[[Request], Sink]] = []
@@ -194,7 +199,7 @@ class Runtime:
 
     def snapshot(self) -> dict[str, Any]:
         """Gauges now. Thread-safe: each value is read once, together they may be a step apart."""
-        memory = self.cache.memory
+        memory, disk = self.cache.memory, self.cache.disk
         return {
             "running": self.scheduler.running,
             "waiting": self.scheduler.queued,
@@ -202,8 +207,12 @@ class Runtime:
                 {"id": slot.number, "n_ctx": self.ctx, "tokens": len(slot), "is_processing": slot.busy}
                 for slot in self.scheduler.slots
             ],
-            "tiers": {memory.name: {"used": memory.used, "budget": memory.budget, "pieces": len(memory)}},
-            "counters": dict(self.cache.counters),
+            "tiers": {
+                tier.name: {"used": tier.used, "budget": tier.budget, "pieces": len(tier)}
+                for tier in (memory, disk)
+                if tier.budget
+            },
+            "counters": {memory.name: dict(self.cache.counters), disk.name: dict(disk.counters)},
         }
 
     def close(self) -> None:
@@ -215,7 +224,8 @@ class Runtime:
         self.scheduler.close()
         with self._users_changed:
             self._users_changed.wait_for(lambda: self._users == 0)
-        self.cache.memory.close()
+        if self.cache.disk.close(self.settings.drain):
+            self.cache.memory.close()
         self.engine.close()
 
     def __enter__(self) -> Runtime:
@@ -223,6 +233,16 @@ class Runtime:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _disk(engine: Engine, settings: Settings) -> NoDisk:
+    """The tier below memory. A disk that cannot be used is no reason not to serve."""
+    folder = settings.cache_dir
+    if folder is None or not engine.traits.sliceable:
+        return NoDisk()
+    return WriteBehind(
+        lambda: Disk(folder, settings.disk_budget), engine.fingerprint, max(MIN_QUEUE, settings.memory_budget // 4)
+    )
 
 
 def _both(sinks: Sequence[Sink]) -> Sink:

@@ -125,6 +125,7 @@ class Scheduler:
         while not self._closed:
             try:
                 self._take_in()
+                self.cache.settle_disk()
                 self._drop_cancelled()
                 self._admit()
                 self._decode()
@@ -132,6 +133,7 @@ class Scheduler:
             except Exception as error:  # a fault of ours must not leave callers hanging
                 log.exception("the scheduler failed")
                 self._abandon(EngineError(f"internal error: {error}"))
+        self.cache.flush(self.slots)
         self._abandon(Unavailable("The server is shutting down."))
 
     def _take_in(self) -> None:
@@ -236,10 +238,11 @@ class Scheduler:
         if choice.keep < len(slot):
             self.cache.save(slot)
             choice = self._choose(job, only=slot)  # what was saved may have evicted or offered something
-        self._explain(job, choice.start)
         if choice.restore:
             begun = self._clock()
-            if self.cache.restore(slot, job.chain, choice):
+            restored = self.cache.restore(slot, job.chain, choice)
+            if restored is not None:
+                choice, job.tiers = restored.plan, restored.tiers
                 self._restore_cost = _smooth(self._restore_cost, (self._clock() - begun) / choice.start)
             else:
                 self._empty(slot)
@@ -254,6 +257,7 @@ class Scheduler:
         else:
             self._empty(slot)
             slot.assign(job.chain, 0, 0)
+        self._explain(job, choice.start)
         self.cache.hit(job.chain, choice)
         slot.last_used = job.started
         job.plan = choice
@@ -285,7 +289,7 @@ class Scheduler:
         prompt = job.request.prompt
         nearest, shared = self.history.nearest(job.root, job.chain.tokens)
         if nearest is None or shared < min(8, len(prompt)):
-            job.reason = Reason.COLD
+            job.reason = Reason.COLD if start < self.engine.traits.grid else None  # rows may be older than this process
             return
         grid = self.engine.traits.grid
         job.diverged_at = diverge(prompt, nearest.text)
@@ -378,6 +382,7 @@ class Scheduler:
         if size >= self.engine.traits.grid:
             cost = (self._clock() - begun) / size
             self._prefill_cost = _smooth(self._prefill_cost, cost) if self._prefill_cost else cost
+            self.cache.seconds = self._prefill_cost
         job.computed += size
         slot.extend(tokens, canonical=self._is_canonical(slot, start, size, length))
         if job.request.prompt_logprobs is not None and not last:

@@ -11,7 +11,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Store(ABC):
-    """The contract of every tier. Reading never changes what is stored; a fault while reading is a miss (None)."""
+    """The contract of every tier. How rows come in and out is each tier's own: some lend views, some fill buffers."""
 
     name: str
 
@@ -24,10 +24,6 @@ class Store(ABC):
     @abstractmethod
     def used(self) -> int:
         """Bytes it occupies now, transient buffers included."""
-
-    @abstractmethod
-    def read(self, key: bytes) -> Bytes | None:
-        """The bytes under `key`, valid until its `delete`; None if they are not (or no longer intact) here."""
 
     @abstractmethod
     def delete(self, key: bytes) -> None:

@@ -128,6 +128,7 @@ class Memory(Store):
         self._give(cell)
 
     def read(self, key: bytes) -> Bytes | None:
+        """A view of the bytes under `key`, valid until its `delete`; None if they are not here."""
         cell = self._cells.get(key)
         return None if cell is None else self.cell(cell)
 

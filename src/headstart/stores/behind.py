@@ -1,0 +1,336 @@
+"""Write-behind: a thread between the engine and the disk. The engine offers rows and goes on; it never waits for a write.
+
+What the thread has found out since (stored, refused, new objects of other processes) is handed over as notices. A disk that
+fails is left alone for a while and then tried again; meanwhile everything is refused, and serving goes on from memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from headstart.stores.base import Bytes
+from headstart.stores.disk import Disk, FormatError, Label
+
+log = logging.getLogger("headstart.disk")
+
+BATCH = 32 << 20
+"""Bytes that are made durable together."""
+POLL = 0.25
+"""Seconds between two looks for objects of other processes."""
+PATIENCE = 10.0
+"""Seconds for which a failing disk is left alone."""
+READERS = 4
+"""Objects that are read at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An offered object is on disk, also after a crash."""
+
+    label: Label
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An offered object was not stored."""
+
+    label: Label
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Appeared:
+    """An object is on disk that was not known here."""
+
+    label: Label
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An object was evicted, or has turned out not to be there."""
+
+    key: bytes
+
+
+Notice = Stored | Refused | Appeared | Gone
+
+
+class NoDisk:
+    """The tier below memory when there is none, and what every such tier can do.
+
+    Attributes:
+        counters: what it has done and refused, by reason.
+    """
+
+    name = "disk"
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def on(self) -> bool:
+        """Whether offering makes sense at all."""
+        return False
+
+    @property
+    def used(self) -> int:
+        """Bytes on disk."""
+        return 0
+
+    @property
+    def budget(self) -> int:
+        return 0
+
+    def __len__(self) -> int:
+        return 0
+
+    def offer(self, label: Label, payload: Bytes) -> bool:
+        """Takes an object to be stored; `payload` must stay as it is until a notice says `Stored` or `Refused`.
+
+        False if it has no room for more just now; then no notice comes.
+        """
+        return False
+
+    def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[Exception | None]:
+        """Fills the buffers, several at a time; for each what went wrong. A bad object is put aside."""
+        return [FileNotFoundError("there is no disk") for _ in wanted]
+
+    def use(self, keys: Collection[bytes]) -> None:
+        """Counts a use of each object now."""
+
+    def notices(self) -> list[Notice]:
+        """What has happened since the last call."""
+        return []
+
+    def close(self, seconds: float) -> bool:
+        """Writes what was offered, for at most so long, and ends. False if it has not ended and may still read payloads."""
+        return True
+
+
+class WriteBehind(NoDisk):
+    """A disk behind a thread. All methods are for the engine thread.
+
+    Args:
+        opens: opens the disk; may fail, and is then tried again now and then.
+        fingerprint: whose objects are of interest.
+        limit: bytes that may wait to be written.
+    """
+
+    def __init__(self, opens: Callable[[], Disk], fingerprint: bytes, limit: int) -> None:
+        super().__init__()
+        self._opens = opens
+        self._fingerprint = fingerprint
+        self._limit = limit
+        self._waiting = 0  # bytes; changed by both threads, under the lock
+        self._lock = threading.Lock()
+        self._queue: queue.Queue[tuple[Label, Bytes] | None] = queue.Queue()
+        self._notices: deque[Notice] = deque()
+        self._uses: deque[tuple[bytes, float]] = deque()
+        self._bad: deque[bytes] = deque()
+        self._spare: frozenset[bytes] = frozenset()
+        self._seen = 0
+        self._sizes = (0, 0, 0)
+        self._ends = float("inf")
+        self._failing_until = 0.0
+        self._disk: Disk | None = None
+        self._tidy = False
+        self._open()
+        self._pool = ThreadPoolExecutor(READERS, "headstart-read")
+        self._thread = threading.Thread(target=self._loop, name="headstart-disk", daemon=True)
+        self._thread.start()
+
+    @property
+    def on(self) -> bool:
+        return True
+
+    @property
+    def used(self) -> int:
+        return self._sizes[0]
+
+    @property
+    def budget(self) -> int:
+        return self._sizes[1]
+
+    def __len__(self) -> int:
+        return self._sizes[2]
+
+    # ── the engine's side ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def offer(self, label: Label, payload: Bytes) -> bool:
+        with self._lock:
+            if self._waiting and self._waiting + len(payload) > self._limit:
+                self.counters["skipped_busy"] += 1
+                return False
+            self._waiting += len(payload)
+        self._queue.put((label, payload))
+        return True
+
+    def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[Exception | None]:
+        self._spare = frozenset(label.key for label, _ in wanted)
+        try:
+            return list(self._pool.map(self._read, wanted))
+        finally:
+            self._spare = frozenset()
+
+    def _read(self, wanted: tuple[Label, Bytes]) -> Exception | None:
+        disk = self._disk
+        label, out = wanted
+        try:
+            if disk is None:
+                raise FileNotFoundError("the disk is not there")
+            disk.read_into(label, out)
+        except FileNotFoundError as error:
+            self.counters["fault_missing"] += 1
+            return error
+        except FormatError as error:
+            self.counters[f"fault_{error.reason}"] += 1
+            return self._put_aside(label, error)
+        except OSError as error:
+            self.counters["fault_read"] += 1
+            return self._put_aside(label, error)
+        return None
+
+    def _put_aside(self, label: Label, error: Exception) -> Exception:
+        log.warning("object %s is put aside: %s", label.key.hex()[:16], error)
+        self._bad.append(label.key)
+        return error
+
+    def use(self, keys: Collection[bytes]) -> None:
+        now = time.time()
+        self._uses.extend((key, now) for key in keys)
+
+    def notices(self) -> list[Notice]:
+        found: list[Notice] = []
+        while self._notices:
+            found.append(self._notices.popleft())
+        return found
+
+    def close(self, seconds: float) -> bool:
+        self._ends = time.monotonic() + seconds
+        self._queue.put(None)
+        self._thread.join(seconds + 5.0)
+        if self._waiting:
+            log.warning("stopped with %d bytes not yet on disk; give more --drain-seconds", self._waiting)
+        self._pool.shutdown()
+        return not self._thread.is_alive()
+
+    # ── the thread's side ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _loop(self) -> None:
+        closing = False
+        while not closing:
+            batch, closing = self._collect(block=True)
+            self._work(batch)
+        while time.monotonic() < self._ends:
+            batch, _ = self._collect(block=False)
+            if not batch:
+                break
+            self._work(batch)
+        if self._disk is not None:
+            self._disk.close()
+
+    def _collect(self, *, block: bool) -> tuple[list[tuple[Label, Bytes]], bool]:
+        """What is offered, up to a batch; and whether it is time to end."""
+        batch: list[tuple[Label, Bytes]] = []
+        size = 0
+        while size < BATCH:
+            try:
+                item = self._queue.get(timeout=POLL) if block and not batch else self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if item is None:
+                return batch, True
+            batch.append(item)
+            size += len(item[1])
+        return batch, False
+
+    def _work(self, batch: list[tuple[Label, Bytes]]) -> None:
+        """One round; a fault of the disk ends it, and refuses what was offered."""
+        reason = "failing"
+        try:
+            if time.monotonic() >= self._failing_until and (self._disk is not None or self._open()):
+                disk = self._disk
+                assert disk is not None
+                if not self._tidy:
+                    self._tidy = True
+                    self._reconcile(disk)
+                while self._bad:  # before anything is written in its place
+                    disk.quarantine(self._bad.popleft())
+                if batch:
+                    offered, batch = batch, []
+                    try:
+                        self._write(disk, offered)
+                    except BaseException:
+                        batch = offered
+                        raise
+                self._housekeep(disk)
+                if self._failing_until:
+                    log.warning("the disk works again")
+                    self._failing_until = 0.0
+        except (OSError, sqlite3.Error) as error:
+            self._fail(error)
+            reason = "fault"
+        for label, payload in batch:
+            self._end(Refused(label, reason), payload)
+
+    def _write(self, disk: Disk, batch: list[tuple[Label, Bytes]]) -> None:
+        stored, gone = disk.write(batch, self._spare)
+        self.counters["saved"] += len(stored)
+        self.counters["evicted"] += len(gone)
+        self._notices.extend(map(Gone, gone))
+        done = {label.key for label in stored}
+        for label, payload in batch:
+            self._end(Stored(label) if label.key in done else Refused(label, "budget"), payload)
+
+    def _end(self, notice: Stored | Refused, payload: Bytes) -> None:
+        if isinstance(notice, Refused):
+            self.counters[f"skipped_{notice.reason}"] += 1
+        self._notices.append(notice)
+        with self._lock:
+            self._waiting -= len(payload)
+
+    def _reconcile(self, disk: Disk) -> None:
+        found, gone = disk.reconcile()
+        if found or gone:
+            log.info("after a crash: %d objects found again, %d rows without an object dropped", len(found), len(gone))
+        self._notices.extend(map(Gone, gone))
+
+    def _housekeep(self, disk: Disk) -> None:
+        uses = [self._uses.popleft() for _ in range(len(self._uses))]
+        if uses:
+            disk.catalog.use(uses)
+        self._look(disk)
+
+    def _look(self, disk: Disk) -> None:
+        """Tells of objects that were not known here."""
+        for row in disk.rows(self._fingerprint, self._seen):
+            self._seen = row.number
+            self._notices.append(Appeared(row.label))
+        self._sizes = (disk.used, disk.budget, len(disk))
+
+    def _open(self) -> bool:
+        try:
+            self._disk = self._opens()
+            self._seen, self._tidy = 0, False
+            self._look(self._disk)
+        except (OSError, sqlite3.Error) as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        if not self._failing_until:
+            log.warning("the disk fails, serving goes on without it: %s", error)
+        self._failing_until = time.monotonic() + PATIENCE
+        self.counters["faults"] += 1
+        disk, self._disk = self._disk, None  # opened anew later: the folder itself may have gone
+        if disk is not None:
+            disk.close()

@@ -1,0 +1,202 @@
+"""The disk tier under the runtime: restarts, neighbours, faults. Nothing here may ever fail a request."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import Oracle, ask, assistant, converse, submit, system, user
+from headstart.config import Settings
+from headstart.engines.fake import FakeEngine
+from headstart.runtime.request import Started
+from headstart.runtime.runtime import Runtime
+
+GRID = 8
+SYSTEM = "You answer in the words of the house, and never in others. " * 4
+
+
+def start(folder: Path, mode: str = "exact", *, seed: int = 0, budget: int = 1 << 20, disk: int = 1 << 30) -> Runtime:
+    engine = FakeEngine(slots=2, ctx=2048, grid=GRID, seed=seed)
+    settings = Settings(reuse=mode, memory_budget=budget, cache_dir=folder, disk_budget=disk)  # type: ignore[arg-type]
+    return Runtime(engine, settings)
+
+
+def written(rt: Runtime) -> None:
+    """Waits until all that is finished is on disk."""
+    until = time.monotonic() + 10
+    while any(slot.dirty for slot in rt.scheduler.slots) or rt.cache.disk._waiting:  # type: ignore[attr-defined]
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("mode", ["fast", "exact"])
+def test_a_restart_computes_what_was_not_there(tmp_path: Path, mode: str) -> None:
+    oracle, chat = Oracle(), [system(SYSTEM)]
+    with start(tmp_path, mode) as rt:
+        for turn in range(3):
+            converse(rt, oracle, chat, f"question {turn}")
+        written(rt)
+    with start(tmp_path, mode) as rt:
+        answer, expected = converse(rt, oracle, chat, "and another question")
+        assert answer.report.computed <= expected + 16 + GRID
+        assert answer.report.tiers == {"disk": answer.report.restored}
+        again = ask(rt, chat[:-1])
+        assert "disk" not in again.report.tiers, "it is in memory now"
+    with Runtime(FakeEngine(slots=2, ctx=2048, grid=GRID), Settings(reuse=mode)) as cold:  # type: ignore[arg-type]
+        assert ask(cold, chat[:-1], keep_logits=True).logits is not None
+
+
+def test_a_clean_stop_keeps_replies_too(tmp_path: Path) -> None:
+    oracle, chat = Oracle(), [system(SYSTEM)]
+    with start(tmp_path, "fast") as rt:
+        converse(rt, oracle, chat, "question", max_tokens=100, ignore_eos=True)
+    with start(tmp_path, "fast") as rt:
+        answer, expected = converse(rt, oracle, chat, "and another question")
+        assert answer.report.computed <= expected + GRID
+
+
+def test_a_second_process_finds_what_the_first_computed(tmp_path: Path) -> None:
+    with start(tmp_path) as one, start(tmp_path) as two:
+        first = ask(one, [system(SYSTEM), user("a")])
+        written(one)
+        time.sleep(0.6)
+        second = ask(two, [system(SYSTEM), user("b")])
+        assert second.report.tiers["disk"] >= len(SYSTEM) - GRID
+        assert first.report.restored == 0
+
+
+def test_other_weights_find_nothing_and_delete_nothing(tmp_path: Path) -> None:
+    chat = [system(SYSTEM), user("a")]
+    with start(tmp_path) as rt:
+        ask(rt, chat)
+    with start(tmp_path, seed=1) as rt:
+        assert ask(rt, chat).report.cached == 0
+    with start(tmp_path) as rt:
+        assert ask(rt, chat).report.tiers["disk"] > 0
+
+
+def test_another_tenant_finds_nothing(tmp_path: Path) -> None:
+    chat = [system(SYSTEM), user("a")]
+    with start(tmp_path) as rt:
+        ask(rt, chat, salt="alice")
+    with start(tmp_path) as rt:
+        assert ask(rt, chat, salt="bob").report.cached == 0
+        assert ask(rt, chat, salt="alice").report.tiers["disk"] > 0
+
+
+def test_each_row_is_written_once(tmp_path: Path) -> None:
+    oracle, chat = Oracle(), [system(SYSTEM)]
+    with start(tmp_path) as rt:
+        for turn in range(10):
+            converse(rt, oracle, chat, f"question {turn}")
+            written(rt)
+        blocks = len(rt.chat_prompt(chat).tokens) // GRID
+        assert rt.cache.disk.counters["saved"] <= 1.1 * blocks
+    with start(tmp_path) as rt:
+        ask(rt, chat[:-1])
+        written(rt)
+        assert rt.cache.disk.counters["saved"] <= 3, "what was restored is not written again"
+
+
+# ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def objects(folder: Path) -> list[Path]:
+    return sorted((folder / "objects").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "swap", "foreign", "newer", "missing", "unreadable"])
+def test_a_bad_object_is_a_miss(tmp_path: Path, damage: str) -> None:
+    chat = [system(SYSTEM), user("a")]
+    with start(tmp_path) as rt:
+        expected = ask(rt, chat, keep_logits=True)
+    paths = objects(tmp_path)
+    victim = paths[len(paths) // 2]
+    data = bytearray(victim.read_bytes())
+    match damage:
+        case "flip":
+            data[-1] ^= 1
+            victim.write_bytes(data)
+        case "truncate":
+            victim.write_bytes(data[:-1])
+        case "empty":
+            victim.write_bytes(b"")
+        case "swap":
+            victim.write_bytes(paths[0].read_bytes())
+        case "foreign":
+            victim.write_bytes(b"something else" * 1000)
+        case "newer":
+            data[8] += 1
+            victim.write_bytes(data)
+        case "missing":
+            victim.unlink()
+        case "unreadable":
+            victim.unlink()
+            victim.mkdir()
+    with start(tmp_path) as rt:
+        answer = ask(rt, chat, keep_logits=True)
+        assert answer.logits is not None
+        assert expected.logits is not None
+        assert answer.logits.tobytes() == expected.logits.tobytes()
+        assert answer.text == expected.text
+        assert 0 < answer.report.restored < len(SYSTEM), "what comes before it is good"
+        assert rt.cache.counters["fault_disk"] + rt.cache.disk.counters["evicted"] >= 0
+        written(rt)
+    with start(tmp_path) as rt:
+        assert ask(rt, chat).report.restored >= len(SYSTEM) - GRID, "it was written anew"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with start(tmp_path) as rt:
+        assert ask(rt, [user("a")]).text is not None
+        assert rt.cache.disk.counters["faults"] >= 1
+
+
+def test_a_place_that_is_no_folder_is_no_reason_to_fail(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.write_text("x")
+    with start(place) as rt:
+        assert ask(rt, [user("a")]).text is not None
+        assert rt.cache.disk.counters["faults"] >= 1
+
+
+def test_a_damaged_catalogue_is_made_anew_from_the_objects(tmp_path: Path) -> None:
+    chat = [system(SYSTEM), user("a")]
+    with start(tmp_path) as rt:
+        ask(rt, chat)
+    for name in ("index.sqlite-wal", "index.sqlite-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / "index.sqlite").write_bytes(b"garbage" * 1000)
+    with start(tmp_path) as rt:
+        time.sleep(0.6)
+        assert ask(rt, chat).report.tiers["disk"] >= len(SYSTEM) - GRID
+
+
+def test_a_cancelled_prefill_is_there_after_a_restart(tmp_path: Path) -> None:
+    chat = [system(SYSTEM), user("a long message " * 20)]
+    with start(tmp_path) as rt:
+        pending = submit(rt, chat, max_tokens=500, ignore_eos=True)
+        pending.until(Started)
+        pending.handle.cancel()
+    with start(tmp_path) as rt:
+        answer = ask(rt, chat)
+        assert answer.report.computed <= GRID
+        assert ask(rt, [*chat, assistant(answer.text), user("b")]).text is not None
+
+
+def test_the_disk_budget_holds(tmp_path: Path) -> None:
+    from headstart.stores.disk.store import RESERVE
+
+    with start(tmp_path, disk=RESERVE + (400 << 10)) as rt:
+        for number in range(20):
+            ask(rt, [system(f"{number} " + SYSTEM), user("a")])
+            written(rt)
+            occupied = sum(path.stat().st_blocks * 512 for path in [*objects(tmp_path), *(tmp_path / "tmp").iterdir()])
+            assert occupied <= 400 << 10
+        assert rt.cache.disk.counters["evicted"] > 0
+        assert ask(rt, [system("19 " + SYSTEM), user("b")]).report.cached > 0

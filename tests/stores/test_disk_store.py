@@ -1,0 +1,224 @@
+"""Objects on disk: whatever happens to them, what is read is what was written, or a fault."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headstart.stores.base import Bytes
+from headstart.stores.disk import Disk, FormatError, Label
+from headstart.stores.disk import store as disk_store
+from headstart.stores.disk.format import ALIGN, decode, encode, header_size
+
+SIZE = 10_000
+BIG = 1 << 40
+
+
+def label(number: int, parent: int | None = None, *, seconds: float = 1.0, canonical: bool = True) -> Label:
+    above = bytes(32) if parent is None else bytes([parent] * 32)
+    start = 0 if parent is None else (parent + 1) * 8
+    return Label(bytes([number] * 32), above, b"f" * 32, start, tuple(range(number, number + 8)), canonical, seconds)
+
+
+def rows(number: int, size: int = SIZE) -> Bytes:
+    return np.random.default_rng(number).integers(0, 256, size, np.uint8)
+
+
+def filled(folder: Path, count: int = 4, **options: Any) -> Disk:
+    disk = Disk(folder, BIG)
+    disk.write([(label(number, number - 1 if number else None, **options), rows(number)) for number in range(count)])
+    return disk
+
+
+def read(disk: Disk, wanted: Label) -> Bytes:
+    out = np.empty(SIZE, np.uint8)
+    disk.read_into(wanted, out)
+    return out
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    disk = Disk(tmp_path, BIG)
+    assert len(disk) == 4
+    for row in disk.rows():
+        number = row.label.key[0]
+        assert row.label == label(number, number - 1 if number else None)
+        assert (read(disk, row.label) == rows(number)).all()
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0, f"{path} is open to others"
+
+
+@given(
+    st.binary(min_size=32, max_size=32), st.lists(st.integers(0, 2**31 - 1), max_size=600), st.integers(0, 2**40), st.booleans()
+)
+@settings(max_examples=100)
+def test_a_header_survives(key: bytes, tokens: list[int], start: int, canonical: bool) -> None:
+    written = Label(key, key[::-1], key, start, tuple(tokens), canonical, 0.125)
+    payload = rows(1, 100)
+    head = encode(written, payload)
+    assert header_size(head[:32]) == len(head)
+    assert len(head) % ALIGN == 0
+    found = decode(head, len(head) + 100)
+    assert (found.label, found.at, found.size) == (written, len(head), 100)
+
+
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_no_damage_goes_unseen(tmp_path: Path, count: int) -> None:
+    """Fault: no checksum. Random bits, cuts and swaps: each is seen, none is served."""
+    disk, dice = filled(tmp_path, 3), random.Random(0)
+    wanted = label(1, 0)
+    path, whole = disk.path(wanted.key), disk.path(wanted.key).read_bytes()
+    other = disk.path(label(0).key).read_bytes()
+    for _ in range(count):
+        data = bytearray(whole)
+        match dice.choice(("bit", "cut", "grow", "swap", "splice", "zero")):
+            case "bit":
+                data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+            case "cut":
+                del data[dice.randrange(len(data)) :]
+            case "grow":
+                data += bytes(dice.randint(1, 5000))
+            case "swap":
+                data = bytearray(other)
+            case "splice":  # a page of the neighbour
+                at = dice.randrange(0, len(data), ALIGN)
+                data[at : at + ALIGN] = other[at : at + ALIGN]
+            case "zero":  # a page that never reached the disk
+                at = dice.randrange(0, len(data), ALIGN)
+                data[at : at + ALIGN] = bytes(len(data[at : at + ALIGN]))
+        path.write_bytes(data)
+        with pytest.raises(FormatError):
+            read(disk, wanted)
+    path.write_bytes(whole)
+    assert (read(disk, wanted) == rows(1)).all()
+
+
+def test_only_what_was_asked_for_is_read(tmp_path: Path) -> None:
+    disk, wanted = filled(tmp_path), label(1, 0)
+    for change in ({"tokens": (1,)}, {"fingerprint": b"g" * 32}, {"parent": b"p" * 32}, {"start": 16}, {"canonical": False}):
+        with pytest.raises(FormatError, match="another object"):
+            read(disk, Label(**{**{name: getattr(wanted, name) for name in Label.__slots__}, **change}))  # type: ignore[arg-type]
+    with pytest.raises(FormatError, match="asked for"):
+        disk.read_into(wanted, np.empty(SIZE + 1, np.uint8))
+
+
+# ── budget ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_budget_is_hard_and_what_others_hang_on_stays(tmp_path: Path) -> None:
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk = Disk(tmp_path, disk_store.RESERVE + 5 * cell)
+    disk.write([(label(0), rows(0)), (label(1, 0), rows(1)), (label(2, 1), rows(2))])
+    disk.catalog.use([(label(2, 1).key, 4e9)])  # the inner ones are used less, and yet they stay
+    for number in range(10, 30):
+        stored, _ = disk.write([(label(number), rows(number))])
+        assert stored
+        assert sum(path.stat().st_blocks * 512 for path in disk.objects.iterdir()) <= 5 * cell
+        assert disk.used <= disk.budget
+        for kept in (label(0), label(1, 0), label(2, 1)):
+            assert kept.key in disk
+    assert label(29).key in disk, "the newest is not the first victim"
+
+
+def test_pinned_and_needed_objects_stay(tmp_path: Path) -> None:
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk = Disk(tmp_path, disk_store.RESERVE + 3 * cell)
+    disk.write([(label(number), rows(number)) for number in range(3)])
+    disk.catalog.pin([label(0).key], True)
+    stored, gone = disk.write([(label(9), rows(9))], spare=[label(1).key])
+    assert [one.key for one in stored] == [label(9).key]
+    assert gone == [label(2).key]
+    stored, gone = disk.write([(label(10), rows(10)), (label(11), rows(11))], spare=[label(1).key])
+    assert len(stored) == 1
+    assert gone == [label(9).key]
+
+
+def test_a_failing_unlink_does_not_stop_eviction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk = Disk(tmp_path, disk_store.RESERVE + 3 * cell)
+    disk.write([(label(number), rows(number)) for number in range(3)])
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(PermissionError("no")))
+    assert disk.write([(label(9), rows(9))])[0]
+
+
+# ── faults and crashes ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
+def test_a_fault_while_writing_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
+    disk = filled(tmp_path, 2)
+    real = getattr(os, call)
+    for at in range(8):
+        calls = 0
+
+        def fail(*args: Any, at: int = at, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > at:
+                raise OSError(code, os.strerror(code))
+            return real(*args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fail)
+            fault: OSError | None = None
+            try:
+                disk.write([(label(5), rows(5)), (label(6, 5), rows(6))])
+            except OSError as error:
+                fault = error
+        assert (fault is not None) == (calls > at)
+        if fault is None:
+            break
+        assert fault.errno == code
+        assert label(5).key not in disk
+        assert not list((tmp_path / "tmp").iterdir()) or call == "open"
+    disk.reconcile()
+    for row in disk.rows():
+        number = row.label.key[0]
+        assert (read(disk, row.label) == rows(number)).all()
+    assert {label(0).key, label(1, 0).key} <= disk.catalog.keys()
+
+
+def test_what_a_crash_leaves_is_found(tmp_path: Path) -> None:
+    disk = filled(tmp_path)
+    lost = disk.path(label(3, 2).key)
+    lost.unlink()  # a row without an object
+    shutil.copy(disk.path(label(0).key), tmp_path / "tmp" / "1-1.rows")
+    disk.catalog.remove([label(2, 1).key])  # an object without a row
+    (disk.objects / ("ab" * 32 + ".rows")).write_bytes(b"garbage")
+    found, gone = disk.reconcile()
+    assert [one.key for one in found] == [label(2, 1).key]
+    assert gone == [label(3, 2).key]
+    assert not list((tmp_path / "tmp").iterdir())
+    assert {row.label.key for row in disk.rows()} == {label(0).key, label(1, 0).key, label(2, 1).key}
+    assert (read(disk, label(2, 1)) == rows(2)).all()
+
+
+def test_a_catalogue_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    with sqlite3.connect(tmp_path / "index.sqlite") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(sqlite3.NotSupportedError, match="version 99"):
+        Disk(tmp_path, BIG)
+    assert (tmp_path / "index.sqlite").stat().st_size
+
+
+def test_two_processes_do_not_write_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_store, "LOCK_WAIT", 0.1)
+    one, two = Disk(tmp_path, BIG), Disk(tmp_path, BIG)
+    with one.writing(), pytest.raises(BlockingIOError):
+        two.write([(label(0), rows(0))])
+    two.write([(label(0), rows(0))])
+    one.write([(label(0), rows(0)), (label(1, 0), rows(1))])
+    assert len(one) == len(two) == 2
