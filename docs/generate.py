@@ -17,7 +17,7 @@ def generate() -> str:
     """The whole page."""
     group: Any = typer.main.get_command(app)
     lines = ["# Command line", "", "Made by `make docs`; `headstart COMMAND --help` says the same.", "", _clean(group.help), ""]
-    for name, command in group.commands.items():
+    for name, command in _commands(group):
         lines += [f"## headstart {name}", "", _clean(command.help), ""]
         shown = [
             parameter for parameter in command.params if not getattr(parameter, "hidden", False) and parameter.name != "help"
@@ -31,11 +31,22 @@ def generate() -> str:
     return "\n".join(lines)
 
 
+def _commands(group: Any) -> Iterator[tuple[str, Any]]:
+    """All commands that do something, those of groups behind their group's name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from ((f"{name} {inner}", one) for inner, one in _commands(command))
+        else:
+            yield name, command
+
+
 def _row(parameter: Any) -> Iterator[str]:
     argument = parameter.param_type_name == "argument"
     flag = getattr(parameter, "is_flag", False)
     value = "" if argument or flag else f" {parameter.metavar}"
-    yield f"`{parameter.name.upper() if argument else ', '.join(parameter.opts)}{value}`".replace("|", "\\|")
+    yield f"`{parameter.metavar or parameter.name.upper() if argument else ', '.join(parameter.opts)}{value}`".replace(
+        "|", "\\|"
+    )
     default = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
     yield "" if default is None or flag else str(default)
     yield f"`{parameter.envvar}`" if parameter.envvar else ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from typer.exceptions import TyperException
 
+from headstart import cli_cache
 from headstart.config import KvType, Overflow, Reuse, Settings, default_cache_dir
 from headstart.errors import ConfigError, HeadstartError
 from headstart.units import parse_size
@@ -327,6 +328,9 @@ def doctor(
     from headstart.doctor import examine
 
     raise typer.Exit(0 if examine(settings) else 1)
+
+
+app.add_typer(cli_cache.app)
 
 
 @app.command()

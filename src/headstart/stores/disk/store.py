@@ -245,8 +245,12 @@ class Disk(Store):
     # ── delete ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def delete(self, key: bytes) -> None:
+        self.remove([key])
+
+    def remove(self, keys: Collection[bytes]) -> None:
+        """Deletes objects, in one transaction."""
         with self.writing():
-            self._remove([key])
+            self._remove(keys)
 
     def _remove(self, keys: Collection[bytes]) -> None:
         self.catalog.remove(keys)
