@@ -1,13 +1,18 @@
-"""Pure parts of the llama engine: the blob and the memory plan."""
+"""Parts of the llama engine that need no model: the blob, the memory plan, digests of files."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.engines.base import Rows
+from headstart.engines.llama import digest
 from headstart.engines.llama.blob import Layout, LayoutError, parse
 from headstart.engines.llama.fit import Fit, Needs, fit
 from headstart.errors import ConfigError
@@ -82,3 +87,34 @@ def test_fit_takes_what_there_is() -> None:
 def test_fit_refuses_with_the_numbers(ctx: int | None, slots: int | None) -> None:
     with pytest.raises(ConfigError, match=r"Too little memory: 1\.0 GiB of weights, 1\.0 GiB for --memory-budget"):
         fit(needs(2.1 * GIB), trained=131_072, ctx=ctx, slots=slots)
+
+
+# ── digests ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_digest_is_remembered_for_as_long_as_the_file_looks_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, memo = tmp_path / "weights", tmp_path / "memo"
+    file.write_bytes(b"weights")
+    read: list[int] = []
+
+    def once_more() -> bytes:
+        monkeypatch.setattr(digest, "_known", {})  # another process
+        read.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(digest, "_read", lambda path, _: (read.append(1), blake3(path.read_bytes()).digest())[1])
+            return digest.digest(file, memo)
+
+    assert once_more() == blake3(b"weights").digest()
+    assert read
+    assert once_more() == blake3(b"weights").digest()
+    assert not read
+    look = file.stat()
+    file.write_bytes(b"WEIGHTS")
+    os.utime(file, ns=(look.st_atime_ns, look.st_mtime_ns))
+    assert once_more() == blake3(b"WEIGHTS").digest(), "same path, size, modification time and inode"
+    for damage in (b"", b"[]", b'{"x": 1}', b"\xff"):
+        (memo / digest.MEMO).write_bytes(damage)
+        assert once_more() == blake3(b"WEIGHTS").digest()
+        assert read
+    assert once_more()
+    assert not read

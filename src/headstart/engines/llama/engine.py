@@ -26,6 +26,7 @@ from headstart.engines.llama import log as llama_log
 from headstart.engines.llama import rows as llama_rows
 from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.blob import LayoutError
+from headstart.engines.llama.digest import digest
 from headstart.engines.llama.fit import Needs, fit
 from headstart.engines.llama.proof import GRID, prove
 from headstart.engines.llama.sampler import LlamaSampler
@@ -88,9 +89,9 @@ class LlamaEngine(Engine):
             tell(_READ * done / total)
 
         available = llama_load.available_memory()
-        digests = [llama_file.digest(file, read) for file in files]
+        digests = [digest(file, settings.cache_dir, read) for file in files]
         weights = digests[0] if len(digests) == 1 else b"".join(digests)
-        adapter = llama_file.digest(settings.lora) if settings.lora is not None else None
+        adapter = digest(settings.lora, settings.cache_dir) if settings.lora is not None else None
         model = llama_load.open_model(path, settings.gpu_layers, lambda part: tell(_READ + (_LOADED - _READ) * part))
         with ExitStack() as undo:
             undo.callback(lib.llama_model_free, model)

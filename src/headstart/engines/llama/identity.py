@@ -15,7 +15,7 @@ from llama_cpp._ggml import libggml
 
 from headstart.config import Settings
 from headstart.engines.base import Facts, Shape
-from headstart.engines.llama import file as llama_file
+from headstart.engines.llama.digest import digest
 from headstart.engines.llama.load import BATCH
 
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
@@ -41,7 +41,7 @@ def _build() -> str:
     files = {path.resolve() for path in folder.iterdir() if path.name.startswith(("libggml", "libllama", "ggml", "llama"))}
     hasher = blake3()
     for path in sorted(files):
-        hasher.update(llama_file.digest(path))
+        hasher.update(digest(path))
     return hasher.hexdigest()
 
 

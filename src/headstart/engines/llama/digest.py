@@ -1,0 +1,79 @@
+"""Digest: what a file contains.
+
+To read all of a large model takes a while, so a digest is remembered for as long as the file looks the same: its path, size,
+times (that of its last change of any kind included, which cannot be set) and inode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+MEMO = "digests.json"
+_CHUNK = 64 << 20
+_known: dict[str, tuple[list[int], bytes]] = {}
+
+
+def digest(path: Path, memo: Path | None = None, progress: Callable[[int], None] | None = None) -> bytes:
+    """BLAKE3 of a file's bytes.
+
+    Args:
+        memo: folder where it is remembered for later processes; this one remembers it anyway.
+        progress: told how many bytes are done, piece by piece.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    name, look = str(path.resolve()), _look(path)
+    found = _known.get(name) or (_remembered(memo).get(name) if memo is not None else None)
+    if found is None or found[0] != look:
+        found = look, _read(path, progress)
+        if memo is not None:
+            _remember(memo, name, found)
+    elif progress is not None:
+        progress(look[0])
+    _known[name] = found
+    return found[1]
+
+
+def _look(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _read(path: Path, progress: Callable[[int], None] | None) -> bytes:
+    hasher = blake3(max_threads=blake3.AUTO)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
+        for start in range(0, len(view), _CHUNK):
+            with view[start : start + _CHUNK] as chunk:
+                hasher.update(chunk)
+                if progress is not None:
+                    progress(len(chunk))
+    return hasher.digest()
+
+
+def _remembered(folder: Path) -> dict[str, tuple[list[int], bytes]]:
+    """What earlier processes found; nothing if that cannot be read."""
+    try:
+        said: dict[str, Any] = json.loads((folder / MEMO).read_text("utf-8"))
+        return {name: (list(map(int, look)), bytes.fromhex(found)) for name, (look, found) in said.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _remember(folder: Path, name: str, found: tuple[list[int], bytes]) -> None:
+    """A memo that cannot be written is no fault: the file is read again next time."""
+    known = {path: one for path, one in _remembered(folder).items() if Path(path).exists()} | {name: found}
+    text = json.dumps({path: [look, content.hex()] for path, (look, content) in known.items()}, indent=1)
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = folder / f"{MEMO}.{os.getpid()}"
+        temporary.write_text(text, "utf-8")
+        os.replace(temporary, folder / MEMO)
