@@ -35,6 +35,14 @@ SERVE_EPILOG = """
 Every option can also be set in the environment, like `HEADSTART_MEMORY_BUDGET=8GiB`.
 """
 
+WARM_EPILOG = """
+**Examples**
+
+`headstart warm handbook.txt qwen.gguf` — the text is a system message
+
+`headstart warm requests.jsonl qwen.gguf` — bodies of chat requests, with their tools, one a line
+"""
+
 app = typer.Typer(
     name="headstart",
     help="A chat server for local LLMs that never computes the same prompt twice.",
@@ -131,6 +139,27 @@ ReuseMode = Annotated[
         "it refuses to start where that cannot be proved.",
     ),
 ]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADSTART_CACHE_DIR",
+        metavar="FOLDER",
+        rich_help_panel=CACHE,
+        help="Where conversations outlive the server. Several servers may share it.",
+        show_default="this platform's cache folder",
+    ),
+]
+DiskBudget = Annotated[
+    int,
+    typer.Option(
+        parser=_size,
+        envvar="HEADSTART_DISK_BUDGET",
+        metavar="SIZE",
+        rich_help_panel=CACHE,
+        help="Most that the folder may occupy: a hard limit, and never more than half of what is free there.",
+        show_default="20GiB",
+    ),
+]
 ChatTemplate = Annotated[
     Path | None,
     typer.Option(
@@ -179,27 +208,8 @@ def serve(
     chat_template: ChatTemplate = None,
     lora: Lora = None,
     memory_budget: Budget = cast(int, "4GiB"),  # noqa: B008  (typer parses defaults too)
-    cache_dir: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="HEADSTART_CACHE_DIR",
-            metavar="FOLDER",
-            rich_help_panel=CACHE,
-            help="Where conversations outlive the server. Several servers may share it.",
-            show_default="this platform's cache folder",
-        ),
-    ] = None,
-    disk_budget: Annotated[
-        int,
-        typer.Option(
-            parser=_size,
-            envvar="HEADSTART_DISK_BUDGET",
-            metavar="SIZE",
-            rich_help_panel=CACHE,
-            help="Most that the folder may occupy: a hard limit, and never more than half of what is free there.",
-            show_default="20GiB",
-        ),
-    ] = cast(int, "20GiB"),
+    cache_dir: CacheDir = None,
+    disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008
     no_disk: Annotated[
         bool, typer.Option("--no-disk", envvar="HEADSTART_NO_DISK", rich_help_panel=CACHE, help="Keep nothing on disk.")
     ] = False,
@@ -328,6 +338,49 @@ def doctor(
     from headstart.doctor import examine
 
     raise typer.Exit(0 if examine(settings) else 1)
+
+
+@app.command(epilog=WARM_EPILOG)
+def warm(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A text, the JSON of a chat request, or one a line; `-`: standard input.")
+    ],
+    model: Model = "demo",
+    role: Annotated[str, typer.Option(metavar="system|user", help="What a text is.")] = "system",
+    salt: Annotated[str, typer.Option(metavar="TEXT", help="Tenant: the `cache_salt` that its requests will have.")] = "",
+    ctx: Ctx = None,
+    threads: Threads = None,
+    gpu_layers: GpuLayers = 0,
+    kv_type: Kv = "f16",
+    chat_template: ChatTemplate = None,
+    lora: Lora = None,
+    memory_budget: Budget = cast(int, "4GiB"),  # noqa: B008
+    cache_dir: CacheDir = None,
+    disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008
+) -> None:
+    """Computes prompts ahead of time and stores them: a system prompt, tools, a document, a conversation.
+
+    Running servers on the same folder find them at once, later ones too. Give the options that the server gets.
+    """
+    if role not in ("system", "user"):
+        raise ConfigError(f"--role must be system or user, not {role!r}.")
+    settings = Settings(
+        model=model,
+        ctx=ctx,
+        slots=1,
+        threads=threads,
+        gpu_layers=gpu_layers,
+        kv_type=cast("KvType", kv_type),
+        chat_template=chat_template,
+        lora=lora,
+        memory_budget=memory_budget,
+        cache_dir=cache_dir or default_cache_dir(),
+        disk_budget=disk_budget,
+    )
+    _check_files(settings)
+    from headstart.warm import run
+
+    run(file, settings, role=role, salt=salt)
 
 
 app.add_typer(cli_cache.app)

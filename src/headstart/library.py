@@ -23,7 +23,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack, overload
 from headstart.config import Settings, default_cache_dir
 from headstart.core.template import Message
 from headstart.errors import Cancelled, ConfigError, InvalidRequest
-from headstart.runtime.request import Delta, Event, Failed, Finished, FinishReason, Report, Request, Sink
+from headstart.runtime.request import Delta, Event, Failed, Finished, FinishReason, Progress, Report, Request, Sink
 from headstart.runtime.runtime import Handle, Runtime
 
 Messages = str | Sequence[Message]
@@ -251,6 +251,40 @@ class Headstart:
         """`complete` for asyncio; cancelling the task cancels the request."""
         return await self._aserve(lambda: self._complete(text, dict(options)), stream)
 
+    def warm(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template: Mapping[str, Any] | None = None,
+        salt: str = "",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Report:
+        """Computes ahead of time what every continuation of `messages` begins with, and keeps it like any other prompt.
+
+            hs.warm([{"role": "system", "content": handbook}])
+
+        Args:
+            progress: told how many of how many tokens are in place, on the engine's thread.
+
+        Raises what `chat` raises.
+        """
+        chat, tools, template = _canonical(messages, tools, template)
+        request = Request(self.runtime.stem_prompt(chat, tools=tools, salt=salt, **template), max_tokens=0)
+        events: queue.SimpleQueue[Finished | Failed] = queue.SimpleQueue()
+
+        def put(event: Event) -> None:
+            if isinstance(event, Progress) and progress is not None:
+                progress(event.done, event.total)
+            elif isinstance(event, Finished | Failed):
+                events.put(event)
+
+        self.runtime.submit(request, put)
+        end = events.get()
+        if isinstance(end, Failed):
+            raise end.error
+        return end.report
+
     def close(self) -> None:
         """Fails what is running, and frees the model. Idempotent."""
         self.runtime.close()
@@ -270,26 +304,9 @@ class Headstart:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _chat(self, messages: Messages, options: dict[str, Any]) -> Request:
-        from pydantic import ValidationError
-
-        from headstart.api.normalise import normalise, normalise_tools  # the one canonical form, as over HTTP
-        from headstart.api.schema import Conversation, condense
         from headstart.options import Given
 
-        said: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        if isinstance(said, Iterable):
-            said = [dict(one) if isinstance(one, Mapping) else one for one in said]
-        tools, template = options.pop("tools", None), options.pop("template", None)
-        talk = {
-            "messages": said,
-            "tools": list(tools) if isinstance(tools, tuple) else tools,
-            "chat_template_kwargs": dict(template) if isinstance(template, Mapping) else template,
-        }
-        try:
-            form = Conversation.model_validate(talk)
-        except ValidationError as error:
-            raise condense(error, talk) from None
-        chat, tools, template = normalise(form.messages), normalise_tools(form.tools), form.chat_template_kwargs or {}
+        chat, tools, template = _canonical(messages, options.pop("tools", None), options.pop("template", None))
         checked = Given.of(options)
         prompt = self.runtime.chat_prompt(chat, tools=tools, salt=checked.salt, spelled=checked.reuse, **template)
         return checked.request(prompt)
@@ -321,6 +338,30 @@ class Headstart:
         finally:
             running.close()
         return running.reply
+
+
+def _canonical(
+    messages: Messages, tools: Any, template: Any
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]]:
+    """Messages, tools and template variables in the one canonical form, as over HTTP. Raises InvalidRequest."""
+    from pydantic import ValidationError
+
+    from headstart.api.normalise import normalise, normalise_tools
+    from headstart.api.schema import Conversation, condense
+
+    said: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    if isinstance(said, Iterable):
+        said = [dict(one) if isinstance(one, Mapping) else one for one in said]
+    talk = {
+        "messages": said,
+        "tools": list(tools) if isinstance(tools, tuple) else tools,
+        "chat_template_kwargs": dict(template) if isinstance(template, Mapping) else template,
+    }
+    try:
+        form = Conversation.model_validate(talk)
+    except ValidationError as error:
+        raise condense(error, talk) from None
+    return normalise(form.messages), normalise_tools(form.tools), form.chat_template_kwargs or {}
 
 
 def open(

@@ -478,3 +478,27 @@ def test_a_turn_of_a_long_conversation_is_counted_once() -> None:
     assert len({*dropped}) == 2
     assert all(a <= b for a, b in pairwise(dropped))
     assert Prompter(FakeTokenizer(), Counting(CHATML, {})).slide(chat, 20_000).dropped == dropped[-1]
+
+
+# ── stems ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.lists(TEXT, min_size=1, max_size=4), TEXT)
+def test_every_continuation_begins_with_the_stem(contents: list[str], following: str) -> None:
+    tokenizer = FakeTokenizer()
+    chat = [{"role": "assistant" if number % 2 else "user", "content": text} for number, text in enumerate(contents)]
+    if len(chat) % 2:
+        chat = [{"role": "system", "content": "be"}, *chat[:-1]]
+    built = prompter(tokenizer)
+    stem = built.stem(chat).tokens[:-1]
+    whole = built.chat([*chat, {"role": "user", "content": following}]).tokens
+    assert stem.tolist() == whole[: len(stem)].tolist()
+    assert len(whole) - len(stem) <= len(tokenizer.tokenize(following)) + len(tokenizer.tokenize("\n")) * 2 + 16
+
+
+def test_the_stem_of_what_waits_for_a_reply_is_its_prompt() -> None:
+    built = prompter()
+    chat = [{"role": "user", "content": "a"}]
+    assert built.stem(chat).tokens.tolist() == built.chat(chat).tokens.tolist()
+    with pytest.raises(InvalidRequest):
+        built.stem([])

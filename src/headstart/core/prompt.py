@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from headstart.core.blocks import Tokens, as_tokens, utf8
+from headstart.core.blocks import Tokens, as_tokens, common_prefix, utf8
 from headstart.core.slide import Replays, exchanges, slide
 from headstart.core.spelling import Spellings, text_digest
 from headstart.core.template import Message, Template
@@ -34,6 +34,9 @@ _SPACE = " \t\n\v\f\r"
 """What control tokens swallow: C's `isspace`, as in llama.cpp; Python's own notion is wider."""
 
 _NONE = as_tokens([])
+
+_SENTINELS = ("1", "2")
+"""Two messages that have no token in common."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,33 @@ class Prompter:
             safe, tools=self._escaper.escape(tools) if tools else None, generation=generation, **self._escaper.escape(extra)
         )
         return self._build(rendered, salt, tuple(self._marks(safe, rendered)), spelled=spelled)
+
+    def stem(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        salt: str = "",
+        **extra: Any,
+    ) -> Prompt:
+        """What all continuations of a conversation begin with: what its prompts with two different next messages share.
+
+        One token more is in it, so that it ends behind a grid point even if all of it is on one. A conversation that waits
+        for a reply is its own stem.
+
+        Raises:
+            InvalidRequest: no messages, or the template refuses them.
+        """
+
+        def chat(following: Sequence[Message]) -> Prompt:
+            return self.chat([*messages, *following], tools=tools, salt=salt, spelled=False, **extra)
+
+        if not messages or messages[-1].get("role") in ("user", "tool"):
+            return chat(())
+        calls = messages[-1].get("tool_calls")
+        answer = {"role": "tool", "tool_call_id": calls[0].get("id")} if calls else {"role": "user"}
+        one, other = (chat([{**answer, "content": text}]).tokens for text in _SENTINELS)
+        return self.tokens(one[: common_prefix(one, other) + 1].tolist(), salt=salt)
 
     def slide(
         self,

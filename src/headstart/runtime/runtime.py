@@ -23,8 +23,8 @@ from headstart.stores.behind import NoDisk, WriteBehind
 from headstart.stores.disk import Disk
 from headstart.stores.memory import Memory
 
-MIN_QUEUE = 64 << 20
-"""Bytes that may always wait for the disk."""
+QUEUE_SHARE = 0.25
+"""Most of the memory budget that may wait for the disk: what waits cannot be evicted."""
 SLIDE_SHARE = 0.75
 """Share of the context that a sliding conversation may fill; the rest is for the reply."""
 
@@ -118,6 +118,13 @@ class Runtime:
                 slid = self.prompter.slide(messages, limit, tools=tools, salt=salt, spelled=spelled, **extra)
                 return self._fitting(slid, "messages")
             return self._fitting(self.prompter.chat(messages, tools=tools, salt=salt, spelled=spelled, **extra), "messages")
+
+    def stem_prompt(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, salt: str = "", **extra: Any
+    ) -> Prompt:
+        """What all continuations of a conversation begin with. Raises what `chat_prompt` raises."""
+        with self.tokenizer_open():
+            return self._fitting(self.prompter.stem(messages, tools=tools, salt=salt, **extra), "messages")
 
     def text_prompt(self, text: str | Sequence[int], *, salt: str = "", spelled: bool = True) -> Prompt:
         """Tokenises a raw text (control spellings are control tokens), or takes tokens as they are. Thread-safe.
@@ -240,9 +247,8 @@ def _disk(engine: Engine, settings: Settings) -> NoDisk:
     folder = settings.cache_dir
     if folder is None or not engine.traits.sliceable:
         return NoDisk()
-    return WriteBehind(
-        lambda: Disk(folder, settings.disk_budget), engine.fingerprint, max(MIN_QUEUE, settings.memory_budget // 4)
-    )
+    limit = int(QUEUE_SHARE * settings.memory_budget)
+    return WriteBehind(lambda: Disk(folder, settings.disk_budget), engine.fingerprint, limit)
 
 
 def _both(sinks: Sequence[Sink]) -> Sink:

@@ -76,4 +76,5 @@ def _remember(folder: Path, name: str, found: tuple[list[int], bytes]) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = folder / f"{MEMO}.{os.getpid()}"
         temporary.write_text(text, "utf-8")
+        temporary.chmod(0o600)  # it names the user's files
         os.replace(temporary, folder / MEMO)
