@@ -11,6 +11,7 @@ import pytest
 from harness import Oracle, ask, assistant, converse, submit, system, user
 from headstart.config import Settings
 from headstart.engines.fake import FakeEngine
+from headstart.runtime import runtime, scheduler
 from headstart.runtime.request import Started
 from headstart.runtime.runtime import Runtime
 
@@ -99,6 +100,44 @@ def test_each_row_is_written_once(tmp_path: Path) -> None:
         ask(rt, chat[:-1])
         written(rt)
         assert rt.cache.disk.counters["saved"] <= 3, "what was restored is not written again"
+
+
+def test_a_long_request_is_on_disk_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "SECURE", 0.0)
+    with start(tmp_path) as rt:
+        pending = submit(rt, [system(SYSTEM), user("a")], max_tokens=1500, ignore_eos=True)
+        pending.until(Started)
+        until = time.monotonic() + 10
+        while rt.cache.disk.counters["saved"] < len(SYSTEM) // GRID:
+            assert rt.scheduler.running, "too late"
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        pending.handle.cancel()
+
+
+def test_a_burst_larger_than_the_queue_gets_to_disk_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "QUEUE_SHARE", 0.0)  # one at a time
+    with start(tmp_path) as rt:
+        ask(rt, [system(SYSTEM), user("a")], max_tokens=1)
+        until = time.monotonic() + 10
+        while rt.cache.disk.counters["saved"] < len(SYSTEM) // GRID:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert rt.cache.disk.counters["full"] > 0
+
+
+def test_what_memory_evicts_is_on_disk_replies_too(tmp_path: Path) -> None:
+    chat = [system(SYSTEM), user("a")]
+    with start(tmp_path, "fast", budget=20 << 10) as rt:
+        first = ask(rt, chat, max_tokens=200, ignore_eos=True)
+        for number in range(25):
+            ask(rt, [system(f"{number}" * 50), user("b")])
+            written(rt)
+        assert rt.cache.counters["evicted"] > 100
+        chat += [assistant(first.text), user("go on")]
+        rt.scheduler._prefill_cost = 1.0  # the fake engine computes faster than any disk reads
+        second = ask(rt, chat)
+        assert second.report.tiers["disk"] >= first.report.prompt + 200 - 2 * GRID
 
 
 # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────

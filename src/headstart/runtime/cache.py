@@ -69,6 +69,8 @@ class Cache:
         self.disk = NoDisk() if disk is None else disk
         self.seconds = 1e-3
         self._writing: dict[BlockId, Entry] = {}  # offered to the disk: pinned until it has answered
+        self._owed: dict[BlockId, Entry] = {}  # the disk had no time for them yet
+        self._leaving: set[BlockId] = set()  # evicted from memory as soon as they are on disk
         self.counters: Counter[str] = Counter()
         self._engine = engine
         self._mode = mode
@@ -130,6 +132,11 @@ class Cache:
             for entry in chain:
                 entry.pins -= 1
 
+    def exposed(self, slot: Slot) -> bool:
+        """Whether a crash would lose finished canonical blocks of `slot`."""
+        last = slot.canonical // self._grid - 1
+        return self.disk.on and slot.dirty and last >= 0 and self.index.wants(slot.ids[last], self.memory.name, canonical=True)
+
     def _wanted(self, slot: Slot) -> list[_Piece]:
         if not self._mode.traits.sliceable:
             return []
@@ -157,13 +164,13 @@ class Cache:
             if not shorter.pins:
                 self._drop(shorter)
         entry = Entry(piece.id, piece.parent, piece.tokens, piece.start)
-        if not self.index.add(entry, name, canonical=piece.canonical):
+        if piece.id in self._writing or not self.index.add(entry, name, canonical=piece.canonical):
             self.memory.release(cell)
             return
         self.memory.commit(piece.id, cell)
         known = self.index.get(piece.id)
         assert known is not None
-        self._retention.use(known, now)
+        self._use(known, now)
         self.counters["saved"] += 1
         if piece.canonical:
             self._offer(known)
@@ -171,17 +178,25 @@ class Cache:
     # ── disk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _offer(self, entry: Entry) -> None:
-        """Hands a whole block to the disk, if it lacks these rows."""
-        canonical = entry.copies[self.memory.name]
-        whole = len(entry.tokens) == self._grid
-        if not (self.disk.on and whole and self.index.wants(entry.id, self.disk.name, canonical=canonical)):
-            return
+        """Hands a whole block to the disk if it lacks these rows; later, if it has no time now."""
+        if self._lacking(entry) and not self._hand_over(entry):
+            self._owed[entry.id] = entry
+
+    def _lacking(self, entry: Entry) -> bool:
+        """Whether the disk should have rows that memory has."""
+        canonical = entry.copies.get(self.memory.name)
+        if canonical is None or not self.disk.on or len(entry.tokens) != self._grid or entry.id in self._writing:
+            return False
+        return self.index.wants(entry.id, self.disk.name, canonical=canonical)
+
+    def _hand_over(self, entry: Entry, *, last: bool = False) -> bool:
         data = self.memory.read(entry.id)
-        if data is None or entry.id in self._writing:
-            return
-        if self.disk.offer(self._label(entry, canonical=canonical), data):
-            entry.pins += 1
-            self._writing[entry.id] = entry
+        assert data is not None
+        if not self.disk.offer(self._label(entry, canonical=entry.copies[self.memory.name]), data, last=last):
+            return False
+        entry.pins += 1
+        self._writing[entry.id] = entry
+        return True
 
     def _label(self, entry: Entry, *, canonical: bool) -> Label:
         tokens = tuple(entry.tokens.tolist())
@@ -195,17 +210,31 @@ class Cache:
                 case Stored(label=label):
                     self._answered(label.key)
                     self._on_disk(label)
-                case Refused(label=label):
-                    self._answered(label.key)
+                case Refused(label=label, reason=reason):
+                    entry = self._answered(label.key)
+                    if entry is not None and label.canonical and reason != "budget":
+                        self._offer(entry)
                 case Appeared(label=label):
                     self._on_disk(label)
                 case Gone(key=key):
                     self._off_disk(key)
+        for entry in list(self._owed.values()):
+            if self._lacking(entry) and not self._hand_over(entry):
+                break
+            del self._owed[entry.id]
 
-    def _answered(self, key: BlockId) -> None:
+    @property
+    def unsettled(self) -> bool:
+        """Whether the disk has yet to take, or to answer for, something that it was offered."""
+        return bool(self._writing or self._owed)
+
+    def _answered(self, key: BlockId) -> Entry | None:
         entry = self._writing.pop(key, None)
         if entry is not None:
             entry.pins -= 1
+            if key in self._leaving:
+                self._drop(entry)
+        return entry
 
     def _on_disk(self, label: Label) -> None:
         if label.start % self._grid == 0 and len(label.tokens) == self._grid:
@@ -224,8 +253,8 @@ class Cache:
         for slot in slots:
             self.save(slot)
         for entry in list(self.index):
-            if self.memory.name in entry.copies:
-                self._offer(entry)
+            if self._lacking(entry):
+                self._hand_over(entry, last=True)
 
     # ── restore ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -303,7 +332,7 @@ class Cache:
                 continue
             self.memory.commit(entry.id, cell)
             self.index.add(entry, self.memory.name, canonical=entry.copies[self.disk.name])
-            self._retention.use(entry, now)
+            self._use(entry, now)
             fetched.add(entry.id)
         return fetched if len(fetched) == len(wanted) else None
 
@@ -313,22 +342,25 @@ class Cache:
         for piece in chain.ids[: plan.start // self._grid]:
             entry = self.index.get(piece)
             if entry is not None and self.memory.name in entry.copies:
-                self._retention.use(entry, now)
+                self._use(entry, now)
         if plan.restore and len(plan.restore[-1].tokens) != self._grid:
-            self._retention.use(plan.restore[-1], now)
+            self._use(plan.restore[-1], now)
         if self.disk.on:
             self.disk.use(chain.ids[: plan.start // self._grid])
 
     # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _room(self, piece: _Piece | Entry, now: float, *, needed: bool) -> bool:
-        """Evicts until a cell is free for `piece`; unless it is needed, nothing that is worth more than it."""
+        """Evicts until a cell is free for `piece`; unless it is needed, nothing that is worth more and nowhere else."""
         while self.memory.available <= 0:
             victim = self._retention.victim()
-            newcomer = Entry(piece.id, piece.parent, piece.tokens, piece.start)
-            if victim is None or not (needed or self._retention.outranks(newcomer, victim, now)):
+            if victim is None:
                 return False
-            self._evict(victim)
+            # A newcomer that is refused is lost; what is on disk too is not.
+            newcomer = Entry(piece.id, piece.parent, piece.tokens, piece.start)
+            if not (needed or self.disk.name in victim.copies or self._retention.outranks(newcomer, victim, now)):
+                return False
+            self._give_way(victim)
         return True
 
     def _claim(self, tokens: int) -> bool:
@@ -348,20 +380,34 @@ class Cache:
                 self.memory.claim(self._transient)
                 self._skip("transfer", 1)
                 return False
-            self._evict(victim)
+            self._give_way(victim)
         self._transient = need
         self.memory.claim(need)  # again: what was evicted gives its pages back
         return True
 
-    def _evict(self, entry: Entry) -> None:
+    def _give_way(self, victim: Entry) -> None:
+        """Evicts; what only memory has goes to disk first, and leaves when it is there."""
         self.counters["evicted"] += 1
-        self.counters["evicted_tokens"] += len(entry.tokens)
-        self._drop(entry)
+        self.counters["evicted_tokens"] += len(victim.tokens)
+        lacking = self._lacking(victim)
+        if lacking and self._hand_over(victim):
+            self._leaving.add(victim.id)
+            self._retention.forget(victim)
+            return
+        if lacking:
+            self._skip("disk", 1)
+        self._drop(victim)
+
+    def _use(self, entry: Entry, now: float) -> None:
+        self._leaving.discard(entry.id)
+        self._retention.use(entry, now)
 
     def _drop(self, entry: Entry) -> None:
         name = self.memory.name
         self.memory.delete(entry.id)
         self._retention.forget(entry)
+        self._owed.pop(entry.id, None)
+        self._leaving.discard(entry.id)
         if name in entry.copies:
             self.index.remove(entry.id, name)
 
@@ -378,7 +424,7 @@ class Cache:
         self.index.check()
         self.memory.check()
         held = [entry for entry in self.index if self.memory.name in entry.copies]
-        assert len(held) == len(self.memory) == len(self._retention)
+        assert len(held) == len(self.memory) == len(self._retention) + len(self._leaving)
         assert all(entry.id in self.memory for entry in held)
         assert all(entry.pins == (entry.id in self._writing) for entry in self.index)
 

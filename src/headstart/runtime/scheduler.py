@@ -36,6 +36,11 @@ MISSES = 4
 IDLE_SAVE = 0.05
 """Seconds without work after which live rows are copied out."""
 
+SECURE = 2.0
+"""Seconds of work after which finished blocks are copied out of a busy slot: what a crash may cost."""
+SECURE_SHARE = 0.02
+"""Most of the engine's time that this may take."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -130,6 +135,7 @@ class Scheduler:
                 self._admit()
                 self._decode()
                 self._prefill()
+                self._secure()
             except Exception as error:  # a fault of ours must not leave callers hanging
                 log.exception("the scheduler failed")
                 self._abandon(EngineError(f"internal error: {error}"))
@@ -158,7 +164,21 @@ class Scheduler:
             for slot in self.slots:
                 if self._inbox.empty():
                     self.cache.save(slot)
-            return self._inbox.get()
+        while self.cache.unsettled:
+            try:
+                return self._inbox.get(timeout=IDLE_SAVE)
+            except queue.Empty:
+                self.cache.settle_disk()
+        return self._inbox.get()
+
+    def _secure(self) -> None:
+        """Copies finished blocks out of a slot that has been at work for a while, one slot at a time."""
+        now = self._clock()
+        for slot in self.slots:
+            if now >= slot.due and self.cache.exposed(slot):
+                self.cache.save(slot)
+                slot.due = now + max(SECURE, (self._clock() - now) / SECURE_SHARE)
+                return
 
     def _drop_cancelled(self) -> None:
         if any(job.ticket.cancelled or job.ticket.over for job in self.waiting):
@@ -260,6 +280,7 @@ class Scheduler:
         self._explain(job, choice.start)
         self.cache.hit(job.chain, choice)
         slot.last_used = job.started
+        slot.due = job.started + SECURE
         job.plan = choice
         self._running.append(job)
         log.debug("%s", choice)

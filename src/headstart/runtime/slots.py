@@ -17,6 +17,7 @@ class Slot:
         canonical: leading tokens whose rows are canonical.
         dirty: whether it may hold rows that no tier has.
         busy: whether a request is using it.
+        due: when finished blocks should be copied out of it at the latest.
     """
 
     def __init__(self, number: int, shape: Shape, grid: int) -> None:
@@ -26,6 +27,7 @@ class Slot:
         self.dirty = False
         self.busy = False
         self.last_used = 0.0
+        self.due = 0.0
         self._grid = grid
         self._buffer = np.zeros(shape.ctx, dtype=np.int32)
         self._length = 0

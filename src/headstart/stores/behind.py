@@ -92,10 +92,10 @@ class NoDisk:
     def __len__(self) -> int:
         return 0
 
-    def offer(self, label: Label, payload: Bytes) -> bool:
+    def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
         """Takes an object to be stored; `payload` must stay as it is until a notice says `Stored` or `Refused`.
 
-        False if it has no room for more just now; then no notice comes.
+        False if it cannot take more just now; then no notice comes. `last`: before the end, however much waits already.
         """
         return False
 
@@ -164,10 +164,12 @@ class WriteBehind(NoDisk):
 
     # ── the engine's side ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def offer(self, label: Label, payload: Bytes) -> bool:
+    def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
+        if time.monotonic() < self._failing_until:
+            return False
         with self._lock:
-            if self._waiting and self._waiting + len(payload) > self._limit:
-                self.counters["skipped_busy"] += 1
+            if self._waiting and self._waiting + len(payload) > self._limit and not last:
+                self.counters["full"] += 1
                 return False
             self._waiting += len(payload)
         self._queue.put((label, payload))
