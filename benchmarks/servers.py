@@ -89,11 +89,15 @@ def _running(name: str, command: list[str], port: int, env: dict[str, str]) -> I
 
 
 @contextmanager
-def headstart(setup: Setup, *options: str) -> Iterator[Server]:
+def headstart(setup: Setup, *options: str, cache: Path | None = None) -> Iterator[Server]:
+    """Ours; what it keeps goes to `cache`, or is gone with it."""
     port = _free_port()
     command = [sys.executable, "-m", "headstart", "serve", str(setup.model), "--port", str(port)]
     command += ["--ctx", str(setup.ctx), "--slots", str(setup.slots), "--threads", str(setup.threads), *options]
-    with _running("headstart", command, port, {}) as server:
+    with (
+        tempfile.TemporaryDirectory() as fresh,
+        _running("headstart", command, port, {"HEADSTART_CACHE_DIR": str(cache or fresh)}) as server,
+    ):
         yield server
 
 

@@ -38,14 +38,17 @@ def check(data: dict[str, Any]) -> None:
     assert begins["computed"] > 1400
     assert {turn["user"] for turn in rest} == {"A", "B"}
     assert all(turn["computed"] < 120 for turn in rest)
-    assert [turn["kind"] for turn in rest][-1] == "regenerates"
-    assert rest[-1]["computed"] <= 8
+    *_, again, restarted = rest
+    assert again["kind"] == "regenerates"
+    assert again["computed"] <= 8
+    assert "kill -9" in restarted["kind"]
+    assert restarted["restored"] == restarted["cached"] > 1400
     assert data["saved"]["tokens"] == sum(turn["cold"]["computed"] - turn["computed"] for turn in data["turns"]) > 0
 
 
 def test_data(tiny_model: Path) -> None:
     data, _ = play(str(tiny_model), "--json", "--turns", "3")
-    assert [turn["kind"] for turn in data["turns"]] == ["begins", "asks", "begins", "asks", "edits turn 3", "regenerates"]
+    assert [turn["kind"] for turn in data["turns"]][:-1] == ["begins", "asks", "begins", "asks", "edits turn 3", "regenerates"]
     check(data)
 
 
@@ -60,7 +63,7 @@ def test_table_ends_in_one_sentence(tiny_model: Path) -> None:
 @pytest.mark.timeout(900)
 def test_whole_play_with_the_bundled_model() -> None:
     data, _ = play("--json")
-    assert len(data["turns"]) == 15
+    assert len(data["turns"]) == 16
     check(data)
     assert data["saved"]["ms"] > 0
 
@@ -72,12 +75,19 @@ def test_the_script_is_the_story() -> None:
         bodies.append(body)
         return Answer(f"reply {len(bodies)}", Cost(1, 0, 0, 1, 1.0, 1.0))
 
-    turns = list(script(ask, 10))
+    turns = list(script(ask, lambda: bodies.append({"killed": True}), 10))
+    killed = bodies.index({"killed": True})
+    assert killed == len(bodies) - 2
+    del bodies[killed]
     assert [turn.user for turn in turns].count("B") == 3
-    assert [turn.kind for turn in turns if turn.user == "A"] == ["begins", *["asks"] * 9, "edits turn 6", "regenerates"]
+    assert [turn.kind for turn in turns if turn.user == "A"] == [
+        *("begins", *["asks"] * 9, "edits turn 6", "regenerates", "asks, after kill -9 and a new start"),
+    ]
     tenth = [body for body, turn in zip(bodies, turns, strict=True) if turn.user == "A"][9]
     assert len(tenth["messages"]) == 20
-    *_, edit, again = bodies
+    *_, edit, again, last = bodies
+    assert last["messages"][:20] == tenth["messages"]
+    assert len(last["messages"]) == 22
     assert edit["messages"][:-1] == tenth["messages"][:11]
     assert edit["messages"][-1] != tenth["messages"][11]
     assert again["messages"] == edit["messages"]

@@ -1,27 +1,30 @@
 """Demo: the main job over real HTTP, with reuse and without: what was computed, and what was not.
 
-First the conversations as they happen (warm); then every request once more with `cache_prompt: false` (cold).
+First the conversations as they happen (warm), with a server that is killed and started again before the last turn; then
+every request once more with `cache_prompt: false` (cold).
 """
 
 from __future__ import annotations
 
 import http.client
 import json
-import logging
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from headstart.config import Settings
-from headstart.errors import HeadstartError, Unavailable
+from headstart.engines.llama.file import locate
+from headstart.errors import HeadstartError
 
 CTX = 4096
 REPLY = 24
@@ -44,6 +47,9 @@ QUESTIONS = (
 OTHER_QUESTIONS = ("Do you take old tools as gifts?", "What about paint?", "How do I become a volunteer?")
 EDITED = "I am late with the trailer by five opening days. What will it cost?"
 EDITED_TURN = 5  # of QUESTIONS, or the last one if there are fewer
+LAST_QUESTION = "One more thing: is there a fee if I cancel?"
+PAUSE = 2.0
+"""Seconds between a reply and the kill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +93,23 @@ def run(model: str = "demo", *, turns: int = len(QUESTIONS), as_json: bool = Fal
     Raises:
         ConfigError: the model cannot be used.
     """
-    from headstart.console import loading
-    from headstart.library import load
-    from headstart.observe import logs
-
-    logs.configure(level=logging.WARNING)
+    locate(model)
     notes = Console(stderr=True)
-    with loading(model) as progress:
-        runtime = load(Settings(model=model, ctx=CTX, memory_budget=1 << 30), progress).runtime
-    with runtime, _serving(runtime) as port:
+    with tempfile.TemporaryDirectory(prefix="headstart-demo-") as folder, _Server(model, folder) as server:
+        with notes.status("starting the server"):
+            server.start()
 
         def ask(body: dict[str, Any]) -> Answer:
-            return request(port, body)
+            return request(server.port, body)
+
+        def restart() -> None:
+            time.sleep(PAUSE)
+            server.kill()
+            server.start()
 
         ask({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})  # touches what is touched only once
         played: list[Turn] = []
-        plays = _play(ask, turns, played)
+        plays = _play(ask, restart, turns, played)
         if notes.is_terminal and not as_json:
             with Live(table(played), console=notes, refresh_per_second=2, transient=True) as live:
                 for _ in plays:
@@ -111,18 +118,16 @@ def run(model: str = "demo", *, turns: int = len(QUESTIONS), as_json: bool = Fal
             for line in plays:
                 notes.print(line, highlight=False)
     if as_json:
-        print(
-            json.dumps({"model": runtime.engine.facts.name, "turns": [_data(turn) for turn in played], "saved": saved(played)})
-        )
+        print(json.dumps({"model": server.model, "turns": [_data(turn) for turn in played], "saved": saved(played)}))
         return
     out = Console()
     out.print(table(played))
     out.print(sentence(played), highlight=False, soft_wrap=True)
 
 
-def _play(ask: Ask, count: int, played: list[Turn]) -> Iterator[str]:
+def _play(ask: Ask, restart: Callable[[], None], count: int, played: list[Turn]) -> Iterator[str]:
     """Yields a line after every answer."""
-    for turn in script(ask, count):
+    for turn in script(ask, restart, count):
         played.append(turn)
         yield _line(turn, "warm", turn.warm)
     for turn in played:
@@ -136,8 +141,8 @@ def _line(turn: Turn, how: str, cost: Cost) -> str:
     )
 
 
-def script(ask: Ask, count: int) -> Iterator[Turn]:
-    """The conversations: each turn is asked when it is taken."""
+def script(ask: Ask, restart: Callable[[], None], count: int) -> Iterator[Turn]:
+    """The conversations: each turn is asked when it is taken. `restart` kills the server and starts it again."""
     system = {"role": "system", "content": files("headstart").joinpath("data/handbook.txt").read_text("utf-8")}
 
     def say(user: str, kind: str, chat: list[Message], **options: Any) -> Turn:
@@ -160,34 +165,49 @@ def script(ask: Ask, count: int) -> Iterator[Turn]:
     yield say("A", f"edits turn {asked + 1}", edited)
     again = edited[:-1]
     yield say("A", "regenerates", again, temperature=0.8, seed=1)
+    restart()
+    first.append({"role": "user", "content": LAST_QUESTION})
+    yield say("A", "asks, after kill -9 and a new start", first)
 
 
 # ── over HTTP ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@contextmanager
-def _serving(runtime: Any) -> Iterator[int]:
-    """A server on a free port, in a thread; yields the port."""
-    import uvicorn
+class _Server:
+    """`headstart serve` as a process of its own, on a free port."""
 
-    from headstart.api.app import create_app
-    from headstart.api.serve import listen
+    def __init__(self, model: str, folder: str) -> None:
+        self._command = [sys.executable, "-m", "headstart", "serve", model, "--ctx", str(CTX), "--memory-budget", "1GiB"]
+        self._command += ["--port", "0", "--cache-dir", folder, "--log-format", "json"]
+        self._process: subprocess.Popen[str] | None = None
+        self.port = 0
+        self.model = ""
 
-    bound = listen("127.0.0.1", 0)
-    config = uvicorn.Config(create_app(runtime), http="httptools", ws="none", access_log=False, log_config=None)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="headstart-http", daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            if not thread.is_alive():
-                raise Unavailable("The demo's server did not start.")
-            time.sleep(0.01)
-        yield bound.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
-        bound.close()
+    def start(self) -> None:
+        """Returns when it listens. Raises HeadstartError if it ends before that."""
+        self._process = process = subprocess.Popen(self._command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        assert process.stderr is not None
+        line = ""
+        for line in process.stderr:
+            said = json.loads(line) if line.startswith("{") else {}
+            self.model = said.get("model", self.model)
+            if said.get("event") == "listening":
+                self.port = urlsplit(said["url"]).port or 0
+                threading.Thread(target=process.stderr.read, daemon=True).start()  # nobody else reads its log
+                return
+        raise HeadstartError(f"The demo's server did not start: {line.strip() or process.wait()}")
+
+    def kill(self) -> None:
+        """As `kill -9` does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 def request(port: int, body: dict[str, Any]) -> Answer:
@@ -231,7 +251,7 @@ def table(turns: Sequence[Turn]) -> Table:
         caption="prompt tokens; time until the first token of the reply arrived",
     )
     shown.add_column("user")
-    shown.add_column("does")
+    shown.add_column("does", max_width=24)
     for name in ("prompt", "cached", "computed", "first token", "cold: computed", "cold: first token"):
         shown.add_column(name, justify="right")
     for turn in turns:

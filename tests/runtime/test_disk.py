@@ -50,6 +50,15 @@ def test_a_restart_computes_what_was_not_there(tmp_path: Path, mode: str) -> Non
         assert ask(cold, chat[:-1], keep_logits=True).logits is not None
 
 
+@pytest.mark.parametrize("cut", range(1, GRID + 1))
+def test_a_block_that_is_used_in_part_counts_in_part(tmp_path: Path, cut: int) -> None:
+    with start(tmp_path, "fast") as rt:
+        ask(rt, [system(SYSTEM), user("a")])
+    with start(tmp_path, "fast") as rt:
+        report = ask(rt, [system(SYSTEM[:-cut]), user("b")]).report
+        assert report.tiers == {"disk": report.restored} != {"disk": 0}
+
+
 def test_a_clean_stop_keeps_replies_too(tmp_path: Path) -> None:
     oracle, chat = Oracle(), [system(SYSTEM)]
     with start(tmp_path, "fast") as rt:

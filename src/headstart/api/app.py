@@ -30,6 +30,7 @@ def create_app(
     aliases: Sequence[str] = (),
     keep_alive: float = 5.0,
     max_body: int = 64 << 20,
+    on_ready: Callable[[], None] = lambda: None,
     on_failure: Callable[[HeadstartError], None] | None = None,
 ) -> FastAPI:
     """The HTTP server as an ASGI app.
@@ -42,6 +43,7 @@ def create_app(
         aliases: other names that requests may give.
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a body.
+        on_ready: called on the event loop as soon as requests are served, if `load` is a function.
         on_failure: told on the event loop if `load` raises.
     """
     service = Service(model_id, aliases, keep_alive=keep_alive, max_body=max_body)
@@ -51,7 +53,7 @@ def create_app(
         if isinstance(load, Runtime):
             yield
             return
-        loading = asyncio.create_task(_load(service, load, on_failure))
+        loading = asyncio.create_task(_load(service, load, on_ready, on_failure))
         try:
             yield
         finally:
@@ -81,9 +83,15 @@ def create_app(
     return app
 
 
-async def _load(service: Service, load: Callable[[], Runtime], on_failure: Callable[[HeadstartError], None] | None) -> None:
+async def _load(
+    service: Service,
+    load: Callable[[], Runtime],
+    on_ready: Callable[[], None],
+    on_failure: Callable[[HeadstartError], None] | None,
+) -> None:
     try:
         service.open(await asyncio.to_thread(load))
+        on_ready()
     except Exception as error:
         known = isinstance(error, HeadstartError)
         service.failure = error if isinstance(error, HeadstartError) else HeadstartError(repr(error))

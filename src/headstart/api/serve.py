@@ -83,16 +83,12 @@ def serve(
     path = Path(settings.model)
     address = f"http://{host if ':' not in host else f'[{host}]'}:{bound.getsockname()[1]}"
 
-    def loaded() -> Runtime:
-        runtime = load(settings)
-        log.info("listening", url=f"{address}/v1", health=f"{address}/health")
-        return runtime
-
     app = create_app(
-        loaded,
+        lambda: load(settings),
         api_keys=api_keys,
         model_id=path.stem if path.suffix == ".gguf" else settings.model,
         aliases=tuple(dict.fromkeys(name for name in (settings.model, path.name) if name)),
+        on_ready=lambda: log.info("listening", url=f"{address}/v1", health=f"{address}/health"),
         on_failure=failed,
     )
     server = uvicorn.Server(

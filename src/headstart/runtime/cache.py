@@ -1,6 +1,6 @@
 """Cache: index + retention + tiers, as the scheduler uses them. Saves a slot's rows, restores them, forgets them.
 
-Rows go from a slot to memory, and canonical blocks from there on to disk, behind the engine's back. Rows on disk come to
+Rows go from a slot to memory, and whole blocks from there on to disk, behind the engine's back. Rows on disk come to
 memory before they go into a slot.
 
 Used from the engine thread only. A fault in here is a miss with a reason, never a failed request.
@@ -133,9 +133,12 @@ class Cache:
                 entry.pins -= 1
 
     def exposed(self, slot: Slot) -> bool:
-        """Whether a crash would lose finished canonical blocks of `slot`."""
-        last = slot.canonical // self._grid - 1
-        return self.disk.on and slot.dirty and last >= 0 and self.index.wants(slot.ids[last], self.memory.name, canonical=True)
+        """Whether a crash would lose finished blocks of `slot`."""
+        if not (self.disk.on and slot.dirty):
+            return False
+        last = (slot.canonical if self._mode.exact else len(slot)) // self._grid - 1
+        canonical = (last + 1) * self._grid <= slot.canonical
+        return last >= 0 and self.index.wants(slot.ids[last], self.memory.name, canonical=canonical)
 
     def _wanted(self, slot: Slot) -> list[_Piece]:
         if not self._mode.traits.sliceable:
@@ -172,8 +175,7 @@ class Cache:
         assert known is not None
         self._use(known, now)
         self.counters["saved"] += 1
-        if piece.canonical:
-            self._offer(known)
+        self._offer(known)
 
     # ── disk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -212,7 +214,7 @@ class Cache:
                     self._on_disk(label)
                 case Refused(label=label, reason=reason):
                     entry = self._answered(label.key)
-                    if entry is not None and label.canonical and reason != "budget":
+                    if entry is not None and reason != "budget":
                         self._offer(entry)
                 case Appeared(label=label):
                     self._on_disk(label)
@@ -247,7 +249,7 @@ class Cache:
             self.index.remove(key, self.disk.name)
 
     def flush(self, slots: Sequence[Slot]) -> None:
-        """Offers the disk all that it lacks, rows of slots and derived ones too: before the end."""
+        """Offers the disk all that it lacks, rows of slots too: before the end."""
         if not self.disk.on:
             return
         for slot in slots:
@@ -294,7 +296,7 @@ class Cache:
             for entry in pinned:
                 entry.pins -= 1
         slot.assign(chain, plan.start, plan.canonical)
-        from_disk = sum(len(entry.tokens) for entry in plan.restore if entry.id in fetched)
+        from_disk = sum(min(entry.stop, plan.start) - entry.start for entry in plan.restore if entry.id in fetched)
         return Restored(plan, {self.memory.name: plan.start - from_disk, self.disk.name: from_disk})
 
     def _at_hand(self, entry: Entry) -> bool:

@@ -36,6 +36,9 @@ MISSES = 4
 IDLE_SAVE = 0.05
 """Seconds without work after which live rows are copied out."""
 
+IDLE_POLL = 1.0
+"""Most seconds between two looks at a disk that has something to do."""
+
 SECURE = 2.0
 """Seconds of work after which finished blocks are copied out of a busy slot: what a crash may cost."""
 SECURE_SHARE = 0.02
@@ -164,11 +167,13 @@ class Scheduler:
             for slot in self.slots:
                 if self._inbox.empty():
                     self.cache.save(slot)
+        pause = IDLE_SAVE
         while self.cache.unsettled:
             try:
-                return self._inbox.get(timeout=IDLE_SAVE)
+                return self._inbox.get(timeout=pause)
             except queue.Empty:
                 self.cache.settle_disk()
+                pause = min(2 * pause, IDLE_POLL)  # the disk may fail for hours
         return self._inbox.get()
 
     def _secure(self) -> None:
