@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from typer.exceptions import TyperException
 
-from headstart import cli_cache
+from headstart import cli_cache, cli_replay
 from headstart.config import KvType, Overflow, Reuse, Settings, default_cache_dir
 from headstart.errors import ConfigError, HeadstartError
 from headstart.units import parse_size
@@ -384,6 +384,7 @@ def warm(
 
 
 app.add_typer(cli_cache.app)
+app.command(epilog=cli_replay.EPILOG)(cli_replay.replay)
 
 
 @app.command()

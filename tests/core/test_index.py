@@ -1,22 +1,18 @@
-"""Index and retention against a plain model of them."""
+"""The index against a plain model of it."""
 
 from __future__ import annotations
 
-import math
-
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headstart.core.blocks import BlockId, Chain, as_tokens, block_id, common_prefix, root_id
 from headstart.core.index import Entry, Index
-from headstart.core.retention import POLICIES, Retention
 
 GRID = 3
 ROOT = root_id(b"model", "")
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=4 * GRID)
 TIERS = st.sampled_from(["memory", "disk"])
-HALF_LIFE = 100.0
 
 
 def pieces_of(tokens: list[int]) -> list[Entry]:
@@ -108,99 +104,5 @@ class IndexMachine(RuleBasedStateMachine):
         assert {entry.id: entry.copies for entry in self.index} == self.copies
 
 
-class RetentionMachine(RuleBasedStateMachine):
-    """One tier under retention, beside a second tier that retention must not look at."""
-
-    @initialize(policy=st.sampled_from(sorted(POLICIES)))
-    def start(self, policy: str) -> None:
-        self.policy = policy
-        self.now = 0.0
-        self.index = Index(GRID)
-        self.retention = Retention("memory", self.index, self.saved, policy, HALF_LIFE)
-        self.uses: dict[BlockId, list[float]] = {}
-        self.ghosts: dict[BlockId, list[float]] = {}
-
-    @staticmethod
-    def saved(entry: Entry) -> float:
-        return 1.0 + entry.start / GRID + len(entry.tokens)
-
-    def rank(self, entry: Entry) -> float:
-        uses = self.uses[entry.id]
-        heat = math.log2(sum(2.0 ** (at / HALF_LIFE) for at in uses))
-        return {"value": heat + math.log2(self.saved(entry)), "lfu": heat, "lru": uses[-1]}[self.policy]
-
-    def known(self, piece: BlockId) -> Entry:
-        entry = self.index.get(piece)
-        assert entry is not None
-        return entry
-
-    def evictable(self) -> list[Entry]:
-        held = [self.known(piece) for piece in self.uses]
-        parents = {entry.parent for entry in held}
-        return [entry for entry in held if entry.id not in parents and not entry.pins]
-
-    @rule(tokens=TOKENS, wait=st.floats(0, 300), shadow=st.booleans())
-    def use_chain(self, tokens: list[int], wait: float, shadow: bool) -> None:
-        """A conversation is saved or hit: the pieces of its chain, ancestors first."""
-        self.now += wait
-        for piece in pieces_of(tokens):
-            self.index.add(piece, "memory", canonical=True)
-            if shadow:
-                self.index.add(piece, "disk", canonical=True)
-            self.retention.use(self.known(piece.id), self.now)
-            self.uses.setdefault(piece.id, self.ghosts.pop(piece.id, [])).append(self.now)
-
-    @rule(tokens=TOKENS)
-    def refuse(self, tokens: list[int]) -> None:
-        """A piece is not let in; its use counts when it comes again."""
-        piece = pieces_of(tokens)[-1].id
-        if piece not in self.uses:
-            self.retention.refuse(piece, self.now)
-            self.ghosts.setdefault(piece, []).append(self.now)
-
-    @precondition(lambda self: self.uses)
-    @rule(data=st.data(), pins=st.integers(0, 2))
-    def pin(self, data: st.DataObject, pins: int) -> None:
-        self.known(data.draw(st.sampled_from(sorted(self.uses)))).pins = pins
-
-    @rule(count=st.integers(1, 5))
-    def evict(self, count: int) -> None:
-        for _ in range(count):
-            eligible = self.evictable()
-            victim = self.retention.victim()
-            if not eligible:
-                assert victim is None
-                return
-            assert victim in eligible, "pinned, or something hangs on it"
-            lowest = min(self.rank(entry) for entry in eligible)
-            assert math.isclose(self.rank(victim), lowest, abs_tol=1e-9)
-            self.retention.forget(victim)
-            self.index.remove(victim.id, "memory")
-            self.ghosts[victim.id] = self.uses.pop(victim.id)
-
-    @rule(tokens=TOKENS)
-    def outranks(self, tokens: list[int]) -> None:
-        eligible = self.evictable()
-        newcomer = pieces_of(tokens)[-1]
-        if not eligible or newcomer.id in self.uses:
-            return
-        self.uses[newcomer.id] = [*self.ghosts.get(newcomer.id, []), self.now]
-        mine = self.rank(newcomer)
-        del self.uses[newcomer.id]
-        for victim in eligible:
-            if not math.isclose(mine, self.rank(victim), abs_tol=1e-9):
-                assert self.retention.outranks(newcomer, victim, self.now) == (mine > self.rank(victim))
-
-    @invariant()
-    def agree(self) -> None:
-        if hasattr(self, "uses"):
-            self.index.check()
-            assert len(self.retention) == len(self.uses)
-            victim = self.retention.victim()
-            assert victim == self.retention.victim(), "asking changes nothing"
-
-
 TestIndex = IndexMachine.TestCase
 TestIndex.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-TestRetention = RetentionMachine.TestCase
-TestRetention.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -1,15 +1,19 @@
-"""Faults of other caches, one by one: none of them may happen under the default policy."""
+"""Retention: faults of other caches, one by one, none of which may happen under the default policy; and against a model."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from test_index import GRID, ROOT, TOKENS, pieces_of
 
-from headstart.core.blocks import Chain, as_tokens, root_id
+from headstart.core.blocks import BlockId, Chain, as_tokens
 from headstart.core.index import Entry, Index
-from headstart.core.retention import POLICIES, Retention
-
-GRID = 4
-ROOT = root_id(b"model", "")
+from headstart.core.retention import Retention
+from headstart.core.reuse import POLICIES, Usage
 
 
 class Tier:
@@ -35,6 +39,9 @@ class Tier:
             assert known is not None
             self.retention.use(known, now)
         return found.tokens
+
+    def replied(self, tokens: list[int], reply: int) -> None:
+        self.retention.replied(Chain(ROOT, GRID, as_tokens(tokens)).ids, reply)
 
     def evict(self) -> Entry:
         victim = self.retention.victim()
@@ -87,6 +94,50 @@ def test_hot_shared_prefix_outlives_one_shot_giants() -> None:
     assert tier.evicted, "the giants did not fill the tier: nothing was tested"
 
 
+def test_daily_prefix_outlives_one_shot_giants() -> None:
+    """A prefix used once a day, among 24 giants a day that do not fit beside each other. LRU never has it."""
+    known = {}
+    for policy in ("value", "lru"):
+        tier, system = Tier(policy, budget=60), prompt(1, 8)
+        for hour in range(10 * 24):
+            if hour % 24 == 9:
+                known[policy] = tier.serve(system + prompt(100 + hour, 1), now=hour * 3600.0)
+            tier.serve(prompt(1000 + hour, 40), now=hour * 3600.0 + 1800)
+    assert known == {"value": len(system), "lru": 0}
+
+
+def test_a_fresh_conversation_is_not_the_first_victim() -> None:
+    """In a tier whose conversations come back after a minute or two, the newest is not given up for the oldest."""
+    tier = Tier(budget=100)
+    for number in range(400):
+        tier.serve(prompt(number, 4), now=number * 10.0)
+        if number >= 12:
+            tier.serve(prompt(number - 12, 5), now=number * 10.0 + 1)
+    last = len(tier.evicted)
+    tier.serve(prompt(1000, 8), now=4005.0)
+    assert len(tier.evicted) > last
+    assert all(entry.tokens[0] not in (1000, 399) for entry in tier.evicted[last:])
+
+
+def test_replies_tell_who_comes_back() -> None:
+    """Chats (long replies) go on after half a minute; what got a short reply never does. Of two as old, the chat stays."""
+    tier = Tier(budget=400)
+    for number in range(300):
+        now = number * 30.0
+        for owner, blocks in ((number, 3), (number - 1, 4)):
+            tier.serve(prompt(owner, blocks), now)
+            tier.replied(prompt(owner, blocks), 500)
+        tier.serve(prompt(10_000 + number, 3), now)
+        tier.replied(prompt(10_000 + number, 3), 4)
+    for owner, reply in ((20_000, 500), (30_000, 4)):
+        tier.serve(prompt(owner, 3), 9000.0)
+        tier.replied(prompt(owner, 3), reply)
+    gone: list[int] = []
+    while not {20_000, 30_000} & {*gone}:
+        gone.append(int(tier.evict().tokens[0]))
+    assert 30_000 in gone
+
+
 def test_just_written_entry_is_not_the_first_victim() -> None:
     tier = Tier()
     for owner in range(20):
@@ -131,3 +182,114 @@ def test_heap_stays_bounded() -> None:
     for now in range(5000):
         tier.serve(prompt(1, 2), now=float(now))
     assert len(tier.retention._heap) < 200
+
+
+HALF_LIFE = 100.0
+TINY = 1e-9
+
+
+class RetentionMachine(RuleBasedStateMachine):
+    """One tier under retention, beside a second tier that retention must not look at."""
+
+    @initialize(policy=st.sampled_from(sorted(POLICIES)))
+    def start(self, policy: str) -> None:
+        self.policy = policy
+        self.now = 0.0
+        self.index = Index(GRID)
+        self.retention = Retention("memory", self.index, self.saved, policy, HALF_LIFE)
+        self.uses: dict[BlockId, list[float]] = {}
+        self.replies: dict[BlockId, int] = {}
+        self.ghosts: dict[BlockId, list[float]] = {}
+
+    @staticmethod
+    def saved(entry: Entry) -> float:
+        return 1.0 + entry.start / GRID + len(entry.tokens)
+
+    def rank(self, entry: Entry) -> float:
+        uses = self.uses[entry.id]
+        heat = math.log2(sum(2.0 ** (at / HALF_LIFE) for at in uses))
+        usage = Usage(self.saved(entry), uses[-1], len(uses), heat, self.replies.get(entry.id, -1))
+        # What was learned is the tier's own (its arithmetic: test_spells); which uses it is asked about is not.
+        return POLICIES[self.policy](usage, self.retention._reuse, self.now)
+
+    def known(self, piece: BlockId) -> Entry:
+        entry = self.index.get(piece)
+        assert entry is not None
+        return entry
+
+    def evictable(self) -> list[Entry]:
+        held = [self.known(piece) for piece in self.uses]
+        parents = {entry.parent for entry in held}
+        return [entry for entry in held if entry.id not in parents and not entry.pins]
+
+    @rule(tokens=TOKENS, wait=st.just(0.0) | st.floats(1, 300), shadow=st.booleans())
+    def use_chain(self, tokens: list[int], wait: float, shadow: bool) -> None:
+        """A conversation is saved or hit: the pieces of its chain, ancestors first."""
+        self.now += wait
+        for piece in pieces_of(tokens):
+            self.index.add(piece, "memory", canonical=True)
+            if shadow:
+                self.index.add(piece, "disk", canonical=True)
+            self.retention.use(self.known(piece.id), self.now)
+            self.uses.setdefault(piece.id, self.ghosts.pop(piece.id, [])).append(self.now)
+            self.replies.pop(piece.id, None)
+
+    @rule(tokens=TOKENS, reply=st.integers(0, 1000))
+    def replied(self, tokens: list[int], reply: int) -> None:
+        pieces = [piece.id for piece in pieces_of(tokens)]
+        self.retention.replied(pieces, reply)
+        self.replies |= {piece: reply for piece in pieces if piece in self.uses}
+
+    @rule(tokens=TOKENS)
+    def refuse(self, tokens: list[int]) -> None:
+        """A piece is not let in; its use counts when it comes again."""
+        piece = pieces_of(tokens)[-1].id
+        if piece not in self.uses:
+            self.retention.refuse(piece, self.now)
+            self.ghosts.setdefault(piece, []).append(self.now)
+
+    @precondition(lambda self: self.uses)
+    @rule(data=st.data(), pins=st.integers(0, 2))
+    def pin(self, data: st.DataObject, pins: int) -> None:
+        self.known(data.draw(st.sampled_from(sorted(self.uses)))).pins = pins
+
+    @rule(count=st.integers(1, 5))
+    def evict(self, count: int) -> None:
+        for _ in range(count):
+            eligible = self.evictable()
+            victim = self.retention.victim()
+            if not eligible:
+                assert victim is None
+                return
+            assert victim in eligible, "pinned, or something hangs on it"
+            lowest = min(self.rank(entry) for entry in eligible)
+            assert math.isclose(self.rank(victim), lowest, abs_tol=TINY)
+            self.retention.forget(victim)
+            self.index.remove(victim.id, "memory")
+            self.ghosts[victim.id] = self.uses.pop(victim.id)
+            self.replies.pop(victim.id, None)
+
+    @rule(tokens=TOKENS)
+    def outranks(self, tokens: list[int]) -> None:
+        eligible = self.evictable()
+        newcomer = pieces_of(tokens)[-1]
+        if not eligible or newcomer.id in self.uses:
+            return
+        self.uses[newcomer.id] = [*self.ghosts.get(newcomer.id, []), self.now]
+        mine = self.rank(newcomer)
+        del self.uses[newcomer.id]
+        for victim in eligible:
+            if not math.isclose(mine, self.rank(victim), abs_tol=TINY):
+                assert self.retention.outranks(newcomer, victim, self.now) == (mine > self.rank(victim))
+
+    @invariant()
+    def agree(self) -> None:
+        if hasattr(self, "uses"):
+            self.index.check()
+            assert len(self.retention) == len(self.uses)
+            victim = self.retention.victim()
+            assert victim == self.retention.victim(), "asking changes nothing"
+
+
+TestRetention = RetentionMachine.TestCase
+TestRetention.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

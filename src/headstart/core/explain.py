@@ -17,6 +17,7 @@ class Reason(StrEnum):
     """Why tokens that could have been reused were not; the most telling one."""
 
     COLD = "cold"  # nothing like it was seen recently
+    FINGERPRINT = "fingerprint"  # known only as computed by other weights, another engine or other settings
     DIVERGED = "diverged"  # the text differs from the nearest earlier one: see diverged_at
     EVICTED = "evicted"  # seen before, but its rows had to go
     DERIVED = "derived"  # exact mode does not use rows born in decoding

@@ -1,62 +1,40 @@
 """Retention: what to keep when a tier is full.
 
-One currency: seconds of prefill saved per byte, times the chance of reuse. The chance of reuse is taken to be proportional
-to the number of uses, each halving in weight every `half_life` seconds. The order of such sums never changes while nobody
-uses them (all decay alike), so a rank can be computed once per use and kept in a heap:
+One currency: seconds of prefill saved per byte, times the chance of reuse (`core/reuse`). The piece of the lowest rank goes
+first, and only when nothing in the tier hangs on it.
 
-    rank = log2( Σ_uses 2^(t_use / half_life) ) + log2( seconds saved per byte )
+A piece that is refused or has gone leaves a *ghost*: its uses still count when it comes again. So a newcomer that does not
+outrank what is there is let in once its uses say so, while a one-shot giant never is.
 
-A piece that is refused or has gone leaves a *ghost*: its uses still count when it comes again. So a newcomer that does
-not outrank what is there is let in once it is used again, while a one-shot giant never is.
-
-Policies are rows of `POLICIES`; `headstart`'s own is `value`.
+Ranks change as time goes by; those of the pieces that may go are worked out anew when they are a second old.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 from headstart.core.blocks import BlockId
 from headstart.core.index import Entry, Index
-
-
-@dataclass(slots=True)
-class Usage:
-    """How a piece was used. `heat` is log2 of the decayed sum of its uses, at time 0."""
-
-    heat: float
-    last: float
-    saved_per_byte: float
-
+from headstart.core.reuse import POLICIES, UNKNOWN, Reuse, Usage
 
 GHOSTS = 1 << 15
 """Pieces whose uses are remembered after they have gone."""
+STALE = 1.0
+"""Seconds after which ranks are worked out anew."""
 
-Policy = Callable[[Usage], float]
-"""Rank of a piece: the lowest goes first."""
-
-POLICIES: dict[str, Policy] = {
-    "value": lambda usage: usage.heat + math.log2(usage.saved_per_byte),
-    "lfu": lambda usage: usage.heat,
-    "lru": lambda usage: usage.last,
-}
-
-
-def _log2_add(a: float, b: float) -> float:
-    """log2(2^a + 2^b)."""
-    high, low = max(a, b), min(a, b)
-    return high + math.log2(1.0 + 2.0 ** (low - high))
+_Item = tuple[float, float, int, BlockId]
+# Rank and last use, then the deeper first: the end of a chain is worth least without its beginning.
 
 
 class Retention:
-    """Who goes first out of one tier. A piece goes only when nothing in the tier hangs on it.
+    """Who goes first out of one tier. Times are seconds of any one clock, and do not go back.
 
     Args:
         saved_per_byte: seconds of prefill that having the piece saves, per byte that it occupies.
+        policy: a row of `POLICIES`.
+        half_life: seconds in which a use halves in weight, for policies that count uses.
     """
 
     def __init__(
@@ -72,57 +50,67 @@ class Retention:
         self._saved = saved_per_byte
         self._policy = POLICIES[policy]
         self._half_life = half_life
+        self._reuse = Reuse()
         self._usage: dict[BlockId, Usage] = {}
-        self._rank: dict[BlockId, float] = {}
         self._dependants: dict[BlockId, int] = {}
-        self._heap: list[tuple[float, int, BlockId]] = []
-        self._ghosts: OrderedDict[BlockId, float] = OrderedDict()
+        self._ghosts: OrderedDict[BlockId, Usage] = OrderedDict()
+        self._leaves: dict[BlockId, _Item] = {}  # with their place in the heap
+        self._heap: list[_Item] = []
+        self._now = 0.0
+        self._ranked = (0.0, 0)  # when, by which version of what was learned
 
     def __len__(self) -> int:
         return len(self._usage)
 
     def use(self, entry: Entry, now: float) -> None:
         """Counts a use of a piece; the first one admits it. Callers count a hit for all its ancestors too."""
-        beat = now / self._half_life
+        self._now = now
         usage = self._usage.get(entry.id)
         if usage is None:
-            heat = self._risen(entry.id, beat)
-            self._ghosts.pop(entry.id, None)
-            usage = self._usage[entry.id] = Usage(heat, now, self._saved(entry))
+            usage = self._usage[entry.id] = self._risen(entry.id, now)
+            usage.saved_per_byte = self._saved(entry)
             self._dependants[entry.parent] = self._dependants.get(entry.parent, 0) + 1
+            self._leaves.pop(entry.parent, None)
         else:
-            usage.heat = _log2_add(usage.heat, beat)
-            usage.last = now
-        self._rank[entry.id] = self._policy(usage)
-        self._push(entry)
+            self._reuse.returned(usage, now)
+            usage.use(now, self._half_life)
+        self._place(entry)
+
+    def replied(self, pieces: Iterable[BlockId], tokens: int) -> None:
+        """Tells how long the reply was to the request that has used these pieces last."""
+        for piece in pieces:
+            usage = self._usage.get(piece)
+            if usage is not None:
+                usage.reply = tokens
+                entry = self._index.get(piece)
+                if piece in self._leaves and entry is not None:
+                    self._place(entry)
+
+    def reply(self, piece: BlockId) -> int:
+        """What `replied` said of a piece, or `UNKNOWN`."""
+        usage = self._usage.get(piece)
+        return UNKNOWN if usage is None else usage.reply
 
     def outranks(self, newcomer: Entry, victim: Entry, now: float) -> bool:
         """Whether a piece that would be admitted now is worth at least what `victim` is."""
-        usage = Usage(self._risen(newcomer.id, now / self._half_life), now, self._saved(newcomer))
-        return self._policy(usage) >= self._rank[victim.id]
+        ghost = self._ghosts.get(newcomer.id)
+        usage = Usage(self._saved(newcomer), now, 1, now / self._half_life)
+        if ghost is not None:
+            usage.heat, usage.uses = ghost.heat, ghost.uses
+            usage.use(now, self._half_life)
+        return self._policy(usage, self._reuse, now) >= self._policy(self._usage[victim.id], self._reuse, now)
 
     def refuse(self, piece: BlockId, now: float) -> None:
         """Counts the use of a piece that was not let in."""
-        self._haunt(piece, self._risen(piece, now / self._half_life))
-
-    def _risen(self, piece: BlockId, beat: float) -> float:
-        """The heat of a piece that is used now and is not in the tier."""
-        ghost = self._ghosts.get(piece)
-        return beat if ghost is None else _log2_add(ghost, beat)
-
-    def _haunt(self, piece: BlockId, heat: float) -> None:
-        self._ghosts[piece] = heat
-        self._ghosts.move_to_end(piece)
-        if len(self._ghosts) > GHOSTS:
-            self._ghosts.popitem(last=False)
+        self._haunt(piece, self._risen(piece, now))
 
     def forget(self, entry: Entry) -> None:
         """The piece has left the tier."""
         usage = self._usage.pop(entry.id, None)
         if usage is None:
             return
-        self._haunt(entry.id, usage.heat)
-        del self._rank[entry.id]
+        self._haunt(entry.id, usage)
+        self._leaves.pop(entry.id, None)
         left = self._dependants[entry.parent] - 1
         if left:
             self._dependants[entry.parent] = left
@@ -130,18 +118,19 @@ class Retention:
             del self._dependants[entry.parent]
             parent = self._index.get(entry.parent)
             if parent is not None and parent.id in self._usage:
-                self._push(parent)
+                self._place(parent)
 
     def victim(self) -> Entry | None:
         """The piece to evict next, or None if all that is left is pinned. Does not remove it: call `forget`."""
-        skipped: list[tuple[float, int, BlockId]] = []
+        if self._now - self._ranked[0] >= STALE or self._reuse.settle() != self._ranked[1]:
+            self._rank()
+        skipped: list[_Item] = []
         found: Entry | None = None
         while self._heap:
             item = heapq.heappop(self._heap)
-            rank, _, piece = item
-            if self._rank.get(piece) != rank or piece in self._dependants:
-                continue  # stale: used again, gone, or grown a child; whatever it is now has its own heap item
-            entry = self._index.get(piece)
+            if self._leaves.get(item[3]) is not item:
+                continue  # used again, gone, or grown a child; whatever it is now has its own item
+            entry = self._index.get(item[3])
             if entry is None or self._tier not in entry.copies:
                 continue
             skipped.append(item)
@@ -152,11 +141,38 @@ class Retention:
             heapq.heappush(self._heap, item)
         return found
 
-    def _push(self, entry: Entry) -> None:
-        if entry.id not in self._dependants:
-            # Deeper first among equals: the end of a chain is worth least without its beginning.
-            heapq.heappush(self._heap, (self._rank[entry.id], -entry.start, entry.id))
-        if len(self._heap) > 64 + 4 * len(self._usage):
-            self._heap = [item for item in self._heap if self._rank.get(item[2]) == item[0]]
-            self._heap = list(dict.fromkeys(self._heap))
+    def _risen(self, piece: BlockId, now: float) -> Usage:
+        """The usage of a piece that is used now and is not in the tier; its ghost, if it has one, is gone then."""
+        usage = self._ghosts.pop(piece, None)
+        if usage is None:
+            return Usage(1.0, now, 1, now / self._half_life)
+        self._reuse.returned(usage, now, gone=True)
+        usage.use(now, self._half_life)
+        return usage
+
+    def _haunt(self, piece: BlockId, usage: Usage) -> None:
+        self._reuse.left(usage)
+        self._ghosts[piece] = usage
+        if len(self._ghosts) > GHOSTS:
+            self._ghosts.popitem(last=False)
+
+    def _place(self, entry: Entry) -> None:
+        """Gives a piece its place in the heap, if it may go."""
+        if entry.id in self._dependants:
+            return
+        usage = self._usage[entry.id]
+        rank = self._policy(usage, self._reuse, self._now)
+        item = self._leaves[entry.id] = (rank, usage.last, -entry.start, entry.id)
+        heapq.heappush(self._heap, item)
+        if len(self._heap) > 64 + 4 * len(self._leaves):
+            self._heap = list(self._leaves.values())
             heapq.heapify(self._heap)
+
+    def _rank(self) -> None:
+        """Works out all ranks anew."""
+        for piece, (_, last, depth, _) in self._leaves.items():
+            rank = self._policy(self._usage[piece], self._reuse, self._now)
+            self._leaves[piece] = (rank, last, depth, piece)
+        self._heap = list(self._leaves.values())
+        heapq.heapify(self._heap)
+        self._ranked = (self._now, self._reuse.settle())

@@ -6,18 +6,21 @@ The objects are the truth; this can be rebuilt from them. Every process has a ca
 from __future__ import annotations
 
 import heapq
-import math
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from headstart.core.reuse import KINDS, MEMORY, OCTAVES, POLICIES, Reuse, Usage
 from headstart.stores.disk.format import Label
 
 VERSION = 1
+GHOSTS = 1 << 15
+"""Objects whose uses are remembered after they have gone."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
     number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows: what others have added is behind the last one seen
@@ -32,10 +35,24 @@ CREATE TABLE IF NOT EXISTS objects (
     created REAL NOT NULL,
     used REAL NOT NULL,                        -- last time
     heat REAL NOT NULL,                        -- log2 of the decayed sum of uses, at time 0
-    pinned INTEGER NOT NULL DEFAULT 0
+    pinned INTEGER NOT NULL DEFAULT 0,
+    uses INTEGER NOT NULL DEFAULT 1,
+    reply INTEGER NOT NULL DEFAULT -1          -- tokens of the reply to the latest request, -1 if unknown
 );
 CREATE INDEX IF NOT EXISTS by_parent ON objects (parent);
 CREATE INDEX IF NOT EXISTS by_fingerprint ON objects (fingerprint, number);
+CREATE TABLE IF NOT EXISTS ghosts (            -- objects that have gone, the latest
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    key BLOB NOT NULL UNIQUE,
+    used REAL NOT NULL,
+    heat REAL NOT NULL,
+    uses INTEGER NOT NULL,
+    reply INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS learned (           -- core/reuse: one row of float64
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    counts BLOB NOT NULL
+);
 """
 
 
@@ -48,27 +65,24 @@ class Row:
     allocated: int
     created: float
     used: float
-    heat: float
     pinned: bool
-
-    @property
-    def rank(self) -> float:
-        """Seconds saved per byte × chance of reuse, as a logarithm: the lowest goes first."""
-        return self.heat + math.log2(max(self.label.seconds, 1e-9) / max(1, self.allocated))
+    uses: int
 
 
 class Catalog:
     """A connection to the catalogue. For one thread at a time.
 
     Args:
-        half_life: seconds in which a use halves in weight.
+        half_life: seconds in which a use halves in weight, for policies that count uses.
+        policy: a row of `POLICIES`.
 
     Raises:
         sqlite3.Error: it cannot be opened, is damaged, or of a later version.
     """
 
-    def __init__(self, path: Path, half_life: float) -> None:
+    def __init__(self, path: Path, half_life: float, policy: str = "value") -> None:
         self._half_life = half_life
+        self._policy = POLICIES[policy]
         self._db = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
         try:
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -85,48 +99,99 @@ class Catalog:
     def close(self) -> None:
         self._db.close()
 
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """A transaction that nobody else's comes between."""
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+
     def add(self, objects: Iterable[tuple[Label, int]], now: float | None = None) -> None:
         """Records objects with their allocated bytes, in one transaction; a canonical one takes a derived one's place."""
         now = time.time() if now is None else now
-        heat = now / self._half_life
-        values = [
-            (
-                *(label.key, label.parent, label.fingerprint, label.start, _packed(label.tokens)),
-                *(int(label.canonical), label.seconds, allocated, now, now, heat),
-            )
-            for label, allocated in objects
-        ]
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._change(), self._learning() as reuse:
+            values = []
+            for label, allocated in objects:
+                usage = self._risen(label.key, now, reuse)
+                values.append(
+                    (
+                        *(label.key, label.parent, label.fingerprint, label.start, _packed(label.tokens)),
+                        *(int(label.canonical), label.seconds, allocated, now, usage.last, usage.heat, usage.uses),
+                    )
+                )
             self._db.executemany(
                 "INSERT INTO objects (key, parent, fingerprint, start, tokens, canonical, seconds, allocated, created, used,"
-                " heat)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                " heat, uses) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (key) DO UPDATE SET canonical = excluded.canonical, allocated = excluded.allocated",
                 values,
             )
 
     def remove(self, keys: Collection[bytes]) -> None:
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key in keys])
+        """Forgets objects, but not how they were used, should they come again."""
+        with self._change(), self._learning() as reuse:
+            found = [(key, usage) for key in keys if (usage := self._usage("objects", key)) is not None]
+            for _, usage in found:
+                reuse.left(usage)
+            self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key, _ in found])
+            self._db.executemany(
+                "INSERT OR REPLACE INTO ghosts (key, used, heat, uses, reply) VALUES (?, ?, ?, ?, ?)",
+                [(key, usage.last, usage.heat, usage.uses, usage.reply) for key, usage in found],
+            )
+            self._db.execute("DELETE FROM ghosts WHERE number <= (SELECT MAX(number) FROM ghosts) - ?", (GHOSTS,))
 
     def use(self, uses: Collection[tuple[bytes, float]]) -> None:
         """Counts uses: keys with their times."""
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._change(), self._learning() as reuse:
             for key, now in uses:
-                found = self._db.execute("SELECT heat FROM objects WHERE key = ?", (key,)).fetchone()
-                if found is not None:
-                    beat = now / self._half_life
-                    high, low = max(found[0], beat), min(found[0], beat)
-                    heat = high + math.log2(1.0 + 2.0 ** (low - high))
-                    self._db.execute("UPDATE objects SET heat = ?, used = ? WHERE key = ?", (heat, now, key))
+                usage = self._usage("objects", key)
+                if usage is not None:
+                    reuse.returned(usage, now)
+                    usage.use(now, self._half_life)
+                    self._db.execute(
+                        "UPDATE objects SET heat = ?, used = ?, uses = ?, reply = ? WHERE key = ?",
+                        (usage.heat, now, usage.uses, usage.reply, key),
+                    )
+
+    def replied(self, replies: Collection[tuple[bytes, int]]) -> None:
+        """Tells how many tokens the reply had to the request that has used an object last: keys with those."""
+        with self._change():
+            self._db.executemany("UPDATE objects SET reply = ? WHERE key = ?", [(tokens, key) for key, tokens in replies])
+
+    def _usage(self, table: str, key: bytes) -> Usage | None:
+        """How an object was, or a ghost had been, used. What it saves is left out."""
+        found = self._db.execute(f"SELECT used, uses, heat, reply FROM {table} WHERE key = ?", (key,)).fetchone()
+        return None if found is None else Usage(1.0, *found)
+
+    def _risen(self, key: bytes, now: float, reuse: Reuse) -> Usage:
+        """The usage of an object that comes now; its ghost, if it has one, is gone then."""
+        usage = self._usage("ghosts", key)
+        if usage is None:
+            return Usage(1.0, now, 1, now / self._half_life)
+        self._db.execute("DELETE FROM ghosts WHERE key = ?", (key,))
+        reuse.returned(usage, now, gone=True)
+        usage.use(now, self._half_life)
+        return usage
+
+    def _learned(self) -> Reuse:
+        found = self._db.execute("SELECT counts FROM learned").fetchone()
+        if found is None or len(found[0]) != 8 * KINDS * (OCTAVES + 1):
+            return Reuse()
+        counts = np.frombuffer(found[0], np.float64).reshape(KINDS, OCTAVES + 1).copy()
+        return Reuse(counts if (np.abs(counts) <= MEMORY).all() else None)
+
+    @contextmanager
+    def _learning(self) -> Iterator[Reuse]:
+        """What was learned; what is learned within is kept."""
+        reuse = self._learned()
+        before = reuse.counts.tobytes()
+        yield reuse
+        data = reuse.counts.tobytes()
+        if data != before:
+            self._db.execute("INSERT OR REPLACE INTO learned (one, counts) VALUES (1, ?)", (data,))
 
     def pin(self, keys: Collection[bytes], pinned: bool) -> int:
         """Pins or unpins; says how many objects that were."""
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
+        with self._change():
             return sum(
                 self._db.execute("UPDATE objects SET pinned = ? WHERE key = ?", (int(pinned), key)).rowcount for key in keys
             )
@@ -140,32 +205,48 @@ class Catalog:
             return self._rows("WHERE number > ? ORDER BY number", after)
         return self._rows("WHERE fingerprint = ? AND number > ? ORDER BY number", fingerprint, after)
 
+    def foreign(self, fingerprint: bytes) -> dict[bytes, set[bytes]]:
+        """Keys of the first blocks of all other fingerprints' chains, by fingerprint."""
+        found: dict[bytes, set[bytes]] = {}
+        query = "SELECT fingerprint, key FROM objects WHERE start = 0 AND fingerprint != ?"
+        for other, key in self._db.execute(query, (fingerprint,)):
+            found.setdefault(other, set()).add(key)
+        return found
+
     def keys(self) -> set[bytes]:
         return {key for (key,) in self._db.execute("SELECT key FROM objects")}
 
-    def victims(self, spare: Collection[bytes], need: int) -> list[Row]:
+    def victims(self, spare: Collection[bytes], need: int, now: float | None = None) -> list[Row]:
         """What to evict so that `need` bytes come free: the lowest ranks first, and nothing before what hangs on it.
 
         Neither pinned objects nor those in `spare` are among them, so it may be less than `need`.
         """
-        rows = {row.label.key: row for row in self._rows("")}
+        now = time.time() if now is None else now
+        reuse = self._learned()
+        known: dict[bytes, tuple[bytes, int, int]] = {}
+        order: dict[bytes, tuple[float, float, int]] = {}
         children: dict[bytes, int] = {}
-        for row in rows.values():
-            children[row.label.parent] = children.get(row.label.parent, 0) + 1
-        leaves = [(*_order(row), row.label.key) for row in rows.values() if row.label.key not in children]
+        for key, parent, start, seconds, allocated, pinned, *used in self._db.execute(
+            "SELECT key, parent, start, seconds, allocated, pinned, used, uses, heat, reply FROM objects"
+        ):
+            known[key] = (parent, allocated, pinned)
+            usage = Usage(max(seconds, 1e-9) / max(1, allocated), *used)
+            order[key] = (self._policy(usage, reuse, now), usage.last, -start)
+            children[parent] = children.get(parent, 0) + 1
+        leaves = [(*order[key], key) for key in known if key not in children]
         heapq.heapify(leaves)
-        found: list[Row] = []
+        found: list[bytes] = []
         while need > 0 and leaves:
-            row = rows[heapq.heappop(leaves)[-1]]
-            if row.pinned or row.label.key in spare:
+            key = heapq.heappop(leaves)[-1]
+            parent, allocated, pinned = known[key]
+            if pinned or key in spare:
                 continue
-            found.append(row)
-            need -= row.allocated
-            children[row.label.parent] -= 1
-            parent = rows.get(row.label.parent)
-            if parent is not None and not children[row.label.parent]:
-                heapq.heappush(leaves, (*_order(parent), parent.label.key))
-        return found
+            found.append(key)
+            need -= allocated
+            children[parent] -= 1
+            if parent in known and not children[parent]:
+                heapq.heappush(leaves, (*order[parent], parent))
+        return [row for key in found if (row := self.get(key)) is not None]
 
     def used(self) -> int:
         """Bytes that all objects occupy."""
@@ -176,17 +257,13 @@ class Catalog:
 
     def _rows(self, where: str, *values: object) -> Iterator[Row]:
         query = (
-            "SELECT number, key, parent, fingerprint, start, tokens, canonical, seconds, allocated, created, used, heat, pinned"
+            "SELECT number, key, parent, fingerprint, start, tokens, canonical, seconds, allocated, created, used, pinned, uses"
             f" FROM objects {where}"
         )
         for number, key, parent, fingerprint, start, tokens, canonical, seconds, *rest in self._db.execute(query, values):
             label = Label(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical), seconds)
-            allocated, created, used, heat, pinned = rest
-            yield Row(number, label, allocated, created, used, heat, bool(pinned))
-
-
-def _order(row: Row) -> tuple[float, int]:
-    return row.rank, -row.label.start
+            allocated, created, used, pinned, uses = rest
+            yield Row(number, label, allocated, created, used, bool(pinned), uses)
 
 
 def _packed(tokens: tuple[int, ...]) -> bytes:

@@ -1,0 +1,138 @@
+"""`headstart replay`: what a trace would have found in a cache of some size, under each policy and at best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headstart.errors import ConfigError
+from headstart.units import parse_size, show_size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from headstart.replay import Result
+
+EPILOG = """
+**Examples**
+
+`headstart replay` — a generated trace, for a first look
+
+`headstart replay conversation_trace.jsonl --budget 4GiB --bytes-per-token 131072`
+
+`headstart replay sessions/ --grid 512 --every 120 --policy value --policy lru --json`
+
+Files are in the forms of Mooncake's traces (JSONL with `hash_ids`), of kv-cache-tester (a session a file, JSON or gzip),
+or JSONL with the whole prompt as `input` (a session a file). By default a token costs what it does with the bundled model
+on two cores.
+"""
+
+
+def replay(
+    traces: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="TRACE", help="Files, or folders of sessions.", show_default="a generated trace"),
+    ] = None,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIZE|%",
+            help="Size of the cache, like 4GiB, or as a part of all different blocks, like 10%; again for more.",
+            show_default="5%, 10%, 25%",
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Policy, or `optimum`; again for more.", show_default="all"),
+    ] = None,
+    grid: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="TOKENS", help="Size of a block: a multiple of the recorded one.", show_default="as recorded"
+        ),
+    ] = None,
+    every: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Time between the beginnings of two recorded sessions.")
+    ] = 60.0,
+    behind: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=0.99, metavar="PART", help="Count only requests behind this part of them; the cache sees all."
+        ),
+    ] = 0.0,
+    seconds_per_token: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="What computing a token costs.")
+    ] = 0.0024,
+    bytes_per_token: Annotated[float, typer.Option(min=1.0, metavar="BYTES", help="What keeping a token costs.")] = 23_040,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Replays recorded requests against the cache's own code, and shows what each retention policy would have saved."""
+    from rich.console import Console
+
+    from headstart import replay as simulator
+    from headstart import traces as recorded
+
+    names = policy or simulator.policies()
+    if unknown := [name for name in names if name not in simulator.policies()]:
+        raise ConfigError(f"--policy {unknown[0]}: it is none of {', '.join(simulator.policies())}.")
+    trace = recorded.read(traces, grid=grid, every=every) if traces else recorded.sample(grid=grid or 64)
+    total = simulator.working_set(trace)
+    costs = simulator.Costs(seconds_per_token, bytes_per_token)
+    budgets = [_tokens(text, total, bytes_per_token) for text in budget or ["5%", "10%", "25%"]]
+    first = int(len(trace.requests) * behind)
+    results = [
+        simulator.replay(trace, name, room, costs, first=first)
+        for room in budgets
+        for name in dict.fromkeys([*names, "lru", simulator.OPTIMUM])
+    ]
+    if as_json:
+        found = [asdict(result) | {"computed": result.computed, "gap_closed": gap} for result, gap in _gaps(results)]
+        typer.echo(json.dumps({"trace": trace.name, "grid": trace.grid, "working_set": total, "results": found}, indent=1))
+        return
+    Console().print(_table(results, names, bytes_per_token))
+    size = f"{total:,} tokens ({show_size(total * bytes_per_token)})"
+    typer.echo(f"{trace.name}: {len(trace.requests):,} requests; all different blocks of {trace.grid} tokens: {size}")
+
+
+def _tokens(text: str, total: int, bytes_per_token: float) -> int:
+    """How many tokens fit into a budget as it is typed."""
+    try:
+        if text.endswith("%"):
+            return int(total * float(text[:-1]) / 100)
+        return int(parse_size(text) / bytes_per_token)
+    except ValueError:
+        raise ConfigError(f"--budget {text}: write it like 4GiB or 10%.") from None
+
+
+def _gaps(results: list[Result]) -> Iterator[tuple[Result, float | None]]:
+    """Each result with the part of the gap from LRU to the optimum that it closes."""
+    from headstart.replay import OPTIMUM, closed
+
+    known = {(result.policy, result.budget): result for result in results}
+    for result in results:
+        yield result, closed(result, known["lru", result.budget], known[OPTIMUM, result.budget])
+
+
+def _table(results: list[Result], names: list[str], bytes_per_token: float) -> Table:
+    from rich.table import Column, Table
+
+    figures = ("hit tokens", "of the prompt", "computed tokens", "seconds saved", "of the gap to the optimum")
+    table = Table("budget", "policy", *(Column(name, justify="right") for name in figures))
+    for result, gap in _gaps(results):
+        if result.policy in names:
+            table.add_row(
+                show_size(result.budget * bytes_per_token),
+                result.policy,
+                f"{result.hit:,}",
+                f"{result.hit / max(1, result.prompt):.1%}",
+                f"{result.computed:,}",
+                f"{result.seconds:,.0f}",
+                "–" if gap is None else f"{gap:.0%}",
+                end_section=result.policy == names[-1],
+            )
+    return table

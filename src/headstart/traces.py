@@ -1,0 +1,189 @@
+"""Traces: recorded (or generated) requests as sequences of blocks, in the order of their coming.
+
+| form | what a file is |
+|---|---|
+| Mooncake | JSONL; `timestamp` in ms, `hash_ids` of 512 tokens, `input_length`, `output_length` |
+| kv-cache-tester | JSON (or gzip); a session: `block_size`, `requests` with `t` in s, `in`, `out`, and `hash_ids` of its own |
+| text | JSONL; a session: `timestamp` in µs, `input` (all of the prompt), `output`; cut into blocks by characters |
+
+Sessions are recorded apart from each other. To have them share a cache they are replayed at the same time: in the order of
+their files' names each begins `every` seconds after the one before, and keeps its own times from there on.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zlib
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from headstart.core.blocks import Tokens, as_tokens
+from headstart.errors import ConfigError
+
+EVERY = 60.0
+"""Seconds between the beginnings of two sessions."""
+_MOONCAKE = 512
+_TEXT = 64
+_CHARACTERS = 4
+"""Of text, for a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request: when it came (seconds), its whole blocks, and the tokens of its prompt and of its reply."""
+
+    at: float
+    blocks: Tokens
+    prompt: int
+    reply: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in the order of their coming, with blocks of `grid` tokens."""
+
+    name: str
+    grid: int
+    requests: tuple[Request, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Of all prompts."""
+        return sum(request.prompt for request in self.requests)
+
+
+def read(paths: Sequence[Path], *, grid: int | None = None, every: float = EVERY, name: str | None = None) -> Trace:
+    """Reads a trace: one file, a folder of sessions, or the files of several.
+
+    Args:
+        grid: tokens of a block, a multiple of the recorded size; that size by default.
+        every: seconds between the beginnings of two sessions.
+
+    Raises:
+        ConfigError: a file cannot be read, or is no trace.
+    """
+    files = [file for path in paths for file in (sorted(_sessions(path)) if path.is_dir() else [path])]
+    if not files:
+        raise ConfigError(f"There is no trace in {', '.join(map(str, paths))}.")
+    requests: list[Request] = []
+    grids: set[int] = set()
+    numbers: Numbers = {}
+    for number, file in enumerate(files):
+        try:
+            found, native, session = _read(file, number, numbers)
+            begin = number * every - found[0].at if session else 0.0
+        except OSError as error:
+            raise ConfigError(f"Cannot read {file}: {error.strerror or error}.") from error
+        except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error) as error:
+            raise ConfigError(f"{file} is not a trace: {type(error).__name__}: {error}.") from error
+        grids.add(native)
+        requests += [Request(begin + one.at, one.blocks, one.prompt, one.reply) for one in found]
+    if len(grids) > 1:
+        raise ConfigError("These traces have blocks of different sizes; replay them apart.")
+    native = grids.pop()
+    wanted = grid or native
+    if wanted % native:
+        raise ConfigError(f"The blocks of this trace have {native} tokens; a grid must be a multiple of that, not {wanted}.")
+    requests.sort(key=lambda request: request.at)
+    return Trace(name or paths[0].name.split(".")[0], wanted, tuple(_coarser(requests, wanted // native)))
+
+
+def _sessions(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz", ".jsonl")))
+
+
+def _coarser(requests: Iterable[Request], factor: int) -> Iterator[Request]:
+    """`factor` blocks as one: ids say what came before, so the last of them says all."""
+    for one in requests:
+        yield Request(one.at, as_tokens(one.blocks[factor - 1 :: factor]), one.prompt, one.reply)
+
+
+Numbers = dict[Hashable, int]
+"""Blocks of all files, as they are named there, with the numbers that they have here."""
+
+
+def _read(file: Path, number: int, numbers: Numbers) -> tuple[list[Request], int, bool]:
+    """The requests of a file, the size of its blocks, and whether it is one session."""
+    data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+
+    def local(at: float, prompt: int, reply: int, ids: Sequence[int], size: int) -> Request:
+        """A request with ids that mean something within this file only."""
+        blocks = [numbers.setdefault((number, int(one)), len(numbers)) for one in ids[: whole(prompt, size)]]
+        return Request(float(at), as_tokens(blocks), int(prompt), int(reply))
+
+    if file.name.endswith(".jsonl"):
+        lines = [json.loads(line) for line in data.splitlines() if line.strip()]
+        if "input" in lines[0]:
+            return [_text(line, numbers) for line in lines], _TEXT, True
+        found = [
+            local(line["timestamp"] / 1e3, line["input_length"], line["output_length"], line["hash_ids"], _MOONCAKE)
+            for line in lines
+        ]
+        return found, _MOONCAKE, False
+    session = json.loads(data)
+    size = int(session["block_size"])
+    return [local(one["t"], one["in"], one["out"], one["hash_ids"], size) for one in session["requests"]], size, True
+
+
+def _text(line: dict[str, Any], numbers: Numbers) -> Request:
+    text, reply = str(line["input"]), str(line["output"])
+    step = _TEXT * _CHARACTERS
+    digest, blocks = xxhash.xxh3_128(), []
+    for start in range(0, whole(len(text), step) * step, step):
+        digest.update(text[start : start + step].encode("utf-8", "surrogatepass"))
+        blocks.append(numbers.setdefault(digest.digest(), len(numbers)))
+    return Request(line["timestamp"] / 1e6, as_tokens(blocks), len(text) // _CHARACTERS, len(reply) // _CHARACTERS)
+
+
+def whole(prompt: int, grid: int) -> int:
+    """Whole blocks before the last token of a prompt: what follows is always computed."""
+    return max(0, (prompt - 1) // grid)
+
+
+def sample(seed: int = 0, seconds: int = 1800, grid: int = 64) -> Trace:
+    """A generated trace, for want of a recorded one: chats, agents in a loop of tools, questions to documents, one-shots."""
+    dice = random.Random(seed)
+    fresh = iter(range(1, 1 << 31))
+    system = [next(fresh) for _ in range(12)]
+    documents = [[next(fresh) for _ in range(dice.randint(30, 200))] for _ in range(40)]
+    found: list[Request] = []
+
+    def ask(at: float, blocks: list[int], reply: int) -> None:
+        found.append(Request(at, as_tokens(blocks), len(blocks) * grid + dice.randint(1, grid), reply))
+
+    at = 0.0
+    while at < seconds:
+        at += dice.expovariate(1 / 4)
+        match dice.choices(("chat", "agent", "document", "once"), (4, 1, 4, 6))[0]:
+            case "chat":
+                blocks, now = [*system], at
+                for _ in range(_turns(dice, 0.6)):
+                    blocks += [next(fresh) for _ in range(dice.randint(1, 6))]
+                    ask(now, blocks, dice.randint(100, 600))
+                    now += 30 + dice.lognormvariate(4, 1)
+            case "agent":
+                blocks, now = [next(fresh) for _ in range(dice.randint(40, 200))], at
+                for _ in range(_turns(dice, 0.93)):
+                    blocks += [next(fresh) for _ in range(dice.randint(1, 12))]
+                    tool = dice.random() < 0.85
+                    ask(now, blocks, dice.randint(20, 120) if tool else dice.randint(200, 900))
+                    now += 4 + dice.expovariate(1 / 6) if tool else 30 + dice.lognormvariate(5, 1)
+            case "document":
+                popular = int(len(documents) * dice.random() ** 3)
+                ask(at, [*documents[popular], next(fresh)], dice.randint(4, 40))
+            case "once":
+                ask(at, [next(fresh) for _ in range(dice.randint(5, 120))], dice.randint(200, 900))
+    return Trace("sample", grid, tuple(sorted(found, key=lambda request: request.at)))
+
+
+def _turns(dice: random.Random, more: float) -> int:
+    turns = 1
+    while dice.random() < more:
+        turns += 1
+    return turns

@@ -1,0 +1,126 @@
+"""What goes from the disk: the same policies as in memory, over what the catalogue remembers between starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headstart.core.reuse import KINDS, NEVER, OCTAVES, POLICIES, Reuse, Usage
+from headstart.stores.disk.catalog import Catalog
+from headstart.stores.disk.format import Label
+
+DAY = 86_400.0
+SIZE = 4096
+
+
+def label(number: int, parent: int | None = None, seconds: float = 1.0) -> Label:
+    above = bytes(32) if parent is None else parent.to_bytes(32)
+    return Label(number.to_bytes(32), above, b"f" * 32, 0 if parent is None else 8, (number,) * 8, True, seconds)
+
+
+def names(catalog: Catalog, count: int, now: float) -> list[int]:
+    """The next `count` victims."""
+    return [int.from_bytes(row.label.key) for row in catalog.victims((), count * SIZE, now)]
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return Catalog(tmp_path / "index.sqlite", 6 * 3600.0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_disk_ranks_as_memory_does(tmp_path: Path, policy: str) -> None:
+    catalog = Catalog(tmp_path / "index.sqlite", 100.0, policy)
+    usages: dict[int, Usage] = {}
+    for number in range(1, 9):
+        seconds = 1.0 + number % 3
+        catalog.add([(label(number, seconds=seconds), SIZE)], 10.0 * number)
+        usages[number] = Usage(seconds / SIZE, 10.0 * number, 1, number / 10)
+    reuse = Reuse()
+    for number, now in ((3, 100.0), (5, 150.0), (3, 400.0), (8, 500.0)):
+        catalog.use([(label(number).key, now)])
+        reuse.returned(usages[number], now)
+        usages[number].use(now, 100.0)
+    catalog.replied([(label(5).key, 700), (label(99).key, 700)])
+    usages[5].reply = 700
+    order = sorted(usages, key=lambda number: (POLICIES[policy](usages[number], reuse, 600.0), usages[number].last))
+    assert names(catalog, 8, 600.0) == order
+
+
+def test_what_hangs_on_a_block_goes_before_it(catalog: Catalog) -> None:
+    catalog.add([(label(1), SIZE), (label(2, 1), SIZE), (label(3), SIZE)], 1.0)
+    for now in range(2, 20):
+        catalog.use([(label(2).key, float(now)), (label(3).key, float(now))])
+    assert names(catalog, 3, 20.0) == [2, 1, 3] or names(catalog, 3, 20.0) == [3, 2, 1]
+    catalog.pin([label(2).key], True)
+    assert names(catalog, 3, 20.0) == [3]
+
+
+def test_a_daily_prefix_outlives_one_shots_and_a_restart(tmp_path: Path) -> None:
+    """Each hour another object comes, into room for six: LRU has forgotten the prefix long before the next day."""
+    path = tmp_path / "index.sqlite"
+    missed = []
+    for start in (0, 4, 8):  # opened anew every few days
+        catalog = Catalog(path, 6 * 3600.0)
+        for hour in range(start * 24, start * 24 + 4 * 24):
+            now, one = hour * 3600.0, label(1 if hour % 24 == 9 else 1000 + hour)
+            if catalog.get(one.key) is not None:
+                catalog.use([(one.key, now)])
+                continue
+            if one == label(1):
+                missed.append(hour // 24)
+            if len(catalog) >= 6:
+                catalog.remove([row.label.key for row in catalog.victims((), SIZE, now)])
+            catalog.add([(one, SIZE)], now)
+        catalog.close()
+    assert missed == [0, 1] or missed == [0, 1, 2]
+
+
+def test_uses_are_remembered_after_an_object_has_gone(catalog: Catalog) -> None:
+    catalog.add([(label(1), SIZE)], 10.0)
+    catalog.use([(label(1).key, 20.0)])
+    catalog.remove([label(1).key, label(7).key])
+    assert catalog._learned().counts[:, NEVER].sum() == 1
+    catalog.add([(label(1), SIZE)], 50.0)
+    row = catalog.get(label(1).key)
+    assert row is not None
+    assert (row.uses, row.used, row.created) == (3, 50.0, 50.0)
+    counts = catalog._learned().counts
+    assert counts[:, NEVER].sum() == 0
+    assert counts.sum() == 2, "used after 10 seconds, and after 30"
+
+
+def test_a_better_copy_is_not_a_use(catalog: Catalog) -> None:
+    catalog.add([(label(1), SIZE)], 10.0)
+    catalog.add([(label(1), 2 * SIZE)], 20.0)
+    row = catalog.get(label(1).key)
+    assert row is not None
+    assert (row.uses, row.used, row.allocated) == (1, 10.0, 2 * SIZE)
+
+
+def test_ghosts_are_bounded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headstart.stores.disk.catalog.GHOSTS", 10)
+    for number in range(1, 40):
+        catalog.add([(label(number), SIZE)], float(number))
+        catalog.remove([label(number).key])
+    assert [int.from_bytes(key) for (key,) in catalog._db.execute("SELECT key FROM ghosts ORDER BY number")] == list(
+        range(30, 40)
+    )
+
+
+def test_two_processes_learn_together(tmp_path: Path) -> None:
+    one, two = (Catalog(tmp_path / "index.sqlite", 100.0) for _ in range(2))
+    one.add([(label(1), SIZE)], 0.0)
+    for now in range(1, 40):
+        (one if now % 2 else two).use([(label(1).key, float(now))])
+    assert one._learned().counts.sum() == two._learned().counts.sum() == 39
+
+
+@pytest.mark.parametrize("garbage", [b"", b"x" * 7, b"\xff" * 8 * KINDS * (OCTAVES + 1), b"\x7e" * 8 * KINDS * (OCTAVES + 1)])
+def test_what_was_learned_may_be_garbage(catalog: Catalog, garbage: bytes) -> None:
+    catalog.add([(label(1), SIZE), (label(2), SIZE)], 5.0)
+    catalog._db.execute("INSERT OR REPLACE INTO learned (one, counts) VALUES (1, ?)", (garbage,))
+    assert sorted(names(catalog, 2, 10.0)) == [1, 2]
+    catalog.use([(label(2).key, 9.0)])
+    assert catalog._learned().counts.sum() == 1
