@@ -216,8 +216,9 @@ def remove(
         else:
             chains = _chains(disk)
             rows = list(chains.of(chains.find(identity)).own)
-        disk.remove([row.label.key for row in rows])
-        typer.echo(f"deleted: {len(rows)} blocks, {show_size(sum(row.allocated for row in rows))}")
+        gone = set(disk.remove([row.label.key for row in rows]))
+        size = show_size(sum(row.allocated for row in rows if row.label.key in gone))
+        typer.echo(f"deleted: {len(gone)} blocks, {size}")
 
 
 @app.command()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from harness import Oracle, ask, assistant, converse, submit, system, user
 from headstart.config import Settings
+from headstart.core.explain import Reason
 from headstart.engines.fake import FakeEngine
-from headstart.runtime import runtime, scheduler
+from headstart.runtime import cache, runtime
 from headstart.runtime.request import Started
 from headstart.runtime.runtime import Runtime
 
@@ -83,7 +86,9 @@ def test_other_weights_find_nothing_and_delete_nothing(tmp_path: Path) -> None:
     with start(tmp_path) as rt:
         ask(rt, chat)
     with start(tmp_path, seed=1) as rt:
-        assert ask(rt, chat).report.cached == 0
+        report = ask(rt, chat).report
+        assert (report.cached, report.reason) == (0, Reason.FINGERPRINT)
+        assert ask(rt, chat, salt="bob").report.reason is Reason.COLD, "what another tenant has computed is not told"
     with start(tmp_path) as rt:
         assert ask(rt, chat).report.tiers["disk"] > 0
 
@@ -95,6 +100,16 @@ def test_another_tenant_finds_nothing(tmp_path: Path) -> None:
     with start(tmp_path) as rt:
         assert ask(rt, chat, salt="bob").report.cached == 0
         assert ask(rt, chat, salt="alice").report.tiers["disk"] > 0
+
+
+def test_what_replies_were_long_is_known_on_disk(tmp_path: Path) -> None:
+    with start(tmp_path) as rt:
+        ask(rt, [system(SYSTEM), user("a")], max_tokens=16, ignore_eos=True)
+        written(rt)
+        ask(rt, [system(SYSTEM), user("b")], max_tokens=40, ignore_eos=True)
+    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as db:
+        replies = [reply for (reply,) in db.execute("SELECT reply FROM objects ORDER BY start, number")]
+    assert replies[: len(SYSTEM) // GRID] == [40] * (len(SYSTEM) // GRID)
 
 
 def test_each_row_is_written_once(tmp_path: Path) -> None:
@@ -112,7 +127,7 @@ def test_each_row_is_written_once(tmp_path: Path) -> None:
 
 
 def test_a_long_request_is_on_disk_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "SECURE", 0.0)
+    monkeypatch.setattr(cache, "SECURE", 0.0)
     with start(tmp_path) as rt:
         pending = submit(rt, [system(SYSTEM), user("a")], max_tokens=1500, ignore_eos=True)
         pending.until(Started)

@@ -7,6 +7,9 @@ import os
 import random
 import shutil
 import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from hypothesis import strategies as st
 
 from headstart.stores.base import Bytes
 from headstart.stores.disk import Disk, FormatError, Label
+from headstart.stores.disk import files as disk_files
 from headstart.stores.disk import store as disk_store
 from headstart.stores.disk.format import ALIGN, decode, encode, header_size
 
@@ -79,11 +83,15 @@ def test_no_damage_goes_unseen(tmp_path: Path, count: int) -> None:
     wanted = label(1, 0)
     path, whole = disk.path(wanted.key), disk.path(wanted.key).read_bytes()
     other = disk.path(label(0).key).read_bytes()
+    described = whole.index(b"}") + 1
+    hit = set()
     for _ in range(count):
         data = bytearray(whole)
         match dice.choice(("bit", "cut", "grow", "swap", "splice", "zero")):
             case "bit":
-                data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+                at = dice.randrange(len(data))
+                data[at] ^= 1 << dice.randrange(8)
+                hit.add("head" if at < 32 else "description" if at < described else "padding" if at < ALIGN else "payload")
             case "cut":
                 del data[dice.randrange(len(data)) :]
             case "grow":
@@ -99,15 +107,17 @@ def test_no_damage_goes_unseen(tmp_path: Path, count: int) -> None:
         path.write_bytes(data)
         with pytest.raises(FormatError):
             read(disk, wanted)
+    assert hit == {"head", "description", "padding", "payload"}
     path.write_bytes(whole)
     assert (read(disk, wanted) == rows(1)).all()
 
 
 def test_only_what_was_asked_for_is_read(tmp_path: Path) -> None:
     disk, wanted = filled(tmp_path), label(1, 0)
-    for change in ({"tokens": (1,)}, {"fingerprint": b"g" * 32}, {"parent": b"p" * 32}, {"start": 16}, {"canonical": False}):
+    changes: list[dict[str, Any]] = [{"tokens": (1,)}, {"fingerprint": b"g" * 32}, {"parent": b"p" * 32}, {"start": 16}]
+    for change in changes:
         with pytest.raises(FormatError, match="another object"):
-            read(disk, Label(**{**{name: getattr(wanted, name) for name in Label.__slots__}, **change}))  # type: ignore[arg-type]
+            read(disk, replace(wanted, **change))
     with pytest.raises(FormatError, match="asked for"):
         disk.read_into(wanted, np.empty(SIZE + 1, np.uint8))
 
@@ -144,11 +154,171 @@ def test_pinned_and_needed_objects_stay(tmp_path: Path) -> None:
 
 
 def test_a_failing_unlink_does_not_stop_eviction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be deleted still counts, and something else goes."""
     cell = -(-SIZE // 4096) * 4096 + ALIGN
     disk = Disk(tmp_path, disk_store.RESERVE + 3 * cell)
     disk.write([(label(number), rows(number)) for number in range(3)])
-    monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(PermissionError("no")))
-    assert disk.write([(label(9), rows(9))])[0]
+    stuck, real = {disk.path(label(0).key), disk.path(label(1).key)}, os.unlink
+
+    def unlink(path: Any, **options: Any) -> None:
+        if Path(path) in stuck:
+            raise PermissionError("no")
+        real(path, **options)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    stored, gone = disk.write([(label(9), rows(9))])
+    assert [one.key for one in stored] == [label(9).key]
+    assert gone == [label(2).key]
+    stuck.add(disk.path(label(9).key))
+    assert disk.write([(label(10), rows(10))]) == ([], [])
+    assert disk.catalog.keys() == {label(number).key for number in (0, 1, 9)}
+    assert occupied(tmp_path) <= 3 * cell
+    stuck.clear()
+    assert disk.write([(label(11), rows(11))])[0]
+    assert occupied(tmp_path) <= 3 * cell
+
+
+def occupied(folder: Path) -> int:
+    """Bytes of everything but the catalogue."""
+    files = [path for name in ("objects", "tmp", "quarantine") for path in (folder / name).iterdir()]
+    return sum(path.stat().st_blocks * 512 for path in files)
+
+
+@contextmanager
+def watched(folder: Path, most: int) -> Iterator[None]:
+    """Looks after every call that changes a file whether all is within the budget."""
+
+    def watching(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            found = real(*args, **options)
+            assert occupied(folder) <= most
+            assert sum(path.lstat().st_blocks * 512 for path in folder.iterdir()) <= disk_store.RESERVE
+            return found
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("open", "write", "fsync", "replace", "unlink"):
+            patch.setattr(os, name, watching(getattr(os, name)))
+        yield
+
+
+def test_nothing_ever_exceeds_the_budget(tmp_path: Path) -> None:
+    """Not within a write, nor with what is put aside, what a killed process left, or what a smaller budget finds."""
+    dice, room = random.Random(0), 60 * 4096
+    disk = Disk(tmp_path, disk_store.RESERVE + room)
+    (tmp_path / "tmp" / "1-1.rows").write_bytes(bytes(9_000))
+    with watched(tmp_path, room):
+        for number in range(60):
+            first = dice.randrange(200)
+            disk.write([(label(one), rows(one, dice.randint(1, 40_000))) for one in range(first, first + dice.randint(1, 6))])
+            if number % 3 == 0:
+                key = dice.choice(sorted(disk.catalog.keys()))
+                disk.path(key).write_bytes(bytes(disk.path(key).stat().st_size))
+                assert disk.quarantine(key) is None
+            assert disk.used <= disk.budget
+    assert list((tmp_path / "quarantine").iterdir())
+    assert room // 2 < occupied(tmp_path) == disk.used - disk_store.RESERVE
+    known = disk.catalog.keys()
+    disk.catalog.remove([key for key in known if key[0] % 2])  # a crash came before these rows
+    disk.close()
+    disk = Disk(tmp_path, disk_store.RESERVE + room // 2)
+    disk.reconcile()
+    assert 0 < occupied(tmp_path) == disk.used - disk_store.RESERVE <= room // 2
+
+
+def test_a_file_system_that_takes_more_than_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is counted is what a file occupies, not how long it is."""
+    monkeypatch.setattr(disk_files, "unit", lambda _: 1)
+    disk = Disk(tmp_path, disk_store.RESERVE + 3 * 8192)
+    for number in range(3):
+        disk.write([(label(one), rows(one, 1)) for one in range(4 * number, 4 * number + 4)])
+        assert occupied(tmp_path) == disk.used - disk_store.RESERVE <= 3 * 8192
+    assert len(disk) == 3
+
+
+def test_derived_rows_never_take_the_place_of_canonical_ones(tmp_path: Path) -> None:
+    """Nor is what is there already written again: another process may have been faster."""
+    disk = filled(tmp_path, 2)
+    before = {path: path.stat().st_ino for path in disk.objects.iterdir()}
+    batch = [(label(1, 0, canonical=False), rows(7)), (label(0), rows(0)), (label(2, 1, canonical=False), rows(7))]
+    assert disk.write(batch) == ([one for one, _ in batch], [])
+    assert before.items() <= {path: path.stat().st_ino for path in disk.objects.iterdir()}.items()
+    assert (read(disk, label(1, 0)) == rows(1)).all()
+    assert (read(disk, label(1, 0, canonical=False)) == rows(1)).all(), "canonical ones are as good"
+    disk.write([(label(2, 1), rows(2))])
+    assert (read(disk, label(2, 1)) == rows(2)).all()
+    disk.path(label(0).key).unlink()
+    disk.write([(label(0), rows(0))])
+    assert (read(disk, label(0)) == rows(0)).all(), "a row without an object keeps nothing out"
+
+
+def test_only_a_bad_object_is_put_aside(tmp_path: Path) -> None:
+    """Another process may have put it aside and written it anew since."""
+    disk = filled(tmp_path, 2)
+    found = disk.quarantine(label(1, 0).key)
+    assert found is not None
+    assert found.label == label(1, 0)
+    assert label(1, 0).key in disk
+    disk.path(label(1, 0).key).write_bytes(b"garbage")
+    assert disk.quarantine(label(1, 0).key) is None
+    assert label(1, 0).key not in disk
+    assert [path.read_bytes() for path in (tmp_path / "quarantine").iterdir()] == [b"garbage"]
+
+
+def test_what_is_put_aside_keeps_nothing_out(tmp_path: Path) -> None:
+    """The latest few are kept, as long as they leave room."""
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk = Disk(tmp_path, disk_store.RESERVE + disk_store.KEPT * cell)
+    for number in range(disk_store.KEPT + 2):
+        assert disk.write([(label(number), rows(number))])[0]
+        disk.path(label(number).key).write_bytes(bytes(SIZE + ALIGN))
+        disk.quarantine(label(number).key)
+        assert 0 < len(list((tmp_path / "quarantine").iterdir())) <= disk_store.KEPT
+        assert occupied(tmp_path) <= disk_store.KEPT * cell
+
+
+def test_a_lack_of_open_files_condemns_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = filled(tmp_path, 2)
+    disk.catalog.remove([label(1, 0).key])
+
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", fail)
+        patch.setattr(os, "pread", fail)
+        with pytest.raises(OSError, match="open files"):
+            disk.quarantine(label(0).key)
+        with pytest.raises(OSError, match="open files"):
+            disk.reconcile()
+    assert [one.key for one in disk.reconcile()[0]] == [label(1, 0).key]
+    assert len(disk) == 2
+
+
+def test_strange_things_in_the_folder_stop_nothing(tmp_path: Path) -> None:
+    disk = filled(tmp_path, 1)
+    disk.path(label(5).key).mkdir()
+    (disk.objects / "AB.rows").write_text("x")
+    (disk.objects / "ab.rows").write_text("x")
+    (disk.objects / ".hidden").write_text("x")
+    (tmp_path / "tmp" / "folder").mkdir()
+    disk.reconcile()
+    disk.write([(label(5), rows(5))])
+    assert (read(disk, label(5)) == rows(5)).all()
+    assert len(disk) == 2
+
+
+def test_a_folder_made_anew_is_not_written_to_by_those_who_knew_the_old_one(tmp_path: Path) -> None:
+    old = filled(tmp_path / "cache", 1)
+    shutil.rmtree(tmp_path / "cache")
+    new = filled(tmp_path / "cache", 1)
+    with pytest.raises(OSError, match="made anew"):
+        old.write([(label(1), rows(1))])
+    with pytest.raises(OSError, match="made anew"):
+        old.abandon_catalog()
+    new.write([(label(1), rows(1))])
+    assert len(new) == 2
 
 
 # ── faults and crashes ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -181,6 +351,7 @@ def test_a_fault_while_writing_publishes_nothing(tmp_path: Path, monkeypatch: py
             break
         assert fault.errno == code
         assert label(5).key not in disk
+        assert {path.stem for path in disk.objects.iterdir()} == {row.label.key.hex() for row in disk.rows()}
         assert not list((tmp_path / "tmp").iterdir()) or call == "open"
     disk.reconcile()
     for row in disk.rows():
@@ -202,6 +373,15 @@ def test_what_a_crash_leaves_is_found(tmp_path: Path) -> None:
     assert not list((tmp_path / "tmp").iterdir())
     assert {row.label.key for row in disk.rows()} == {label(0).key, label(1, 0).key, label(2, 1).key}
     assert (read(disk, label(2, 1)) == rows(2)).all()
+
+
+def test_a_dead_process_of_the_same_number_is_not_in_the_way(tmp_path: Path) -> None:
+    """In a container the server is always process 1."""
+    disk = Disk(tmp_path, BIG)
+    for number in range(3):
+        (tmp_path / "tmp" / f"{os.getpid()}-{number}.rows").write_bytes(bytes(3 * SIZE))
+    disk.write([(label(0), rows(0))])
+    assert (read(disk, label(0)) == rows(0)).all()
 
 
 def test_a_catalogue_of_a_later_version_is_left_alone(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from headstart.core.blocks import BlockId, Chain, Tokens, as_tokens, block_id
+from headstart.core.blocks import BlockId, Chain, Tokens, as_tokens, block_id, root_id
 from headstart.core.index import Entry, Index
 from headstart.core.planner import Mode, Plan
 from headstart.core.retention import Retention
@@ -26,6 +26,15 @@ from headstart.stores.disk import Label
 from headstart.stores.memory import Memory
 
 log = logging.getLogger("headstart.cache")
+
+
+SECURE = 2.0
+"""Seconds of work after which finished blocks are copied out of a busy slot: what a crash may cost."""
+SECURE_SHARE = 0.02
+"""Most of the engine's time that this may take."""
+
+MIN_CELLS = 8
+"""Cells that the engine's transfer buffer leaves in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +79,13 @@ class Cache:
         self.seconds = 1e-3
         self._writing: dict[BlockId, Entry] = {}  # offered to the disk: pinned until it has answered
         self._owed: dict[BlockId, Entry] = {}  # the disk had no time for them yet
-        self._leaving: set[BlockId] = set()  # evicted from memory as soon as they are on disk
         self.counters: Counter[str] = Counter()
         self._engine = engine
         self._mode = mode
         self._clock = clock
         self._grid = engine.traits.grid
         self._transient = 0
+        self._save_cost = 0.0  # seconds that the last copy out of a busy slot took
         self._retention = Retention(memory.name, self.index, self._saved_per_byte, policy)
 
     def _saved_per_byte(self, entry: Entry) -> float:
@@ -86,22 +95,30 @@ class Cache:
 
     # ── save ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def save(self, slot: Slot, *, needed: bool = False) -> None:
-        """Copies out what `slot` holds and memory lacks (or has only derived). Afterwards the slot is not dirty.
+    def save(self, slot: Slot, *, needed: bool = False, spare: Sequence[Entry] = ()) -> None:
+        """Copies out what `slot` holds and memory lacks (or has only derived). Afterwards the slot is not dirty, unless some of
+        it has to wait.
 
-        `needed`: a request waits for these rows, so they are let in whatever else they displace.
+        `needed`: a request waits for these rows, so they are let in whatever else they displace, but for `spare`.
         """
         if not slot.dirty:
             return
-        slot.dirty = False
-        if not self._wanted(slot) or not self._claim(len(slot)):
+        wanted = self._wanted(slot)
+        # Derived rows that are being written must stay as they are until then.
+        slot.dirty = any(piece.id in self._writing for piece in wanted)
+        if not wanted:
             return
-        wanted = self._wanted(slot)  # again: the claim may have evicted
-        chain = [entry for piece in slot.ids if (entry := self.index.get(piece)) is not None]
-        cells: list[int] = []
-        for entry in chain:
+        pinned, cells = list(spare), list[int]()
+        for entry in pinned:
             entry.pins += 1
         try:
+            if not self._claim(len(slot)):
+                return
+            wanted = [piece for piece in self._wanted(slot) if piece.id not in self._writing]  # the claim may have evicted
+            held = [known for piece in slot.ids if (known := self.index.get(piece)) is not None]
+            for entry in held:
+                entry.pins += 1
+            pinned += held
             now = self._clock()
             for piece in wanted:
                 if not self._room(piece, now, needed=needed) or (cell := self.memory.allocate()) is None:
@@ -128,11 +145,23 @@ class Cache:
                 return
             for piece, cell in zip(wanted, cells, strict=False):
                 self._publish(piece, cell, now)
+            if slot.reply >= 0:
+                self._retention.replied([piece.id for piece in wanted], slot.reply)
         finally:
-            for entry in chain:
+            for entry in pinned:
                 entry.pins -= 1
 
-    def exposed(self, slot: Slot) -> bool:
+    def secure(self, slots: Sequence[Slot]) -> None:
+        """Copies finished blocks out of a slot that has been at work for a while, one slot at a time."""
+        now = self._clock()
+        for slot in slots:
+            if now >= slot.secured + max(SECURE, self._save_cost / SECURE_SHARE) and self._exposed(slot):
+                self.save(slot)
+                slot.secured = self._clock()
+                self._save_cost = slot.secured - now
+                return
+
+    def _exposed(self, slot: Slot) -> bool:
         """Whether a crash would lose finished blocks of `slot`."""
         if not (self.disk.on and slot.dirty):
             return False
@@ -167,13 +196,13 @@ class Cache:
             if not shorter.pins:
                 self._drop(shorter)
         entry = Entry(piece.id, piece.parent, piece.tokens, piece.start)
-        if piece.id in self._writing or not self.index.add(entry, name, canonical=piece.canonical):
+        if not self.index.add(entry, name, canonical=piece.canonical):
             self.memory.release(cell)
             return
         self.memory.commit(piece.id, cell)
         known = self.index.get(piece.id)
         assert known is not None
-        self._use(known, now)
+        self._retention.use(known, now)
         self.counters["saved"] += 1
         self._offer(known)
 
@@ -205,13 +234,16 @@ class Cache:
         seconds = len(tokens) * self.seconds
         return Label(entry.id, entry.parent, self._engine.fingerprint, entry.start, tokens, canonical, seconds)
 
-    def settle_disk(self) -> None:
-        """Takes note of what the disk has done since, here and in other processes."""
-        for notice in self.disk.notices():
+    def settle_disk(self) -> bool:
+        """Takes note of what the disk has done since, here and in other processes; says whether it has done anything."""
+        notices = self.disk.notices()
+        for notice in notices:
             match notice:
                 case Stored(label=label):
                     self._answered(label.key)
                     self._on_disk(label)
+                    if (reply := self._retention.reply(label.key)) >= 0:
+                        self.disk.replied([label.key], reply)
                 case Refused(label=label, reason=reason):
                     entry = self._answered(label.key)
                     if entry is not None and reason != "budget":
@@ -224,6 +256,7 @@ class Cache:
             if self._lacking(entry) and not self._hand_over(entry):
                 break
             del self._owed[entry.id]
+        return bool(notices)
 
     @property
     def unsettled(self) -> bool:
@@ -234,8 +267,6 @@ class Cache:
         entry = self._writing.pop(key, None)
         if entry is not None:
             entry.pins -= 1
-            if key in self._leaving:
-                self._drop(entry)
         return entry
 
     def _on_disk(self, label: Label) -> None:
@@ -262,6 +293,7 @@ class Cache:
 
     def restore(self, slot: Slot, chain: Chain, plan: Plan) -> Restored | None:
         """Brings `plan.restore` into `slot`. None if a piece turns out bad: it is dropped, and the slot is empty."""
+        plan = _shortened(plan, sum(self._transfer(entry.stop) <= self._most_transfer for entry in plan.restore))
         pinned = plan.restore
         for entry in pinned:
             entry.pins += 1
@@ -334,7 +366,7 @@ class Cache:
                 continue
             self.memory.commit(entry.id, cell)
             self.index.add(entry, self.memory.name, canonical=entry.copies[self.disk.name])
-            self._use(entry, now)
+            self._retention.use(entry, now)
             fetched.add(entry.id)
         return fetched if len(fetched) == len(wanted) else None
 
@@ -344,11 +376,24 @@ class Cache:
         for piece in chain.ids[: plan.start // self._grid]:
             entry = self.index.get(piece)
             if entry is not None and self.memory.name in entry.copies:
-                self._use(entry, now)
+                self._retention.use(entry, now)
         if plan.restore and len(plan.restore[-1].tokens) != self._grid:
-            self._use(plan.restore[-1], now)
+            self._retention.use(plan.restore[-1], now)
         if self.disk.on:
             self.disk.use(chain.ids[: plan.start // self._grid])
+
+    def elsewhere(self, chain: Chain, salt: str) -> bool:
+        """Whether the prompt's beginning is on disk as computed by another model, engine or setting; for the same salt only."""
+        if len(chain) < self._grid:
+            return False
+        first = chain.block(0)
+        return any(block_id(root_id(other, salt), first) in keys for other, keys in self.disk.foreign().items())
+
+    def replied(self, slot: Slot, tokens: int) -> None:
+        """Tells how long the reply was to the request that has used all that `slot` stands on."""
+        slot.reply = tokens
+        self._retention.replied(slot.ids, tokens)
+        self.disk.replied(slot.ids, tokens)
 
     # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -362,17 +407,15 @@ class Cache:
             newcomer = Entry(piece.id, piece.parent, piece.tokens, piece.start)
             if not (needed or self.disk.name in victim.copies or self._retention.outranks(newcomer, victim, now)):
                 return False
-            self._give_way(victim)
+            self._evict(victim)
         return True
 
     def _claim(self, tokens: int) -> bool:
         """Counts the engine's transfer buffer for `tokens` tokens against the budget; evicts first."""
-        shape = self._engine.shape
-        # In eighths, so that a growing conversation claims a few times only.
-        need = -(-8 * tokens // shape.ctx) * (-(-shape.transfer_bytes // 8))
+        need = self._transfer(tokens)
         if need <= self._transient:
             return True
-        if need > self.memory.budget // 2:
+        if need > self._most_transfer:
             self._skip("transfer", 1)
             return False
         self.memory.claim(need)
@@ -382,34 +425,32 @@ class Cache:
                 self.memory.claim(self._transient)
                 self._skip("transfer", 1)
                 return False
-            self._give_way(victim)
+            self._evict(victim)
         self._transient = need
         self.memory.claim(need)  # again: what was evicted gives its pages back
         return True
 
-    def _give_way(self, victim: Entry) -> None:
-        """Evicts; what only memory has goes to disk first, and leaves when it is there."""
-        self.counters["evicted"] += 1
-        self.counters["evicted_tokens"] += len(victim.tokens)
-        lacking = self._lacking(victim)
-        if lacking and self._hand_over(victim):
-            self._leaving.add(victim.id)
-            self._retention.forget(victim)
-            return
-        if lacking:
-            self._skip("disk", 1)
-        self._drop(victim)
+    def _transfer(self, tokens: int) -> int:
+        """Bytes of the transfer buffer, in eighths, so that a growing conversation claims a few times only."""
+        shape = self._engine.shape
+        return -(-8 * tokens // shape.ctx) * (-(-shape.transfer_bytes // 8))
 
-    def _use(self, entry: Entry, now: float) -> None:
-        self._leaving.discard(entry.id)
-        self._retention.use(entry, now)
+    @property
+    def _most_transfer(self) -> int:
+        return max(self._transient, self.memory.budget - MIN_CELLS * self.memory.cell_bytes)
+
+    def _evict(self, entry: Entry) -> None:
+        self.counters["evicted"] += 1
+        self.counters["evicted_tokens"] += len(entry.tokens)
+        if self._lacking(entry):
+            self._skip("disk", 1)
+        self._drop(entry)
 
     def _drop(self, entry: Entry) -> None:
         name = self.memory.name
         self.memory.delete(entry.id)
         self._retention.forget(entry)
         self._owed.pop(entry.id, None)
-        self._leaving.discard(entry.id)
         if name in entry.copies:
             self.index.remove(entry.id, name)
 
@@ -426,7 +467,7 @@ class Cache:
         self.index.check()
         self.memory.check()
         held = [entry for entry in self.index if self.memory.name in entry.copies]
-        assert len(held) == len(self.memory) == len(self._retention) + len(self._leaving)
+        assert len(held) == len(self.memory) == len(self._retention)
         assert all(entry.id in self.memory for entry in held)
         assert all(entry.pins == (entry.id in self._writing) for entry in self.index)
 

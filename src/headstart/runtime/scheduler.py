@@ -39,11 +39,6 @@ IDLE_SAVE = 0.05
 IDLE_POLL = 1.0
 """Most seconds between two looks at a disk that has something to do."""
 
-SECURE = 2.0
-"""Seconds of work after which finished blocks are copied out of a busy slot: what a crash may cost."""
-SECURE_SHARE = 0.02
-"""Most of the engine's time that this may take."""
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -138,7 +133,7 @@ class Scheduler:
                 self._admit()
                 self._decode()
                 self._prefill()
-                self._secure()
+                self.cache.secure(self.slots)
             except Exception as error:  # a fault of ours must not leave callers hanging
                 log.exception("the scheduler failed")
                 self._abandon(EngineError(f"internal error: {error}"))
@@ -172,18 +167,9 @@ class Scheduler:
             try:
                 return self._inbox.get(timeout=pause)
             except queue.Empty:
-                self.cache.settle_disk()
-                pause = min(2 * pause, IDLE_POLL)  # the disk may fail for hours
+                # A disk may fail for hours.
+                pause = IDLE_SAVE if self.cache.settle_disk() else min(2 * pause, IDLE_POLL)
         return self._inbox.get()
-
-    def _secure(self) -> None:
-        """Copies finished blocks out of a slot that has been at work for a while, one slot at a time."""
-        now = self._clock()
-        for slot in self.slots:
-            if now >= slot.due and self.cache.exposed(slot):
-                self.cache.save(slot)
-                slot.due = now + max(SECURE, (self._clock() - now) / SECURE_SHARE)
-                return
 
     def _drop_cancelled(self) -> None:
         if any(job.ticket.cancelled or job.ticket.over for job in self.waiting):
@@ -261,7 +247,7 @@ class Scheduler:
         job.slot = slot = self.slots[choice.slot]
         slot.busy = True
         if choice.keep < len(slot):
-            self.cache.save(slot)
+            self.cache.save(slot, spare=choice.restore)
             choice = self._choose(job, only=slot)  # what was saved may have evicted or offered something
         if choice.restore:
             begun = self._clock()
@@ -284,8 +270,7 @@ class Scheduler:
             slot.assign(job.chain, 0, 0)
         self._explain(job, choice.start)
         self.cache.hit(job.chain, choice)
-        slot.last_used = job.started
-        slot.due = job.started + SECURE
+        slot.begin(job.started)
         job.plan = choice
         self._running.append(job)
         log.debug("%s", choice)
@@ -315,7 +300,8 @@ class Scheduler:
         prompt = job.request.prompt
         nearest, shared = self.history.nearest(job.root, job.chain.tokens)
         if nearest is None or shared < min(8, len(prompt)):
-            job.reason = Reason.COLD if start < self.engine.traits.grid else None  # rows may be older than this process
+            if start < self.engine.traits.grid:  # else there are rows that are older than this process
+                job.reason = Reason.FINGERPRINT if self.cache.elsewhere(job.chain, prompt.salt) else Reason.COLD
             return
         grid = self.engine.traits.grid
         job.diverged_at = diverge(prompt, nearest.text)
@@ -449,6 +435,7 @@ class Scheduler:
             self.engine.truncate(slot.number, len(job.chain) + len(delivered))
             slot.truncate(len(job.chain) + len(delivered))
         self._prompter.remember(prompt, reply.text, delivered)  # before the caller can send it back
+        self.cache.replied(slot, len(reply.tokens))
         job.finish(reason, report)
         self._release(job)
         self.history.remember(Record(job.root, prompt.text + reply.text, _joined(job), slot.canonical))

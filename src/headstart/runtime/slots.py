@@ -17,7 +17,8 @@ class Slot:
         canonical: leading tokens whose rows are canonical.
         dirty: whether it may hold rows that no tier has.
         busy: whether a request is using it.
-        due: when finished blocks should be copied out of it at the latest.
+        secured: when finished blocks were last copied out of it, or its request began.
+        reply: tokens of the last request's reply; -1 until it has ended.
     """
 
     def __init__(self, number: int, shape: Shape, grid: int) -> None:
@@ -27,7 +28,8 @@ class Slot:
         self.dirty = False
         self.busy = False
         self.last_used = 0.0
-        self.due = 0.0
+        self.secured = 0.0
+        self.reply = -1
         self._grid = grid
         self._buffer = np.zeros(shape.ctx, dtype=np.int32)
         self._length = 0
@@ -62,6 +64,11 @@ class Slot:
         self._ids = list(chain.ids[: length // self._grid])
         self.canonical = canonical
         self.dirty = False
+
+    def begin(self, now: float) -> None:
+        """A request starts to use it."""
+        self.last_used = self.secured = now
+        self.reply = -1
 
     def truncate(self, length: int) -> None:
         self._length = min(self._length, length)

@@ -12,12 +12,13 @@ import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from headstart.stores.base import Bytes
 from headstart.stores.disk import Disk, FormatError, Label
+from headstart.stores.disk.store import damages
 
 log = logging.getLogger("headstart.disk")
 
@@ -27,8 +28,12 @@ POLL = 0.25
 """Seconds between two looks for objects of other processes."""
 PATIENCE = 10.0
 """Seconds for which a failing disk is left alone."""
+NEWS = 1 << 16
+"""Uses that are remembered while the disk has no time for them."""
 READERS = 4
 """Objects that are read at the same time."""
+GRACE = 5.0
+"""Seconds that a write may take to end when time is up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,13 @@ class NoDisk:
     def use(self, keys: Collection[bytes]) -> None:
         """Counts a use of each object now."""
 
+    def replied(self, keys: Collection[bytes], tokens: int) -> None:
+        """Tells how long the reply was to the request that has used these objects last."""
+
+    def foreign(self) -> Mapping[bytes, Set[bytes]]:
+        """First blocks of other fingerprints' chains, by fingerprint, as far as they were there when it was opened."""
+        return {}
+
     def notices(self) -> list[Notice]:
         """What has happened since the last call."""
         return []
@@ -133,11 +145,14 @@ class WriteBehind(NoDisk):
         self._lock = threading.Lock()
         self._queue: queue.Queue[tuple[Label, Bytes] | None] = queue.Queue()
         self._notices: deque[Notice] = deque()
-        self._uses: deque[tuple[bytes, float]] = deque()
+        self._uses: deque[tuple[bytes, float]] = deque(maxlen=NEWS)
+        self._replies: deque[tuple[bytes, int]] = deque(maxlen=NEWS)
         self._bad: deque[bytes] = deque()
         self._spare: frozenset[bytes] = frozenset()
         self._seen = 0
+        self._known: set[bytes] = set()
         self._sizes = (0, 0, 0)
+        self._foreign: Mapping[bytes, Set[bytes]] = {}
         self._ends = float("inf")
         self._failing_until = 0.0
         self._disk: Disk | None = None
@@ -195,7 +210,7 @@ class WriteBehind(NoDisk):
         except FormatError as error:
             self.counters[f"fault_{error.reason}"] += 1
             return self._put_aside(label, error)
-        except OSError as error:
+        except Exception as error:
             self.counters["fault_read"] += 1
             return self._put_aside(label, error)
         return None
@@ -209,6 +224,12 @@ class WriteBehind(NoDisk):
         now = time.time()
         self._uses.extend((key, now) for key in keys)
 
+    def replied(self, keys: Collection[bytes], tokens: int) -> None:
+        self._replies.extend((key, tokens) for key in keys)
+
+    def foreign(self) -> Mapping[bytes, Set[bytes]]:
+        return self._foreign
+
     def notices(self) -> list[Notice]:
         found: list[Notice] = []
         while self._notices:
@@ -218,7 +239,7 @@ class WriteBehind(NoDisk):
     def close(self, seconds: float) -> bool:
         self._ends = time.monotonic() + seconds
         self._queue.put(None)
-        self._thread.join(seconds + 5.0)
+        self._thread.join(seconds + GRACE)
         if self._waiting:
             log.warning("stopped with %d bytes not yet on disk; give more --drain-seconds", self._waiting)
         self._pool.shutdown()
@@ -237,7 +258,7 @@ class WriteBehind(NoDisk):
                 break
             self._work(batch)
         if self._disk is not None:
-            self._disk.close()
+            _close(self._disk)
 
     def _collect(self, *, block: bool) -> tuple[list[tuple[Label, Bytes]], bool]:
         """What is offered, up to a batch; and whether it is time to end."""
@@ -265,7 +286,9 @@ class WriteBehind(NoDisk):
                     self._tidy = True
                     self._reconcile(disk)
                 while self._bad:  # before anything is written in its place
-                    disk.quarantine(self._bad.popleft())
+                    row = disk.quarantine(self._bad.popleft())
+                    if row is not None:
+                        self._notices.append(Appeared(row.label))
                 if batch:
                     offered, batch = batch, []
                     try:
@@ -273,11 +296,11 @@ class WriteBehind(NoDisk):
                     except BaseException:
                         batch = offered
                         raise
+                    if self._failing_until:
+                        log.warning("the disk works again")
+                        self._failing_until = 0.0
                 self._housekeep(disk)
-                if self._failing_until:
-                    log.warning("the disk works again")
-                    self._failing_until = 0.0
-        except (OSError, sqlite3.Error) as error:
+        except Exception as error:  # whatever it is: this thread must go on, or nothing that is offered gets an answer
             self._fail(error)
             reason = "fault"
         for label, payload in batch:
@@ -287,8 +310,9 @@ class WriteBehind(NoDisk):
         stored, gone = disk.write(batch, self._spare)
         self.counters["saved"] += len(stored)
         self.counters["evicted"] += len(gone)
-        self._notices.extend(map(Gone, gone))
+        self._forget(gone)
         done = {label.key for label in stored}
+        self._known |= done
         for label, payload in batch:
             self._end(Stored(label) if label.key in done else Refused(label, "budget"), payload)
 
@@ -303,18 +327,26 @@ class WriteBehind(NoDisk):
         found, gone = disk.reconcile()
         if found or gone:
             log.info("after a crash: %d objects found again, %d rows without an object dropped", len(found), len(gone))
+        self._forget(gone)
+
+    def _forget(self, gone: Collection[bytes]) -> None:
+        self._known.difference_update(gone)
         self._notices.extend(map(Gone, gone))
 
     def _housekeep(self, disk: Disk) -> None:
         uses = [self._uses.popleft() for _ in range(len(self._uses))]
         if uses:
             disk.catalog.use(uses)
+        replies = [self._replies.popleft() for _ in range(len(self._replies))]
+        if replies:
+            disk.catalog.replied(replies)
         self._look(disk)
 
     def _look(self, disk: Disk) -> None:
         """Tells of objects that were not known here."""
         for row in disk.rows(self._fingerprint, self._seen):
             self._seen = row.number
+            self._known.add(row.label.key)
             self._notices.append(Appeared(row.label))
         self._sizes = (disk.used, disk.budget, len(disk))
 
@@ -322,8 +354,11 @@ class WriteBehind(NoDisk):
         try:
             self._disk = self._opens()
             self._seen, self._tidy = 0, False
+            before, self._known = self._known, set()
             self._look(self._disk)
-        except (OSError, sqlite3.Error) as error:
+            self._foreign = self._disk.catalog.foreign(self._fingerprint)
+            self._forget(before - self._known)  # it may be another folder than before
+        except Exception as error:
             self._fail(error)
             return False
         return True
@@ -335,4 +370,14 @@ class WriteBehind(NoDisk):
         self.counters["faults"] += 1
         disk, self._disk = self._disk, None  # opened anew later: the folder itself may have gone
         if disk is not None:
+            _close(disk, damaged=damages(error))
+
+
+def _close(disk: Disk, *, damaged: bool = False) -> None:
+    try:
+        if damaged:
+            disk.abandon_catalog()
+        else:
             disk.close()
+    except (OSError, sqlite3.Error) as error:
+        log.warning("the disk was not closed well: %s", error)

@@ -5,11 +5,14 @@
 
 So a crash leaves a temporary file, or an object without a row; never a row whose object is not complete. `reconcile` finds
 what crashes left. One process writes at a time (a lock on the folder); reading needs no lock.
+
+Everything in the folder is within the budget: objects as the catalogue knows them, the rest as it is found.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -21,8 +24,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from headstart.stores.base import Bytes, Store
-from headstart.stores.disk import format
+from headstart.stores.disk import files, format
 from headstart.stores.disk.catalog import Catalog, Row
 from headstart.stores.disk.format import FormatError, Header, Label
 
@@ -34,15 +39,19 @@ except ImportError:  # pragma: no cover  (Windows: one process a folder)
 log = logging.getLogger("headstart.disk")
 
 RESERVE = 32 << 20
-"""Bytes of the budget that are kept for the catalogue."""
+"""Bytes of the budget that are kept for the catalogue; should it need more, objects give way."""
 HALF_LIFE = 6 * 3600.0
 """Seconds in which a use halves in weight."""
 KEPT = 4
 """Bad objects that are kept to be looked at."""
+SLACK = 256
+"""For so many objects one more than needed is evicted."""
 LOCK_WAIT = 10.0
 """Seconds to wait for another process's write."""
 _SUFFIX = ".rows"
-_BLOCK = 4096
+_INDEX = "index.sqlite"
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Faults that say nothing of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +63,8 @@ class _File:
     payload: Bytes
 
     @property
-    def allocated(self) -> int:
-        return -(-(len(self.head) + len(self.payload)) // _BLOCK) * _BLOCK
+    def size(self) -> int:
+        return len(self.head) + len(self.payload)
 
 
 class Disk(Store):
@@ -68,7 +77,7 @@ class Disk(Store):
 
     Raises:
         OSError: the folder cannot be made or read.
-        sqlite3.Error: the catalogue cannot be opened (a damaged one is put aside and made anew).
+        sqlite3.Error: the catalogue cannot be opened (a damaged one is deleted and made anew).
     """
 
     name = "disk"
@@ -78,38 +87,54 @@ class Disk(Store):
         self.objects = folder / "objects"
         self._temporary = folder / "tmp"
         self._quarantine = folder / "quarantine"
-        for path in (folder, self.objects, self._temporary, self._quarantine):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in (self.objects, self._temporary, self._quarantine):
+            files.make(path)
         self._serial = itertools.count()
         self._locked = threading.Lock()
-        self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            self.catalog = self._open_catalog(folder / "index.sqlite")
-        except BaseException:
-            os.close(self._lock)
-            raise
-        free = shutil.disk_usage(folder).free
-        self._budget = min(budget, (free + self.catalog.used()) // 2)
+        with contextlib.ExitStack() as undo:
+            self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            undo.callback(os.close, self._lock)
+            self.catalog = self._open_catalog(folder / _INDEX)
+            undo.callback(self.catalog.close)
+            self._opened = {path: files.identity(path) for path in (folder / "lock", folder / _INDEX)}
+            self._unit = files.unit(folder)
+            free = shutil.disk_usage(folder).free
+            self._budget = min(budget, (free + self.catalog.used()) // 2)
+            undo.pop_all()
 
     def _open_catalog(self, path: Path) -> Catalog:
+        # Made here if it is not there: SQLite would let others read it. Never opened if it is: closing a file drops the
+        # locks of all who have it open in this process.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         try:
             catalog = Catalog(path, HALF_LIFE)
-        except sqlite3.NotSupportedError:
-            raise
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
+            try:
+                catalog.used()  # reads the whole table
+            except BaseException:
+                catalog.close()
+                raise
+            return catalog
+        except Exception as error:
+            if not damages(error):
                 raise
             log.warning("the catalogue is damaged and will be made anew from the objects: %s", error)
-            for suffix in ("", "-wal", "-shm"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.replace(f"{path}{suffix}", f"{path}{suffix}.damaged")
-            catalog = Catalog(path, HALF_LIFE)
-        os.chmod(path, 0o600)
-        return catalog
+            _drop_catalog(path)
+            return self._open_catalog(path)
+
+    def abandon_catalog(self) -> None:
+        """Closes for good, and deletes a damaged catalogue: who opens the folder next makes it anew. Raises OSError."""
+        try:
+            with self.writing():  # which fails if another process has done so already
+                _drop_catalog(self.folder / _INDEX)
+        finally:
+            self.close()
 
     def close(self) -> None:
-        self.catalog.close()
-        os.close(self._lock)
+        try:
+            self.catalog.close()
+        finally:
+            os.close(self._lock)
 
     @property
     def budget(self) -> int:
@@ -117,7 +142,8 @@ class Disk(Store):
 
     @property
     def used(self) -> int:
-        return self.catalog.used() + RESERVE
+        beside = files.occupied(self._temporary) + files.occupied(self._quarantine)
+        return self.catalog.used() + max(RESERVE, files.occupied(self.folder)) + beside
 
     def path(self, key: bytes) -> Path:
         return self.objects / f"{key.hex()}{_SUFFIX}"
@@ -127,49 +153,81 @@ class Disk(Store):
     def write(self, batch: Sequence[tuple[Label, Bytes]], spare: Collection[bytes] = ()) -> tuple[list[Label], list[bytes]]:
         """Stores objects, evicting first; returns the labels that are stored, and the keys that had to go.
 
-        Fewer are stored than given if the budget has no room for them besides what is pinned or in `spare`.
+        Fewer are stored than given if the budget has no room for them besides what is pinned or in `spare`. What is there
+        already is not written again, and derived rows never take the place of canonical ones.
 
         Raises:
             OSError, sqlite3.Error: none of the batch is stored.
         """
-        files = [_File(label, format.encode(label, payload), payload) for label, payload in batch]
         spare = {*spare, *(label.key for label, _ in batch), *(label.parent for label, _ in batch)}
         with self.writing():
-            files, gone = self._make_room(files, spare)
-            temporary: list[Path] = []
-            try:
-                temporary += (self._write_temporary(file) for file in files)
-                for path, file in zip(temporary, files, strict=True):
-                    os.replace(path, self.path(file.label.key))
-                _sync_folder(self.objects)
-            except BaseException:
-                for path in temporary:
-                    with contextlib.suppress(OSError):
-                        path.unlink(missing_ok=True)
-                raise
-            stored = [file.label for file in files]
-            self.catalog.add((label, _allocated(self.path(label.key))) for label in stored)
-        return stored, gone
+            new = [_File(label, format.encode(label, rows), rows) for label, rows in batch if not self._holds(label)]
+            gone = self._make_room(sum(map(self._need, new)), spare)
+            placed = self._place(new)
+        missing = {file.label.key for file in new[placed:]}
+        return [label for label, _ in batch if label.key not in missing], gone
 
-    def _make_room(self, files: list[_File], spare: Collection[bytes]) -> tuple[list[_File], list[bytes]]:
-        """Evicts for `files`; those that fit then, and the keys that went."""
-        need, room = sum(file.allocated for file in files), self._budget - self.used
-        gone: list[bytes] = []
-        if need > room:
-            gone = [row.label.key for row in self.catalog.victims(spare, need - room)]
-            self._remove(gone)
-            room = self._budget - self.used
-        fitting = 0
-        for file in files:
-            room -= file.allocated
-            if room < 0:
+    def _holds(self, label: Label) -> bool:
+        """Whether there is an object with these rows, or better ones."""
+        row = self.catalog.get(label.key)
+        if row is None or row.label.canonical < label.canonical:
+            return False
+        try:
+            return self.inspect(label.key).label.canonical >= label.canonical
+        except (FormatError, OSError):
+            return False
+
+    def _need(self, file: _File) -> int:
+        return -(-file.size // self._unit) * self._unit
+
+    def _make_room(self, need: int, spare: Collection[bytes]) -> list[bytes]:
+        """Evicts until `need` bytes are free, or nothing more can go; the keys that went."""
+        spare, gone = set(spare), list[bytes]()
+        while (missing := need - (self._budget - self.used)) > 0:
+            count = len(self.catalog)
+            spared = count // SLACK * (self.catalog.used() // max(1, count))  # to rank very many takes a while
+            victims = [row.label.key for row in self.catalog.victims(spare, missing + spared)]
+            if not victims and not self._tidy_quarantine(0):
                 break
-            fitting += 1
-        return files[:fitting], gone
+            gone += self._remove(victims)
+            spare.update(victims)  # what cannot be deleted must not be tried again and again
+        return gone
+
+    def _place(self, new: Sequence[_File]) -> int:
+        """Writes as many objects as there is room for, in order, and gives them rows; how many."""
+        room = self._budget - self.used
+        temporary: list[Path] = []
+        placed: list[Label] = []
+        try:
+            for file in new:
+                if self._need(file) > room:
+                    break
+                temporary.append(self._write_temporary(file))
+                room -= files.allocated(temporary[-1])
+                if room < 0:  # it occupies more than its bytes
+                    temporary.pop().unlink()
+                    break
+            for path, file in zip(temporary, new, strict=False):
+                os.replace(path, self.path(file.label.key))
+                placed.append(file.label)
+            if placed:
+                files.sync(self.objects)
+                self.catalog.add([(label, files.allocated(self.path(label.key))) for label in placed])
+        except BaseException:
+            for path in temporary:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError, sqlite3.Error):  # else they would not be counted
+                for label in placed:
+                    if self.catalog.get(label.key) is None:
+                        self.path(label.key).unlink()
+            raise
+        return len(placed)
 
     def _write_temporary(self, whole: _File) -> Path:
         path = self._temporary / f"{os.getpid()}-{next(self._serial)}{_SUFFIX}"
-        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        # Under the lock nobody else is writing: what has this name was left by a process of the same number.
+        file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
             for part in (memoryview(whole.head), whole.payload.data):
                 done = 0
@@ -186,7 +244,11 @@ class Disk(Store):
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Holds the folder's lock: no other process writes meanwhile. Raises OSError if it is not to be had in time."""
+        """Holds the folder's lock: no other process writes meanwhile.
+
+        Raises:
+            OSError: it is not to be had in time, or the folder is no longer the one that was opened.
+        """
         with self._locked:
             until = time.monotonic() + LOCK_WAIT
             while fcntl is not None:
@@ -198,6 +260,9 @@ class Disk(Store):
                         raise
                     time.sleep(0.005)
             try:
+                for path, opened in self._opened.items():
+                    if files.identity(path) != opened:
+                        raise OSError(errno.ESTALE, "the folder has been made anew", str(path))
                 yield
             finally:
                 if fcntl is not None:
@@ -208,6 +273,8 @@ class Disk(Store):
     def read_into(self, label: Label, out: Bytes) -> None:
         """Reads the rows of exactly this block into `out`, and checks all of them. Thread-safe.
 
+        Where derived rows are asked for, canonical ones that took their place are as good.
+
         Raises:
             FileNotFoundError: it is not there (any more).
             FormatError: it must not be used; `out` is then undefined.
@@ -217,8 +284,8 @@ class Disk(Store):
         try:
             header = _read_header(file)
             found = header.label
-            if (found.key, found.parent, found.fingerprint, found.start, found.tokens, found.canonical) != (
-                *(label.key, label.parent, label.fingerprint, label.start, label.tokens, label.canonical),
+            if found.canonical < label.canonical or (found.key, found.parent, found.fingerprint, found.start, found.tokens) != (
+                *(label.key, label.parent, label.fingerprint, label.start, label.tokens),
             ):
                 raise FormatError("other", "it is another object than the one asked for")
             if header.size != len(out):
@@ -247,63 +314,118 @@ class Disk(Store):
     def delete(self, key: bytes) -> None:
         self.remove([key])
 
-    def remove(self, keys: Collection[bytes]) -> None:
-        """Deletes objects, in one transaction."""
+    def remove(self, keys: Collection[bytes]) -> list[bytes]:
+        """Deletes objects for good, in one transaction; returns the keys of those that are gone."""
         with self.writing():
-            self._remove(keys)
+            gone = self._remove(keys)
+            files.sync(self.objects)
+        return gone
 
-    def _remove(self, keys: Collection[bytes]) -> None:
+    def _remove(self, keys: Collection[bytes]) -> list[bytes]:
+        rows = [row for key in keys if (row := self.catalog.get(key)) is not None]
         self.catalog.remove(keys)
+        stuck: set[bytes] = set()
         for key in keys:
             try:
                 self.path(key).unlink(missing_ok=True)
-            except OSError as error:  # the next start finds it; eviction goes on
+            except OSError as error:
                 log.warning("cannot delete %s: %s", self.path(key).name, error)
+                stuck.add(key)
+        if stuck:  # they still occupy what they did
+            self.catalog.add([(row.label, row.allocated) for row in rows if row.label.key in stuck])
+        return [key for key in keys if key not in stuck]
 
-    def quarantine(self, key: bytes) -> None:
-        """Puts an object aside that must not be used, so that it can be looked at; the latest few are kept."""
+    def quarantine(self, key: bytes) -> Row | None:
+        """Puts an object aside that could not be used, so that it can be looked at; the latest few are kept.
+
+        Returns its row if it is good after all: another process may have written it anew.
+        """
         with self.writing():
+            row = self.catalog.get(key)
+            if row is None or self._good(row):
+                return row
             self.catalog.remove([key])
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(self.path(key), self._quarantine / self.path(key).name)
-            kept = sorted(self._quarantine.iterdir(), key=lambda path: path.stat().st_ctime)
-            for path in kept[:-KEPT]:
-                with contextlib.suppress(OSError):
-                    path.unlink()
+            self._put_aside(key)
+        return None
+
+    def _good(self, row: Row) -> bool:
+        try:
+            self.read_into(row.label, np.empty(self.inspect(row.label.key).size, np.uint8))
+        except FormatError:
+            return False
+        except OSError as error:
+            if error.errno in _OURS:
+                raise
+            return False
+        return True
+
+    def _put_aside(self, key: bytes) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self.path(key), self._quarantine / self.path(key).name)
+        self._tidy_quarantine(KEPT)
+
+    def _tidy_quarantine(self, keep: int) -> int:
+        """Deletes all but the latest; how many."""
+        deleted = 0
+        for path in sorted(self._quarantine.iterdir(), key=lambda path: -path.stat().st_ctime_ns)[keep:]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                deleted += 1
+        return deleted
 
     # ── what crashes left ────────────────────────────────────────────────────────────────────────────────────────────
 
     def reconcile(self) -> tuple[list[Label], list[bytes]]:
         """Brings folder and catalogue together: temporary files go, objects without a row get one, rows without an object
-        go. Returns what was found and what went.
+        go, and so does what is beyond the budget. Returns what was found and what went.
         """
         with self.writing():
             for path in self._temporary.iterdir():
-                path.unlink(missing_ok=True)
-            there: set[bytes] = set()
-            for entry in os.scandir(self.objects):
-                name = entry.name.removesuffix(_SUFFIX)
-                with contextlib.suppress(ValueError):
-                    there.add(bytes.fromhex(name))
-            known = self.catalog.keys()
-            gone = sorted(known - there)
-            self.catalog.remove(gone)
-            found: list[Label] = []
-            sizes: list[int] = []
-            for key in sorted(there - known):
                 try:
-                    label = self.inspect(key).label
-                    if label.key != key:
-                        raise FormatError("other", "its name is not its key")
-                except FormatError as error:
-                    log.warning("not an object that can be used: %s (%s)", self.path(key).name, error)
-                    if error.reason != "newer":
-                        os.replace(self.path(key), self._quarantine / self.path(key).name)
-                    continue
-                found.append(label)
-                sizes.append(_allocated(self.path(key)))
-            self.catalog.add(zip(found, sizes, strict=True))
-        return found, gone
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    log.warning("cannot delete %s: %s", path.name, error)
+            there = self._scan()
+            known = {row.label.key: row for row in self.catalog.rows()}
+            gone = sorted(known.keys() - there.keys())
+            self.catalog.remove(gone)
+            # A row may also be older than its object: when derived rows were being replaced.
+            changed = [
+                key for key, row in known.items() if there.get(key, row.allocated) != row.allocated or not row.label.canonical
+            ]
+            current = [(label, there[key]) for key in changed if key in there and (label := self._label(key)) is not None]
+            found = [
+                (label, there[key]) for key in sorted(there.keys() - known.keys()) if (label := self._label(key)) is not None
+            ]
+            self.catalog.add(current + found)
+            gone += self._make_room(0, ())
+        return [label for label, _ in found if label.key not in gone], gone
+
+    def _scan(self) -> dict[bytes, int]:
+        """The keys of all objects, with their allocated bytes."""
+        there: dict[bytes, int] = {}
+        with os.scandir(self.objects) as entries:
+            for entry in entries:
+                with contextlib.suppress(ValueError, FileNotFoundError):
+                    key = bytes.fromhex(entry.name.removesuffix(_SUFFIX))
+                    if self.path(key).name == entry.name:
+                        there[key] = entry.stat(follow_symlinks=False).st_blocks * 512
+        return there
+
+    def _label(self, key: bytes) -> Label | None:
+        """What an object says it is; None if it cannot be used, and is put aside."""
+        try:
+            label = self.inspect(key).label
+            if label.key != key:
+                raise FormatError("other", "its name is not its key")
+        except (FormatError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in _OURS:
+                raise
+            log.warning("not an object that can be used: %s (%s)", self.path(key).name, error)
+            if not (isinstance(error, FormatError) and error.reason == "newer"):
+                self._put_aside(key)
+            return None
+        return label
 
     def rows(self, fingerprint: bytes | None = None, after: int = 0) -> Iterator[Row]:
         return self.catalog.rows(fingerprint, after)
@@ -323,13 +445,15 @@ def _read_header(file: int) -> Header:
     return format.decode(head[:size], os.fstat(file).st_size)
 
 
-def _allocated(path: Path) -> int:
-    return path.stat().st_blocks * 512
+def _drop_catalog(path: Path) -> None:
+    for suffix in ("-wal", "-shm", ""):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+def damages(error: Exception) -> bool:
+    """Whether an error of the catalogue says that it holds garbage, rather than that it cannot be used just now."""
+    if isinstance(error, sqlite3.OperationalError):
+        return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_ERROR  # tables other than ours
+    return isinstance(error, sqlite3.DatabaseError | ValueError | TypeError) and not isinstance(
+        error, sqlite3.NotSupportedError
+    )
