@@ -1,0 +1,125 @@
+"""Restarts on the real model: runtimes that come and go on one engine, and what answers without any cache."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from harness import Answer, Messages, Pending
+from headstart.config import Settings
+from headstart.core.blocks import Chain
+from headstart.core.prompt import Prompt
+from headstart.engines.base import GREEDY, Engine
+from headstart.engines.llama import LlamaEngine
+from headstart.runtime.request import Event, Progress, Request
+from headstart.runtime.runtime import Handle, Runtime
+from live import wait_until
+
+GRID = 64
+MEMORY = 128 << 20
+"""Bytes for rows, beside the engine's own buffer (which may take half of a budget)."""
+
+
+def load(model: Path, *, slots: int, ctx: int = 2048) -> LlamaEngine:
+    return LlamaEngine.load(Settings(str(model), ctx=ctx, slots=slots))
+
+
+@contextmanager
+def running(engine: Engine, mode: str = "fast", folder: Path | None = None, memory: int = MEMORY) -> Iterator[Runtime]:
+    """A server's life on an engine that outlives it: loading takes longer than most of these lives. Nothing else remains."""
+    budget = memory and memory + 2 * engine.shape.transfer_bytes
+    settings = Settings(reuse=mode, memory_budget=budget, cache_dir=folder)  # type: ignore[arg-type]
+    with patch.object(engine, "close"), Runtime(engine, settings) as runtime:
+        yield runtime
+    assert all(engine.length(slot) == 0 for slot in range(engine.shape.slots))
+
+
+def ask(rt: Runtime, messages: Messages | Prompt, *, salt: str = "", max_tokens: int = 4, **options: Any) -> Answer:
+    """Greedy, with the logits at the end of the prompt."""
+    prompt = messages if isinstance(messages, Prompt) else rt.chat_prompt(messages, salt=salt)
+    return Pending(rt, Request(prompt, sampling=GREEDY, max_tokens=max_tokens, keep_logits=True, **options)).answer()
+
+
+def cold(engine: Engine, answers: Sequence[Answer]) -> list[Answer]:
+    """The same prompts, as token sequences, without any cache. Each gets as many tokens as it got."""
+    with running(engine, memory=0) as rt:
+        return [ask(rt, rt.text_prompt(one.prompt.tolist()), max_tokens=len(one.finish.tokens), reuse=False) for one in answers]
+
+
+def assert_same(answers: Sequence[Answer], engine: Engine) -> None:
+    """Logits to the bit, and every token of the greedy replies."""
+    for warm, fresh in zip(answers, cold(engine, answers), strict=True):
+        assert fresh.report.cached == 0
+        assert bits(warm) == bits(fresh)
+        assert warm.finish.tokens == fresh.finish.tokens
+
+
+def assert_near(answers: Sequence[Answer], engine: Engine) -> None:
+    """The rows are those of the same tokens, perhaps of another kernel: what other kernels do to logits, no more."""
+    for warm, fresh in zip(answers, cold(engine, answers), strict=True):
+        assert difference(warm, fresh) < 0.1
+
+
+def bits(answer: Answer) -> bytes:
+    assert answer.logits is not None
+    return answer.logits.tobytes()
+
+
+def difference(one: Answer, other: Answer) -> float:
+    """Of logits, as a share of their spread."""
+    assert one.logits is not None
+    assert other.logits is not None
+    return float(np.abs(one.logits - other.logits).max() / np.ptp(other.logits))
+
+
+def abort(rt: Runtime, prompt: Prompt, *, after: int = 1) -> int:
+    """Hangs up after so many calls of its prefill; returns how many tokens were in place then."""
+    handles: queue.SimpleQueue[Handle] = queue.SimpleQueue()
+    done: list[int] = []
+    over = threading.Event()
+
+    def sink(event: Event) -> None:
+        assert isinstance(event, Progress), "it was to be cancelled during its prefill"
+        done.append(event.done)
+        if len(done) == after:
+            handles.get().cancel()
+            over.set()
+
+    handles.put(rt.submit(Request(prompt, sampling=GREEDY, max_tokens=8), sink))
+    assert over.wait(60)
+    wait_until(lambda: not rt.scheduler.running)
+    return done[-1]
+
+
+# ── what is on disk ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def written(rt: Runtime) -> None:
+    """Waits until the disk has all canonical blocks that are live in a slot."""
+    deadline = time.monotonic() + 30
+    while not _is_written(rt):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)  # an idle engine saves after 50 ms, if nothing wakes it
+
+
+def _is_written(rt: Runtime) -> bool:
+    rt.scheduler.wake()  # so that it takes note of what the disk has done
+    for slot in rt.scheduler.slots:
+        for piece in Chain(slot.root, GRID, slot.tokens[: slot.canonical]).ids:
+            entry = rt.cache.index.get(piece)
+            if entry is None or "disk" not in entry.copies:
+                return False
+    return True
+
+
+def occupied(folder: Path) -> int:
+    """Bytes that all files there take on disk, headers, catalogue and temporary files included."""
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
