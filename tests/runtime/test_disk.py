@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import time
@@ -13,7 +14,7 @@ import pytest
 from harness import Oracle, ask, assistant, converse, submit, system, user
 from headstart.config import Settings
 from headstart.core.explain import Reason
-from headstart.engines.fake import FakeEngine
+from headstart.engines.fake import FakeEngine, FakeTokenizer
 from headstart.runtime import cache, runtime
 from headstart.runtime.request import Started
 from headstart.runtime.runtime import Runtime
@@ -60,6 +61,61 @@ def test_a_block_that_is_used_in_part_counts_in_part(tmp_path: Path, cut: int) -
     with start(tmp_path, "fast") as rt:
         report = ask(rt, [system(SYSTEM[:-cut]), user("b")]).report
         assert report.tiers == {"disk": report.restored} != {"disk": 0}
+
+
+def test_how_replies_were_spelled_is_known_after_a_restart(tmp_path: Path) -> None:
+    """The model's tokens for a text are not always the tokenizer's choice: without them no row behind could be found."""
+    words = [a + b for a in "etaoin" for b in "etaoin"]
+
+    def opened(mode: str = "fast", folder: Path | None = tmp_path) -> Runtime:
+        engine = FakeEngine(ctx=4096, grid=GRID, alphabet=b"etaoin", tokenizer=FakeTokenizer(words))
+        return Runtime(engine, Settings(memory_budget=4 << 20, cache_dir=folder, reuse=mode))  # type: ignore[arg-type]
+
+    chat, respelled = [system(SYSTEM)], 0
+    with opened() as rt:
+        for turn in range(6):
+            chat.append(user(f"speak {turn}"))
+            answer = ask(rt, chat, max_tokens=24)
+            sampled = [token for token in answer.finish.tokens if token not in rt.engine.tokenizer.eog]
+            respelled += list(rt.engine.tokenizer.tokenize(answer.text)) != sampled
+            chat.append(assistant(answer.text))
+    assert respelled >= 3
+    with opened() as rt:
+        again = ask(rt, chat[:-1])
+        assert again.report.computed <= GRID
+        assert again.text == ask(rt, chat[:-1]).text
+    with opened("exact") as rt, opened("exact", None) as cold:
+        assert ask(rt, chat[:-1]).text == ask(cold, chat[:-1]).text, "exact mode spells as the tokenizer does"
+    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as db, db:
+        assert db.execute("SELECT COUNT(*) FROM notes").fetchone()[0] == respelled
+        db.execute("UPDATE notes SET value = CAST(substr(value, 1, length(value) - 4) || x'01000000' AS BLOB)")
+    with opened() as rt, opened(folder=None) as cold:
+        assert rt.chat_prompt(chat[:-1]).tokens.tolist() == cold.chat_prompt(chat[:-1]).tokens.tolist(), "garbage is not used"
+    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as db, db:
+        db.execute("UPDATE notes SET value = CAST(x'ff' AS TEXT)")
+    with opened() as rt:
+        assert ask(rt, chat[:2]).report.tiers == {}
+    with opened() as rt:
+        time.sleep(0.6)
+        assert ask(rt, chat[:2]).report.tiers["disk"] > 0, "it was made anew"
+
+
+def test_a_full_disk_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = [system(SYSTEM), user("a")]
+    with start(tmp_path) as rt:
+        ask(rt, chat)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with start(tmp_path) as rt, monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        ask(rt, [user("something new " * 9)])
+        until = time.monotonic() + 10
+        while not rt.cache.disk.counters["faults"]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert ask(rt, chat).report.tiers["disk"] >= len(SYSTEM) - GRID
 
 
 def test_a_clean_stop_keeps_replies_too(tmp_path: Path) -> None:

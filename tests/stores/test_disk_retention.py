@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headstart.core.reuse import KINDS, NEVER, OCTAVES, POLICIES, Reuse, Usage
-from headstart.stores.disk.catalog import Catalog
+from headstart.stores.disk.catalog import Catalog, Note
 from headstart.stores.disk.format import Label
 
 DAY = 86_400.0
@@ -124,3 +124,21 @@ def test_what_was_learned_may_be_garbage(catalog: Catalog, garbage: bytes) -> No
     assert sorted(names(catalog, 2, 10.0)) == [1, 2]
     catalog.use([(label(2).key, 9.0)])
     assert catalog._learned().counts.sum() == 1
+
+
+def test_notes_are_gone_with_their_block_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = Catalog(tmp_path / "index.sqlite", 100.0)
+    one, two = label(1), label(2)
+    catalog.add([(one, SIZE), (two, SIZE)], 1.0)
+    catalog.note(b"f", [Note(b"a", one.key, b"1"), Note(b"b", two.key, b"2")])
+    catalog.note(b"f", [Note(b"a", one.key, b"3")])
+    catalog.note(b"g", [Note(b"a", one.key, b"4")])
+    assert [note.value for _, note in catalog.notes(b"f")] == [b"2", b"3"]
+    last = max(number for number, _ in catalog.notes(b"f"))
+    assert not list(catalog.notes(b"f", last))
+    catalog.remove([two.key])
+    assert [note.value for _, note in catalog.notes(b"f")] == [b"3"]
+    monkeypatch.setattr("headstart.stores.disk.catalog.NOTES", 5)
+    catalog.note(b"f", [Note(b"%d" % number, one.key, b"") for number in range(20)])
+    assert [note.key for _, note in catalog.notes(b"f")] == [b"15", b"16", b"17", b"18", b"19"]
+    catalog.close()

@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from headstart.core.blocks import Tokens, as_tokens, common_prefix, utf8
 from headstart.core.slide import Replays, exchanges, slide
-from headstart.core.spelling import Spellings, text_digest
+from headstart.core.spelling import Spelled, Spellings, text_digest
 from headstart.core.template import Message, Template
 from headstart.engines.base import Control, Tokenizer
 from headstart.errors import InvalidRequest
@@ -249,19 +249,22 @@ class Prompter:
         text = b"".join(map(self.tokenizer.piece, tokens)).decode("utf-8", "replace")
         return Prompt(text, as_tokens(tokens), salt)
 
-    def remember(self, prompt: Prompt, reply: str, tokens: Sequence[int]) -> None:
-        """Learns how a reply was spelled. `tokens`: those whose bytes were wholly delivered in `reply`, and no more."""
+    def remember(self, prompt: Prompt, reply: str, tokens: Sequence[int]) -> Spelled | None:
+        """Learns how a reply was spelled, and returns it if the tokenizer would spell it otherwise.
+
+        `tokens`: those whose bytes were wholly delivered in `reply`, and no more.
+        """
         if not self.spelling or not prompt.head or not tokens:
-            return
+            return None
         delivered = b"".join(map(self.tokenizer.piece, tokens)).decode("utf-8", "replace")
         if not delivered or not reply.startswith(delivered):
-            return
+            return None
         reply_tokens = as_tokens(tokens)
         whole = as_tokens(self.tokenizer.tokenize(prompt.lead + delivered))
         if np.array_equal(np.concatenate([prompt.lead_tokens, reply_tokens]), whole):
             self.spellings.forget(prompt.head, prompt.lead, delivered)
-        else:
-            self.spellings.remember(prompt.head, prompt.lead, delivered, reply_tokens)
+            return None
+        return self.spellings.remember(prompt.head, prompt.lead, delivered, reply_tokens)
 
     # ── text → tokens ────────────────────────────────────────────────────────────────────────────────────────────────
 

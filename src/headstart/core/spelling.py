@@ -6,14 +6,16 @@ really spelled, so that a prompt which sends that reply back continues on the ro
 
 from __future__ import annotations
 
+import struct
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import numpy as np
 from blake3 import blake3
 
-from headstart.core.blocks import Tokens, utf8
+from headstart.core.blocks import Tokens, as_tokens, utf8
 
 
 def text_digest(text: str) -> bytes:
@@ -28,6 +30,38 @@ class Spelling:
     start: int
     end: int
     tokens: Tokens
+
+
+_SPAN = struct.Struct("<QQ")
+_CHECK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """A spelling with what it is found by: a head, and the digest of the text up to its end."""
+
+    head: bytes
+    digest: bytes
+    spelling: Spelling
+
+    @property
+    def key(self) -> bytes:
+        return self.head + self.digest
+
+    def pack(self) -> bytes:
+        """All but the key, to be kept outside of this process, with a checksum over both."""
+        data = _SPAN.pack(self.spelling.start, self.spelling.end) + self.spelling.tokens.astype("<i4").tobytes()
+        return blake3(self.key + data).digest(_CHECK) + data
+
+    @classmethod
+    def unpack(cls, key: bytes, packed: bytes) -> Spelled:
+        """What `pack` was called on. Raises ValueError if that is not what comes back."""
+        check, data = packed[:_CHECK], packed[_CHECK:]
+        if len(key) != 64 or len(data) < _SPAN.size or blake3(key + data).digest(_CHECK) != check:
+            raise ValueError("not the spelling that was packed")
+        start, end = _SPAN.unpack_from(data)
+        tokens = as_tokens(np.frombuffer(data, "<i4", offset=_SPAN.size))
+        return cls(key[:32], key[32:], Spelling(start, end, tokens))
 
 
 class Spellings:
@@ -49,15 +83,19 @@ class Spellings:
     def __len__(self) -> int:
         return len(self._known)
 
-    def remember(self, head: bytes, lead: str, reply: str, tokens: Tokens) -> None:
+    def remember(self, head: bytes, lead: str, reply: str, tokens: Tokens) -> Spelled:
         """`reply`, behind `lead`, is made of `tokens`."""
-        key = (head, text_digest(lead + reply))
+        spelled = Spelled(head, text_digest(lead + reply), Spelling(len(lead), len(lead) + len(reply), tokens))
+        self.learn(spelled)
+        return spelled
+
+    def learn(self, spelled: Spelled) -> None:
+        key, spelling = (spelled.head, spelled.digest), spelled.spelling
         with self._lock:
             self._drop(key)
-            spelling = Spelling(len(lead), len(lead) + len(reply), tokens)
             self._known[key] = spelling
-            insort(self._ends.setdefault(head, []), spelling.end)
-            self._room -= len(tokens)
+            insort(self._ends.setdefault(spelled.head, []), spelling.end)
+            self._room -= len(spelling.tokens)
             while len(self._known) > self._limit or self._room < 0:
                 self._drop(next(iter(self._known)))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -18,11 +19,12 @@ from headstart.core.blocks import BlockId, Chain, Tokens, as_tokens, block_id, r
 from headstart.core.index import Entry, Index
 from headstart.core.planner import Mode, Plan
 from headstart.core.retention import Retention
+from headstart.core.spelling import Spelled, Spellings
 from headstart.engines.base import Engine, Rows, Span
 from headstart.errors import EngineError
 from headstart.runtime.slots import Slot
-from headstart.stores.behind import Appeared, Gone, NoDisk, Refused, Stored
-from headstart.stores.disk import Label
+from headstart.stores.behind import Appeared, Gone, NoDisk, Noted, Refused, Stored
+from headstart.stores.disk import Label, Note
 from headstart.stores.memory import Memory
 
 log = logging.getLogger("headstart.cache")
@@ -72,11 +74,13 @@ class Cache:
         clock: Callable[[], float],
         policy: str = "value",
         disk: NoDisk | None = None,
+        spellings: Spellings | None = None,
     ) -> None:
         self.index = Index(engine.traits.grid)
         self.memory = memory
         self.disk = NoDisk() if disk is None else disk
         self.seconds = 1e-3
+        self._spellings = Spellings() if spellings is None else spellings
         self._writing: dict[BlockId, Entry] = {}  # offered to the disk: pinned until it has answered
         self._owed: dict[BlockId, Entry] = {}  # the disk had no time for them yet
         self.counters: Counter[str] = Counter()
@@ -252,6 +256,9 @@ class Cache:
                     self._on_disk(label)
                 case Gone(key=key):
                     self._off_disk(key)
+                case Noted(note=note):
+                    with suppress(ValueError):
+                        self._spellings.learn(Spelled.unpack(note.key, note.value))
         for entry in list(self._owed.values()):
             if self._lacking(entry) and not self._hand_over(entry):
                 break
@@ -394,6 +401,11 @@ class Cache:
         slot.reply = tokens
         self._retention.replied(slot.ids, tokens)
         self.disk.replied(slot.ids, tokens)
+
+    def spelled(self, chain: Chain, spelled: Spelled) -> None:
+        """Keeps how the reply to a prompt was spelled: without that, the rows of what follows could not be found again."""
+        if chain.ids:
+            self.disk.note(Note(spelled.key, chain.ids[-1], spelled.pack()))
 
     # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 

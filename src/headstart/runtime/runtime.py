@@ -70,7 +70,9 @@ class Runtime:
         self.prompter = Prompter(engine.tokenizer, Template(source, engine.tokenizer.names), spelling=settings.reuse == "fast")
         cell = engine.traits.grid * engine.shape.row_bytes
         memory = Memory(cell, settings.memory_budget)
-        self.cache = Cache(engine, memory, self._mode, time.monotonic, disk=_disk(engine, settings))
+        disk, spellings = _disk(engine, settings), self.prompter.spellings
+        self.cache = Cache(engine, memory, self._mode, time.monotonic, disk=disk, spellings=spellings)
+        self.cache.settle_disk()  # the first prompt is made before the first request is
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
         self.scheduler = Scheduler(engine, self.cache, self.prompter, self._mode, stall=settings.stall, observe=self._observed)
         self._watchers: list[Callable[[Request], Sink]] = []

@@ -434,7 +434,9 @@ class Scheduler:
             # The next turn goes on at what the caller saw, not behind the stop text.
             self.engine.truncate(slot.number, len(job.chain) + len(delivered))
             slot.truncate(len(job.chain) + len(delivered))
-        self._prompter.remember(prompt, reply.text, delivered)  # before the caller can send it back
+        spelled = self._prompter.remember(prompt, reply.text, delivered)  # before the caller can send it back
+        if spelled is not None:
+            self.cache.spelled(job.chain, spelled)
         self.cache.replied(slot, len(reply.tokens))
         job.finish(reason, report)
         self._release(job)

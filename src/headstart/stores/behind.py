@@ -6,6 +6,7 @@ fails is left alone for a while and then tried again; meanwhile everything is re
 
 from __future__ import annotations
 
+import errno
 import logging
 import queue
 import sqlite3
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from headstart.stores.base import Bytes
-from headstart.stores.disk import Disk, FormatError, Label
+from headstart.stores.disk import Disk, FormatError, Label, Note
 from headstart.stores.disk.store import damages
 
 log = logging.getLogger("headstart.disk")
@@ -29,7 +30,7 @@ POLL = 0.25
 PATIENCE = 10.0
 """Seconds for which a failing disk is left alone."""
 NEWS = 1 << 16
-"""Uses that are remembered while the disk has no time for them."""
+"""Uses, replies and notes that are remembered while the disk has no time for them."""
 READERS = 4
 """Objects that are read at the same time."""
 GRACE = 5.0
@@ -65,7 +66,14 @@ class Gone:
     key: bytes
 
 
-Notice = Stored | Refused | Appeared | Gone
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A note was found."""
+
+    note: Note
+
+
+Notice = Stored | Refused | Appeared | Gone | Noted
 
 
 class NoDisk:
@@ -114,6 +122,9 @@ class NoDisk:
     def replied(self, keys: Collection[bytes], tokens: int) -> None:
         """Tells how long the reply was to the request that has used these objects last."""
 
+    def note(self, note: Note) -> None:
+        """Keeps something small beside a block."""
+
     def foreign(self) -> Mapping[bytes, Set[bytes]]:
         """First blocks of other fingerprints' chains, by fingerprint, as far as they were there when it was opened."""
         return {}
@@ -147,9 +158,10 @@ class WriteBehind(NoDisk):
         self._notices: deque[Notice] = deque()
         self._uses: deque[tuple[bytes, float]] = deque(maxlen=NEWS)
         self._replies: deque[tuple[bytes, int]] = deque(maxlen=NEWS)
+        self._notes: deque[Note] = deque(maxlen=NEWS)
         self._bad: deque[bytes] = deque()
         self._spare: frozenset[bytes] = frozenset()
-        self._seen = 0
+        self._seen = self._seen_notes = 0
         self._known: set[bytes] = set()
         self._sizes = (0, 0, 0)
         self._foreign: Mapping[bytes, Set[bytes]] = {}
@@ -193,7 +205,15 @@ class WriteBehind(NoDisk):
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[Exception | None]:
         self._spare = frozenset(label.key for label, _ in wanted)
         try:
-            return list(self._pool.map(self._read, wanted))
+            faults: list[Exception | None] = [None] * len(wanted)
+            left = iter(range(len(wanted)))  # shared: each reader takes the next one (a future for each would cost as much)
+
+            def take(_: int) -> None:
+                for number in left:
+                    faults[number] = self._read(wanted[number])
+
+            list(self._pool.map(take, range(min(READERS, len(wanted)))))
+            return faults
         finally:
             self._spare = frozenset()
 
@@ -226,6 +246,9 @@ class WriteBehind(NoDisk):
 
     def replied(self, keys: Collection[bytes], tokens: int) -> None:
         self._replies.extend((key, tokens) for key in keys)
+
+    def note(self, note: Note) -> None:
+        self._notes.append(note)
 
     def foreign(self) -> Mapping[bytes, Set[bytes]]:
         return self._foreign
@@ -340,6 +363,9 @@ class WriteBehind(NoDisk):
         replies = [self._replies.popleft() for _ in range(len(self._replies))]
         if replies:
             disk.catalog.replied(replies)
+        notes = [self._notes.popleft() for _ in range(len(self._notes))]
+        if notes:
+            disk.catalog.note(self._fingerprint, notes)
         self._look(disk)
 
     def _look(self, disk: Disk) -> None:
@@ -348,16 +374,17 @@ class WriteBehind(NoDisk):
             self._seen = row.number
             self._known.add(row.label.key)
             self._notices.append(Appeared(row.label))
+        for number, note in disk.catalog.notes(self._fingerprint, self._seen_notes):
+            self._seen_notes = number
+            self._notices.append(Noted(note))
         self._sizes = (disk.used, disk.budget, len(disk))
 
     def _open(self) -> bool:
         try:
             self._disk = self._opens()
-            self._seen, self._tidy = 0, False
-            before, self._known = self._known, set()
+            self._seen, self._seen_notes, self._tidy = 0, 0, False
             self._look(self._disk)
             self._foreign = self._disk.catalog.foreign(self._fingerprint)
-            self._forget(before - self._known)  # it may be another folder than before
         except Exception as error:
             self._fail(error)
             return False
@@ -368,9 +395,19 @@ class WriteBehind(NoDisk):
             log.warning("the disk fails, serving goes on without it: %s", error)
         self._failing_until = time.monotonic() + PATIENCE
         self.counters["faults"] += 1
+        if self._disk is not None and _only_writing(error):
+            return
         disk, self._disk = self._disk, None  # opened anew later: the folder itself may have gone
+        self._forget(list(self._known))
         if disk is not None:
             _close(disk, damaged=damages(error))
+
+
+def _only_writing(error: Exception) -> bool:
+    """Whether what is on the disk can still be read: it is full, or may not be written."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
 
 
 def _close(disk: Disk, *, damaged: bool = False) -> None:

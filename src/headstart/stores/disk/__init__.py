@@ -1,6 +1,7 @@
 """Rows on disk: immutable objects, one a block, beside a SQLite catalogue. docs/format.md describes both."""
 
+from headstart.stores.disk.catalog import Note
 from headstart.stores.disk.format import FormatError, Label
 from headstart.stores.disk.store import Disk
 
-__all__ = ["Disk", "FormatError", "Label"]
+__all__ = ["Disk", "FormatError", "Label", "Note"]

@@ -21,6 +21,8 @@ from headstart.stores.disk.format import Label
 VERSION = 1
 GHOSTS = 1 << 15
 """Objects whose uses are remembered after they have gone."""
+NOTES = 1 << 15
+"""Notes that are kept: the latest."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
     number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows: what others have added is behind the last one seen
@@ -49,6 +51,15 @@ CREATE TABLE IF NOT EXISTS ghosts (            -- objects that have gone, the la
     uses INTEGER NOT NULL,
     reply INTEGER NOT NULL
 );
+CREATE TABLE IF NOT EXISTS notes (             -- what is to be known again beside a block, and is gone with it
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    fingerprint BLOB NOT NULL,
+    key BLOB NOT NULL,
+    block BLOB NOT NULL,
+    value BLOB NOT NULL,
+    UNIQUE (fingerprint, key)
+);
+CREATE INDEX IF NOT EXISTS by_block ON notes (block);
 CREATE TABLE IF NOT EXISTS learned (           -- core/reuse: one row of float64
     one INTEGER PRIMARY KEY CHECK (one = 1),
     counts BLOB NOT NULL
@@ -67,6 +78,15 @@ class Row:
     used: float
     pinned: bool
     uses: int
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something small that is to be known again, under `key`, for as long as the block `block` is there."""
+
+    key: bytes
+    block: bytes
+    value: bytes
 
 
 class Catalog:
@@ -133,6 +153,7 @@ class Catalog:
             for _, usage in found:
                 reuse.left(usage)
             self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key, _ in found])
+            self._db.executemany("DELETE FROM notes WHERE block = ?", [(key,) for key, _ in found])
             self._db.executemany(
                 "INSERT OR REPLACE INTO ghosts (key, used, heat, uses, reply) VALUES (?, ?, ?, ?, ?)",
                 [(key, usage.last, usage.heat, usage.uses, usage.reply) for key, usage in found],
@@ -156,6 +177,21 @@ class Catalog:
         """Tells how many tokens the reply had to the request that has used an object last: keys with those."""
         with self._change():
             self._db.executemany("UPDATE objects SET reply = ? WHERE key = ?", [(tokens, key) for key, tokens in replies])
+
+    def note(self, fingerprint: bytes, notes: Collection[Note]) -> None:
+        """Keeps notes, in place of those under the same keys."""
+        with self._change():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO notes (fingerprint, key, block, value) VALUES (?, ?, ?, ?)",
+                [(fingerprint, note.key, note.block, note.value) for note in notes],
+            )
+            self._db.execute("DELETE FROM notes WHERE number <= (SELECT MAX(number) FROM notes) - ?", (NOTES,))
+
+    def notes(self, fingerprint: bytes, after: int = 0) -> Iterator[tuple[int, Note]]:
+        """Notes of a fingerprint with their numbers, in the order of their coming, behind number `after`."""
+        query = "SELECT number, key, block, value FROM notes WHERE fingerprint = ? AND number > ? ORDER BY number"
+        for number, *note in self._db.execute(query, (fingerprint, after)):
+            yield number, Note(*note)
 
     def _usage(self, table: str, key: bytes) -> Usage | None:
         """How an object was, or a ghost had been, used. What it saves is left out."""

@@ -453,7 +453,8 @@ def _drop_catalog(path: Path) -> None:
 def damages(error: Exception) -> bool:
     """Whether an error of the catalogue says that it holds garbage, rather than that it cannot be used just now."""
     if isinstance(error, sqlite3.OperationalError):
-        return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_ERROR  # tables other than ours
+        # Tables other than ours; or, without a code, values of a type that ours do not have.
+        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_ERROR
     return isinstance(error, sqlite3.DatabaseError | ValueError | TypeError) and not isinstance(
         error, sqlite3.NotSupportedError
     )
