@@ -174,7 +174,7 @@ def recovered(rt: Runtime, wanted: dict[int, Answer]) -> None:
         number = 50 + (number + 1) % 20
         same(answer(rt, number), wanted[number])
         settled(rt)
-    while rt.cache._writing:
+    while rt.cache.spill.writing:
         assert time.monotonic() < until, "rows are pinned for ever"
         same(answer(rt, 0), wanted[0])
 

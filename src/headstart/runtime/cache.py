@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -23,7 +22,8 @@ from headstart.core.spelling import Spelled, Spellings
 from headstart.engines.base import Engine, Rows, Span
 from headstart.errors import EngineError
 from headstart.runtime.slots import Slot
-from headstart.stores.behind import Appeared, Gone, NoDisk, Noted, Refused, Stored
+from headstart.runtime.spill import Spill
+from headstart.stores.behind import NoDisk
 from headstart.stores.disk import Label, Note
 from headstart.stores.memory import Memory
 
@@ -80,17 +80,19 @@ class Cache:
         self.memory = memory
         self.disk = NoDisk() if disk is None else disk
         self.seconds = 1e-3
-        self._spellings = Spellings() if spellings is None else spellings
-        self._writing: dict[BlockId, Entry] = {}  # offered to the disk: pinned until it has answered
-        self._owed: dict[BlockId, Entry] = {}  # the disk had no time for them yet
         self.counters: Counter[str] = Counter()
         self._engine = engine
         self._mode = mode
         self._clock = clock
         self._grid = engine.traits.grid
         self._transient = 0
+        self._read_cost = 1e-3  # seconds that a piece from disk takes
         self._save_cost = 0.0  # seconds that the last copy out of a busy slot took
+        self._fetched: set[BlockId] = set()  # for the request at hand, which counts as their use
         self._retention = Retention(memory.name, self.index, self._saved_per_byte, policy)
+        self.spill = Spill(
+            self.index, memory, self.disk, Spellings() if spellings is None else spellings, self._label, self._stored
+        )
 
     def _saved_per_byte(self, entry: Entry) -> float:
         # In units of one token's prefill. That later tokens cost more is left out: it would rank the end of a long prompt
@@ -99,17 +101,18 @@ class Cache:
 
     # ── save ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def save(self, slot: Slot, *, needed: bool = False, spare: Sequence[Entry] = ()) -> None:
+    def save(self, slot: Slot, *, needed: bool = False, spare: Sequence[Entry] = (), again: bool = False) -> None:
         """Copies out what `slot` holds and memory lacks (or has only derived). Afterwards the slot is not dirty, unless some of
         it has to wait.
 
         `needed`: a request waits for these rows, so they are let in whatever else they displace, but for `spare`.
+        `again`: it is tried every now and then, so that what is refused does not count as a use.
         """
         if not slot.dirty:
             return
         wanted = self._wanted(slot)
         # Derived rows that are being written must stay as they are until then.
-        slot.dirty = any(piece.id in self._writing for piece in wanted)
+        slot.dirty = any(piece.id in self.spill.writing for piece in wanted)
         if not wanted:
             return
         pinned, cells = list(spare), list[int]()
@@ -118,7 +121,7 @@ class Cache:
         try:
             if not self._claim(len(slot)):
                 return
-            wanted = [piece for piece in self._wanted(slot) if piece.id not in self._writing]  # the claim may have evicted
+            wanted = [piece for piece in self._wanted(slot) if piece.id not in self.spill.writing]  # the claim may have evicted
             held = [known for piece in slot.ids if (known := self.index.get(piece)) is not None]
             for entry in held:
                 entry.pins += 1
@@ -131,7 +134,7 @@ class Cache:
             refused = wanted[len(cells) :]
             if refused:
                 self._skip("budget", len(refused))
-                for piece in refused:
+                for piece in refused if not again else ():
                     self._retention.refuse(piece.id, now)
             spans = [
                 Span(piece.start, piece.start + len(piece.tokens), self.memory.cell(cell))
@@ -160,7 +163,7 @@ class Cache:
         now = self._clock()
         for slot in slots:
             if now >= slot.secured + max(SECURE, self._save_cost / SECURE_SHARE) and self._exposed(slot):
-                self.save(slot)
+                self.save(slot, again=True)
                 slot.secured = self._clock()
                 self._save_cost = slot.secured - now
                 return
@@ -208,186 +211,127 @@ class Cache:
         assert known is not None
         self._retention.use(known, now)
         self.counters["saved"] += 1
-        self._offer(known)
+        self.spill.offer(known)
 
-    # ── disk ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _offer(self, entry: Entry) -> None:
-        """Hands a whole block to the disk if it lacks these rows; later, if it has no time now."""
-        if self._lacking(entry) and not self._hand_over(entry):
-            self._owed[entry.id] = entry
-
-    def _lacking(self, entry: Entry) -> bool:
-        """Whether the disk should have rows that memory has."""
-        canonical = entry.copies.get(self.memory.name)
-        if canonical is None or not self.disk.on or len(entry.tokens) != self._grid or entry.id in self._writing:
-            return False
-        return self.index.wants(entry.id, self.disk.name, canonical=canonical)
-
-    def _hand_over(self, entry: Entry, *, last: bool = False) -> bool:
-        data = self.memory.read(entry.id)
-        assert data is not None
-        if not self.disk.offer(self._label(entry, canonical=entry.copies[self.memory.name]), data, last=last):
-            return False
-        entry.pins += 1
-        self._writing[entry.id] = entry
-        return True
-
-    def _label(self, entry: Entry, *, canonical: bool) -> Label:
+    def _label(self, entry: Entry, canonical: bool) -> Label:
         tokens = tuple(entry.tokens.tolist())
         seconds = len(tokens) * self.seconds
         return Label(entry.id, entry.parent, self._engine.fingerprint, entry.start, tokens, canonical, seconds)
 
-    def settle_disk(self) -> bool:
-        """Takes note of what the disk has done since, here and in other processes; says whether it has done anything."""
-        notices = self.disk.notices()
-        for notice in notices:
-            match notice:
-                case Stored(label=label):
-                    self._answered(label.key)
-                    self._on_disk(label)
-                    if (reply := self._retention.reply(label.key)) >= 0:
-                        self.disk.replied([label.key], reply)
-                case Refused(label=label, reason=reason):
-                    entry = self._answered(label.key)
-                    if entry is not None and reason != "budget":
-                        self._offer(entry)
-                case Appeared(label=label):
-                    self._on_disk(label)
-                case Gone(key=key):
-                    self._off_disk(key)
-                case Noted(note=note):
-                    with suppress(ValueError):
-                        self._spellings.learn(Spelled.unpack(note.key, note.value))
-        for entry in list(self._owed.values()):
-            if self._lacking(entry) and not self._hand_over(entry):
-                break
-            del self._owed[entry.id]
-        return bool(notices)
-
-    @property
-    def unsettled(self) -> bool:
-        """Whether the disk has yet to take, or to answer for, something that it was offered."""
-        return bool(self._writing or self._owed)
-
-    def _answered(self, key: BlockId) -> Entry | None:
-        entry = self._writing.pop(key, None)
-        if entry is not None:
-            entry.pins -= 1
-        return entry
-
-    def _on_disk(self, label: Label) -> None:
-        if label.start % self._grid == 0 and len(label.tokens) == self._grid:
-            entry = Entry(label.key, label.parent, as_tokens(label.tokens), label.start)
-            self.index.add(entry, self.disk.name, canonical=label.canonical)
-
-    def _off_disk(self, key: BlockId) -> None:
-        entry = self.index.get(key)
-        if entry is not None and self.disk.name in entry.copies:
-            self.index.remove(key, self.disk.name)
-
     def flush(self, slots: Sequence[Slot]) -> None:
         """Offers the disk all that it lacks, rows of slots too: before the end."""
-        if not self.disk.on:
-            return
-        for slot in slots:
-            self.save(slot)
-        for entry in list(self.index):
-            if self._lacking(entry):
-                self._hand_over(entry, last=True)
+        if self.disk.on:
+            for slot in slots:
+                self.save(slot)
+            self.spill.flush()
 
     # ── restore ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def restore(self, slot: Slot, chain: Chain, plan: Plan) -> Restored | None:
-        """Brings `plan.restore` into `slot`. None if a piece turns out bad: it is dropped, and the slot is empty."""
+        """Brings `plan.restore` into `slot`, as far as there is room. None if a piece turns out bad: the slot is then empty."""
         plan = _shortened(plan, sum(self._transfer(entry.stop) <= self._most_transfer for entry in plan.restore))
         pinned = plan.restore
         for entry in pinned:
             entry.pins += 1
         try:
             if not self._claim(plan.start):
-                return None
-            fetched = self._fetch(pinned)
-            if fetched is None:
+                return Restored(_shortened(plan, 0), {})
+            if not self._fetch(pinned):
                 return None
             plan = _shortened(plan, len(list(takewhile(self._at_hand, pinned))))
-            pieces: list[Rows] = []
-            for entry in plan.restore:
-                data = self.memory.read(entry.id)
-                if data is None:
-                    self._drop(entry)
-                    self._fault("missing", None)
-                    return None
-                pieces.append(Rows(data, len(entry.tokens), len(entry.tokens)))
-            if not pieces:
-                return None
-            last = pieces[-1]
-            pieces[-1] = Rows(last.data, last.tokens, plan.take)
-            try:
-                self._engine.import_rows(slot.number, pieces)
-            except EngineError as error:
-                self._fault("import", error)
-                slot.truncate(0)
-                for entry in reversed(plan.restore):
-                    self._drop(entry)
+            if plan.restore and not self._import(slot, plan):
                 return None
         finally:
             for entry in pinned:
                 entry.pins -= 1
         slot.assign(chain, plan.start, plan.canonical)
-        from_disk = sum(min(entry.stop, plan.start) - entry.start for entry in plan.restore if entry.id in fetched)
-        return Restored(plan, {self.memory.name: plan.start - from_disk, self.disk.name: from_disk})
+        fetched = sum(min(entry.stop, plan.start) - entry.start for entry in plan.restore if entry.id in self._fetched)
+        return Restored(plan, {self.memory.name: plan.start - fetched, self.disk.name: fetched})
+
+    def _import(self, slot: Slot, plan: Plan) -> bool:
+        pieces: list[Rows] = []
+        for entry in plan.restore:
+            data = self.memory.read(entry.id)
+            assert data is not None  # it is at hand, and pinned
+            pieces.append(Rows(data, len(entry.tokens), len(entry.tokens)))
+        last = pieces[-1]
+        pieces[-1] = Rows(last.data, last.tokens, plan.take)
+        try:
+            self._engine.import_rows(slot.number, pieces)
+        except EngineError as error:
+            self._fault("import", error)
+            slot.truncate(0)
+            for entry in reversed(plan.restore):
+                if entry.id not in self.spill.writing:  # whose cell is being read
+                    self._drop(entry)
+            return False
+        return True
+
+    def prefetch(self, plan: Plan, seconds: float) -> bool:
+        """Brings pieces of a plan from disk to memory, for about so long; whether that was all, or all there is room for."""
+        missing = [entry for entry in plan.restore if not self._at_hand(entry)]
+        some = missing[: max(1, int(seconds / self._read_cost))]
+        pinned = plan.restore
+        for entry in pinned:
+            entry.pins += 1
+        try:
+            before = len(self._fetched)
+            return self._fetch(some) and (len(some) == len(missing) or len(self._fetched) == before)
+        finally:
+            for entry in pinned:
+                entry.pins -= 1
 
     def _at_hand(self, entry: Entry) -> bool:
         """Whether the best rows that are known of a piece are in memory."""
         return entry.copies.get(self.memory.name) == entry.canonical
 
-    def _fetch(self, entries: Sequence[Entry]) -> set[BlockId] | None:
-        """Brings pieces from disk to memory, as many from the first on as it has room for; None if one is bad."""
+    def _fetch(self, entries: Sequence[Entry]) -> bool:
+        """Brings pieces from disk to memory, as many from the first on as it has room for. False if one is bad."""
         wanted: list[tuple[Entry, int]] = []
         now = self._clock()
         for entry in entries:
             if self._at_hand(entry):
                 continue
+            if entry.id in self.spill.writing:  # other rows of it, in a cell that is being read
+                break
             if not self._room(entry, now, needed=True) or (cell := self.memory.allocate()) is None:
                 self._skip("restore", 1)
                 break
             wanted.append((entry, cell))
+        if not wanted:
+            return True
         size = self._engine.shape.row_bytes
-        faults = (
-            self.disk.read(
-                [
-                    (self._label(entry, canonical=entry.canonical), self.memory.cell(cell)[: len(entry.tokens) * size])
-                    for entry, cell in wanted
-                ]
-            )
-            if wanted
-            else []
+        cells = [self.memory.cell(cell)[: len(entry.tokens) * size] for entry, cell in wanted]
+        faults = self.disk.read(
+            [(self._label(entry, entry.canonical), out) for (entry, _), out in zip(wanted, cells, strict=True)]
         )
-        fetched: set[BlockId] = set()
+        self._read_cost = (self._clock() - now) / len(wanted)
+        bad = [fault for fault in faults if fault is not None]
+        if bad:
+            self._fault("disk", bad[0], len(bad))
         for (entry, cell), fault in zip(wanted, faults, strict=True):
             if fault is not None:
                 self.memory.release(cell)
-                self._off_disk(entry.id)
-                self._fault("disk", fault)
+                self.spill.gone(entry.id)
                 continue
             self.memory.commit(entry.id, cell)
             self.index.add(entry, self.memory.name, canonical=entry.copies[self.disk.name])
             self._retention.use(entry, now)
-            fetched.add(entry.id)
-        return fetched if len(fetched) == len(wanted) else None
+            self._fetched.add(entry.id)
+        return not bad
 
     def hit(self, chain: Chain, plan: Plan) -> None:
         """Counts a use of all that the request stands on, wherever it was found."""
         now = self._clock()
         for piece in chain.ids[: plan.start // self._grid]:
             entry = self.index.get(piece)
-            if entry is not None and self.memory.name in entry.copies:
+            if entry is not None and self.memory.name in entry.copies and piece not in self._fetched:
                 self._retention.use(entry, now)
         if plan.restore and len(plan.restore[-1].tokens) != self._grid:
             self._retention.use(plan.restore[-1], now)
         if self.disk.on:
             self.disk.use(chain.ids[: plan.start // self._grid])
+        self._fetched.clear()
 
     def elsewhere(self, chain: Chain, salt: str) -> bool:
         """Whether the prompt's beginning is on disk as computed by another model, engine or setting; for the same salt only."""
@@ -395,6 +339,10 @@ class Cache:
             return False
         first = chain.block(0)
         return any(block_id(root_id(other, salt), first) in keys for other, keys in self.disk.foreign().items())
+
+    def _stored(self, piece: BlockId) -> None:
+        if (reply := self._retention.reply(piece)) >= 0:
+            self.disk.replied([piece], reply)
 
     def replied(self, slot: Slot, tokens: int) -> None:
         """Tells how long the reply was to the request that has used all that `slot` stands on."""
@@ -454,7 +402,7 @@ class Cache:
     def _evict(self, entry: Entry) -> None:
         self.counters["evicted"] += 1
         self.counters["evicted_tokens"] += len(entry.tokens)
-        if self._lacking(entry):
+        if self.spill.lacking(entry):
             self._skip("disk", 1)
         self._drop(entry)
 
@@ -462,7 +410,7 @@ class Cache:
         name = self.memory.name
         self.memory.delete(entry.id)
         self._retention.forget(entry)
-        self._owed.pop(entry.id, None)
+        self.spill.forget(entry)
         if name in entry.copies:
             self.index.remove(entry.id, name)
 
@@ -470,9 +418,9 @@ class Cache:
         self.counters[f"skipped_{reason}"] += pieces
         log.info("not saved: %s (%d pieces)", reason, pieces)
 
-    def _fault(self, reason: str, error: Exception | None) -> None:
-        self.counters[f"fault_{reason}"] += 1
-        log.warning("cache fault, treated as a miss: %s%s", reason, f" ({error})" if error else "")
+    def _fault(self, reason: str, error: Exception, pieces: int = 1) -> None:
+        self.counters[f"fault_{reason}"] += pieces
+        log.warning("cache fault, treated as a miss: %s (%s; %d pieces)", reason, error, pieces)
 
     def check(self) -> None:
         """Raises AssertionError if index, retention and memory disagree."""
@@ -481,7 +429,7 @@ class Cache:
         held = [entry for entry in self.index if self.memory.name in entry.copies]
         assert len(held) == len(self.memory) == len(self._retention)
         assert all(entry.id in self.memory for entry in held)
-        assert all(entry.pins == (entry.id in self._writing) for entry in self.index)
+        assert all(entry.pins == (entry.id in self.spill.writing) for entry in self.index)
 
 
 def _shortened(plan: Plan, pieces: int) -> Plan:

@@ -10,7 +10,7 @@ import numpy as np
 from headstart.core.blocks import BlockId, Chain, root_id
 from headstart.core.explain import Divergence, Reason
 from headstart.core.planner import Plan
-from headstart.engines.base import Engine, Logits, Sampler
+from headstart.engines.base import Engine, Logits, Sampler, Sampling
 from headstart.runtime.reply import Reply
 from headstart.runtime.request import (
     Delta,
@@ -98,6 +98,16 @@ class Job:
             return b"" if token in hidden else known(token)  # a control token is no part of what was said
 
         return [cls(ticket, choice, chain, now, Reply(piece, request.stop)) for choice in range(request.choices)]
+
+    def sampling(self, engine: Engine) -> Sampling:
+        """The choice's own seed, and no end token where the caller wants to go on."""
+        sampling = self.request.sampling
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=sampling.seed + self.choice)
+        if self.request.ignore_eos:
+            never = tuple((token, float("-inf")) for token in sorted(engine.tokenizer.eog))
+            sampling = replace(sampling, logit_bias=(*sampling.logit_bias, *never))
+        return sampling
 
     @property
     def request(self) -> Request:

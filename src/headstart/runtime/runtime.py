@@ -72,7 +72,7 @@ class Runtime:
         memory = Memory(cell, settings.memory_budget)
         disk, spellings = _disk(engine, settings), self.prompter.spellings
         self.cache = Cache(engine, memory, self._mode, time.monotonic, disk=disk, spellings=spellings)
-        self.cache.settle_disk()  # the first prompt is made before the first request is
+        self.cache.spill.settle()  # the first prompt is made before the first request is
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
         self.scheduler = Scheduler(engine, self.cache, self.prompter, self._mode, stall=settings.stall, observe=self._observed)
         self._watchers: list[Callable[[Request], Sink]] = []

@@ -21,7 +21,7 @@ from headstart.core.blocks import Tokens, as_tokens, common_prefix
 from headstart.core.explain import History, Reason, Record, diverge
 from headstart.core.planner import Costs, Mode, Plan, keepable, next_call, plan, restorable
 from headstart.core.prompt import Prompter
-from headstart.engines.base import Engine, Sampling, Step
+from headstart.engines.base import Engine, Step
 from headstart.errors import EngineError, HeadstartError, Unavailable
 from headstart.runtime.cache import Cache
 from headstart.runtime.job import Job, Ticket, token_logprob
@@ -128,7 +128,7 @@ class Scheduler:
         while not self._closed:
             try:
                 self._take_in()
-                self.cache.settle_disk()
+                self.cache.spill.settle()
                 self._drop_cancelled()
                 self._admit()
                 self._decode()
@@ -137,7 +137,10 @@ class Scheduler:
             except Exception as error:  # a fault of ours must not leave callers hanging
                 log.exception("the scheduler failed")
                 self._abandon(EngineError(f"internal error: {error}"))
-        self.cache.flush(self.slots)
+        try:
+            self.cache.flush(self.slots)
+        except Exception:
+            log.exception("not all that is live could be kept")
         self._abandon(Unavailable("The server is shutting down."))
 
     def _take_in(self) -> None:
@@ -163,12 +166,15 @@ class Scheduler:
                 if self._inbox.empty():
                     self.cache.save(slot)
         pause = IDLE_SAVE
-        while self.cache.unsettled:
+        while self.cache.disk.on:
             try:
                 return self._inbox.get(timeout=pause)
             except queue.Empty:
-                # A disk may fail for hours.
-                pause = IDLE_SAVE if self.cache.settle_disk() else min(2 * pause, IDLE_POLL)
+                active = self.cache.spill.settle()
+                for slot in self.slots:  # what had to wait for the disk
+                    if self._inbox.empty():
+                        self.cache.save(slot)
+                pause = IDLE_SAVE if active and self.cache.spill.unsettled else min(2 * pause, IDLE_POLL)
         return self._inbox.get()
 
     def _drop_cancelled(self) -> None:
@@ -239,11 +245,14 @@ class Scheduler:
         return max(kept, restorable(self.cache.index, job.chain, self._mode).tokens)
 
     def _start(self, job: Job) -> None:
-        job.started = self._clock()
-        job.sampler = self.engine.sampler(_sampling(job, self.engine))
         if job.request.reuse:
             self._publish_for(job)
         choice = self._choose(job)
+        if any(other.token is not None for other in self._running) and not self.cache.prefetch(choice, self._stall):
+            self.waiting.appendleft(job)  # reading goes on after the running replies' next tokens
+            return
+        job.started = self._clock()
+        job.sampler = self.engine.sampler(job.sampling(self.engine))
         job.slot = slot = self.slots[choice.slot]
         slot.busy = True
         if choice.keep < len(slot):
@@ -254,7 +263,11 @@ class Scheduler:
             restored = self.cache.restore(slot, job.chain, choice)
             if restored is not None:
                 choice, job.tiers = restored.plan, restored.tiers
-                self._restore_cost = _smooth(self._restore_cost, (self._clock() - begun) / choice.start)
+                if choice.start:
+                    self._restore_cost = _smooth(self._restore_cost, (self._clock() - begun) / choice.start)
+                else:
+                    self._empty(slot)
+                    slot.assign(job.chain, 0, 0)
             else:
                 self._empty(slot)
                 self._release(job)
@@ -480,14 +493,3 @@ def _smooth(old: float, new: float) -> float:
 
 def _joined(job: Job) -> Tokens:
     return as_tokens([*job.chain.tokens.tolist(), *job.reply.tokens])
-
-
-def _sampling(job: Job, engine: Engine) -> Sampling:
-    """The choice's own seed, and no end token where the caller wants to go on."""
-    sampling = job.request.sampling
-    if sampling.seed is not None:
-        sampling = replace(sampling, seed=sampling.seed + job.choice)
-    if job.request.ignore_eos:
-        never = tuple((token, float("-inf")) for token in sorted(engine.tokenizer.eog))
-        sampling = replace(sampling, logit_bias=(*sampling.logit_bias, *never))
-    return sampling

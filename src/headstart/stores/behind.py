@@ -14,7 +14,8 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 
 from headstart.stores.base import Bytes
@@ -31,6 +32,8 @@ PATIENCE = 10.0
 """Seconds for which a failing disk is left alone."""
 NEWS = 1 << 16
 """Uses, replies and notes that are remembered while the disk has no time for them."""
+SOME = 1000
+"""Notices that are taken at once: the engine thread has other things to do."""
 READERS = 4
 """Objects that are read at the same time."""
 GRACE = 5.0
@@ -130,7 +133,7 @@ class NoDisk:
         return {}
 
     def notices(self) -> list[Notice]:
-        """What has happened since the last call."""
+        """What has happened since the last call; if that is very much, some of it."""
         return []
 
     def close(self, seconds: float) -> bool:
@@ -163,6 +166,7 @@ class WriteBehind(NoDisk):
         self._spare: frozenset[bytes] = frozenset()
         self._seen = self._seen_notes = 0
         self._known: set[bytes] = set()
+        self._version: tuple[int, ...] = ()
         self._sizes = (0, 0, 0)
         self._foreign: Mapping[bytes, Set[bytes]] = {}
         self._ends = float("inf")
@@ -204,18 +208,20 @@ class WriteBehind(NoDisk):
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[Exception | None]:
         self._spare = frozenset(label.key for label, _ in wanted)
-        try:
-            faults: list[Exception | None] = [None] * len(wanted)
-            left = iter(range(len(wanted)))  # shared: each reader takes the next one (a future for each would cost as much)
+        faults: list[Exception | None] = [None] * len(wanted)
+        left = iter(range(len(wanted)))  # shared: each reader takes the next one (a future for each would cost as much)
 
-            def take(_: int) -> None:
-                for number in left:
-                    faults[number] = self._read(wanted[number])
+        def take() -> None:
+            for number in left:
+                faults[number] = self._read(wanted[number])
 
-            list(self._pool.map(take, range(min(READERS, len(wanted)))))
-            return faults
-        finally:
-            self._spare = frozenset()
+        readers: list[Future[None]] = []
+        with suppress(RuntimeError):  # no thread is to be had: then this one reads alone
+            readers += (self._pool.submit(take) for _ in range(min(READERS, len(wanted)) - 1))
+        take()
+        wait(readers)
+        self._spare = frozenset()
+        return faults
 
     def _read(self, wanted: tuple[Label, Bytes]) -> Exception | None:
         disk = self._disk
@@ -254,10 +260,7 @@ class WriteBehind(NoDisk):
         return self._foreign
 
     def notices(self) -> list[Notice]:
-        found: list[Notice] = []
-        while self._notices:
-            found.append(self._notices.popleft())
-        return found
+        return [self._notices.popleft() for _ in range(min(len(self._notices), SOME))]
 
     def close(self, seconds: float) -> bool:
         self._ends = time.monotonic() + seconds
@@ -272,24 +275,19 @@ class WriteBehind(NoDisk):
 
     def _loop(self) -> None:
         closing = False
-        while not closing:
-            batch, closing = self._collect(block=True)
-            self._work(batch)
-        while time.monotonic() < self._ends:
-            batch, _ = self._collect(block=False)
-            if not batch:
-                break
+        while not closing and time.monotonic() < self._ends:
+            batch, closing = self._collect()
             self._work(batch)
         if self._disk is not None:
             _close(self._disk)
 
-    def _collect(self, *, block: bool) -> tuple[list[tuple[Label, Bytes]], bool]:
-        """What is offered, up to a batch; and whether it is time to end."""
+    def _collect(self) -> tuple[list[tuple[Label, Bytes]], bool]:
+        """What is offered, up to a batch; and whether that was all before the end. Waits a while for the first."""
         batch: list[tuple[Label, Bytes]] = []
         size = 0
         while size < BATCH:
             try:
-                item = self._queue.get(timeout=POLL) if block and not batch else self._queue.get_nowait()
+                item = self._queue.get_nowait() if batch else self._queue.get(timeout=POLL)
             except queue.Empty:
                 break
             if item is None:
@@ -306,8 +304,8 @@ class WriteBehind(NoDisk):
                 disk = self._disk
                 assert disk is not None
                 if not self._tidy:
-                    self._tidy = True
                     self._reconcile(disk)
+                    self._tidy = True
                 while self._bad:  # before anything is written in its place
                     row = disk.quarantine(self._bad.popleft())
                     if row is not None:
@@ -369,7 +367,13 @@ class WriteBehind(NoDisk):
         self._look(disk)
 
     def _look(self, disk: Disk) -> None:
-        """Tells of objects that were not known here."""
+        """Tells of what has come and gone without this process."""
+        version = disk.catalog.version()
+        if version == self._version:
+            return
+        if self._version and version[0] != self._version[0]:
+            self._forget(self._known - disk.catalog.keys())
+        self._version = version
         for row in disk.rows(self._fingerprint, self._seen):
             self._seen = row.number
             self._known.add(row.label.key)
@@ -382,7 +386,7 @@ class WriteBehind(NoDisk):
     def _open(self) -> bool:
         try:
             self._disk = self._opens()
-            self._seen, self._seen_notes, self._tidy = 0, 0, False
+            self._seen, self._seen_notes, self._version, self._tidy = 0, 0, (), False
             self._look(self._disk)
             self._foreign = self._disk.catalog.foreign(self._fingerprint)
         except Exception as error:
@@ -396,6 +400,9 @@ class WriteBehind(NoDisk):
         self._failing_until = time.monotonic() + PATIENCE
         self.counters["faults"] += 1
         if self._disk is not None and _only_writing(error):
+            with suppress(OSError, sqlite3.Error):
+                self._disk.measure()  # it may have to give way
+                self._forget(self._known - self._disk.catalog.keys())  # evicted for what could not be written then
             return
         disk, self._disk = self._disk, None  # opened anew later: the folder itself may have gone
         self._forget(list(self._known))
@@ -404,10 +411,11 @@ class WriteBehind(NoDisk):
 
 
 def _only_writing(error: Exception) -> bool:
-    """Whether what is on the disk can still be read: it is full, or may not be written."""
+    """Whether what is on the disk can still be read: it is full, may not be written, or another process is at it for long."""
     if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EAGAIN)
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_BUSY)
 
 
 def _close(disk: Disk, *, damaged: bool = False) -> None:

@@ -191,6 +191,8 @@ class Catalog:
         """Notes of a fingerprint with their numbers, in the order of their coming, behind number `after`."""
         query = "SELECT number, key, block, value FROM notes WHERE fingerprint = ? AND number > ? ORDER BY number"
         for number, *note in self._db.execute(query, (fingerprint, after)):
+            if not all(isinstance(one, bytes) for one in note):
+                raise sqlite3.DatabaseError("a note that nobody here has written")
             yield number, Note(*note)
 
     def _usage(self, table: str, key: bytes) -> Usage | None:
@@ -284,6 +286,10 @@ class Catalog:
                 heapq.heappush(leaves, (*order[parent], parent))
         return [row for key in found if (row := self.get(key)) is not None]
 
+    def version(self) -> tuple[int, int]:
+        """Numbers of which the first changes with what other connections write, the second with what this one does."""
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0]), self._db.total_changes
+
     def used(self) -> int:
         """Bytes that all objects occupy."""
         return int(self._db.execute("SELECT COALESCE(SUM(allocated), 0) FROM objects").fetchone()[0])
@@ -297,6 +303,10 @@ class Catalog:
             f" FROM objects {where}"
         )
         for number, key, parent, fingerprint, start, tokens, canonical, seconds, *rest in self._db.execute(query, values):
+            if not (
+                isinstance(start, int) and all(isinstance(one, bytes) and len(one) == 32 for one in (key, parent, fingerprint))
+            ):
+                raise sqlite3.DatabaseError("a row that nobody here has written")
             label = Label(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical), seconds)
             allocated, created, used, pinned, uses = rest
             yield Row(number, label, allocated, created, used, bool(pinned), uses)

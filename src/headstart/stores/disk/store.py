@@ -98,9 +98,13 @@ class Disk(Store):
             undo.callback(self.catalog.close)
             self._opened = {path: files.identity(path) for path in (folder / "lock", folder / _INDEX)}
             self._unit = files.unit(folder)
-            free = shutil.disk_usage(folder).free
-            self._budget = min(budget, (free + self.catalog.used()) // 2)
+            self._given = budget
+            self.measure()
             undo.pop_all()
+
+    def measure(self) -> None:
+        """Finds out anew how much may be used: others may need the room. Raises OSError, sqlite3.Error."""
+        self._budget = min(self._given, (shutil.disk_usage(self.folder).free + self.catalog.used()) // 2)
 
     def _open_catalog(self, path: Path) -> Catalog:
         # Made here if it is not there: SQLite would let others read it. Never opened if it is: closing a file drops the
@@ -183,11 +187,13 @@ class Disk(Store):
     def _make_room(self, need: int, spare: Collection[bytes]) -> list[bytes]:
         """Evicts until `need` bytes are free, or nothing more can go; the keys that went."""
         spare, gone = set(spare), list[bytes]()
+        if need > self._budget - self.used:
+            self._tidy_quarantine(0)
         while (missing := need - (self._budget - self.used)) > 0:
             count = len(self.catalog)
             spared = count // SLACK * (self.catalog.used() // max(1, count))  # to rank very many takes a while
             victims = [row.label.key for row in self.catalog.victims(spare, missing + spared)]
-            if not victims and not self._tidy_quarantine(0):
+            if not victims:
                 break
             gone += self._remove(victims)
             spare.update(victims)  # what cannot be deleted must not be tried again and again
@@ -345,8 +351,19 @@ class Disk(Store):
             if row is None or self._good(row):
                 return row
             self.catalog.remove([key])
-            self._put_aside(key)
+            if not self._newer(key):
+                self._put_aside(key)
         return None
+
+    def _newer(self, key: bytes) -> bool:
+        """Whether an object is of a later version, and so not ours to touch."""
+        try:
+            self.inspect(key)
+        except FormatError as error:
+            return error.reason == "newer"
+        except OSError:
+            pass
+        return False
 
     def _good(self, row: Row) -> bool:
         try:
@@ -364,6 +381,11 @@ class Disk(Store):
             os.replace(self.path(key), self._quarantine / self.path(key).name)
         self._tidy_quarantine(KEPT)
 
+    def empty_quarantine(self) -> int:
+        """Deletes all that was put aside; how many. Raises OSError."""
+        with self.writing():
+            return self._tidy_quarantine(0)
+
     def _tidy_quarantine(self, keep: int) -> int:
         """Deletes all but the latest; how many."""
         deleted = 0
@@ -375,9 +397,9 @@ class Disk(Store):
 
     # ── what crashes left ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def reconcile(self) -> tuple[list[Label], list[bytes]]:
+    def reconcile(self, *, evict: bool = True) -> tuple[list[Label], list[bytes]]:
         """Brings folder and catalogue together: temporary files go, objects without a row get one, rows without an object
-        go, and so does what is beyond the budget. Returns what was found and what went.
+        go, and with `evict` so does what is beyond the budget. Returns what was found and what went.
         """
         with self.writing():
             for path in self._temporary.iterdir():
@@ -398,7 +420,8 @@ class Disk(Store):
                 (label, there[key]) for key in sorted(there.keys() - known.keys()) if (label := self._label(key)) is not None
             ]
             self.catalog.add(current + found)
-            gone += self._make_room(0, ())
+            if evict:
+                gone += self._make_room(0, ())
         return [label for label, _ in found if label.key not in gone], gone
 
     def _scan(self) -> dict[bytes, int]:

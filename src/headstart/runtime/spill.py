@@ -1,0 +1,127 @@
+"""Spill: what memory hands down to the disk, and what the disk says back.
+
+Used from the engine thread only. What is handed over is pinned until the disk has answered: the writer reads its cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from headstart.core.blocks import BlockId, as_tokens
+from headstart.core.index import Entry, Index
+from headstart.core.spelling import Spelled, Spellings
+from headstart.stores.behind import Appeared, Gone, NoDisk, Noted, Refused, Stored
+from headstart.stores.disk import Label
+from headstart.stores.memory import Memory
+
+
+class Spill:
+    """Whole blocks on their way from memory to disk.
+
+    Args:
+        label: what is written on the outside of an entry's rows, of which the second argument says whether they are canonical.
+        stored: told of each block that has come to disk from here.
+
+    Attributes:
+        writing: offered, and not answered yet.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        memory: Memory,
+        disk: NoDisk,
+        spellings: Spellings,
+        label: Callable[[Entry, bool], Label],
+        stored: Callable[[BlockId], None],
+    ) -> None:
+        self.writing: dict[BlockId, Entry] = {}
+        self._owed: dict[BlockId, Entry] = {}  # the disk had no time for them yet
+        self._index = index
+        self._memory = memory
+        self._disk = disk
+        self._spellings = spellings
+        self._label = label
+        self._stored = stored
+
+    def offer(self, entry: Entry) -> None:
+        """Hands a whole block to the disk if it lacks these rows; later, if it has no time now."""
+        if self.lacking(entry) and not self._hand_over(entry):
+            self._owed[entry.id] = entry
+
+    def lacking(self, entry: Entry) -> bool:
+        """Whether the disk should have rows that memory has."""
+        canonical = entry.copies.get(self._memory.name)
+        if canonical is None or not self._disk.on or len(entry.tokens) != self._index.grid or entry.id in self.writing:
+            return False
+        return self._index.wants(entry.id, self._disk.name, canonical=canonical)
+
+    def forget(self, entry: Entry) -> None:
+        """The entry has left memory."""
+        self._owed.pop(entry.id, None)
+
+    def flush(self) -> None:
+        """Offers all that the disk lacks, however much that is: before the end."""
+        for entry in list(self._index):
+            if self.lacking(entry):
+                self._hand_over(entry, last=True)
+
+    def _hand_over(self, entry: Entry, *, last: bool = False) -> bool:
+        data = self._memory.read(entry.id)
+        assert data is not None
+        if not self._disk.offer(self._label(entry, entry.copies[self._memory.name]), data, last=last):
+            return False
+        entry.pins += 1
+        self.writing[entry.id] = entry
+        return True
+
+    # ── what the disk says ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def settle(self) -> bool:
+        """Takes note of what the disk has done, here and in other processes; says whether it has done anything."""
+        notices = self._disk.notices()
+        for notice in notices:
+            match notice:
+                case Stored(label=label):
+                    self._answered(label.key)
+                    self._appeared(label)
+                    self._stored(label.key)
+                case Refused(label=label, reason=reason):
+                    entry = self._answered(label.key)
+                    if entry is not None and reason != "budget":
+                        self.offer(entry)
+                case Appeared(label=label):
+                    self._appeared(label)
+                case Gone(key=key):
+                    self.gone(key)
+                case Noted(note=note):
+                    with suppress(ValueError):
+                        self._spellings.learn(Spelled.unpack(note.key, note.value))
+        for entry in list(self._owed.values()):
+            if self.lacking(entry) and not self._hand_over(entry):
+                break
+            del self._owed[entry.id]
+        return bool(notices)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the disk has yet to take, or to answer for, something that it was offered."""
+        return bool(self.writing or self._owed)
+
+    def gone(self, key: BlockId) -> None:
+        """The disk does not have it any more."""
+        entry = self._index.get(key)
+        if entry is not None and self._disk.name in entry.copies:
+            self._index.remove(key, self._disk.name)
+
+    def _answered(self, key: BlockId) -> Entry | None:
+        entry = self.writing.pop(key, None)
+        if entry is not None:
+            entry.pins -= 1
+        return entry
+
+    def _appeared(self, label: Label) -> None:
+        if label.start % self._index.grid == 0 and len(label.tokens) == self._index.grid:
+            entry = Entry(label.key, label.parent, as_tokens(label.tokens), label.start)
+            self._index.add(entry, self._disk.name, canonical=label.canonical)
