@@ -1,7 +1,7 @@
 """A server is killed and started again: how long until the next turn's first token? `python -m benchmarks.restart`.
 
 Each round: a conversation of about 8,000 tokens, `kill -9` two seconds after its reply, a start, and the next turn as soon
-as `/health` is green. Ours and a native llama-server in turn, with the same texts; ratios are of pairs.
+as `/health` is green. Ours (in fast mode) and a native llama-server in turn, with the same texts; ratios are of pairs.
 """
 
 from __future__ import annotations
@@ -76,12 +76,17 @@ def main() -> None:
         "after: time to first token, s": lambda one: one.second.ttft,
         "after: tokens computed": lambda one: one.second.computed,
     }
-    table = Table("figure", *found, "ratio (median of pairs)", title="killed and started again")
+    table = Table("figure", *found, "ratio of pairs", title="killed and started again (fast mode)")
     for figure, of in figures.items():
         ours, theirs = ([of(one) for one in found[name]] for name in found)
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-        table.add_row(figure, *(f"{statistics.median(values):.4g}" for values in (ours, theirs, ratios)))
+        table.add_row(figure, *map(_spread, (ours, theirs, ratios)))
+    table.caption = "medians (min – max)"
     Console().print(table)
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.4g} ({min(values):.4g} – {max(values):.4g})"
 
 
 if __name__ == "__main__":

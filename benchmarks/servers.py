@@ -62,10 +62,15 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _environment(given: dict[str, str]) -> dict[str, str]:
+    """The caller's, without settings of either server."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("HEADSTART_", "LLAMA_"))} | given
+
+
 @contextmanager
 def _running(name: str, command: list[str], port: int, env: dict[str, str]) -> Iterator[Server]:
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **env})
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=_environment(env))
         url = f"http://127.0.0.1:{port}"
         try:
             deadline = time.monotonic() + 120

@@ -130,7 +130,7 @@ def test_four_requests_and_a_kill_before_the_last(engine: LlamaEngine, tmp_path:
             assert answer["headstart"]["computed"] <= cost + 64
             time.sleep(2)
             server.end(signal.SIGKILL)
-        unsettled = answer["usage"]["completion_tokens"]
+        unsettled = answer["usage"]["completion_tokens"] if mode == "exact" else 0
         with serving(*options, "--cache-dir", str(tmp_path), "--reuse", mode) as server:
             url = address(server.line("listening"))
             answer, cost = post(url)

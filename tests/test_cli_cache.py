@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import sqlite3
+import tarfile
+from collections import namedtuple
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +18,25 @@ import pytest
 
 from headstart.cli import main
 from headstart.stores.disk import Disk, Label
+from headstart.stores.disk import store as disk_store
 
 Run = Callable[..., str]
+Block = tuple[Label, np.ndarray[tuple[int], np.dtype[np.uint8]]]
+Places = pytest.TempPathFactory
 SIZE = 5000
+OBJECT = 3 * 4096
+"""Bytes that an object of SIZE bytes occupies."""
 
 
 def key(number: int) -> bytes:
     return bytes([number + 1]) * 32
 
 
-def block(number: int, parent: int | None) -> tuple[Label, np.ndarray[tuple[int], np.dtype[np.uint8]]]:
+def short(number: int) -> str:
+    return key(number).hex()[:4]
+
+
+def block(number: int, parent: int | None) -> Block:
     start = 0 if parent is None else 8 * (parent % 16 + 1)
     label = Label(key(number), bytes(32) if parent is None else key(parent), b"m" * 32, start, tuple(range(8)), True, 0.5)
     return label, np.random.default_rng(number).integers(0, 256, SIZE, np.uint8)
@@ -49,6 +65,32 @@ def cache(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     return run
 
 
+def change(folder: Path, *blocks: Block, pinned: tuple[int, ...] = ()) -> None:
+    disk = Disk(folder, 1 << 40)
+    disk.write(blocks)
+    disk.catalog.pin([key(number) for number in pinned], True)
+    disk.close()
+
+
+def derived(number: int, parent: int | None) -> Block:
+    label, rows = block(number, parent)
+    return replace(label, canonical=False), rows
+
+
+def damage(folder: Path, number: int) -> None:
+    path = folder / "objects" / f"{key(number).hex()}.rows"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def pinned(folder: Path) -> set[int]:
+    with sqlite3.connect(folder / "index.sqlite") as database:
+        found = {one[0] - 1 for (one,) in database.execute("SELECT key FROM objects WHERE pinned")}
+    database.close()
+    return found
+
+
 def keys(folder: Path) -> set[int]:
     return {bytes.fromhex(path.stem)[0] - 1 for path in (folder / "objects").iterdir()}
 
@@ -61,54 +103,289 @@ def test_chains_are_listed(cache: Run) -> None:
     assert "5 in 2 chains" in cache("stats")
 
 
-def test_a_chain_is_shown_by_the_beginning_of_its_id(cache: Run) -> None:
-    shown = cache("show", key(3).hex()[:4])
+def test_a_chain_is_shown_by_the_beginning_of_its_id(cache: Run, folder: Path) -> None:
+    shown = cache("show", short(3))
     assert [number for number in range(20) if key(number).hex()[:12] in shown] == [0, 1, 2, 3]
-    assert "no blocks begin with" in cache("show", "ffff", code=1).lower()
+    assert "No block begins with 'ffff'; `headstart cache ls`" in cache("show", "ffff", code=2)
+    change(folder, block(15, 1))
+    assert "2 blocks begin with '1'; give more digits." in cache("show", "1", code=2)
+
+
+def test_all_is_there_as_data(cache: Run, folder: Path) -> None:
+    cache("pin", short(18))
+    listed = {chain["id"]: chain for chain in json.loads(cache("ls", "--json"))}
+    assert set(listed) == {key(3).hex(), key(18).hex()}
+    chain = listed[key(3).hex()]
+    assert (chain["tokens"], chain["bytes"], chain["own_bytes"], chain["seconds"]) == (32, 4 * OBJECT, 2 * OBJECT, 2.0)
+    assert (chain["fingerprint"], chain["pinned"], chain["complete"]) == ("6d" * 32, False, True)
+    assert listed[key(18).hex()]["pinned"]
+    shown = json.loads(cache("show", short(18), "--json"))
+    assert [part["id"] for part in shown["blocks"]] == [key(number).hex() for number in (0, 1, 18)]
+    assert [(part["start"], part["pinned"], part["canonical"]) for part in shown["blocks"]] == [
+        *((0, True, True), (8, True, True), (16, True, True)),
+    ]
+    stats = json.loads(cache("stats", "--json"))
+    assert (stats["folder"], stats["chains"], stats["blocks"], stats["pinned"]) == (str(folder), 2, 5, 3)
+    assert (stats["bytes"], stats["put_aside_bytes"]) == (5 * OBJECT, 0)
+    assert [(model["fingerprint"], model["blocks"]) for model in stats["models"]] == [("6d" * 32, 5)]
+
+
+def test_one_is_not_many(cache: Run, folder: Path) -> None:
+    assert "deleted: 1 block, 12 KiB" in cache("rm", short(18))
+    assert "4 in 1 chain\n" in cache("stats")
 
 
 def test_damage_is_found_and_put_aside(cache: Run, folder: Path) -> None:
     assert "5 of 5" in cache("verify")
-    path = folder / "objects" / f"{key(2).hex()}.rows"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    damage(folder, 2)
     assert "4 of 5" in cache("verify", code=1)
     assert "corrupt" in cache("verify", "--repair")
     assert keys(folder) == {0, 1, 3, 18}
-    assert "without a beginning: 1" in cache("gc")
+    assert "12 KiB put aside" in cache("stats")
+    said = cache("gc")
+    assert "without a beginning: 1" in said
+    assert "deleted: 1" in said
     assert keys(folder) == {0, 1, 18}
+    assert "0 B put aside" in cache("stats")
+
+
+def test_what_is_without_a_beginning_is_counted_once(cache: Run, folder: Path) -> None:
+    (folder / "objects" / f"{key(0).hex()}.rows").unlink()
+    assert "without a beginning: 4" in cache("gc")
+    assert keys(folder) == set()
+
+
+@pytest.mark.parametrize("repair", [(), ("--repair",)])
+def test_what_a_server_evicts_meanwhile_is_not_bad(
+    cache: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, repair: tuple[str, ...]
+) -> None:
+    def inspect(self: Disk, wanted: bytes) -> object:
+        if wanted == key(3) and wanted in self:
+            server = Disk(folder, 1 << 40)
+            server.delete(wanted)
+            server.close()
+        return real(self, wanted)
+
+    real = Disk.inspect
+    monkeypatch.setattr(Disk, "inspect", inspect)
+    assert "good: 4 of 4 objects" in cache("verify", *repair)
+
+
+def test_what_a_server_writes_anew_meanwhile_is_good(cache: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quarantine(self: Disk, wanted: bytes) -> object:
+        path = self.path(wanted)
+        path.write_bytes(path.read_bytes()[:-1] + last)
+        return real(self, wanted)
+
+    real, last = Disk.quarantine, bytes(block(2, 1)[1][-1:])
+    damage(folder, 2)
+    monkeypatch.setattr(Disk, "quarantine", quarantine)
+    assert "good: 5 of 5 objects" in cache("verify", "--repair")
+    assert keys(folder) == {0, 1, 2, 3, 18}
+
+
+@pytest.mark.parametrize("command", [("verify", "--repair"), ("gc",)])
+def test_tending_evicts_nothing_on_a_full_disk(
+    cache: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 0))
+    cache(*command)
+    assert keys(folder) >= {0, 1, 2, 3}
+
+
+def test_a_lost_catalogue_is_made_anew(cache: Run, folder: Path) -> None:
+    (folder / "index.sqlite").write_bytes(b"garbage" * 1000)
+    assert "5 in 2 chains" in cache("stats")
+    (folder / "index.sqlite").unlink()
+    assert key(18).hex()[:12] in cache("ls")
+    assert keys(folder) == {0, 1, 2, 3, 18}
 
 
 def test_what_is_pinned_stays(cache: Run, folder: Path) -> None:
-    assert "3 blocks" in cache("pin", key(18).hex()[:4])
+    assert "3 blocks" in cache("pin", short(18))
     cache("gc", "--size", "0")
     assert keys(folder) == {0, 1, 18}
     assert "deleted: 0" in cache("rm", "--all")
+    assert f"pinned; `headstart cache unpin {short(18)}` lets it go" in cache("rm", short(18), code=2)
     assert "pinned" in cache("ls")
-    cache("unpin", key(18).hex()[:4])
+    cache("unpin", short(18))
     cache("rm", "--all")
     assert keys(folder) == set()
 
 
+def test_all_that_a_pinned_block_needs_stays(cache: Run, folder: Path) -> None:
+    change(folder, pinned=(18,))  # as if what it hangs on had been put aside and written anew
+    cache("rm", "--all")
+    assert keys(folder) == {0, 1, 18}
+
+
+def test_unpinning_leaves_what_other_pinned_chains_need(cache: Run, folder: Path) -> None:
+    cache("pin", short(3))
+    cache("pin", short(18))
+    said = cache("unpin", short(3))
+    assert "unpinned: 2 blocks" in said
+    assert "need them: 2 blocks" in said
+    assert pinned(folder) == {0, 1, 18}
+    assert "unpinned: 3 blocks" in cache("unpin", short(18))
+    assert pinned(folder) == set()
+
+
+def test_inner_blocks_are_pinned_and_unpinned_alike(cache: Run, folder: Path) -> None:
+    assert "pinned: 2 blocks" in cache("pin", short(1))
+    assert pinned(folder) == {0, 1}
+    assert "unpinned: 2 blocks" in cache("unpin", short(1))
+    assert pinned(folder) == set()
+    cache("pin", short(1))
+    cache("unpin", short(3))  # a chain that has grown since its beginning was pinned
+    assert pinned(folder) == set()
+
+
 def test_what_others_hang_on_is_not_deleted(cache: Run, folder: Path) -> None:
-    assert "deleted: 2 blocks" in cache("rm", key(3).hex()[:4])
+    said = cache("rm", short(1), code=2)
+    assert "Other chains hang on this block; `headstart cache ls`" in said
+    assert "deleted: 2 blocks" in cache("rm", short(3))
     assert keys(folder) == {0, 1, 18}
     assert "Give an id" in cache("rm", code=2)
 
 
-def test_chains_move_to_another_machine(cache: Run, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_everything_is_what_was_put_aside_too(cache: Run, folder: Path) -> None:
+    damage(folder, 2)
+    cache("verify", "--repair")
+    (folder / "tmp" / "1-1.rows").write_bytes(b"left by a crash")
+    cache("rm", "--all")
+    assert not [path for inner in ("objects", "quarantine", "tmp") for path in (folder / inner).iterdir()]
+
+
+@pytest.fixture
+def exported(cache: Run, tmp_path_factory: Places) -> Path:
+    file = tmp_path_factory.mktemp("out") / "chains.tar"
+    cache("export", str(file))
+    return file
+
+
+def test_chains_move_to_another_machine(cache: Run, folder: Path, tmp_path_factory: Places) -> None:
     file, other = tmp_path_factory.mktemp("out") / "chains.tar", tmp_path_factory.mktemp("other")
-    assert "exported: 3" in cache("export", str(file), key(18).hex()[:4])
+    assert "exported: 3" in cache("export", str(file), short(18))
     data = bytearray(file.read_bytes())
-    assert "imported: 3 blocks; bad: 0" in cache("import", str(file), place=other)
+    assert "imported: 3 blocks; there before: 0; bad: 0" in cache("import", str(file), place=other)
     assert keys(other) == {0, 1, 18}
     assert "3 of 3" in cache("verify", place=other)
-    assert "imported: 0" in cache("import", str(file), place=other)
-    data[20_000] ^= 1
+    assert "imported: 0 blocks; there before: 3" in cache("import", str(file), place=other)
+    data[512 + 4096] ^= 1  # the first byte of rows
+    data[20_000] ^= 1  # in the third header
     file.write_bytes(data)
-    assert "bad: 1" in cache("import", str(file), place=tmp_path_factory.mktemp("third"))
+    assert "imported: 1 block; there before: 0; bad: 2" in cache(
+        "import", str(file), place=tmp_path_factory.mktemp("third"), code=1
+    )
 
 
-def test_an_empty_folder_is_said(cache: Run, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_an_import_in_many_parts(cache: Run, exported: Path, tmp_path_factory: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headstart.stores.disk import archive
+
+    monkeypatch.setattr(archive, "BATCH", 2 * SIZE)
+    other = tmp_path_factory.mktemp("other")
+    assert "imported: 5 blocks; there before: 0; bad: 0" in cache("import", str(exported), place=other)
+    assert "5 of 5" in cache("verify", place=other)
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_an_import_evicts_nothing(
+    cache: Run, exported: Path, tmp_path_factory: Places, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    other, budget = tmp_path_factory.mktemp("other"), str(disk_store.RESERVE + 4 * OBJECT)
+    change(other, block(100, None), block(120, None))
+    if how == "environment":
+        monkeypatch.setenv("HEADSTART_DISK_BUDGET", budget)
+    said = cache("import", str(exported), *(["--disk-budget", budget] if how == "option" else []), place=other, code=1)
+    assert "imported: 2 blocks" in said
+    assert "no room for 3 blocks" in said
+    assert keys(other) >= {100, 120}
+    assert len(keys(other)) == 4
+
+
+def test_an_import_mends(cache: Run, folder: Path, exported: Path, tmp_path_factory: Places) -> None:
+    damage(folder, 2)
+    change(folder, pinned=(2,))
+    assert "imported: 1 block; there before: 4; bad: 0" in cache("import", str(exported))
+    assert pinned(folder) == {2}
+    assert "5 of 5" in cache("verify")
+    other = tmp_path_factory.mktemp("other")
+    change(other, derived(0, None))
+    assert "imported: 5 blocks; there before: 0" in cache("import", str(exported), place=other)
+    assert "derived" not in cache("show", short(3), place=other)
+
+
+def test_derived_rows_never_leave_the_machine(cache: Run, folder: Path, tmp_path: Path) -> None:
+    change(folder, derived(40, 2), block(60, 40))
+    assert "exported: 5 blocks; left out, as derived: 2 blocks" in cache("export", str(tmp_path / "chains.tar"))
+    with tarfile.open(tmp_path / "chains.tar") as tar:
+        assert {bytes.fromhex(name.removesuffix(".rows"))[0] - 1 for name in tar.getnames()} == {0, 1, 2, 3, 18}
+
+
+def test_an_archive_is_its_owners_and_names_nobody(exported: Path) -> None:
+    assert exported.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(exported) as tar:
+        assert {(one.uid, one.gid, one.uname, one.gname) for one in tar} == {(0, 0, "", "")}
+    assert os.listdir(exported.parent) == [exported.name]
+
+
+def test_a_failed_export_leaves_what_was_there(
+    cache: Run, folder: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = exported.read_bytes()
+    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
+    assert f"Cannot write {exported}: No space left on device." in cache("export", str(exported), code=2)
+    assert exported.read_bytes() == before
+    assert os.listdir(exported.parent) == [exported.name]
+
+
+def test_what_is_evicted_during_an_export_is_left_out(cache: Run, folder: Path, tmp_path: Path) -> None:
+    (folder / "objects" / f"{key(2).hex()}.rows").unlink()
+    assert "exported: 3 blocks; left out" in cache("export", str(tmp_path / "chains.tar"))
+
+
+def test_places_that_cannot_be_used_are_said(cache: Run, folder: Path, exported: Path, tmp_path_factory: Places) -> None:
+    place = tmp_path_factory.mktemp("place")
+    (place / "file").write_text("no folder")
+    assert f"Cannot open {place / 'file'}" in cache("import", str(exported), place=place / "file", code=2)
+    assert f"Cannot read {place / 'none.tar'}: No such" in cache("import", str(place / "none.tar"), place=place / "new", code=2)
+    said = cache("import", str(place / "file"), place=place / "new", code=2)
+    assert f"{place / 'file'} is no tar file of `headstart cache export`." in said
+    assert f"Cannot write {place / 'no' / 'x.tar'}: No such" in cache("export", str(place / "no" / "x.tar"), code=2)
+    assert f"Cannot write {place}: it is no plain file." in cache("export", str(place), code=2)
+    assert not (place / "new").exists()
+
+
+def test_an_archive_cut_short_is_said(cache: Run, exported: Path, tmp_path_factory: Places) -> None:
+    exported.write_bytes(exported.read_bytes()[:30_000])
+    assert f"Cannot read {exported}: unexpected end of data." in cache(
+        "import", str(exported), place=tmp_path_factory.mktemp("other"), code=2
+    )
+
+
+def test_strange_things_in_an_archive_are_bad(cache: Run, tmp_path_factory: Places) -> None:
+    place = tmp_path_factory.mktemp("place")
+    (place / "text").write_text("no object")
+    (place / "link").symlink_to("nowhere")
+    with tarfile.open(place / "x.tar", "w") as tar:
+        for name in ("text", "link"):
+            tar.add(place / name, arcname=name)
+    said = cache("import", str(place / "x.tar"), place=place / "new", code=1)
+    assert "imported: 0 blocks; there before: 0; bad: 2" in said
+    assert "link: foreign" in said
+
+
+def test_a_catalogue_that_cannot_be_read_is_said(cache: Run, folder: Path, exported: Path) -> None:
+    with sqlite3.connect(folder / "index.sqlite") as database:
+        database.execute("PRAGMA user_version=99")
+    database.close()
+    for command in (("ls",), ("import", str(exported))):
+        assert f"Cannot open {folder}: the catalogue is of version 99" in cache(*command, code=2)
+
+
+def test_an_empty_folder_is_said(cache: Run, tmp_path_factory: Places) -> None:
     assert "Nothing is stored" in cache("ls", code=2, place=tmp_path_factory.mktemp("empty"))

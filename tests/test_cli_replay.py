@@ -82,6 +82,10 @@ def test_the_table_has_the_policies_that_were_asked_for(replay: Run, trace: Path
     [
         (("--budget", "10x"), "write it like 4GiB or 10%"),
         (("--budget", "x%"), "write it like 4GiB or 10%"),
+        (("--budget", "-5%"), "write it like 4GiB or 10%"),
+        (("--budget", "inf%"), "write it like 4GiB or 10%"),
+        (("--bytes-per-token", "inf"), "'--bytes-per-token': inf is not a finite number"),
+        (("--every", "inf"), "'--every': inf is not a finite number"),
         (("--policy", "best"), "it is none of value"),
         (("--grid", "100"), "multiple"),
     ],
@@ -90,6 +94,14 @@ def test_mistakes_are_one_line(replay: Run, trace: Path, arguments: tuple[str, .
     out = replay(str(trace), *arguments, code=2)
     assert said in out
     assert len(out.splitlines()) == 1
+
+
+def test_what_is_no_trace_is_told_the_forms(replay: Run, tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"prompt": "hello"}\n')
+    out = replay(str(other), code=2)
+    assert f"{other} is not a trace: " in out
+    assert "`headstart replay --help` names the forms" in out
 
 
 def test_without_a_trace_one_is_generated(replay: Run) -> None:

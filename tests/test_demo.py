@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +11,18 @@ from typing import Any
 
 import pytest
 
-from headstart.demo import Answer, Cost, Turn, saved, script, sentence
+from headstart.demo import Answer, Cost, Turn, _Server, saved, script, sentence
+from headstart.errors import HeadstartError
 
 
-def play(*arguments: str) -> tuple[dict[str, Any], str]:
+def play(*arguments: str, **environment: str) -> tuple[dict[str, Any], str]:
     result = subprocess.run(
         [sys.executable, "-m", "headstart", "demo", *arguments],
         capture_output=True,
         text=True,
         timeout=840,
         stdin=subprocess.DEVNULL,
+        env={**os.environ, **environment},
     )
     assert result.returncode == 0, result.stderr
     return (json.loads(result.stdout) if "--json" in arguments else {}), result.stdout
@@ -46,8 +49,9 @@ def check(data: dict[str, Any]) -> None:
     assert data["saved"]["tokens"] == sum(turn["cold"]["computed"] - turn["computed"] for turn in data["turns"]) > 0
 
 
-def test_data(tiny_model: Path) -> None:
-    data, _ = play(str(tiny_model), "--json", "--turns", "3")
+def test_data_whatever_the_users_own_settings_are(tiny_model: Path) -> None:
+    own = {"HEADSTART_API_KEY": "secret", "HEADSTART_NO_DISK": "1", "HEADSTART_SLOTS": "0"}
+    data, _ = play(str(tiny_model), "--json", "--turns", "3", **own)
     assert [turn["kind"] for turn in data["turns"]][:-1] == ["begins", "asks", "begins", "asks", "edits turn 3", "regenerates"]
     check(data)
 
@@ -57,6 +61,14 @@ def test_table_ends_in_one_sentence(tiny_model: Path) -> None:
     assert "cached" in shown
     assert shown.rstrip().endswith("s.")
     assert "headstart computed" in shown
+
+
+def test_a_server_that_does_not_start_is_said_and_put_away(tmp_path: Path) -> None:
+    with (
+        pytest.raises(HeadstartError, match=r"did not start: headstart: .*nowhere"),
+        _Server("nowhere", str(tmp_path)) as server,
+    ):
+        server.start()  # a pipe that stays open is a ResourceWarning, and that an error
 
 
 @pytest.mark.slow

@@ -18,17 +18,24 @@ SYSTEM = "You keep the house, and you know where everything is. " * 12
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
 
-def warm(*arguments: str) -> int:
+def warm(*arguments: str, memory: str = "64MiB") -> int:
     with pytest.raises(SystemExit) as end:
-        main(["warm", *arguments, "--ctx", "2048", "--memory-budget", "64MiB"])
+        main(["warm", *arguments, "--ctx", "2048", "--memory-budget", memory])
     assert isinstance(end.value.code, int)
     return end.value.code
 
 
+def main_ends(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 0
+
+
 @pytest.mark.parametrize("form", ["text", "body", "lines"])
 def test_the_first_request_computes_its_own_words_only(
-    form: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    form: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     chat: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
     tools = TOOLS if form == "lines" else None
     body = json.dumps({"messages": chat, "tools": tools, "model": "any"})
@@ -38,6 +45,12 @@ def test_the_first_request_computes_its_own_words_only(
     assert warm(str(file), str(tiny_model), "--cache-dir", str(folder), "--salt", "alice") == 0
     told = capsys.readouterr().out
     assert "stored: " in told
+    assert ("ready: 2 prompts of" if form == "lines" else "ready: 1 prompt of") in told
+    for line in told.splitlines()[1:-1]:
+        identity, place = line.split()
+        assert place.startswith(str(file))
+        main_ends(["cache", "show", identity, "--cache-dir", str(folder)])
+        assert f"│ {identity} │" in capsys.readouterr().out.splitlines()[-2]
     with headstart.open(tiny_model, ctx=2048, cache_dir=folder) as hs:
         chat.append({"role": "user", "content": "Where is the key?"})
         alice = hs.chat(chat, max_tokens=1, salt="alice", tools=tools or ()).report
@@ -71,8 +84,9 @@ def test_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert of('{"not": "a request"}')[0].messages == [{"role": "user", "content": '{"not": "a request"}'}]
     assert of("[1]\n[2]")[0].messages == [{"role": "user", "content": "[1]\n[2]"}]
     assert of(json.dumps([message]))[0].messages == [message]
-    lines = of(f"{json.dumps({'messages': [message], 'chat_template_kwargs': {'x': 1}})}\n\n{json.dumps([message])}\n")
-    assert [one.options for one in lines] == [{"template": {"x": 1}}, {}]
+    body = {"messages": [message], "chat_template_kwargs": {"x": 1}, "cache_salt": "bob"}
+    lines = of(f"{json.dumps(body)}\n\n{json.dumps([message])}\n")
+    assert [one.options for one in lines] == [{"template": {"x": 1}, "salt": "bob"}, {}]
     assert [one.place.rsplit(":", 1)[1] for one in lines] == ["1", "3"]
     monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
     assert read("-", "system")[0].messages == [{"role": "system", "content": "from a pipe"}]
@@ -81,6 +95,7 @@ def test_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("{", "a.json", "is not JSON"),
         ('{"messages": [{"role": "user"}]}\n{', "a.jsonl", "line 2"),
         ('{"a": 1}', "b.json", "no chat request"),
+        (json.dumps({"messages": [message], "cache_salt": 5}), "c.json", "cache_salt must be a text"),
     ):
         with pytest.raises(ConfigError, match=says):
             of(text, name)
@@ -88,11 +103,61 @@ def test_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read(str(tmp_path / "nowhere"), "user")
 
 
-def test_a_disk_without_room_is_said(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "memory", "mend"),
+    [
+        (("--disk-budget", "1"), "64MiB", "give more --disk-budget"),
+        ((), "0", "give more --memory-budget"),
+        ((), "256KiB", "give more --memory-budget"),
+    ],
+)
+def test_what_is_not_stored_is_said(
+    options: tuple[str, ...], memory: str, mend: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompt"
+    file.write_text(SYSTEM * 3)
+    assert warm(str(file), str(tiny_model), "--cache-dir", str(tmp_path / "cache"), *options, memory=memory) == 1
+    told = capsys.readouterr()
+    assert mend in told.err.splitlines()[-1]
+    assert f"  not stored    {file}" in told.out
+
+
+@pytest.mark.parametrize(("options", "why"), [((), "see above"), (("--disk-budget", "0"), "--disk-budget is 0")])
+def test_a_folder_that_cannot_be_used_is_said_at_once(
+    options: tuple[str, ...], why: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "prompt"
     file.write_text(SYSTEM)
-    assert warm(str(file), str(tiny_model), "--cache-dir", str(tmp_path / "cache"), "--disk-budget", "1") == 1
-    assert "--disk-budget" in capsys.readouterr().err
-    file.write_text("word " * 5000)
-    assert warm(str(file), str(tiny_model), "--cache-dir", str(tmp_path / "cache")) == 2
-    assert "prompt:" in capsys.readouterr().err
+    folder = tmp_path / "folder" if options else file
+    assert warm(str(file), str(tiny_model), "--cache-dir", str(folder), *options) == 2
+    told = capsys.readouterr()
+    assert f"{folder} cannot be used ({why})" in told.err.splitlines()[-1]
+    assert not told.out
+
+
+def test_a_prompt_that_fails_leaves_what_came_before_it(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstart.observe.prefill.FIRST", 0.0)
+    file, folder = tmp_path / "prompts.jsonl", tmp_path / "cache"
+    bodies = ({"messages": [{"role": "user", "content": text}], "cache_salt": "bob"} for text in (SYSTEM * 3, "word " * 5000))
+    file.write_text("".join(f"{json.dumps(body)}\n" for body in bodies))
+    assert warm(str(file), str(tiny_model), "--cache-dir", str(folder), "--salt", "alice") == 2
+    told = capsys.readouterr()
+    assert told.err.splitlines()[-1].startswith(f"headstart: {file}:2: ")
+    assert told.err.endswith("a conversation may hold 2,048. Shorten it, or give a larger --ctx, as the server has.\n")
+    assert "prefill" in told.err, "a long one is heard of"
+    assert "ready: 1 prompt of" in told.out
+    with headstart.open(tiny_model, ctx=2048, cache_dir=str(folder)) as hs:
+        assert hs.runtime.settings.cache_dir == folder
+        warmed = hs.chat(SYSTEM * 3 + "!", max_tokens=1, salt="bob").report
+        assert warmed.tiers == {"disk": warmed.cached}
+        assert warmed.cached > 128
+        assert hs.chat(SYSTEM * 3 + "!", max_tokens=1, salt="alice").report.cached == 0
+
+
+def test_paths_may_be_texts() -> None:
+    settings = headstart.Settings(cache_dir="a", chat_template="b", lora="c")  # type: ignore[arg-type]
+    assert (settings.cache_dir, settings.chat_template, settings.lora) == (Path("a"), Path("b"), Path("c"))
+    with pytest.raises(ConfigError, match="--cache-dir must be a path, not 5"):
+        headstart.Settings(cache_dir=5)  # type: ignore[arg-type]

@@ -156,7 +156,7 @@ DiskBudget = Annotated[
         envvar="HEADSTART_DISK_BUDGET",
         metavar="SIZE",
         rich_help_panel=CACHE,
-        help="Most that the folder may occupy: a hard limit, and never more than half of what is free there.",
+        help="The most that the folder may occupy: a hard limit, and never more than half of what is free there.",
         show_default="20GiB",
     ),
 ]
@@ -300,7 +300,8 @@ def demo(
 ) -> None:
     """Chats with a model over HTTP, with and without reuse, and shows what was computed: about two minutes of work.
 
-    A ten-turn chat behind a long system prompt, a second user in between, an edit of an earlier message, a regeneration.
+    A ten-turn chat behind a long system prompt, a second user in between, an edit of an earlier message, a regeneration;
+    then the server is killed (`kill -9`) and started again, and the chat goes on.
     """
     from headstart.demo import run
 

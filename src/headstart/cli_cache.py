@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-import tarfile
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 import typer
 
 from headstart.config import default_cache_dir
 from headstart.errors import ConfigError
-from headstart.units import show_size
+from headstart.units import parse_size, show_size
 
 if TYPE_CHECKING:
-    from headstart.stores.disk import Disk
+    from headstart.stores.disk import Disk, FormatError
+    from headstart.stores.disk.catalog import Row
     from headstart.stores.disk.chains import Chain, Chains
+
+T = TypeVar("T")
 
 app = typer.Typer(
     name="cache",
     help="Shows and tends what is kept on disk. A chain is a prompt from its beginning; its id is that of its last block.",
     no_args_is_help=True,
 )
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
+
 
 Folder = Annotated[
     Path | None,
@@ -36,24 +47,38 @@ Folder = Annotated[
     ),
 ]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The first digits of an id.")]
+Json = Annotated[bool, typer.Option("--json", help="Print data instead of a table.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A tar file.")]
+DiskBudget = Annotated[
+    int,
+    typer.Option(
+        parser=_size,
+        envvar="HEADSTART_DISK_BUDGET",
+        metavar="SIZE",
+        help="The most that the folder may occupy, and never more than half of what is free there. Nothing is evicted.",
+        show_default="20GiB",
+    ),
+]
 ALL = 1 << 62
 
 
 @contextmanager
-def _opened(folder: Path | None, budget: int = ALL) -> Iterator[Disk]:
+def _opened(folder: Path | None, budget: int = ALL, *, make: bool = False) -> Iterator[Disk]:
+    """The tier in a folder, which is there already unless it is to be made. Faults within are the user's to mend."""
     import sqlite3
 
     from headstart.stores.disk import Disk
 
     place = folder or default_cache_dir()
-    if not (place / "index.sqlite").exists():
-        raise ConfigError(f"Nothing is stored in {place}; --cache-dir names another folder.")
     try:
+        if not make and not (place / "objects").is_dir():
+            raise ConfigError(f"Nothing is stored in {place}; --cache-dir names another folder.")
         disk = Disk(place, budget)
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"Cannot open {place}: {error}.") from error
     try:
+        if not len(disk) and any(disk.objects.iterdir()):
+            disk.reconcile(evict=False)  # the catalogue is new: the old one was damaged or lost
         yield disk
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"{place}: {error}.") from error
@@ -75,174 +100,229 @@ def _ago(then: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _track(items: Sequence[T], doing: str) -> Iterable[T]:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, doing, transient=True, console=Console(stderr=True))
+
+
 @app.command("ls")
 def list_chains(
-    folder: Folder = None, limit: Annotated[int, typer.Option(min=1, metavar="N", help="Most chains to show.")] = 50
+    folder: Folder = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="The most chains to show.", show_default="50, or all with --json"),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """Lists chains, the latest used first."""
+    with _opened(folder) as disk:
+        chains = _chains(disk).all()
+    if as_json:
+        typer.echo(json.dumps([chain.data() for chain in chains[:limit]], indent=1))
+        return
     from rich.console import Console
     from rich.table import Column, Table
 
-    with _opened(folder) as disk:
-        chains = _chains(disk).all()
-        table = Table(Column("id", no_wrap=True), "tokens", "size", "of its own", "saves", "used", "model", "")
-        for chain in chains[:limit]:
-            table.add_row(*_described(chain))
-        Console().print(table)
-        if len(chains) > limit:
-            typer.echo(f"and {len(chains) - limit} more; see --limit")
+    shown = chains[: limit or 50]
+    table = Table(
+        Column("id", no_wrap=True), "tokens", "size", "of its own", "saves", "used", Column("model", no_wrap=True), ""
+    )
+    for chain in shown:
+        table.add_row(*_described(chain))
+    Console().print(table)
+    if len(chains) > len(shown):
+        typer.echo(f"and {len(chains) - len(shown):,} more; see --limit")
 
 
 def _described(chain: Chain) -> list[str]:
-    last = chain.rows[-1]
-    notes = ["pinned"] if last.pinned else []
+    data = chain.data()
+    notes = ["pinned"] if data["pinned"] else []
     if not chain.complete:
         notes.append("its beginning is gone")
     return [
-        chain.key.hex()[:12],
+        data["id"][:12],
         f"{chain.tokens:,}",
         show_size(chain.allocated),
-        show_size(sum(row.allocated for row in chain.own)),
-        f"{sum(row.label.seconds for row in chain.rows):.1f} s",
-        _ago(last.used),
-        last.label.fingerprint.hex()[:8],
+        show_size(data["own_bytes"]),
+        f"{data['seconds']:.1f} s",
+        _ago(data["used"]),
+        data["fingerprint"][:8],
         ", ".join(notes),
     ]
 
 
 @app.command()
-def show(identity: Id, folder: Folder = None) -> None:
+def show(identity: Id, folder: Folder = None, as_json: Json = False) -> None:
     """Shows one chain, block by block."""
-    from rich.console import Console
-    from rich.table import Column, Table
+    from headstart.stores.disk.chains import block
 
     with _opened(folder) as disk:
         chains = _chains(disk)
-        table = Table(Column("block", no_wrap=True), "tokens", "size", "rows", "used", "first tokens", "")
-        for row in chains.of(chains.find(identity)).rows:
-            label = row.label
-            table.add_row(
-                label.key.hex()[:12],
-                f"{label.start} – {label.start + len(label.tokens)}",
-                show_size(row.allocated),
-                "canonical" if label.canonical else "derived",
-                _ago(row.used),
-                " ".join(map(str, label.tokens[:6])),
-                "pinned" if row.pinned else "",
-            )
-        Console().print(table)
+        chain = chains.of(chains.find(identity))
+    if as_json:
+        typer.echo(json.dumps(chain.data() | {"blocks": [block(row) for row in chain.rows]}, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    table = Table(Column("block", no_wrap=True), "tokens", "size", "rows", "used", "first tokens", "")
+    for row in chain.rows:
+        label = row.label
+        table.add_row(
+            label.key.hex()[:12],
+            f"{label.start} – {label.start + len(label.tokens)}",
+            show_size(row.allocated),
+            "canonical" if label.canonical else "derived",
+            _ago(row.used),
+            " ".join(map(str, label.tokens[:6])),
+            "pinned" if row.pinned else "",
+        )
+    Console().print(table)
 
 
 @app.command()
-def stats(folder: Folder = None) -> None:
+def stats(folder: Folder = None, as_json: Json = False) -> None:
     """Says how much is stored, for which models."""
+    from headstart.stores.disk import files
+    from headstart.stores.disk.chains import Chains, totals
+
     with _opened(folder) as disk:
         rows = list(disk.rows())
-        typer.echo(f"folder   {disk.folder}")
-        typer.echo(f"blocks   {len(rows):,} in {len(_chains(disk).all()):,} chains")
-        typer.echo(f"size     {show_size(sum(row.allocated for row in rows))}")
-        typer.echo(f"saves    {sum(row.label.seconds for row in rows):,.0f} s of prefill, once over")
-        typer.echo(f"pinned   {sum(row.pinned for row in rows):,} blocks")
-        for model in sorted({row.label.fingerprint for row in rows}):
-            own = [row for row in rows if row.label.fingerprint == model]
-            size = show_size(sum(row.allocated for row in own))
-            typer.echo(f"model    {model.hex()[:8]}: {len(own):,} blocks, {size}, used {_ago(max(row.used for row in own))}")
+        aside = files.occupied(disk.folder / "quarantine")
+    models = {model: [row for row in rows if row.label.fingerprint == model] for model in {r.label.fingerprint for r in rows}}
+    data = {
+        "folder": str(disk.folder),
+        "chains": len(Chains(rows).all()),
+        **totals(rows),
+        "put_aside_bytes": aside,
+        "models": [{"fingerprint": model.hex(), **totals(models[model])} for model in sorted(models)],
+    }
+    if as_json:
+        typer.echo(json.dumps(data, indent=1))
+        return
+    typer.echo(f"folder   {data['folder']}")
+    typer.echo(f"blocks   {data['blocks']:,} in {_count(data['chains'], 'chain')}")
+    typer.echo(f"size     {show_size(data['bytes'])}")
+    typer.echo(f"saves    {data['seconds']:,.0f} s of prefill, if each block is used once")
+    typer.echo(f"pinned   {_count(data['pinned'], 'block')}")
+    typer.echo(f"bad      {show_size(aside)} put aside")
+    for model in data["models"]:
+        blocks, size, used = _count(model["blocks"], "block"), show_size(model["bytes"]), _ago(model["used"])
+        typer.echo(f"model    {model['fingerprint'][:8]}: {blocks}, {size}, used {used}")
 
 
 @app.command()
 def verify(
     folder: Folder = None,
-    repair: Annotated[bool, typer.Option(help="Put bad objects aside, and tidy what crashes left.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Put bad objects aside, and tidy what crashes left.")] = False,
 ) -> None:
-    """Reads every object and checks all of it. Exit code 1 if any is bad."""
+    """Reads every object and checks all of it. Exit code 1 if any is bad, 0 once repaired."""
     import numpy as np
-    from rich.progress import track
 
     from headstart.stores.disk import FormatError
 
     with _opened(folder) as disk:
         if repair:
-            found, gone = disk.reconcile()
-            typer.echo(f"{len(found)} objects without a row were found again, {len(gone)} rows without an object dropped")
-        bad = 0
-        rows = list(disk.rows())
-        for row in track(rows, "reading", transient=True):
+            found, gone = disk.reconcile(evict=False)
+            typer.echo(f"{_count(len(found), 'object')} without a row found again")
+            typer.echo(f"{_count(len(gone), 'row')} without an object dropped")
+        good = bad = 0
+        for row in _track(list(disk.rows()), "reading"):
+            key = row.label.key
             try:
-                disk.read_into(row.label, np.empty(disk.inspect(row.label.key).size, np.uint8))
+                disk.read_into(row.label, np.empty(disk.inspect(key).size, np.uint8))
             except (FormatError, OSError) as error:
-                bad += 1
-                typer.echo(f"{row.label.key.hex()[:12]}: {error}")
-                if repair:
-                    disk.quarantine(row.label.key)
-        typer.echo(f"{len(rows) - bad} of {len(rows)} objects are good")
-    if bad:
-        raise typer.Exit(0 if repair else 1)
+                if disk.catalog.get(key) is None:
+                    continue  # a server has evicted it meanwhile
+                if not repair or disk.quarantine(key) is None:
+                    bad += 1
+                    typer.echo(f"{key.hex()[:12]}: {error}")
+                    continue
+            good += 1
+    typer.echo(f"good: {good:,} of {_count(good + bad, 'object')}")
+    if bad and not repair:
+        raise typer.Exit(1)
 
 
 @app.command()
 def pin(identity: Id, folder: Folder = None) -> None:
     """Keeps a chain whatever else has to go."""
-    _pin(identity, folder, True)
+    with _opened(folder) as disk:
+        chains = _chains(disk)
+        rows = chains.of(chains.find(identity)).rows
+        typer.echo(f"pinned: {_count(disk.catalog.pin([row.label.key for row in rows], True), 'block')}")
 
 
 @app.command()
 def unpin(identity: Id, folder: Folder = None) -> None:
-    """Lets a chain go like any other."""
-    _pin(identity, folder, False)
-
-
-def _pin(identity: str, folder: Path | None, pinned: bool) -> None:
+    """Lets a chain go like any other, but for the blocks that other pinned chains need."""
     with _opened(folder) as disk:
         chains = _chains(disk)
-        chain = chains.of(chains.find(identity))
-        # What other chains need stays as it is when one of them is let go.
-        rows = chain.rows if pinned else chain.own
-        count = disk.catalog.pin([row.label.key for row in rows], pinned)
-        typer.echo(f"{'pinned' if pinned else 'unpinned'}: {count} blocks")
+        keys = {row.label.key for row in chains.of(chains.find(identity)).rows if row.pinned}
+        needed = chains.needed(without=keys) & keys
+        typer.echo(f"unpinned: {_count(disk.catalog.pin(keys - needed, False), 'block')}")
+        if needed:
+            typer.echo(f"still pinned, as other pinned chains need them: {_count(len(needed), 'block')}")
 
 
 @app.command("rm")
 def remove(
     identity: Annotated[str | None, typer.Argument(metavar="ID", help="The first digits of an id.")] = None,
     folder: Folder = None,
-    everything: Annotated[bool, typer.Option("--all", help="Everything that is not pinned.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Everything that is not pinned, and bad objects put aside.")
+    ] = False,
 ) -> None:
     """Deletes a chain, but for the blocks that others hang on; or everything."""
     if (identity is None) == (not everything):
         raise ConfigError("Give an id, or --all.")
     with _opened(folder) as disk:
         if identity is None:
-            rows = [row for row in disk.rows() if not row.pinned]
+            disk.reconcile(evict=False)  # what has no row goes too
+            disk.empty_quarantine()
+            kept = _chains(disk).needed()
+            rows = [row for row in disk.rows() if row.label.key not in kept]
         else:
-            chains = _chains(disk)
-            rows = list(chains.of(chains.find(identity)).own)
+            rows = _removable(_chains(disk), identity)
         gone = set(disk.remove([row.label.key for row in rows]))
         size = show_size(sum(row.allocated for row in rows if row.label.key in gone))
-        typer.echo(f"deleted: {len(gone)} blocks, {size}")
+        typer.echo(f"deleted: {_count(len(gone), 'block')}, {size}")
+
+
+def _removable(chains: Chains, identity: str) -> list[Row]:
+    """The blocks that only this chain has. Raises ConfigError: there are none, or it is pinned."""
+    own = chains.of(chains.find(identity)).own
+    if not own:
+        raise ConfigError("Other chains hang on this block; `headstart cache ls` shows them.")
+    if any(row.pinned for row in own):
+        raise ConfigError(f"This chain is pinned; `headstart cache unpin {identity}` lets it go.")
+    return list(own)
 
 
 @app.command()
 def gc(
     folder: Folder = None,
-    size: Annotated[str | None, typer.Option(metavar="SIZE", help="Evict until all fits into this, like 5GiB.")] = None,
+    size: Annotated[
+        int | None, typer.Option(parser=_size, metavar="SIZE", help="Evict until all fits into this, like 5GiB.")
+    ] = None,
 ) -> None:
     """Tidies what crashes left and what can no longer be used; with --size also evicts, the least worth first."""
-    from headstart.units import parse_size
-
     with _opened(folder) as disk:
-        found, gone = disk.reconcile()
-        lost = [row.label.key for chain in _chains(disk).all() if not chain.complete for row in chain.rows if not row.pinned]
+        found, gone = disk.reconcile(evict=False)
+        aside = disk.empty_quarantine()
+        broken = [chain for chain in _chains(disk).all() if not chain.complete]
+        lost = {row.label.key for chain in broken for row in chain.rows if not row.pinned}
         disk.remove(lost)
-        evicted = 0
-        if size is not None:
-            try:
-                need = disk.catalog.used() - parse_size(size)
-            except ValueError as error:
-                raise ConfigError(f"--size: {error}.") from None
-            victims = disk.catalog.victims((), need)
-            disk.remove([row.label.key for row in victims])
-            evicted = len(victims)
-        typer.echo(f"found again: {len(found)}; gone: {len(gone)}; without a beginning: {len(lost)}; evicted: {evicted}")
+        victims = [] if size is None else disk.catalog.victims((), disk.catalog.used() - size)
+        disk.remove([row.label.key for row in victims])
+        typer.echo(f"found again: {len(found)}; gone: {len(gone)}; without a beginning: {len(lost)}")
+        typer.echo(f"evicted: {len(victims)}; put aside as bad, and deleted: {aside}")
         typer.echo(f"size: {show_size(disk.catalog.used())}")
 
 
@@ -252,45 +332,52 @@ def export_chains(
     identity: Annotated[list[str] | None, typer.Argument(metavar="ID", help="First digits of ids.")] = None,
     folder: Folder = None,
 ) -> None:
-    """Writes chains (or all) to a tar file, for another machine with the same model, engine and settings."""
+    """Writes chains (or all) to a tar file, for another machine with the same model, engine and settings.
+
+    Derived rows are left out, with what hangs on them: they are another machine's numbers.
+    """
+    from headstart.stores.disk import archive
+
     with _opened(folder) as disk:
         chains = _chains(disk)
         wanted = [chains.of(chains.find(one)) for one in identity] if identity else chains.all()
-        keys = dict.fromkeys(row.label.key for chain in wanted for row in chain.rows)
-        with tarfile.open(file, "w") as tar:
-            for key in keys:
-                tar.add(disk.path(key), arcname=disk.path(key).name)
-        typer.echo(f"exported: {len(keys)} blocks")
+        rows = list({row.label.key: row for chain in wanted for row in chain.rows}.values())
+        packed, left = archive.pack(disk, _track(rows, "writing"), file)
+    typer.echo(f"exported: {_count(packed, 'block')}" + (f"; left out, as derived: {_count(left, 'block')}" if left else ""))
 
 
 @app.command("import")
-def import_chains(file: File, folder: Folder = None) -> None:
-    """Takes in what `export` wrote. Every object is checked; what is bad is left out."""
-    import numpy as np
+def import_chains(
+    file: File,
+    folder: Folder = None,
+    disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008  (typer parses defaults too)
+) -> None:
+    """Takes in what `export` wrote. Every object is checked; what is bad is left out.
 
-    from headstart.config import Settings
-    from headstart.stores.disk import Disk, FormatError
-    from headstart.stores.disk.format import checksum, decode, header_size
+    Exit code 1 if any is bad, or if there was no room for all.
+    """
+    from rich.console import Console
+    from rich.progress import open as tracked
 
-    disk = Disk(folder or default_cache_dir(), Settings().disk_budget)
-    taken = bad = 0
+    from headstart.stores.disk import archive
+
+    bad = 0
+
+    def complain(name: str, error: FormatError) -> None:
+        nonlocal bad
+        bad += 1
+        typer.echo(f"{name}: {error}")
+
     try:
-        with tarfile.open(file) as tar:
-            for member in tar:
-                stream = tar.extractfile(member)
-                data = np.frombuffer(stream.read() if stream is not None else b"", np.uint8)
-                try:
-                    header = decode(data[: header_size(data[:32].tobytes())].tobytes(), len(data))
-                    if checksum(data[header.at :]) != header.checksum:
-                        raise FormatError("corrupt", "its rows are not what was written")
-                except FormatError as error:
-                    typer.echo(f"{member.name}: {error}")
-                    bad += 1
-                    continue
-                if header.label.key not in disk:
-                    taken += len(disk.write([(header.label, data[header.at :])])[0])
-    except (OSError, tarfile.TarError) as error:
-        raise ConfigError(f"Cannot read {file}: {error}.") from error
-    finally:
-        disk.close()
-    typer.echo(f"imported: {taken} blocks; bad: {bad}")
+        source = tracked(file, "rb", description="reading", transient=True, console=Console(stderr=True))
+    except OSError as error:
+        raise ConfigError(f"Cannot read {file}: {error.strerror}.") from error
+    with source as stream:
+        objects = archive.unpack(stream, complain)
+        with _opened(folder, disk_budget, make=True) as disk:
+            taken = archive.take(disk, objects)
+    typer.echo(f"imported: {_count(taken.stored, 'block')}; there before: {taken.known}; bad: {bad}")
+    if taken.refused:
+        typer.echo(f"no room for {_count(taken.refused, 'block')}; --disk-budget gives more, `headstart cache gc` makes some")
+    if bad or taken.refused:
+        raise typer.Exit(1)

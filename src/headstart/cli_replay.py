@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,12 @@ on two cores.
 """
 
 
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number.")
+    return value
+
+
 def replay(
     traces: Annotated[
         list[Path] | None,
@@ -57,7 +64,10 @@ def replay(
         ),
     ] = None,
     every: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Time between the beginnings of two recorded sessions.")
+        float,
+        typer.Option(
+            min=0.0, callback=_finite, metavar="SECONDS", help="Time between the beginnings of two recorded sessions."
+        ),
     ] = 60.0,
     behind: Annotated[
         float,
@@ -66,9 +76,11 @@ def replay(
         ),
     ] = 0.0,
     seconds_per_token: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="What computing a token costs.")
+        float, typer.Option(min=0.0, callback=_finite, metavar="SECONDS", help="What computing a token costs.")
     ] = 0.0024,
-    bytes_per_token: Annotated[float, typer.Option(min=1.0, metavar="BYTES", help="What keeping a token costs.")] = 23_040,
+    bytes_per_token: Annotated[
+        float, typer.Option(min=1.0, callback=_finite, metavar="BYTES", help="What keeping a token costs.")
+    ] = 23_040,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Replays recorded requests against the cache's own code, and shows what each retention policy would have saved."""
@@ -103,7 +115,10 @@ def _tokens(text: str, total: int, bytes_per_token: float) -> int:
     """How many tokens fit into a budget as it is typed."""
     try:
         if text.endswith("%"):
-            return int(total * float(text[:-1]) / 100)
+            share = float(text[:-1])
+            if not 0 <= share < math.inf:
+                raise ValueError
+            return int(total * share / 100)
         return int(parse_size(text) / bytes_per_token)
     except ValueError:
         raise ConfigError(f"--budget {text}: write it like 4GiB or 10%.") from None

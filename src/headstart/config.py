@@ -20,7 +20,7 @@ Overflow = Literal["error", "slide"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to load a model and serve it.
+    """How to load a model and serve it. Paths may be given as texts.
 
     Attributes:
         model: path of a `.gguf`, or `demo` for the bundled SmolLM2-135M-Instruct.
@@ -62,6 +62,13 @@ class Settings:
     stall: float = 0.25
 
     def __post_init__(self) -> None:
+        for name in ("chat_template", "lora", "cache_dir"):
+            value = getattr(self, name)
+            if value is None or isinstance(value, Path):
+                continue
+            if not isinstance(value, str | os.PathLike):
+                raise ConfigError(f"{_flag(name)} must be a path, not {value!r}.")
+            object.__setattr__(self, name, Path(value))  # the only change that a frozen value sees
         for name, choices in (("kv_type", KvType), ("reuse", Reuse), ("overflow", Overflow)):
             allowed = get_args(choices)
             if getattr(self, name) not in allowed:

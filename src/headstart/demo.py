@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -174,18 +175,22 @@ def script(ask: Ask, restart: Callable[[], None], count: int) -> Iterator[Turn]:
 
 
 class _Server:
-    """`headstart serve` as a process of its own, on a free port."""
+    """`headstart serve` as a process of its own, on a free port; the user's own settings do not reach it."""
 
     def __init__(self, model: str, folder: str) -> None:
         self._command = [sys.executable, "-m", "headstart", "serve", model, "--ctx", str(CTX), "--memory-budget", "1GiB"]
         self._command += ["--port", "0", "--cache-dir", folder, "--log-format", "json"]
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_")}
         self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
         self.port = 0
         self.model = ""
 
     def start(self) -> None:
         """Returns when it listens. Raises HeadstartError if it ends before that."""
-        self._process = process = subprocess.Popen(self._command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        self._process = process = subprocess.Popen(
+            self._command, env=self._environment, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        )
         assert process.stderr is not None
         line = ""
         for line in process.stderr:
@@ -193,15 +198,22 @@ class _Server:
             self.model = said.get("model", self.model)
             if said.get("event") == "listening":
                 self.port = urlsplit(said["url"]).port or 0
-                threading.Thread(target=process.stderr.read, daemon=True).start()  # nobody else reads its log
+                self._reader = threading.Thread(target=process.stderr.read, daemon=True)  # nobody else reads its log
+                self._reader.start()
                 return
         raise HeadstartError(f"The demo's server did not start: {line.strip() or process.wait()}")
 
     def kill(self) -> None:
-        """As `kill -9` does."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        """As `kill -9` does. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        if self._reader is not None:
+            self._reader.join()
+        assert process.stderr is not None
+        process.stderr.close()
 
     def __enter__(self) -> _Server:
         return self

@@ -81,7 +81,8 @@ def read(paths: Sequence[Path], *, grid: int | None = None, every: float = EVERY
         except OSError as error:
             raise ConfigError(f"Cannot read {file}: {error.strerror or error}.") from error
         except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error) as error:
-            raise ConfigError(f"{file} is not a trace: {type(error).__name__}: {error}.") from error
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{file} is not a trace: {why}; `headstart replay --help` names the forms.") from error
         grids.add(native)
         requests += [Request(begin + one.at, one.blocks, one.prompt, one.reply) for one in found]
     if len(grids) > 1:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headstart.config import Settings
 from headstart.console import loading
+from headstart.core.blocks import BlockId, Chain, root_id
 from headstart.errors import ConfigError, ContextTooLong, HeadstartError, InvalidRequest
 from headstart.library import Headstart, load
 from headstart.observe import logs
-from headstart.runtime.request import Report
+from headstart.observe.prefill import PrefillLog
+from headstart.runtime.cache import Cache
+from headstart.runtime.request import Event, Report, Request, Sink
+from headstart.stores.disk import Disk
 from headstart.units import show_size
 
 DRAIN = 24 * 3600.0
@@ -27,59 +34,131 @@ DRAIN = 24 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One prompt. `place`: where in the file it stands, for messages to the user."""
+    """One prompt. `place`: where in the file it stands, for messages to the user; `options`: for `Headstart.warm`."""
 
     place: str
     messages: Sequence[Mapping[str, Any]]
     options: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """A prompt that was computed. `ids`: of its whole blocks."""
+
+    place: str
+    report: Report
+    ids: tuple[BlockId, ...]
+
+
 def run(file: str, settings: Settings, *, role: str = "system", salt: str = "") -> None:
     """Warms all prompts of `file` (`-` for standard input), and says what that took.
 
+    Args:
+        salt: of prompts that bring no `cache_salt`.
+
     Raises:
-        ConfigError: the file cannot be read or makes no sense, or there is nowhere to store.
-        HeadstartError: a prompt cannot be computed; what comes before it is stored.
+        ConfigError: the file cannot be read or makes no sense, a prompt in it cannot be served, or nothing can be stored.
+        HeadstartError: a prompt cannot be computed, or has not come to disk as a whole.
+
+    Whatever is raised, what was computed before it is stored.
     """
-    if settings.cache_dir is None:
-        raise ConfigError("There is nowhere to store prompts: leave --no-disk out.")
     prompts = read(file, role)
-    logs.configure(level=logging.WARNING)
     console = Console(stderr=True)
+    logs.configure(level=logging.WARNING if console.is_terminal else logging.INFO)
     with loading(settings.model) as progress:
         hs = load(replace(settings, drain=DRAIN), progress)
     with hs:
-        disk = hs.runtime.cache.disk
-        before = disk.used
-        reports = list(_warm(hs, prompts, salt, console))
-        with console.status("writing"):
-            hs.close()
-    tokens, computed = sum(report.prompt for report in reports), sum(report.computed for report in reports)
-    saved, refused = disk.counters["saved"], sum(count for name, count in disk.counters.items() if name.startswith("skipped"))
-    print(f"ready: {len(reports):,} prompts of {tokens:,} tokens; {computed:,} computed, {tokens - computed:,} were there")
-    print(f"stored: {saved:,} blocks, {show_size(max(0, disk.used - before))} more in {settings.cache_dir}")
-    if refused or not disk.budget:
-        raise HeadstartError(f"{refused:,} blocks could not be stored; is there room in {settings.cache_dir} (--disk-budget)?")
+        cache, folder = hs.runtime.cache, settings.cache_dir
+        if folder is None or not cache.disk.budget:
+            why = "see above" if settings.disk_budget else "--disk-budget is 0"
+            raise ConfigError(f"{folder} cannot be used ({why}): prompts have to be stored, so give another --cache-dir.")
+        before = cache.disk.used
+        warmed: list[Warmed] = []
+        try:
+            for prompt in _warm(hs, prompts, salt, console):
+                warmed.append(prompt)
+        finally:
+            with console.status("writing"):
+                hs.close()
+            wanted = {piece for prompt in warmed for piece in prompt.ids}
+            stored = _stored(folder, wanted)
+            saved = cache.disk.counters["saved"]
+            if warmed or saved:
+                _account(warmed, stored)
+                print(f"stored: {_count(saved, 'block')}, {show_size(max(0, cache.disk.used - before))} more in {folder}")
+    if missing := len(wanted - stored):
+        raise HeadstartError(f"{missing:,} of {_count(len(wanted), 'block')} {_why(cache, folder)}")
 
 
-def _warm(hs: Headstart, prompts: Sequence[Wanted], salt: str, console: Console) -> Iterator[Report]:
+def _warm(hs: Headstart, prompts: Sequence[Wanted], salt: str, console: Console) -> Iterator[Warmed]:
+    engine, chains = hs.runtime.engine, list[Chain]()
+
+    def watch(request: Request) -> Sink:
+        chains.append(Chain(root_id(engine.fingerprint, request.prompt.salt), engine.traits.grid, request.prompt.tokens))
+        return _ignore
+
+    hs.runtime.watch(watch)
+    hs.runtime.watch(PrefillLog())
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tokens"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         for number, prompt in enumerate(prompts):
-            task = bar.add_task(f"{number + 1}/{len(prompts)} {prompt.place}", total=None)
+            task = bar.add_task(f"{number + 1}/{len(prompts)} {escape(prompt.place)}", total=None)
             try:
                 report = hs.warm(
                     prompt.messages,
-                    salt=salt,
                     progress=lambda done, total, task=task: bar.update(task, completed=done, total=total),  # type: ignore[misc]
-                    **prompt.options,
+                    **{"salt": salt, **prompt.options},
                 )
-            except (InvalidRequest, ContextTooLong) as error:
+            except ContextTooLong as error:
+                size = f"{_count(error.prompt_tokens, 'token')}, but a conversation may hold {error.limit:,}"
+                raise ConfigError(f"{prompt.place}: {size}. Shorten it, or give a larger --ctx, as the server has.") from error
+            except InvalidRequest as error:
                 raise ConfigError(f"{prompt.place}: {error}") from error
             bar.remove_task(task)
             if not console.is_terminal:
-                console.print(f"{prompt.place}: {report.prompt} tokens, {report.computed} computed", highlight=False)
-            yield report
+                line = f"{prompt.place}: {_count(report.prompt, 'token')}, {report.computed:,} computed"
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+            yield Warmed(prompt.place, report, chains[-1].ids)
+
+
+def _ignore(event: Event) -> None:
+    pass
+
+
+def _stored(folder: Path, wanted: Collection[BlockId]) -> set[BlockId]:
+    """Which of the blocks are on disk: none if that cannot be said."""
+    try:
+        disk = Disk(folder, 0)
+        try:
+            return disk.catalog.keys() & set(wanted)
+        finally:
+            disk.close()
+    except (OSError, sqlite3.Error):
+        return set()
+
+
+def _why(cache: Cache, folder: Path) -> str:
+    """Why blocks are not on disk, and what helps."""
+    refused = any(name.startswith("skipped") for name in cache.disk.counters)
+    if not refused and any(name.startswith("skipped") for name in cache.counters):
+        return "did not fit into memory on their way: give more --memory-budget."
+    return f"did not fit on disk: give more --disk-budget, or make room in {folder}."
+
+
+def _account(warmed: Sequence[Warmed], stored: Collection[BlockId]) -> None:
+    """Says what is ready, and the id of each prompt's last block that can be used."""
+    tokens, computed = (sum(prompt.report.prompt for prompt in warmed), sum(prompt.report.computed for prompt in warmed))
+    print(
+        f"ready: {_count(len(warmed), 'prompt')} of {_count(tokens, 'token')}; "
+        f"{computed:,} computed, {tokens - computed:,} were there"
+    )
+    for prompt in warmed:
+        usable = list(takewhile(stored.__contains__, prompt.ids))
+        print(f"  {usable[-1].hex()[:12] if usable else 'not stored':12}  {prompt.place}")
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 # ── what to warm ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -89,7 +168,7 @@ def read(file: str, role: str) -> list[Wanted]:
     """The prompts in a file: a text (one message of `role`), the JSON body of a chat request (or its messages), or JSON lines.
 
     Raises:
-        ConfigError: there is none, or it is said to be JSON and is not.
+        ConfigError: there is none, or it is said to be JSON and is not, or a `cache_salt` is no text.
     """
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
@@ -135,5 +214,7 @@ def _is_body(body: Any) -> bool:
 def _wanted(place: str, body: Any) -> Wanted:
     if isinstance(body, list):
         return Wanted(place, body, {})
-    names = {"tools": "tools", "chat_template_kwargs": "template"}
+    if not isinstance(body.get("cache_salt") or "", str):
+        raise ConfigError(f"{place}: cache_salt must be a text, not {body['cache_salt']!r:.100}.")
+    names = {"tools": "tools", "chat_template_kwargs": "template", "cache_salt": "salt"}
     return Wanted(place, body["messages"], {ours: body[theirs] for theirs, ours in names.items() if body.get(theirs)})

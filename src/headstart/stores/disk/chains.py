@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from headstart.errors import NotFound
+from headstart.errors import ConfigError
 from headstart.stores.disk.catalog import Row
 
 
@@ -44,6 +45,46 @@ class Chain:
         """The blocks that no other chain has."""
         return self.rows[self.shared :]
 
+    def data(self) -> dict[str, Any]:
+        """The chain in figures, ready for JSON: sizes in bytes, `seconds` of prefill it saves, times since 1970."""
+        last = self.rows[-1]
+        return {
+            "id": self.key.hex(),
+            "tokens": self.tokens,
+            "bytes": self.allocated,
+            "own_bytes": sum(row.allocated for row in self.own),
+            "seconds": sum(row.label.seconds for row in self.rows),
+            "used": last.used,
+            "fingerprint": last.label.fingerprint.hex(),
+            "pinned": last.pinned,
+            "complete": self.complete,
+        }
+
+
+def block(row: Row) -> dict[str, Any]:
+    """One block in figures, as `Chain.data` has them."""
+    return {
+        "id": row.label.key.hex(),
+        "start": row.label.start,
+        "tokens": row.label.tokens,
+        "canonical": row.label.canonical,
+        "bytes": row.allocated,
+        "seconds": row.label.seconds,
+        "used": row.used,
+        "pinned": row.pinned,
+    }
+
+
+def totals(rows: Collection[Row]) -> dict[str, Any]:
+    """Blocks in figures, as `Chain.data` has them; `used` is the latest time, None if there are no blocks."""
+    return {
+        "blocks": len(rows),
+        "bytes": sum(row.allocated for row in rows),
+        "seconds": sum(row.label.seconds for row in rows),
+        "pinned": sum(row.pinned for row in rows),
+        "used": max((row.used for row in rows), default=None),
+    }
+
 
 class Chains:
     """All chains of a catalogue's rows."""
@@ -63,24 +104,42 @@ class Chains:
         """The chain that ends with this block."""
         rows: list[Row] = []
         shared = 0
-        row = self._rows.get(key)
         branched = False
-        while row is not None:
+        for row in self._up(key):
             branched = branched or self._children.get(row.label.key, 0) > bool(rows)
             shared += branched
             rows.append(row)
+        return Chain(tuple(reversed(rows)), shared)
+
+    def _up(self, key: bytes) -> Iterator[Row]:
+        """The block, what it hangs on, and so on."""
+        row = self._rows.get(key)
+        while row is not None:
+            yield row
             above = self._rows.get(row.label.parent)
             # Ever nearer to the beginning: a damaged catalogue must not lead in circles.
             row = above if above is not None and above.label.start < row.label.start else None
-        return Chain(tuple(reversed(rows)), shared)
+
+    def needed(self, without: Collection[bytes] = ()) -> set[bytes]:
+        """Keys of the pinned blocks, but for those in `without`, and of all that they hang on."""
+        found: set[bytes] = set()
+        for row in self._rows.values():
+            if row.pinned and row.label.key not in without:
+                for above in self._up(row.label.key):
+                    if above.label.key in found:
+                        break
+                    found.add(above.label.key)
+        return found
 
     def find(self, prefix: str) -> bytes:
         """The key that begins with these hexadecimal digits.
 
         Raises:
-            NotFound: none does, or several do.
+            ConfigError: none does, or several do.
         """
         found = [key for key in self._rows if key.hex().startswith(prefix.lower())]
-        if len(found) != 1:
-            raise NotFound(f"{'No' if not found else len(found)} blocks begin with '{prefix}'; `headstart cache ls` shows ids.")
+        if not found:
+            raise ConfigError(f"No block begins with '{prefix}'; `headstart cache ls` shows ids.")
+        if len(found) > 1:
+            raise ConfigError(f"{len(found):,} blocks begin with '{prefix}'; give more digits.")
         return found[0]
