@@ -15,7 +15,6 @@ from typer.exceptions import TyperException
 from headstart import cli_cache, cli_replay
 from headstart.config import KvType, Overflow, Reuse, Settings, default_cache_dir
 from headstart.errors import ConfigError, HeadstartError
-from headstart.units import parse_size
 
 if TYPE_CHECKING:
     from headstart.observe.logs import LogFormat
@@ -53,13 +52,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}.") from None
 
 
 MODEL_HELP = "Path of a `.gguf` file, or `demo` for the bundled SmolLM2-135M-Instruct."
@@ -121,7 +113,7 @@ Kv = Annotated[
 Budget = Annotated[
     int,
     typer.Option(
-        parser=_size,
+        parser=cli_cache.size,
         envvar="HEADSTART_MEMORY_BUDGET",
         metavar="SIZE",
         rich_help_panel=CACHE,
@@ -152,7 +144,7 @@ CacheDir = Annotated[
 DiskBudget = Annotated[
     int,
     typer.Option(
-        parser=_size,
+        parser=cli_cache.size,
         envvar="HEADSTART_DISK_BUDGET",
         metavar="SIZE",
         rich_help_panel=CACHE,

@@ -29,7 +29,8 @@ app = typer.Typer(
 )
 
 
-def _size(text: str) -> int:
+def size(text: str) -> int:
+    """Bytes of an option like `4GiB`."""
     try:
         return parse_size(text)
     except ValueError as error:
@@ -52,7 +53,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A tar file.")]
 DiskBudget = Annotated[
     int,
     typer.Option(
-        parser=_size,
+        parser=size,
         envvar="HEADSTART_DISK_BUDGET",
         metavar="SIZE",
         help="The most that the folder may occupy, and never more than half of what is free there. Nothing is evicted.",
@@ -309,7 +310,7 @@ def _removable(chains: Chains, identity: str) -> list[Row]:
 def gc(
     folder: Folder = None,
     size: Annotated[
-        int | None, typer.Option(parser=_size, metavar="SIZE", help="Evict until all fits into this, like 5GiB.")
+        int | None, typer.Option(parser=size, metavar="SIZE", help="Evict until all fits into this, like 5GiB.")
     ] = None,
 ) -> None:
     """Tidies what crashes left and what can no longer be used; with --size also evicts, the least worth first."""

@@ -30,7 +30,7 @@ from headstart.stores.memory import Memory
 log = logging.getLogger("headstart.cache")
 
 
-SECURE = 2.0
+SECURE = 5.0
 """Seconds of work after which finished blocks are copied out of a busy slot: what a crash may cost."""
 SECURE_SHARE = 0.02
 """Most of the engine's time that this may take."""
