@@ -37,7 +37,7 @@ IDLE_SAVE = 0.05
 """Seconds without work after which live rows are copied out."""
 
 IDLE_POLL = 1.0
-"""Most seconds between two looks at a disk that has something to do."""
+"""Most seconds between two looks at the disk while there is nothing else to do."""
 
 
 @dataclass(frozen=True, slots=True)
