@@ -9,6 +9,10 @@ Required: `tokenizer`, `traits`, `shape`, `fingerprint`, `prefill`, `decode`, `s
 
 Rows are opaque bytes: the rows of `n` consecutive tokens are one buffer of `n * shape.row_bytes` bytes whose inner order
 is the engine's own. What one engine exported, an engine with the same `fingerprint` can import, at the same positions.
+
+A model may also have *state* that cannot be cut: recurrent layers, sliding windows. Its state at one length of a sequence
+is a *checkpoint*, opaque bytes too. It can be had only while the sequence is that long, and it fits only rows of the same
+tokens, up to that very length.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from headstart.errors import EngineError
 
 Bytes = npt.NDArray[np.uint8]
 Logits = npt.NDArray[np.float32]
@@ -81,8 +87,9 @@ class Traits:
         canonical: whether prefill from a grid point, after import or after compute, gives the same bits every time.
             Without it `--reuse exact` refuses to start.
         decode_is_prefill: whether rows born in decoding have the bits that prefill would give them.
-        sliceable: whether rows can be cut at any token (full attention). Without it a live sequence can only grow, and
-            rows can be neither exported in part nor truncated.
+        sliceable: whether rows are all there is of a sequence, so that it can be cut at any token (full attention).
+            Without it a live sequence can only grow, or go back to a checkpoint.
+        movable: whether rows and checkpoints can be exported and imported. Without it only a slot that goes on is reused.
         notes: what the proofs found, one line each, for `headstart doctor` and the log.
     """
 
@@ -91,7 +98,13 @@ class Traits:
     canonical: bool = True
     decode_is_prefill: bool = False
     sliceable: bool = True
+    movable: bool = True
     notes: tuple[str, ...] = ()
+
+    @property
+    def stateful(self) -> bool:
+        """Whether rows are worth something only together with a checkpoint at their end."""
+        return self.movable and not self.sliceable
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +115,9 @@ class Shape:
         slots: live sequences.
         ctx: tokens a sequence can hold.
         batch: most tokens of one prefill call; a multiple of the grid.
-        row_bytes: bytes of one token's rows, all layers, K and V.
-        transfer_bytes: host bytes that the engine itself holds to move `ctx` tokens of rows in or out.
+        row_bytes: bytes of one token's rows, all layers, K and V; 0 in a model that has state only.
+        transfer_bytes: host bytes that the engine itself holds to move `ctx` tokens of rows in or out, with their state.
+        state_bytes: most bytes of a checkpoint; 0 where rows are all there is.
     """
 
     slots: int
@@ -111,6 +125,7 @@ class Shape:
     batch: int
     row_bytes: int
     transfer_bytes: int
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +250,7 @@ class Engine(ABC):
 
     @abstractmethod
     def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
-        """Replaces the content of `slot` by the pieces, end to end from position 0.
+        """Replaces the content of `slot` by the pieces, end to end from position 0. Needs the `sliceable` trait.
 
         Raises EngineError; the slot is then empty.
         """
@@ -243,6 +258,29 @@ class Engine(ABC):
     @abstractmethod
     def length(self, slot: int) -> int:
         """Tokens that `slot` holds, as the engine itself counts them."""
+
+    # For models with the trait `stateful`, in place of `truncate` and `import_rows`.
+
+    def export_checkpoint(self, slot: int, out: Bytes) -> int:
+        """Copies the checkpoint of `slot`, at the length that it has now, to the front of `out`; returns its bytes.
+
+        `out`: at least `shape.state_bytes` long. Raises EngineError; `out` is then undefined.
+        """
+        raise EngineError("this engine has no state beside its rows")
+
+    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+        """Replaces the content of `slot` by the pieces, end to end from position 0, and the checkpoint at their end.
+
+        Raises EngineError, also if `state` is a checkpoint of another length; the slot is then empty.
+        """
+        raise EngineError("this engine has no state beside its rows")
+
+    def rewind(self, slot: int, length: int, state: Bytes) -> None:
+        """Goes back to the first `length` tokens of `slot`, whose checkpoint is `state`; their rows stay where they are.
+
+        Raises EngineError, also if `state` is a checkpoint of another length; the slot is then empty.
+        """
+        raise EngineError("this engine has no state beside its rows")
 
     def close(self) -> None:
         """Frees the model. Idempotent."""
