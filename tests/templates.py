@@ -1,0 +1,84 @@
+"""Chat templates of two common kinds, to put in tiny models: `tiny.write(path, architecture, chat_template=REASONING)`.
+
+Both strip reasoning as templates of reasoning models do: an assistant's message after the last user's message keeps it
+(a tool loop goes on where it was), an earlier one loses everything up to `</think>`. So a new user's message changes the
+text from the first of those messages on. Reasoning is `reasoning_content`, or lies in `content` before `</think>`.
+"""
+
+from __future__ import annotations
+
+_LAST_USER = r"""
+{%- set ns = namespace(last=-1) %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}
+{%- endfor %}
+"""
+
+_ASSISTANT = r"""
+{%- set content = message.content or '' %}
+{%- set reasoning = message.reasoning_content or '' %}
+{%- if '</think>' in content %}
+{%- set reasoning = reasoning or content.split('</think>')[0].split('<think>')[-1] %}
+{%- set content = content.split('</think>')[-1].lstrip('\n') %}
+{%- endif %}
+{{- '<|im_start|>assistant\n' }}
+{%- if reasoning and loop.index0 > ns.last %}{{- '<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' }}{%- endif %}
+{{- content }}
+"""
+
+REASONING = (
+    _LAST_USER
+    + r"""
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+"""
+    + _ASSISTANT
+    + r"""
+{%- else %}
+{{- '<|im_start|>' + message.role + '\n' + message.content }}
+{%- endif %}
+{{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{%- endif %}
+"""
+)
+"""ChatML whose generation header opens the reasoning, so that a reply begins inside of it. It knows no tools."""
+
+TOOLS = (
+    _LAST_USER
+    + r"""
+{%- set first = messages[0].content if messages[0].role == 'system' else '' %}
+{%- if tools %}
+{{- '<|im_start|>system\n' + first }}
+{%- if first %}{{- '\n\n' }}{%- endif %}
+{{- 'Functions that you can call:\n<tools>' }}
+{%- for tool in tools %}{{- '\n' + tool | tojson }}{%- endfor %}
+{{- '\n</tools>\nTo call one, write its name and arguments as JSON between <tool_call> and </tool_call>.<|im_end|>\n' }}
+{%- elif first %}
+{{- '<|im_start|>system\n' + first + '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+"""
+    + _ASSISTANT
+    + r"""
+{%- for call in message.tool_calls or [] %}
+{%- set arguments = call.function.arguments %}
+{%- if content or not loop.first %}{{- '\n' }}{%- endif %}
+{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+{%- if arguments is string %}{{- arguments }}{%- else %}{{- arguments | tojson }}{%- endif %}
+{{- '}\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- elif message.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+{{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
+{%- elif not (loop.first and message.role == 'system') %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+)
+"""ChatML with tools: listed in the system block, called as JSON, their results answered as a user's."""
