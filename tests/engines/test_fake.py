@@ -161,15 +161,199 @@ def test_limits_are_errors() -> None:
     assert fake.length(0) == 0
 
 
-def test_rows_that_cannot_be_cut() -> None:
-    fake = engine(sliceable=False)
-    feed(fake, 0, TEXT)
-    with pytest.raises(EngineError):
-        fake.truncate(0, 8)
-    with pytest.raises(EngineError):
-        rows(fake, 0, 0, 8)
+def stateful(**options: Any) -> FakeEngine:
+    return engine(sliceable=False, **options)
+
+
+def checkpoint(fake: FakeEngine, slot: int) -> Any:
+    out = np.full(fake.shape.state_bytes + 3, 7, np.uint8)
+    size = fake.export_checkpoint(slot, out)
+    assert 0 < size <= fake.shape.state_bytes
+    assert (out[fake.shape.state_bytes :] == 7).all()
+    return out[:size]
+
+
+def at(fake: FakeEngine, slot: int, length: int, tokens: list[int] = TEXT) -> tuple[Rows, Any]:
+    """Rows and checkpoint of the first `length` tokens, computed in one call; the slot holds them."""
+    fake.truncate(slot, 0)
+    feed(fake, slot, tokens[:length])
+    data = np.zeros(length * fake.shape.row_bytes, np.uint8)
+    fake.export_rows(slot, [Span(0, length, data)])
+    return Rows(data, length, length), checkpoint(fake, slot)
+
+
+WIDTHS = pytest.mark.parametrize("row_bytes", [WIDTH, 0])
+
+
+@WIDTHS
+def test_rows_and_their_checkpoint_give_the_same_bits(row_bytes: int) -> None:
+    ours, theirs = (stateful(row_bytes=row_bytes) for _ in range(2))
+    assert ours.traits.stateful
+    for length in (8, 16, 40):
+        at(ours, 0, length)
+        spans = [Span(a, b, np.zeros((b - a) * row_bytes, np.uint8)) for a, b in ((0, 3), (3, length))]
+        ours.export_rows(0, spans)
+        pieces, state = [Rows(s.data, s.stop - s.start, s.stop - s.start) for s in spans], checkpoint(ours, 0)
+        cold = feed(ours, 0, [7, 8, 9])
+        theirs.import_checkpoint(1, pieces, state)
+        assert theirs.length(1) == length
+        assert feed(theirs, 1, [7, 8, 9]) == cold
+
+
+@WIDTHS
+def test_a_rewind_gives_the_same_bits(row_bytes: int) -> None:
+    fake = stateful(row_bytes=row_bytes)
+    cold = feed(fake, 1, [*TEXT[:16], 9, 9, 9], 16)
+    _, state = at(fake, 0, 16)
+    feed(fake, 0, TEXT[16:])
+    fake.decode([Step(0, 65)])
+    for _ in range(2):
+        fake.rewind(0, 16, state)
+        with pytest.raises(EngineError, match="no current logits"):
+            fake.logits(0)
+        assert fake.length(0) == 16
+        assert feed(fake, 0, [9, 9, 9]) == cold
+    assert fake.rewinds == 2
+
+
+@WIDTHS
+def test_a_state_of_other_tokens_or_calls_shows(row_bytes: int) -> None:
+    fake = stateful(row_bytes=row_bytes)
+    piece, state = at(fake, 0, 16)
+    cold = feed(fake, 0, [9])
+    _, others = at(fake, 0, 16, [1, *TEXT])
     fake.truncate(0, 0)
+    feed(fake, 0, TEXT[:16], 3)
+    calls = checkpoint(fake, 0)
+    assert calls.tobytes() != state.tobytes()
+    changed = state.copy()
+    for byte in range(4, len(state)):
+        changed[byte] ^= 1
+        fake.import_checkpoint(1, [piece], changed)
+        changed[byte] ^= 1
+        assert feed(fake, 1, [9]) != cold
+    new = []
+    for one in (state, calls, others):
+        fake.import_checkpoint(1, [piece], one)
+        assert (feed(fake, 1, [9]) == cold) == (one is state)
+        new.append(np.zeros(row_bytes, np.uint8))
+        fake.export_rows(1, [Span(16, 17, new[-1])])
+    if row_bytes:
+        high = [row[:-LOW].tobytes() for row in new]
+        assert high[0] == high[1] != high[2], "rows are made of tokens, whatever the calls"
+        assert len({row[-LOW:].tobytes() for row in new}) == 3
+
+
+def test_rows_of_other_tokens_show_beside_the_right_state() -> None:
+    fake = stateful()
+    _, state = at(fake, 0, 16)
+    cold = feed(fake, 0, [9])
+    piece, _ = at(fake, 0, 16, [1, *TEXT])
+    fake.import_checkpoint(1, [piece], state)
+    assert feed(fake, 1, [9]) != cold
+
+
+@WIDTHS
+def test_a_checkpoint_of_another_length_is_refused(row_bytes: int) -> None:
+    fake = stateful(row_bytes=row_bytes)
+    long, late = at(fake, 0, 40)
+    piece, state = at(fake, 0, 16)
+    bad = (late, state[:-1], np.concatenate([state, state[:1]]), np.zeros(0, np.uint8), np.full(len(state), 255, np.uint8))
+    for wrong in bad:
+        feed(fake, 1, TEXT)
+        with pytest.raises(EngineError, match="was due"):
+            fake.import_checkpoint(1, [piece], wrong)
+        assert fake.length(1) == 0
+        feed(fake, 1, TEXT)
+        with pytest.raises(EngineError, match="was due"):
+            fake.rewind(1, 16, wrong)
+        assert fake.length(1) == 0
+    feed(fake, 1, TEXT[:16])
+    with pytest.raises(EngineError, match="cannot go back"):
+        fake.rewind(1, 40, late)
+    assert fake.length(1) == 0
+    with pytest.raises(EngineError, match="was due"):
+        fake.import_checkpoint(1, [long], state)
+    with pytest.raises(EngineError, match="was due"):
+        fake.import_checkpoint(1, [], state)
+    fake.import_checkpoint(1, [piece], state)
+    assert fake.length(1) == 16
+
+
+def test_states_stay_live_and_are_emptied_with_their_slot() -> None:
+    fake = stateful()
+    cold = feed(fake, 0, TEXT, 32)
+    feed(fake, 1, [1, 2, 3])
+    fake.truncate(1, 3)
+    with pytest.raises(EngineError, match="cannot cut"):
+        fake.truncate(1, 2)
+    fake.truncate(1, 0)
+    assert feed(fake, 1, TEXT, 32) == cold, "nothing is left of the sequence before"
+    assert feed(fake, 1, [65]) != feed(stateful(seed=1), 1, [*TEXT, 65])
+    with pytest.raises(EngineError, match="without a checkpoint"):
+        fake.import_rows(1, [Rows(rows(fake, 0, 0, 8), 8, 8)])
+    assert fake.length(1) == 0
+    with pytest.raises(EngineError, match="no checkpoint"):
+        fake.export_checkpoint(1, np.empty(99, np.uint8))
+
+
+def test_checkpoints_grow_up_to_what_the_shape_says() -> None:
+    fake = stateful(state_bytes=40)
+    sizes = [len(at(fake, 0, length)[1]) for length in range(1, 33)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-2] == sizes[-1] == fake.shape.state_bytes == 40
+    assert engine().shape.state_bytes == 0
+
+
+def test_what_cannot_be_moved() -> None:
+    fake = stateful(movable=False)
+    assert not fake.traits.stateful
+    feed(fake, 0, TEXT)
+    out = np.empty(999, np.uint8)
+    for refused in (
+        lambda: fake.truncate(0, 8),
+        lambda: fake.export_rows(0, [Span(0, 1, out)]),
+        lambda: fake.export_checkpoint(0, out),
+    ):
+        with pytest.raises(EngineError):
+            refused()
+    assert fake.length(0) == 40
+    for refused in (
+        lambda: fake.import_rows(0, [Rows(out, 1, 1)]),
+        lambda: fake.import_checkpoint(0, [Rows(out, 1, 1)], out),
+        lambda: fake.rewind(0, 1, out),
+    ):
+        feed(fake, 0, TEXT)
+        with pytest.raises(EngineError):
+            refused()
+        assert fake.length(0) == 0
+    sliceable = engine(movable=False)
+    feed(sliceable, 0, TEXT)
+    sliceable.truncate(0, 8)
+    with pytest.raises(EngineError, match="moved"):
+        rows(sliceable, 0, 0, 8)
+
+
+def test_injected_failures_of_checkpoints() -> None:
+    fake = stateful()
+    piece, state = at(fake, 0, 16)
+    fake.fail_next("export checkpoint")
+    with pytest.raises(EngineError, match="export checkpoint"):
+        checkpoint(fake, 0)
+    assert checkpoint(fake, 0).tobytes() == state.tobytes()
+    fake.fail_next("import checkpoint")
+    with pytest.raises(EngineError, match="import checkpoint"):
+        fake.import_checkpoint(1, [piece], state)
+    assert fake.length(1) == 0
+    fake.fail_next("rewind")
+    with pytest.raises(EngineError, match="rewind"):
+        fake.rewind(0, 16, state)
     assert fake.length(0) == 0
+    fake.import_checkpoint(0, [piece], state)
+    fake.fail_next("prefill")
+    with pytest.raises(EngineError, match="prefill"):
+        feed(fake, 0, [9])
+    assert checkpoint(fake, 0).tobytes()[4:] != state.tobytes()[4:], "what is left behind is not to be used"
 
 
 def test_injected_failures() -> None:

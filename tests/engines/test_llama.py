@@ -6,25 +6,22 @@ import logging
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
+from driving import SMALL, empty, export, fill, tokens_of
 
 import tiny
 from headstart.config import Settings
 from headstart.core.prompt import Prompter
 from headstart.core.template import Template
-from headstart.engines.base import GREEDY, Rows, Sampling, Span, Step
+from headstart.engines.base import GREEDY, Sampling, Span, Step
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import file as llama_file
 from headstart.errors import ConfigError, EngineError, ModelError
 
-# One thread: threads that wait for each other are slow beyond measure where something else wants the cores.
-SMALL = Settings(ctx=1024, slots=3, threads=1, memory_budget=0)
 EXACT_TEXTS = [
     "plain",
     "  spaces at both ends  ",
@@ -54,28 +51,7 @@ def _empty_slots(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     for name in ("demo", "small"):
         if name in request.fixturenames:
-            engine = request.getfixturevalue(name)
-            for slot in range(engine.shape.slots):
-                engine.truncate(slot, 0)
-
-
-def tokens_of(engine: LlamaEngine, count: int, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).integers(32, engine.tokenizer.n_vocab, count).astype(np.int32)
-
-
-def fill(engine: LlamaEngine, slot: int, tokens: np.ndarray, *sizes: int, logits: bool = False) -> None:
-    start = engine.length(slot)
-    for size in sizes or (len(tokens),):
-        engine.prefill(slot, tokens[:size], logits=logits)
-        tokens = tokens[size:]
-    assert not len(tokens)
-    assert engine.length(slot) > start
-
-
-def export(engine: LlamaEngine, slot: int, *points: int) -> list[Rows]:
-    spans = [Span(a, b, np.full((b - a) * engine.shape.row_bytes, 7, np.uint8)) for a, b in pairwise(points)]
-    engine.export_rows(slot, spans)
-    return [Rows(span.data, span.stop - span.start, span.stop - span.start) for span in spans]
+            empty(request.getfixturevalue(name))
 
 
 # ── text ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -322,47 +298,6 @@ def test_traits_are_measured(demo: LlamaEngine) -> None:
         other.decode([Step(1, token)])
     assert export(other, 1, 0, 150)[0].data.tobytes() == export(other, 0, 0, 150)[0].data.tobytes()
     other.close()
-
-
-def _sliding_windows(writer: gguf.GGUFWriter) -> None:
-    tiny._transformer(writer)
-    writer.add_key_length(tiny.HEAD)
-    writer.add_value_length(tiny.HEAD)
-    writer.add_sliding_window(128)
-
-
-def _gemma3(dice: tiny.Dice) -> Iterator[tuple[str, tiny.Array]]:
-    yield from tiny._llama(dice)
-    for layer in range(tiny.LAYERS):
-        for name, width in (("post_attention_norm", tiny.WIDTH), ("post_ffw_norm", tiny.WIDTH)):
-            yield f"blk.{layer}.{name}.weight", tiny._ones(width)
-        for name in ("attn_q_norm", "attn_k_norm"):
-            yield f"blk.{layer}.{name}.weight", tiny._ones(tiny.HEAD)
-
-
-def test_a_model_with_sliding_windows_is_served_without_reuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tiny.ARCHITECTURES, "gemma3", tiny.Architecture(_sliding_windows, _gemma3))
-    path = tiny.write(tmp_path / "gemma.gguf", "gemma3")
-    engine = LlamaEngine.load(replace(SMALL, model=str(path)))
-    assert not engine.traits.sliceable
-    assert not engine.traits.canonical
-    assert "sliding windows" in engine.traits.notes[0]
-    tokens = tokens_of(engine, 300)
-    fill(engine, 1, tokens, logits=True)
-    logits = engine.logits(1)
-    engine.decode([Step(1, 50)])
-    for refused in (
-        lambda: engine.truncate(1, 200),
-        lambda: engine.export_rows(1, [Span(0, 1, np.empty(9999, np.uint8))]),
-        lambda: engine.import_rows(1, [Rows(np.empty(9999, np.uint8), 1, 1)]),
-    ):
-        with pytest.raises(EngineError, match="cannot be"):
-            refused()
-    assert engine.length(1) == 301
-    engine.truncate(1, 0)
-    fill(engine, 1, tokens, logits=True)
-    assert engine.logits(1).tobytes() == logits.tobytes()
-    engine.close()
 
 
 def test_the_fingerprint_is_what_changes_numbers(tiny_model: Path, tmp_path: Path) -> None:

@@ -13,61 +13,161 @@ from hypothesis import strategies as st
 
 from headstart.engines.base import Rows
 from headstart.engines.llama import digest
-from headstart.engines.llama.blob import Layout, LayoutError, parse
+from headstart.engines.llama.blob import Form, learn
 from headstart.engines.llama.fit import Fit, Needs, fit
+from headstart.engines.llama.part import Layout, LayoutError, parse
 from headstart.errors import ConfigError
 
 GIB = 1 << 30
 
-planes = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([2, 34, 64, 128])), min_size=1, max_size=6)
+MAGIC = 0x67677371
+_planes = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([2, 34, 64, 128])), min_size=1, max_size=6)
 
 
-@given(keys=planes, values=planes, streams=st.integers(1, 4), sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_what_is_joined_can_be_parsed_and_cut(
-    keys: list[tuple[int, int]], values: list[tuple[int, int]], streams: int, sizes: list[int]
-) -> None:
-    layout = Layout(0x67677371, streams, len(keys), (*keys, *values[: len(keys)]))
-    dice = np.random.default_rng(0)
-    pieces = [Rows(dice.integers(0, 256, (size + 1) * layout.row_bytes, np.uint8), size + 1, size) for size in sizes]
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    keys, values = draw(_planes), draw(_planes)
+    return Layout(draw(st.integers(1, 4)), len(keys), (*keys, *values[: len(keys)]), draw(st.sampled_from([0, 12])))
+
+
+def dice(layout: Layout, tokens: int, take: int | None = None) -> Rows:
+    data = np.random.default_rng(tokens).integers(0, 256, tokens * layout.row_bytes, np.uint8)
+    return Rows(data, tokens, tokens if take is None else take)
+
+
+@given(layout=layouts(), first=st.integers(0, 9), sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_what_is_joined_can_be_opened_and_cut(layout: Layout, first: int, sizes: list[int]) -> None:
+    pieces = [dice(layout, size + 1, size) for size in sizes]
     tokens = sum(sizes)
-    blob = np.full(layout.size(tokens), 77, np.uint8)
-    assert layout.join(pieces, blob) == len(blob)
-    assert parse(blob, tokens) == layout
-    body = layout.open(blob, tokens)
+    data = np.full(layout.size(tokens), 77, np.uint8)
+    assert layout.join(pieces, first, data) == len(data)
+    part = layout.open(data, first, tokens)
     start = 0
     for piece in pieces:
         out = np.empty(piece.take * layout.row_bytes, np.uint8)
-        layout.cut(blob, body, tokens, start, start + piece.take, out)
+        part.cut(start, start + piece.take, out)
         start += piece.take
         taken, before = 0, 0
-        for _, row in layout.planes:
+        for row in (layout.extra, *(row for _, row in layout.planes)):
             given_part = piece.data[before * piece.tokens :][: row * piece.take]
             assert out[taken : taken + row * piece.take].tobytes() == given_part.tobytes()
             taken += row * piece.take
             before += row
-    for damage in (blob[:-1], np.concatenate([blob, blob[:4]])):
+    for damage in (data[:-1], np.concatenate([data, data[:4]])):
         with pytest.raises(LayoutError):
-            layout.open(damage, tokens)
+            layout.open(damage, first, tokens)
+    for elsewhere in (first - 1, first + 1):
+        with pytest.raises(LayoutError, match="order"):
+            layout.open(data, elsewhere, tokens)
+
+
+@given(layout=layouts(), tokens=st.integers(2, 9), behind=st.binary(max_size=30))
+def test_a_layout_is_read_off_one_part(layout: Layout, tokens: int, behind: bytes) -> None:
+    size = layout.size(tokens)
+    data = np.concatenate([np.zeros(size, np.uint8), np.frombuffer(behind, np.uint8)])
+    layout.join([dice(layout, tokens)], 0, data)
+    assert parse(data, tokens, 12 + layout.row_bytes) == layout
+    for wrong in (-1, 1, 12):
+        with pytest.raises(LayoutError):
+            parse(data[:size], tokens, 12 + layout.row_bytes + wrong)
 
 
 def test_another_form_is_not_accepted() -> None:
-    layout = Layout(1, 2, 1, ((1, 8), (1, 8)))
-    blob = np.zeros(layout.size(3), np.uint8)
-    layout.join([Rows(np.arange(48, dtype=np.uint8), 3, 3)], blob)
-    trans = 16 + 3 * 12
-    for at, word in ((0, 9), (8, 3), (12, 4), (16, 5), (20, 2), (trans, 1), (trans + 4, 2), (trans + 8, 2), (trans + 12, 16)):
-        changed = blob.copy()
+    layout = Layout(2, 1, ((1, 8), (1, 8)))
+    data = np.zeros(layout.size(3), np.uint8)
+    layout.join([Rows(np.arange(48, dtype=np.uint8), 3, 3)], 0, data)
+    trans = 8 + 3 * 12
+    for at, word in ((0, 3), (4, 4), (8, 5), (12, 2), (trans, 1), (trans + 4, 2), (trans + 8, 2), (trans + 12, 16)):
+        changed = data.copy()
         changed[at : at + 4].view("<u4")[0] = word
         with pytest.raises(LayoutError):
-            layout.open(changed, 3)
-    # With M-RoPE each cell is 12 bytes longer: positions are then not where they were looked for.
-    longer = np.concatenate([blob[:24], np.zeros(12, np.uint8), blob[24:]])
-    with pytest.raises(LayoutError):
-        parse(longer, 3)
+            layout.open(changed, 0, 3)
+    # Cells of 16 bytes: positions are then not where they were looked for.
+    longer = np.concatenate([data[:16], np.zeros(4, np.uint8), data[16:]])
+    with pytest.raises(LayoutError, match="order"):
+        parse(longer, 3, 28)
 
 
-def needs(available: float, row: int = 1 << 16, weights: int = GIB, budget: int = GIB) -> Needs:
-    return Needs(weights=weights, row=row, state=0, budget=budget, available=int(available))
+def recurrence(tokens: int, size: int) -> np.ndarray:
+    """As llama.cpp begins it."""
+    data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    if size:
+        data[:12].view("<u4")[:] = (1, tokens - 1, 0)
+    return data
+
+
+@given(
+    rows=st.none() | layouts(),
+    window=st.none() | layouts(),
+    size=st.sampled_from([0, 12, 77]),
+    seen=st.integers(2, 9),
+    before=st.sampled_from([0, 64]),
+)
+def test_blobs_are_taken_apart_and_put_together(
+    rows: Layout | None, window: Layout | None, size: int, seen: int, before: int
+) -> None:
+    form, tokens = Form(MAGIC, rows, window, size), before + seen
+    pieces = [dice(rows, tokens)] if rows is not None else [Rows(np.empty(0, np.uint8), tokens, tokens)]
+    cells = seen if window is not None else 0
+    state = np.concatenate(
+        [
+            np.array([tokens, cells], np.uint32).view(np.uint8),
+            dice(window, cells).data if window is not None else np.empty(0, np.uint8),
+            recurrence(tokens, size),
+        ]
+    )
+    assert len(state) == form.checkpoint_size(cells)
+    form.check(state, tokens)
+    whole, partial = np.empty(form.size(tokens, cells), np.uint8), np.empty(form.size(tokens, cells), np.uint8)
+    whole, partial = whole[: form.join(pieces, state, whole)], partial[: form.join(None, state, partial)]
+    opened = form.open(whole, tokens)
+    assert (opened.rows is None) == (rows is None)
+    out = np.full(len(state) + 4, 9, np.uint8)
+    for blob, part in ((whole, False), (partial, True)):
+        assert form.cut_checkpoint(form.open(blob, tokens, partial=part), tokens, out) == len(state)
+        assert out[: len(state)].tobytes() == state.tobytes()
+        for damage in (blob[:-1], np.concatenate([blob, blob[:1]]), np.concatenate([blob[:1] ^ 1, blob[1:]])):
+            with pytest.raises(LayoutError):
+                form.open(damage, tokens, partial=part)
+    with pytest.raises(LayoutError, match="room"):
+        form.cut_checkpoint(opened, tokens, out[: len(state) - 1])
+    for length in (tokens - 1, tokens + 1):
+        with pytest.raises(LayoutError, match="was due"):
+            form.check(state, length)
+        relabelled = state.copy()
+        relabelled[:4].view("<u4")[0] = length
+        if size:
+            with pytest.raises(LayoutError, match=r"recurrent state|in its window"):
+                form.check(relabelled, length)
+    for damage in (state[:-1], np.concatenate([state, state[:1]]), state[:7], state[:0]):
+        with pytest.raises(LayoutError):
+            form.check(damage, tokens)
+    if before == 0:  # a window that holds all, as at load
+        each = 12 + (rows.row_bytes if rows is not None else -12)
+        beside = 12 + window.row_bytes if window is not None else 0
+        assert learn(whole, partial, tokens, each=each + beside, each_partial=beside) == form
+        if len(partial) > 8:
+            partial[-1] ^= 1
+            with pytest.raises(LayoutError, match="does not end"):
+                learn(whole, partial, tokens, each=each + beside, each_partial=beside)
+
+
+@given(layout=layouts(), length=st.integers(3, 200))
+def test_a_window_begins_at_a_tile(layout: Layout, length: int) -> None:
+    form, seen = Form(MAGIC, None, layout), dice(layout, 3)
+    state = np.concatenate([np.array([length, 3], np.uint32).view(np.uint8), seen.data])
+    blob = np.full(form.size(length, 3), 7, np.uint8)
+    blob = blob[: form.join(None, state, blob)]
+    window = form.open(blob, length, partial=True).window
+    assert window is not None
+    assert (length - window.tokens) % 64 == 0
+    out = np.empty_like(seen.data)
+    window.cut(window.tokens - 3, window.tokens, out)
+    assert out.tobytes() == seen.data.tobytes()
+
+
+def needs(available: float, row: int = 1 << 16, weights: int = GIB, budget: int = GIB, state: int = 0) -> Needs:
+    return Needs(weights=weights, row=row, state=state, budget=budget, available=int(available))
 
 
 def test_fit_takes_what_there_is() -> None:
@@ -81,6 +181,10 @@ def test_fit_takes_what_there_is() -> None:
     roomy = fit(needs(16 * GIB), trained=131_072, ctx=None, slots=None)
     assert roomy.ctx >= 32_768
     assert fit(needs(64 * GIB), trained=0, ctx=None, slots=1) == Fit(4096, 1)
+    # State takes its room in every slot and in the buffer, whatever the context.
+    assert needs(64 * GIB, state=GIB).total(1024, 3) == needs(64 * GIB).total(1024, 3) + 4 * GIB
+    assert fit(needs(16 * GIB, row=0, state=GIB), trained=8192, ctx=None, slots=None) == Fit(8192, 4)
+    assert fit(needs(8 * GIB, row=0, state=GIB), trained=8192, ctx=None, slots=None) == Fit(8192, 3)
 
 
 @pytest.mark.parametrize(("ctx", "slots"), [(None, None), (65_536, None), (None, 64), (65_536, 4)])
@@ -97,11 +201,15 @@ def test_a_digest_is_remembered_for_as_long_as_the_file_looks_the_same(tmp_path:
     file.write_bytes(b"weights")
     read: list[int] = []
 
+    def reading(path: Path, _: object) -> bytes:
+        read.append(1)
+        return blake3(path.read_bytes()).digest()
+
     def once_more() -> bytes:
         monkeypatch.setattr(digest, "_known", {})  # another process
         read.clear()
         with monkeypatch.context() as patched:
-            patched.setattr(digest, "_read", lambda path, _: (read.append(1), blake3(path.read_bytes()).digest())[1])
+            patched.setattr(digest, "_read", reading)
             return digest.digest(file, memo)
 
     assert once_more() == blake3(b"weights").digest()

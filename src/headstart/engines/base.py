@@ -271,6 +271,7 @@ class Engine(ABC):
     def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
         """Replaces the content of `slot` by the pieces, end to end from position 0, and the checkpoint at their end.
 
+        `pieces`: they say how long the content is, also where rows have no bytes. `state`: exactly the bytes exported.
         Raises EngineError, also if `state` is a checkpoint of another length; the slot is then empty.
         """
         raise EngineError("this engine has no state beside its rows")
@@ -278,6 +279,7 @@ class Engine(ABC):
     def rewind(self, slot: int, length: int, state: Bytes) -> None:
         """Goes back to the first `length` tokens of `slot`, whose checkpoint is `state`; their rows stay where they are.
 
+        There are no logits afterwards. `state`: exactly the bytes exported.
         Raises EngineError, also if `state` is a checkpoint of another length; the slot is then empty.
         """
         raise EngineError("this engine has no state beside its rows")

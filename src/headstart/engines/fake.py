@@ -10,6 +10,10 @@ Logits are drawn from all rows held, never from tokens kept aside, so a wrong, s
 parts decide their order (with gaps of `GAP`), low parts move them by less than `NOISE`: greedy replies depend on tokens
 only, while bit-exactness can fail. Low parts are canonical in whole blocks computed from a grid point on; the rows of a
 shorter or an unaligned call depend on that call, and rows born in decoding on the size of the batch.
+
+Where rows cannot be sliced, a slot has a state too: digests, high and low as well, of its earlier self and of each row as it
+is made. New rows and the logits depend on both, so rows beside a state of other tokens, or of another length, show. With
+rows of 0 bytes the state is all there is.
 """
 
 from __future__ import annotations
@@ -26,15 +30,34 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from headstart.engines.base import SEEDS, Control, Engine, Facts, Logits, Rows, Sampler, Sampling, Shape, Span, Step, Traits
+from headstart.engines.base import (
+    SEEDS,
+    Bytes,
+    Control,
+    Engine,
+    Facts,
+    Logits,
+    Rows,
+    Sampler,
+    Sampling,
+    Shape,
+    Span,
+    Step,
+    Traits,
+)
 from headstart.errors import EngineError
 
 GAP, NOISE = 0.05, 0.001
 LOW = 4
-"""Bytes of a row's low part."""
+"""Bytes of the low part of a row or a state."""
+_LENGTH = 4
+"""Bytes of a checkpoint that say how long its sequence is."""
+_LEAST_STATE = _LENGTH + LOW + 8
+_DIGEST = 64
+"""Most bytes of a BLAKE2b."""
 
 PRINTABLE = bytes(range(32, 127))
-Operation = Literal["prefill", "decode", "export", "import"]
+Operation = Literal["prefill", "decode", "export", "import", "export checkpoint", "import checkpoint", "rewind"]
 
 CHATML = (
     "{% if tools %}{{ '<|im_start|>tools\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
@@ -118,12 +141,19 @@ class _Slot:
     high: npt.NDArray[np.uint8]
     low: npt.NDArray[np.uint8]
     length: int = 0
+    state_high: bytes = b""
+    state_low: bytes = b""
+
+    def clear(self) -> None:
+        self.length, self.state_high, self.state_low = 0, b"", b""
 
 
 class FakeEngine(Engine):
     """Required contract; every trait can be chosen.
 
     Args:
+        row_bytes: 0 (which needs a state), or at least `2 * LOW`.
+        state_bytes: most bytes of a checkpoint, where rows are not `sliceable`; short sequences have smaller ones.
         seed: the "weights".
         delay: seconds that each prefill and decode call takes.
         alphabet: bytes that the model likes to say, its end token beside them.
@@ -135,6 +165,7 @@ class FakeEngine(Engine):
         decodes: decode calls.
         largest: most tokens of one prefill call.
         exported, imported: tokens whose rows were copied.
+        checkpoints, rewinds: checkpoints copied out, and gone back to in place.
     """
 
     def __init__(
@@ -152,22 +183,33 @@ class FakeEngine(Engine):
         canonical: bool = True,
         decode_is_prefill: bool = False,
         sliceable: bool = True,
+        movable: bool = True,
+        state_bytes: int = 48,
         alphabet: bytes = PRINTABLE,
         tokenizer: FakeTokenizer | None = None,
     ) -> None:
-        if batch % grid or row_bytes < 2 * LOW:
-            raise ValueError(f"batch must be a multiple of the grid, and row_bytes at least {2 * LOW}")
+        if batch % grid or (row_bytes < 2 * LOW and (row_bytes or sliceable)) or state_bytes < _LEAST_STATE:
+            raise ValueError(
+                f"batch must be a multiple of the grid, row_bytes at least {2 * LOW} (or 0, with a state), "
+                f"state_bytes at least {_LEAST_STATE}"
+            )
         self.tokenizer: FakeTokenizer = tokenizer or FakeTokenizer()
-        self.traits = Traits(grid, chunking, canonical, decode_is_prefill, sliceable)
-        self.shape = Shape(slots, ctx, batch, row_bytes, transfer_bytes)
+        self.traits = Traits(grid, chunking, canonical, decode_is_prefill, sliceable, movable)
+        self.shape = Shape(slots, ctx, batch, row_bytes, transfer_bytes, state_bytes if self.traits.stateful else 0)
         self.facts = Facts("fake", "deterministic digests", "fake", {"seed": seed})
-        self.fingerprint = blake2b(repr((seed, self.traits, row_bytes, alphabet)).encode(), digest_size=32).digest()
+        self.fingerprint = blake2b(
+            repr((seed, self.traits, row_bytes, state_bytes, alphabet)).encode(), digest_size=32
+        ).digest()
         self.delay = delay
         self.prefilled = self.decoded = self.calls = self.decodes = self.largest = self.exported = self.imported = 0
+        self.checkpoints = self.rewinds = 0
+        self._width = max(0, row_bytes - LOW)  # of a row's high part
+        self._most_state = state_bytes - _LENGTH - LOW
         self._key = blake2b(repr(seed).encode()).digest()
         self._likes = np.zeros(self.tokenizer.n_vocab, np.float32)
         self._likes[[*alphabet, END.id, *range(259, self.tokenizer.n_vocab)]] = 1000 * GAP
-        self._slots = [_Slot(np.zeros((ctx, row_bytes - LOW), np.uint8), np.zeros((ctx, LOW), np.uint8)) for _ in range(slots)]
+        low = min(row_bytes, LOW)
+        self._slots = [_Slot(np.zeros((ctx, self._width), np.uint8), np.zeros((ctx, low), np.uint8)) for _ in range(slots)]
         self._logits: dict[int, Logits] = {}
         self._failures: list[Operation] = []
         self._busy = threading.Lock()
@@ -223,18 +265,20 @@ class FakeEngine(Engine):
             held = self._slots[slot]
             if length and (length > held.length or (length < held.length and not self.traits.sliceable)):
                 raise EngineError(f"cannot cut slot {slot} of {held.length} tokens at {length}")
-            held.length = length
+            if length:
+                held.length = length
+            else:
+                held.clear()
             self._logits.pop(slot, None)
 
     def export_rows(self, slot: int, spans: Sequence[Span]) -> None:
         with self._alone():
-            held, width = self._slots[slot], self.shape.row_bytes - LOW
+            held, width = self._slots[slot], self._width
+            self._check_movable()
             for span in spans:
                 count = span.stop - span.start
                 if not 0 <= span.start < span.stop <= held.length or len(span.data) < count * self.shape.row_bytes:
                     raise EngineError(f"cannot export [{span.start}, {span.stop}) of {held.length} tokens")
-                if not self.traits.sliceable and count != held.length:
-                    raise EngineError("rows of this model cannot be cut")
             if self._failing("export"):
                 for span in spans:
                     span.data[:] = 0xAA
@@ -247,23 +291,50 @@ class FakeEngine(Engine):
 
     def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
         with self._alone():
-            held, width = self._slots[slot], self.shape.row_bytes - LOW
-            held.length = 0
-            self._logits.pop(slot, None)
-            total = sum(piece.take for piece in pieces)
-            fits = all(0 < p.take <= p.tokens and len(p.data) >= p.tokens * self.shape.row_bytes for p in pieces)
-            if not fits or total > self.shape.ctx:
-                raise EngineError(f"these {len(pieces)} pieces of {total} tokens cannot be imported")
-            if self._failing("import"):
-                raise EngineError("injected: import")
-            at = 0
-            for piece in pieces:
-                high, low = piece.data[: piece.take * width], piece.data[piece.tokens * width :][: piece.take * LOW]
-                held.high[at : at + piece.take] = high.reshape(-1, width)
-                held.low[at : at + piece.take] = low.reshape(-1, LOW)
-                at += piece.take
-            held.length = at
-            self.imported += at
+            held = self._emptied(slot)
+            if not self.traits.sliceable:
+                raise EngineError("rows of this model are worth nothing without a checkpoint")
+            self._check_movable()
+            total = self._check_pieces(pieces)
+            self._fail("import")
+            self._put(held, pieces)
+            held.length = total
+
+    def export_checkpoint(self, slot: int, out: Bytes) -> int:
+        with self._alone():
+            held = self._slots[slot]
+            self._check_stateful()
+            data = held.length.to_bytes(_LENGTH, "little") + held.state_low + held.state_high
+            if not held.length or len(out) < self.shape.state_bytes:
+                raise EngineError(f"no checkpoint of {held.length} tokens, or no room for it")
+            if self._failing("export checkpoint"):
+                out[:] = 0xAA
+                raise EngineError("injected: export checkpoint")
+            out[: len(data)] = np.frombuffer(data, np.uint8)
+            self.checkpoints += 1
+            return len(data)
+
+    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+        with self._alone():
+            held = self._emptied(slot)
+            self._check_stateful()
+            total = self._check_pieces(pieces)
+            self._check_state(state, total)
+            self._fail("import checkpoint")
+            self._put(held, pieces)
+            self._set_state(held, state)
+
+    def rewind(self, slot: int, length: int, state: Bytes) -> None:
+        with self._alone():
+            kept = self._slots[slot].length
+            held = self._emptied(slot)
+            self._check_stateful()
+            if not 0 < length <= kept:
+                raise EngineError(f"cannot go back to {length} of {kept} tokens")
+            self._check_state(state, length)
+            self._fail("rewind")
+            self._set_state(held, state)
+            self.rewinds += 1
 
     def length(self, slot: int) -> int:
         return self._slots[slot].length
@@ -281,32 +352,44 @@ class FakeEngine(Engine):
         return [b""] * whole + [b"call %d %d" % (start, count)] * (count - whole)
 
     def _append(self, slot: _Slot, tokens: Any, kernels: Sequence[bytes]) -> None:
-        width, start, stop = slot.high.shape[1], slot.length, slot.length + len(tokens)
+        start, stop = slot.length, slot.length + len(tokens)
         high = blake2b(slot.high[:start].tobytes(), key=self._key)
         low = blake2b(slot.low[:start].tobytes(), key=self._key)
         highs, lows = bytearray(), bytearray()
-        for token, kernel in zip(tokens, kernels, strict=True):
+        for at, token, kernel in zip(range(start, stop), tokens, kernels, strict=True):
             mine, call = high.copy(), low.copy()
-            mine.update(int(token).to_bytes(4, "little"))
-            row = mine.digest()[:width]
-            call.update(row + kernel)
-            bits = call.digest()[:LOW]
+            mine.update(int(token).to_bytes(4, "little") + slot.state_high)
+            digest = mine.digest()
+            call.update(digest + kernel + slot.state_low)
+            if not self.traits.sliceable:
+                self._advance(slot, at, digest, call.digest())
+            row, bits = digest[: self._width], call.digest()[: slot.low.shape[1]]
             high.update(row)
             low.update(bits)
             highs += row
             lows += bits
-        slot.high[start:stop] = np.frombuffer(highs, np.uint8).reshape(-1, width)
-        slot.low[start:stop] = np.frombuffer(lows, np.uint8).reshape(-1, LOW)
+        slot.high[start:stop] = np.frombuffer(highs, np.uint8).reshape(slot.high[start:stop].shape)
+        slot.low[start:stop] = np.frombuffer(lows, np.uint8).reshape(slot.low[start:stop].shape)
         slot.length = stop
 
-    def _predict(self, slot: _Slot) -> Logits:
-        def draw(rows: npt.NDArray[np.uint8]) -> np.random.Generator:
-            return np.random.default_rng(
-                int.from_bytes(blake2b(rows[: slot.length].tobytes(), key=self._key, digest_size=16).digest(), "little")
-            )
+    def _advance(self, slot: _Slot, at: int, high: bytes, low: bytes) -> None:
+        size = self._state_high(at + 1)
+        digest = blake2b(slot.state_high + high, key=self._key).digest()
+        slot.state_high = (digest * (size // _DIGEST + 1))[:size]
+        slot.state_low = blake2b(slot.state_low + low, key=self._key, digest_size=LOW).digest()
 
-        order = draw(slot.high).permutation(self.tokenizer.n_vocab).astype(np.float32)
-        return order * np.float32(GAP) + self._likes + draw(slot.low).random(len(order), np.float32) * np.float32(NOISE)
+    def _state_high(self, length: int) -> int:
+        """Bytes of a state's high part: it grows for a while, as that of a sliding window does."""
+        return min(self._most_state, 8 + length)
+
+    def _predict(self, slot: _Slot) -> Logits:
+        def draw(rows: npt.NDArray[np.uint8], state: bytes) -> np.random.Generator:
+            seen = blake2b(rows[: slot.length].tobytes() + state, key=self._key, digest_size=16)
+            return np.random.default_rng(int.from_bytes(seen.digest(), "little"))
+
+        order = draw(slot.high, slot.state_high).permutation(self.tokenizer.n_vocab).astype(np.float32)
+        noise = draw(slot.low, slot.state_low).random(len(order), np.float32)
+        return order * np.float32(GAP) + self._likes + noise * np.float32(NOISE)
 
     # ── contract ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -319,6 +402,46 @@ class FakeEngine(Engine):
         finally:
             self._busy.release()
 
+    def _emptied(self, slot: int) -> _Slot:
+        held = self._slots[slot]
+        held.clear()
+        self._logits.pop(slot, None)
+        return held
+
+    def _check_movable(self) -> None:
+        if not self.traits.movable:
+            raise EngineError("nothing of this model can be moved")
+
+    def _check_stateful(self) -> None:
+        if not self.traits.stateful:
+            raise EngineError("this model has no checkpoints")
+
+    def _check_pieces(self, pieces: Sequence[Rows]) -> int:
+        """Tokens of the pieces."""
+        total = sum(piece.take for piece in pieces)
+        fits = all(0 < p.take <= p.tokens and len(p.data) >= p.tokens * self.shape.row_bytes for p in pieces)
+        if not fits or total > self.shape.ctx:
+            raise EngineError(f"these {len(pieces)} pieces of {total} tokens cannot be imported")
+        return total
+
+    def _check_state(self, state: Bytes, length: int) -> None:
+        says, size = int.from_bytes(state[:_LENGTH].tobytes(), "little"), _LENGTH + LOW + self._state_high(length)
+        if not length or says != length or len(state) != size:
+            raise EngineError(f"a checkpoint of {says} tokens, {len(state)} bytes, where one of {length}, {size} was due")
+
+    def _put(self, held: _Slot, pieces: Sequence[Rows]) -> None:
+        at, width, low = 0, self._width, held.low.shape[1]
+        for piece in pieces:
+            held.high[at : at + piece.take] = piece.data[: piece.take * width].reshape(piece.take, width)
+            held.low[at : at + piece.take] = piece.data[piece.tokens * width :][: piece.take * low].reshape(piece.take, low)
+            at += piece.take
+        self.imported += at
+
+    def _set_state(self, held: _Slot, state: Bytes) -> None:
+        data = state.tobytes()
+        held.length = int.from_bytes(data[:_LENGTH], "little")
+        held.state_low, held.state_high = data[_LENGTH : _LENGTH + LOW], data[_LENGTH + LOW :]
+
     def _failing(self, operation: Operation) -> bool:
         if operation not in self._failures:
             return False
@@ -329,5 +452,6 @@ class FakeEngine(Engine):
         if self._failing(operation):
             for slot in slots:
                 slot.high[:] = 0xAA
+                slot.state_high = b"\xaa" * len(slot.state_high)
                 slot.length = min(slot.length + 1, self.shape.ctx)
             raise EngineError(f"injected: {operation}")

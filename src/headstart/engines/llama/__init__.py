@@ -1,5 +1,5 @@
 """llama.cpp through llama-cpp-python's low-level C API. In reading order: `file`, `load`, `fit`, `vocab`, `batch`, `sampler`,
-`blob`, `rows`, `proof`, `identity`, `engine`."""
+`blob`, `part`, `rows`, `proof`, `identity`, `engine`."""
 
 from headstart.engines.llama.engine import LlamaEngine
 

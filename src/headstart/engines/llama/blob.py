@@ -1,190 +1,172 @@
-"""The blob of `llama_state_seq_get_data`, as llama.cpp writes it for one sequence of a full-attention model.
+"""The blob of `llama_state_seq_get_data_ext`, as llama.cpp writes it for one sequence.
 
-    u32 magic, i32 sequence, u32 streams, then for each stream: u32 cells: 0, or in the one that holds the sequence
-        cells × {i32 position, u32 1, i32 sequence}
-        u32 v_trans (0), u32 layers
-        layers × K {i32 type, u64 row, cells × row bytes}
-        layers × V {i32 type, u64 row, cells × row bytes}          (as many as the model keeps)
+    blob            u32 magic, i32 sequence, then of these parts those that the model has: rows, window, recurrence
+    partial blob    the same without the rows: what cannot be cut
 
-A *plane* is what K or V of one layer holds. The rows of `n` tokens are cut as ``[plane][token][row]``: one buffer, in which
-every plane's part is contiguous. The blob has neither a version nor a checksum, so nothing but this form is accepted, and
-the engine proves at load that it is the form in use.
+    rows, window    u32 streams, then for each stream: u32 cells: 0, or in the one that holds the sequence
+                        cells × {i32 position, u32 1, [12 bytes of the token, with M-RoPE], i32 sequence}
+                        u32 v_trans (0), u32 layers
+                        layers × K {i32 type, u64 row, cells × row bytes}
+                        layers × V {i32 type, u64 row, cells × row bytes}          (as many as the model keeps)
+    recurrence      u32 1, i32 position, u32 0, then always the same number of bytes
+
+The rows are those of all tokens; the window those of the last ones, as far back as sliding windows look. A *plane* is
+what K or V of one layer holds. Rows of `n` tokens are cut as ``[plane][token][row]``: one buffer, in which every plane's
+part is contiguous; before them come the 12 bytes of each token, where its cell has them.
+
+    checkpoint      u32 length of the sequence, u32 cells of the window, the window's rows cut as above, recurrence
+
+It is what a partial blob holds, without what depends on the slot and on their number.
+
+The blob has neither a version nor a checksum, so nothing but this form is accepted, and the engine proves at load that it
+is the form in use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from headstart.engines.base import Bytes, Rows
+from headstart.engines.llama.part import Layout, LayoutError, Part, find, parse, words
 
-_CELL = np.dtype([("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")])
-_PLANE = np.dtype([("type", "<i4"), ("row", "<u8")])
-_HEAD = _PLANE.itemsize  # 12: packed
-_MAX_ROW = 1 << 24
-
-
-class LayoutError(ValueError):
-    """The blob is not of the known form."""
+_HEAD = 8
+_RECURRENCE = 12  # bytes of its head
+_CHECKPOINT = 8  # bytes of its head
+_TILE = 64  # cells that llama.cpp's kernels take together
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """`count` consecutive planes with rows of `row` bytes.
+class Opened:
+    """The parts of a blob; None, or no bytes, where it has none."""
 
-    `before`: bytes of one token in all earlier planes. `heads`: headers, (count, 12).
-    """
-
-    first: int
-    count: int
-    row: int
-    before: int
-    heads: Bytes
+    rows: Part | None
+    window: Part | None
+    recurrence: Bytes
 
 
-@dataclass(frozen=True)
-class Layout:
-    """What the blobs of one context have in common.
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the blobs of one context are made of.
 
     Attributes:
-        layers: planes of K; the rest are of V.
-        planes: element type and bytes of a row, of each plane.
+        rows, window: None where the model has none.
+        recurrence: its bytes; 0 where the model has none.
     """
 
     magic: int
-    streams: int
-    layers: int
-    planes: tuple[tuple[int, int], ...]
+    rows: Layout | None
+    window: Layout | None = None
+    recurrence: int = 0
 
-    @cached_property
+    @property
     def row_bytes(self) -> int:
-        """Bytes of one token in all planes."""
-        return sum(row for _, row in self.planes)
+        return self.rows.row_bytes if self.rows is not None else 0
 
-    @cached_property
-    def runs(self) -> tuple[Run, ...]:
-        # One strided copy serves a whole run; most models are a single one.
-        runs: list[Run] = []
-        first = before = 0
-        for stop in range(1, len(self.planes) + 1):
-            row = self.planes[first][1]
-            if stop == len(self.planes) or self.planes[stop][1] != row:
-                heads = np.array(list(self.planes[first:stop]), dtype=_PLANE).view(np.uint8).reshape(-1, _HEAD)
-                runs.append(Run(first, stop - first, row, before, heads))
-                before += (stop - first) * row
-                first = stop
-        return tuple(runs)
+    def size(self, tokens: int, cells: int) -> int:
+        """Most bytes of a blob of up to `tokens` > 0, up to `cells` of them in the window."""
+        rows = self.rows.size(tokens) if self.rows is not None else 0
+        window = self.window.size(cells + _TILE) if self.window is not None else 0
+        return _HEAD + rows + window + self.recurrence
 
-    def size(self, tokens: int) -> int:
-        """Bytes of the blob of a sequence of `tokens` > 0."""
-        fixed = 12 + 4 * self.streams + 8 + _HEAD * len(self.planes)
-        return fixed + (_CELL.itemsize + self.row_bytes) * tokens
+    def checkpoint_size(self, cells: int) -> int:
+        """Bytes of a checkpoint with `cells` in its window."""
+        return _CHECKPOINT + (self.window.row_bytes * cells if self.window is not None else 0) + self.recurrence
 
-    def _strided(self, blob: Bytes, body: int, tokens: int, run: Run, skip: int, width: int) -> Bytes:
-        """View of `width` bytes, `skip` bytes behind the start of each plane of a run: (plane, bytes)."""
-        at = body + _CELL.itemsize * tokens + 8 + _HEAD * run.first + run.before * tokens + skip
-        pitch = _HEAD + run.row * tokens
-        assert at + (run.count - 1) * pitch + width <= len(blob)
-        return np.lib.stride_tricks.as_strided(blob[at:], shape=(run.count, width), strides=(pitch, 1))
-
-    def open(self, blob: Bytes, tokens: int) -> int:
-        """Checks that `blob` holds positions 0 … tokens - 1 in order; returns the offset of its first cell.
+    def open(self, blob: Bytes, tokens: int, *, partial: bool = False) -> Opened:
+        """Checks that `blob` is of a sequence of `tokens`, in every part.
 
         Raises:
-            LayoutError: it does not, or it is of another form.
+            LayoutError: it is not, or it is of another form.
         """
-        if len(blob) != self.size(tokens):
-            raise LayoutError(f"a blob of {len(blob)} bytes where {self.size(tokens)} were due")
-        magic, streams, body = _open(blob, tokens)
-        cells = blob[body : body + _CELL.itemsize * tokens].view(_CELL)
-        at = body + cells.nbytes
-        trans, layers = blob[at : at + 8].view("<u4")
-        if (magic, streams, trans, layers) != (self.magic, self.streams, 0, self.layers):
+        if words(blob, 0, _HEAD // 4)[0] != self.magic:
             raise LayoutError("a blob with another head")
-        if (cells["position"] != np.arange(tokens)).any() or (cells["sequences"] != 1).any():
-            raise LayoutError("a blob whose cells are not in the order of the tokens")
-        for run in self.runs:
-            if (self._strided(blob, body, tokens, run, 0, _HEAD) != run.heads).any():
-                raise LayoutError("a blob with other planes")
-        return body
+        at, end = _HEAD, len(blob) - self.recurrence
+        rows = window = None
+        if self.rows is not None and not partial:
+            rows = self.rows.open(blob[at : at + self.rows.size(tokens)], 0, tokens)
+            at += len(rows.data)
+        if self.window is not None:
+            cells = find(blob[at:end])[1]
+            window = self.window.open(blob[at:end], tokens - cells, cells)
+            at = end
+        recurrence = blob[at:]
+        self._check_recurrence(recurrence, tokens)
+        return Opened(rows, window, recurrence)
 
-    def cut(self, blob: Bytes, body: int, tokens: int, start: int, stop: int, out: Bytes) -> None:
-        """Copies the rows of tokens [start, stop) to the front of `out`; `body` is what `open` returned."""
-        taken = stop - start
-        for run in self.runs:
-            part = out[run.before * taken :][: run.count * run.row * taken].reshape(run.count, -1)
-            np.copyto(part, self._strided(blob, body, tokens, run, _HEAD + start * run.row, taken * run.row))
+    def _check_recurrence(self, data: Bytes, tokens: int) -> None:
+        if len(data) != self.recurrence or (len(data) and words(data, 0, 3) != [1, tokens - 1, 0]):
+            raise LayoutError(f"{len(data)} bytes that are not the recurrent state of {tokens} tokens")
 
-    def join(self, pieces: Sequence[Rows], out: Bytes) -> int:
-        """Writes the blob of the pieces, end to end from position 0, to the front of `out`; returns its bytes."""
-        tokens = sum(piece.take for piece in pieces)
-        size = self.size(tokens)
-        blob, body = out[:size], 16
-        blob[:body].view("<u4")[:] = (self.magic, 0, self.streams, tokens)
-        cells = blob[body : body + _CELL.itemsize * tokens].view(_CELL)
-        cells["position"] = np.arange(tokens)
-        cells["sequences"] = 1
-        cells["sequence"] = 0
-        blob[body + cells.nbytes :][:8].view("<u4")[:] = (0, self.layers)
-        blob[size - 4 * (self.streams - 1) :] = 0  # the other streams' counts; which one is used does not matter
-        for run in self.runs:
-            self._strided(blob, body, tokens, run, 0, _HEAD)[:] = run.heads
-            start = 0
-            for piece in pieces:
-                part = piece.data[run.before * piece.tokens :][: run.count * run.row * piece.tokens]
-                width = piece.take * run.row
-                place = self._strided(blob, body, tokens, run, _HEAD + start * run.row, width)
-                np.copyto(place, part.reshape(run.count, -1)[:, :width])
-                start += piece.take
+    def cut_checkpoint(self, opened: Opened, tokens: int, out: Bytes) -> int:
+        """Writes the checkpoint of an opened partial blob to the front of `out`; returns its bytes. Raises LayoutError."""
+        cells = opened.window.tokens if opened.window is not None else 0
+        size = self.checkpoint_size(cells)
+        if size > len(out):
+            raise LayoutError(f"a checkpoint of {size} bytes where {len(out)} are room")
+        out[:_CHECKPOINT].view("<u4")[:] = (tokens, cells)
+        if opened.window is not None:
+            opened.window.cut(0, cells, out[_CHECKPOINT:])
+        out[size - self.recurrence : size] = opened.recurrence
         return size
 
+    def check(self, checkpoint: Bytes, tokens: int) -> None:
+        """Raises LayoutError unless this is a checkpoint of a sequence of `tokens`."""
+        length, cells = words(checkpoint, 0, 2)
+        if length != tokens:
+            raise LayoutError(f"a checkpoint of {length} tokens where one of {tokens} was due")
+        if cells > tokens or (cells > 0) != (self.window is not None) or len(checkpoint) != self.checkpoint_size(cells):
+            raise LayoutError(f"a checkpoint of {len(checkpoint)} bytes with {cells} tokens in its window")
+        self._check_recurrence(checkpoint[len(checkpoint) - self.recurrence :], tokens)
 
-def parse(blob: Bytes, tokens: int) -> Layout:
-    """The layout of a blob that holds `tokens` tokens.
+    def join(self, pieces: Sequence[Rows] | None, checkpoint: Bytes | None, out: Bytes) -> int:
+        """Writes the blob of rows, end to end from position 0, and the checkpoint at their end to the front of `out`.
+
+        Args:
+            pieces: None makes a partial blob.
+            checkpoint: a checked one; None where the model has rows only.
+
+        Returns:
+            Bytes of the blob.
+        """
+        out[:_HEAD].view("<u4")[:] = (self.magic, 0)
+        at = _HEAD
+        if self.rows is not None and pieces is not None:
+            at += self.rows.join(pieces, 0, out[at:])
+        if checkpoint is not None:
+            length, cells = words(checkpoint, 0, 2)
+            if self.window is not None:
+                # So that they lie in tiles as they were computed; no later token looks at what is put before them.
+                blank = (length - cells) % _TILE
+                seen = [Rows(checkpoint[_CHECKPOINT:], cells, cells)]
+                unseen = [Rows(np.zeros(self.window.row_bytes * blank, np.uint8), blank, blank)] if blank else []
+                at += self.window.join(unseen + seen, length - cells - blank, out[at:])
+            out[at : at + self.recurrence] = checkpoint[len(checkpoint) - self.recurrence :]
+            at += self.recurrence
+        return at
+
+
+def learn(full: Bytes, partial: Bytes, tokens: int, *, each: int, each_partial: int) -> Form:
+    """The form of a context's blobs, from those of a sequence of `tokens`, which a window still holds all.
+
+    Args:
+        partial: of a model that has rows only, nothing.
+        each, each_partial: bytes by which they grow with a token.
 
     Raises:
-        LayoutError: the blob is not of the known form.
+        LayoutError: it is not the known one.
     """
-    magic, streams, body = _open(blob, tokens)
-    at = body + _CELL.itemsize * tokens
-    trans, layers = _words(blob, at, 2)
-    if trans != 0:
-        raise LayoutError("a blob with transposed values")
-    at += 8
-    # Behind the planes come the (zero) counts of the streams that follow the used one.
-    end = len(blob) - 4 * (streams - 1 - (body - 16) // 4)
-    planes: list[tuple[int, int]] = []
-    while at < end:
-        kind, low, high = _words(blob, at, 3)
-        row = low | high << 32
-        at += _HEAD + row * tokens
-        if not 0 < row <= _MAX_ROW or at > end:
-            raise LayoutError("a blob with planes of another form")
-        planes.append((kind, row))
-    if not 0 < layers <= len(planes) <= 2 * layers:
-        raise LayoutError(f"a blob with {len(planes)} planes for {layers} layers")
-    layout = Layout(magic, streams, layers, tuple(planes))
-    layout.open(blob, tokens)
-    return layout
-
-
-def _words(blob: Bytes, at: int, count: int) -> list[int]:
-    if at < 0 or at + 4 * count > len(blob):
-        raise LayoutError("a blob that ends early")
-    return [int(word) for word in blob[at : at + 4 * count].view("<u4")]
-
-
-def _open(blob: Bytes, tokens: int) -> tuple[int, int, int]:
-    """Magic, number of streams, and where the cells of the one stream that is in use begin."""
-    magic, _, streams = _words(blob, 0, 3)
-    for stream in range(streams):
-        at = 12 + 4 * stream
-        (count,) = _words(blob, at, 1)
-        if count == tokens:
-            return magic, streams, at + 4
-        if count:
-            break
-    raise LayoutError(f"a blob without a stream of {tokens} cells")
+    state = partial[_HEAD:]
+    end = len(full) - len(state)
+    if full[end:].tobytes() != state.tobytes():
+        raise LayoutError("a blob that does not end as its partial blob does")
+    (magic,) = words(full, 0, 1)
+    rows = parse(full[_HEAD:end], tokens, each - each_partial) if end > _HEAD else None
+    window = parse(state, tokens, each_partial) if each_partial else None
+    form = Form(magic, rows, window, len(state) - (window.size(tokens) if window is not None else 0))
+    form.open(full, tokens)
+    if len(partial):
+        form.open(partial, tokens, partial=True)
+    return form

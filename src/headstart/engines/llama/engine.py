@@ -2,15 +2,17 @@
 
 Each slot is a stream of its own in one context (`kv_unified=False`), so neighbours never change a sequence's bits and
 decoding is batched. Prefill and decode are separate calls, and a call is never larger than what llama.cpp computes in one
-go. Models whose state cannot be sliced (recurrent layers, sliding windows) are served, and nothing of theirs is moved.
+go. A sequence of a model with recurrent layers or sliding windows is never cut: what follows a prefix is removed by putting
+back the state at its end. Models whose state has a form that is not known are served, and nothing of theirs is moved.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,17 +20,17 @@ import numpy.typing as npt
 from llama_cpp import llama_cpp as lib
 
 from headstart.config import Settings
-from headstart.engines.base import Engine, Facts, Logits, Rows, Sampler, Sampling, Shape, Span, Step, Traits
+from headstart.engines.base import Bytes, Engine, Facts, Logits, Rows, Sampler, Sampling, Shape, Span, Step, Traits
 from headstart.engines.llama import file as llama_file
 from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama import load as llama_load
 from headstart.engines.llama import log as llama_log
 from headstart.engines.llama import rows as llama_rows
 from headstart.engines.llama.batch import Batch
-from headstart.engines.llama.blob import LayoutError
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.fit import Needs, fit
-from headstart.engines.llama.proof import GRID, prove
+from headstart.engines.llama.part import LayoutError
+from headstart.engines.llama.proof import GRID, MOST_TOKENS, prove
 from headstart.engines.llama.sampler import LlamaSampler
 from headstart.engines.llama.vocab import LlamaTokenizer
 from headstart.errors import EngineError, ModelError
@@ -51,8 +53,9 @@ class LlamaEngine(Engine):
         self._lengths = [0] * slots
         self._outputs: dict[int, int] = {}  # slot → index in the last call's batch
         self._rows: llama_rows.Transfer | None = None
+        self._empty_size = llama_rows.size(context, 0)
         self.shape = Shape(slots, ctx, min(llama_load.BATCH, ctx), row_bytes=0, transfer_bytes=0)
-        self.traits = Traits(GRID, canonical=False, sliceable=False)
+        self.traits = Traits(GRID, canonical=False, sliceable=False, movable=False)
         self.facts = Facts("")
         self.fingerprint = b""
 
@@ -86,7 +89,7 @@ class LlamaEngine(Engine):
         def read(count: int) -> None:
             nonlocal done
             done += count
-            tell(_READ * done / total)
+            tell(_READ * (done / total))
 
         available = llama_load.available_memory()
         digests = [digest(file, settings.cache_dir, read) for file in files]
@@ -180,14 +183,14 @@ class LlamaEngine(Engine):
 
     def truncate(self, slot: int, length: int) -> None:
         held = self._lengths[slot]
-        if length == held:
-            return
-        if not 0 <= length < held or (length and not self.traits.sliceable):
-            raise EngineError(f"slot {slot} cannot be cut from {held} to {length} tokens")
-        self._outputs.pop(slot, None)
         if length == 0:
             self._clear(slot)
             return
+        if length == held:
+            return
+        if not 0 < length < held or not self.traits.sliceable:
+            raise EngineError(f"slot {slot} cannot be cut from {held} to {length} tokens")
+        self._outputs.pop(slot, None)
         removed = lib.llama_memory_seq_rm(self._memory, slot, length, -1)
         self._lengths[slot] = self._count(slot)
         if not removed or self._lengths[slot] != length:
@@ -204,25 +207,53 @@ class LlamaEngine(Engine):
             rows.export(slot, held, spans)
 
     def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
-        rows = self._transfer()
+        if not self.traits.sliceable:
+            self._clear(slot)
+            raise EngineError("rows of this model cannot be put into a slot without their checkpoint")
+        self._import(slot, pieces, None)
+
+    def export_checkpoint(self, slot: int, out: Bytes) -> int:
+        rows, held = self._stateful(), self._lengths[slot]
+        if not held or len(out) < self.shape.state_bytes:
+            raise EngineError(f"no checkpoint of {held} tokens, or no room for it in {len(out)} bytes")
+        return rows.checkpoint(slot, held, out)
+
+    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+        self._import(slot, pieces, state)
+
+    def _import(self, slot: int, pieces: Sequence[Rows], state: Bytes | None) -> None:
         tokens = sum(piece.take for piece in pieces)
-        self._outputs.pop(slot, None)
         self._clear(slot)
+        rows = self._transfer() if state is None else self._stateful()
         for piece in pieces:
             if not 0 < piece.take <= piece.tokens or len(piece.data) < piece.tokens * self.shape.row_bytes:
                 raise EngineError(f"{len(piece.data)} bytes do not hold {piece.take} of {piece.tokens} tokens")
         if tokens > self.shape.ctx:
             raise EngineError(f"{tokens} tokens do not fit into {self.shape.ctx}")
-        if not tokens:
+        if state is not None:
+            rows.check(state, tokens)
+        elif not tokens:
             return
-        try:
-            rows.restore(slot, pieces)
+        with self._emptied_on_failure(slot):
+            rows.restore(slot, pieces, state)
             self._lengths[slot] = self._count(slot)
             if self._lengths[slot] != tokens:
                 raise EngineError(f"slot {slot} holds {self._lengths[slot]} tokens after an import of {tokens}")
-        except EngineError:
-            self._clear(slot)
-            raise
+
+    def rewind(self, slot: int, length: int, state: Bytes) -> None:
+        held = self._lengths[slot]
+        with self._emptied_on_failure(slot):
+            rows = self._stateful()
+            if not 0 < length <= held:
+                raise EngineError(f"slot {slot} cannot go back from {held} to {length} tokens")
+            rows.check(state, length)
+            rows.restore(slot, None, state)
+            # Until here later rows lie beside the earlier state.
+            removed = lib.llama_memory_seq_rm(self._memory, slot, length, -1)
+            self._lengths[slot] = self._count(slot)
+            if not removed or self._lengths[slot] != length:
+                raise EngineError(f"llama.cpp could not take slot {slot} back from {held} to {length} tokens")
+        self._outputs.pop(slot, None)
 
     def length(self, slot: int) -> int:
         counted = self._count(slot)
@@ -240,45 +271,63 @@ class LlamaEngine(Engine):
         return int(lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
 
     def _clear(self, slot: int) -> None:
+        self._outputs.pop(slot, None)
         lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
         self._lengths[slot] = 0
 
+    @contextmanager
+    def _emptied_on_failure(self, slot: int) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._clear(slot)
+            # A set that fails leaves behind some of what it changed: rows, or a state.
+            if llama_rows.size(self._context, slot) != self._empty_size:
+                raise EngineError(f"slot {slot} cannot be emptied") from None
+            raise
+
     def _transfer(self) -> llama_rows.Transfer:
-        if self._rows is None:
+        if self._rows is None or not self.traits.movable:
             raise EngineError("this model's rows cannot be moved")
         return self._rows
+
+    def _stateful(self) -> llama_rows.Transfer:
+        if not self.traits.stateful:
+            raise EngineError("this model has no checkpoints")
+        return self._transfer()
 
     # ── load ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _prove(self, grid: int | None) -> Traits:
-        tokens = self._ordinary_tokens()
-        self.prefill(0, tokens[:_LAYOUT_TOKENS], logits=False)
-        reason = self._why_not_sliceable()
-        if reason is None:
-            try:
-                layout = llama_rows.learn(self._context, 0, _LAYOUT_TOKENS)
-                self._rows = llama_rows.Transfer(self._context, layout, self.shape.ctx)
-            except (LayoutError, EngineError) as error:
-                reason = f"the form of its rows is not known ({error})"
-        self._clear(0)
-        if self._rows is None:
-            return Traits(GRID, canonical=False, sliceable=False, notes=(f"nothing can be reused: {reason}",))
-        shape = self.shape
-        self.shape = Shape(shape.slots, shape.ctx, shape.batch, layout.row_bytes, self._rows.bytes)
+        tokens = self._ordinary_tokens(MOST_TOKENS)
+        recurrent = lib.llama_model_is_hybrid(self._model) or lib.llama_model_is_recurrent(self._model)
+        window = int(lib.llama_model_n_swa(self._model))
+        sliceable = not recurrent and not window
+        self.prefill(0, tokens[: _LAYOUT_TOKENS - 1], logits=False)
+        sizes = (llama_rows.size(self._context, 0), llama_rows.size(self._context, 0, llama_rows.PARTIAL))
+        self.prefill(0, tokens[_LAYOUT_TOKENS - 1 : _LAYOUT_TOKENS], logits=False)
+        try:
+            form = llama_rows.learn(self._context, 0, _LAYOUT_TOKENS, sizes, sliceable=sliceable)
+        except (LayoutError, EngineError) as error:
+            note = f"nothing can be moved, so only what is live is reused: the form of its rows is not known ({error})"
+            return Traits(GRID, canonical=False, sliceable=False, movable=False, notes=(note,))
+        finally:
+            self._clear(0)
+        cells = min(window or self.shape.ctx, self.shape.ctx)
+        self._rows = llama_rows.Transfer(self._context, form, self.shape.ctx, cells)
+        self.shape = replace(
+            self.shape,
+            row_bytes=form.row_bytes,
+            transfer_bytes=self._rows.bytes,
+            state_bytes=0 if sliceable else form.checkpoint_size(cells),
+        )
+        self.traits = Traits(GRID, sliceable=sliceable)
         if grid is not None:
-            return Traits(grid, notes=(f"the grid of {grid} was given, not proved",))
-        self.traits = Traits(GRID)
-        return prove(self, tokens)
+            return replace(self.traits, grid=grid, notes=(f"the grid of {grid} was given, not proved",))
+        return prove(self, tokens, window=window)
 
-    def _why_not_sliceable(self) -> str | None:
-        if lib.llama_model_is_hybrid(self._model) or lib.llama_model_is_recurrent(self._model):
-            return "this model has recurrent layers"
-        if lib.llama_model_n_swa(self._model) > 0:
-            return "this model has sliding windows"
-        return None
-
-    def _ordinary_tokens(self) -> npt.NDArray[np.int32]:
-        """Fixed, seemingly random tokens, without control tokens; enough for one call and a tail."""
+    def _ordinary_tokens(self, count: int) -> npt.NDArray[np.int32]:
+        """Fixed, seemingly random tokens, without control tokens."""
         special = {control.id for control in self.tokenizer.controls} | self.tokenizer.eog
         ordinary = np.array([token for token in range(self.tokenizer.n_vocab) if token not in special], np.int32)
-        return np.random.default_rng(0).choice(ordinary, llama_load.BATCH + GRID).astype(np.int32)
+        return np.random.default_rng(0).choice(ordinary, count).astype(np.int32)

@@ -28,8 +28,8 @@ class Needs:
     available: int
 
     def total(self, ctx: int, slots: int) -> int:
-        """Bytes for `slots` × `ctx` tokens, with the buffer that moves one slot's rows."""
-        return self.weights + _SPARE + self.budget + slots * self.state + (slots + 1) * ctx * self.row
+        """Bytes for `slots` × `ctx` tokens, with the buffer that moves one slot's rows and state."""
+        return self.weights + _SPARE + self.budget + (slots + 1) * (self.state + ctx * self.row)
 
     def room(self, slots: int, limit: float) -> int:
         """Tokens a slot can hold if everything together stays below `limit`; a multiple of UNIT."""
@@ -71,7 +71,7 @@ def fit(needs: Needs, *, trained: int, ctx: int | None, slots: int | None) -> Fi
         return Fit(least, count)
     raise ConfigError(
         f"Too little memory: {_gib(needs.weights)} of weights, {_gib(needs.budget)} for --memory-budget and "
-        f"{_gib((count + 1) * least * needs.row + count * needs.state)} for {count} × {least} tokens do not fit into the "
+        f"{_gib((count + 1) * (least * needs.row + needs.state))} for {count} × {least} tokens do not fit into the "
         f"{_gib(needs.available)} available. Lower --memory-budget, --ctx or --slots, use --kv-type q8_0, or a smaller model."
     )
 

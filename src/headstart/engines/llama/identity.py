@@ -102,6 +102,7 @@ def facts(model: Any, path: Path, settings: Settings, shape: Shape, **details: A
             "kv_type": settings.kv_type,
             "row_bytes": shape.row_bytes,
             "transfer_bytes": shape.transfer_bytes,
+            "state_bytes": shape.state_bytes,
             "lora": str(settings.lora) if settings.lora is not None else None,
             **details,
         },

@@ -1,11 +1,19 @@
 """Proofs at load: what the engine can do with this model, build and device is measured, not assumed.
 
+Of a model that has rows only:
+
     A   one call of 2 grids, then a short tail
     B   the same tokens in other calls: rows and the tail's logits must have A's bits; once more deep in a sequence
     C   A's rows imported, then the same tail: A's logits
 
+Of a model with state the same, with checkpoints beside rows, and after a prefix that is deep and, where a
+window is not too long, longer than it. B begins with the prefix restored in another slot, beside A's.
+
+    D   A's slot rewound to where the tail began, then the tail: A's logits
+
 Exactness depends on which kernels a call hits, and those switch at sizes: attention over 512 or more cells goes another
-way than over fewer. Depth is had for free by importing A's rows several times over: numbers without meaning, but rows.
+way than over fewer. Rows alone are deep for free: A's imported several times over are numbers without meaning, but rows.
+A state has to be computed.
 """
 
 from __future__ import annotations
@@ -17,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headstart.engines.base import Bytes, Engine, Logits, Rows, Span, Step, Traits
+from headstart.errors import EngineError
 
 GRID = 64
 """Where prefill may stop on llama.cpp: its attention kernels change at 64 tokens a call, and its tiles are 64 cells."""
@@ -24,26 +33,59 @@ _TAIL = 8
 _A = 2 * GRID
 _DEPTH = 320  # behind 256 cells, so that attention runs over 512
 _ODD = 37
+_LONGEST_WINDOW = 1024
+"""Of windows, in tokens: beyond longer ones nothing is computed, for it would take too long."""
+MOST_TOKENS = _LONGEST_WINDOW + GRID + _A + _TAIL
 
 Tokens = npt.NDArray[np.int32]
 
 
+class Unmovable(Exception):
+    """What is moved does not arrive, or not as it was."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The first `tokens` tokens of a slot: their rows, and the checkpoint at their end (no bytes without state)."""
+
+    tokens: int
+    rows: Bytes
+    state: Bytes
+
+    def same(self, other: Saved) -> bool:
+        return self.tokens == other.tokens and _same(self.rows, other.rows) and _same(self.state, other.state)
+
+
 @dataclass(frozen=True)
 class Prover:
-    """Runs proofs on an engine whose slots are all empty, and leaves them empty."""
+    """Runs proofs on an engine whose slots are all empty."""
 
     engine: Engine
     tokens: Tokens
     tail: Tokens
 
-    def cold(self, calls: Sequence[int], slot: int = 0) -> Bytes:
-        """Computes the first tokens in calls of these sizes; their rows."""
-        self.engine.truncate(slot, 0)
-        start = 0
+    def feed(self, calls: Sequence[int], slot: int = 0) -> None:
+        """Goes on in calls of these sizes."""
         for size in calls:
+            start = self.engine.length(slot)
             self.engine.prefill(slot, self.tokens[start : start + size], logits=False)
-            start += size
-        return self.rows(slot, 0, start)
+
+    def cold(self, calls: Sequence[int]) -> Saved:
+        """Computes the first tokens in calls of these sizes."""
+        self.engine.truncate(0, 0)
+        self.feed(calls)
+        return self.saved()
+
+    def saved(self, slot: int = 0) -> Saved:
+        """What the slot holds. Raises Unmovable."""
+        length = self.engine.length(slot)
+        state = np.empty(self.engine.shape.state_bytes, np.uint8)
+        try:
+            if len(state):
+                state = state[: self.engine.export_checkpoint(slot, state)]
+            return Saved(length, self.rows(slot, 0, length), state)
+        except EngineError as error:
+            raise Unmovable(f"a slot cannot be exported: {error}") from error
 
     def rows(self, slot: int, start: int, stop: int) -> Bytes:
         out = np.empty((stop - start) * self.engine.shape.row_bytes, np.uint8)
@@ -55,22 +97,40 @@ class Prover:
         self.engine.prefill(slot, self.tail, logits=True)
         return self.engine.logits(slot)
 
-    def restored(self, rows: Bytes, tokens: int, slot: int = 0) -> Logits:
-        self.engine.import_rows(slot, [Rows(rows, tokens, tokens)])
-        return self.finish(slot)
+    def restored(self, saved: Saved) -> Logits:
+        """Logits behind the tail, after the rest was imported."""
+        if len(saved.state):
+            self.put(saved, 0)
+        else:
+            self.engine.import_rows(0, [Rows(saved.rows, saved.tokens, saved.tokens)])
+        return self.finish()
 
-    def deep(self, rows: Bytes, tokens: int, length: int, slot: int = 0) -> None:
-        """Fills `slot` with copies of these rows, to `length`."""
-        self.engine.truncate(slot, 0)
-        pieces = [Rows(rows, tokens, min(tokens, length - start)) for start in range(0, length, tokens)]
-        self.engine.import_rows(slot, pieces)
+    def put(self, saved: Saved, slot: int, *, in_place: bool = False) -> None:
+        """Rewinds or fills the slot, and looks whether it then holds what was saved. Raises Unmovable."""
+        how = "rewound" if in_place else "imported"
+        try:
+            if in_place:
+                self.engine.rewind(slot, saved.tokens, saved.state)
+            else:
+                self.engine.import_checkpoint(slot, [Rows(saved.rows, saved.tokens, saved.tokens)], saved.state)
+        except EngineError as error:
+            raise Unmovable(f"a slot cannot be {how}: {error}") from error
+        if not self.saved(slot).same(saved):
+            raise Unmovable(f"a slot that was {how} holds something else")
 
-    def chunks_deep(self, rows: Bytes) -> bool:
+    def deep(self, saved: Saved, length: int) -> None:
+        """Fills the first slot with copies of these rows, to `length`."""
+        self.engine.truncate(0, 0)
+        tokens = saved.tokens
+        pieces = [Rows(saved.rows, tokens, min(tokens, length - start)) for start in range(0, length, tokens)]
+        self.engine.import_rows(0, pieces)
+
+    def chunks_deep(self, saved: Saved) -> bool:
         """Whether A's tokens get the same rows in one call and in two where attention spans 512 cells."""
         depth = _DEPTH if self.engine.shape.ctx >= _DEPTH + _A else 0
         found = []
         for size in (_A, GRID):
-            self.deep(rows, _A, depth)
+            self.deep(saved, depth)
             for start in range(0, _A, size):
                 self.engine.prefill(0, self.tokens[start : start + size], logits=False)
             found.append(self.rows(0, depth, depth + _A))
@@ -83,40 +143,43 @@ class Prover:
         return self.engine.logits(slots[0])
 
 
-def prove(engine: Engine, tokens: Tokens) -> Traits:
-    """The traits of a sliceable engine.
+def prove(engine: Engine, tokens: Tokens, *, window: int = 0) -> Traits:
+    """The traits of an engine that says of itself whether it is sliceable. Its slots are empty, before and after.
 
     Args:
-        tokens: ordinary tokens to compute on, more than `engine.shape.batch`.
+        tokens: ordinary tokens to compute on, at least `MOST_TOKENS`.
+        window: tokens that the model's sliding windows see; 0 if it has none.
 
     Raises:
         EngineError: it cannot even compute.
     """
-    prover = Prover(engine, tokens, tokens[-_TAIL:])
+    prover, sliceable = Prover(engine, tokens, tokens[-_TAIL:]), engine.traits.sliceable
     try:
-        return _prove(prover)
+        return replace(_prove_rows(prover) if sliceable else _prove_state(prover, window), sliceable=sliceable)
+    except Unmovable as error:
+        return Traits(GRID, canonical=False, sliceable=False, movable=False, notes=(str(error),))
     finally:
         for slot in range(engine.shape.slots):
             engine.truncate(slot, 0)
 
 
-def _prove(prover: Prover) -> Traits:
+def _prove_rows(prover: Prover) -> Traits:
     whole = prover.cold([_A])
     logits = prover.finish()
-    if not _same(prover.restored(whole, _A), logits):
+    if not _same(prover.restored(whole), logits):
         return Traits(GRID, canonical=False, notes=("rows that were exported and imported do not give the same logits",))
     decoded = _decode_is_prefill(prover, whole)
-    if decoded and _same(prover.cold([_ODD, _A - _ODD]), whole):
+    if decoded and prover.cold([_ODD, _A - _ODD]).same(whole):
         return Traits(GRID, decode_is_prefill=True, notes=("decoding and prefill in calls of any size give the same bits",))
-    if _same(prover.cold([GRID, GRID]), whole) and prover.chunks_deep(whole):
+    if prover.cold([GRID, GRID]).same(whole) and prover.chunks_deep(whole):
         note = f"prefill in calls of {GRID} and of {_A} tokens gives the same bits; decoding gives others"
         return Traits(GRID, notes=(note,))
     return _without_chunking(prover)
 
 
-def _decode_is_prefill(prover: Prover, rows: Bytes) -> bool:
+def _decode_is_prefill(prover: Prover, whole: Saved) -> bool:
     length = min(_DEPTH, prover.engine.shape.ctx - _TAIL - 1) - 3  # odd: inside a tile
-    prover.deep(rows, _A, length)
+    prover.deep(whole, length)
     logits = prover.finish()
     computed = prover.rows(0, length, length + _TAIL)
     slots = [0]
@@ -125,11 +188,41 @@ def _decode_is_prefill(prover: Prover, rows: Bytes) -> bool:
             if prover.engine.shape.slots == 1:
                 break
             slots = [0, 1]
-            prover.engine.import_rows(1, [Rows(rows, _A, _ODD)])
-        prover.deep(rows, _A, length)
+            prover.engine.import_rows(1, [Rows(whole.rows, _A, _ODD)])
+        prover.deep(whole, length)
         if not _same(prover.decode(slots), logits) or not _same(prover.rows(0, length, length + _TAIL), computed):
             return False
     return True
+
+
+def _prove_state(prover: Prover, window: int) -> Traits:
+    engine = prover.engine
+    beyond = -(-window // GRID) * GRID + GRID
+    room = (engine.shape.ctx - _A - _TAIL) // GRID * GRID
+    depth = min(room, beyond if 0 < window <= _LONGEST_WINDOW else _DEPTH - _A)
+    batch = engine.shape.batch
+    prover.feed([min(batch, depth - start) for start in range(0, depth, batch)])
+    prefix = prover.saved()
+    prover.feed([_A])
+    whole = prover.saved()
+    logits = prover.finish()
+    prover.put(whole, 0, in_place=True)
+    exact = _same(prover.finish(), logits)
+    other = min(1, engine.shape.slots - 1)
+    found = []
+    for calls in ([GRID, GRID], [_A]):
+        prover.put(prefix, other)
+        prover.feed(calls, other)
+        found.append(prover.saved(other).same(whole))
+        if found[-1]:
+            break
+    if not exact or not found[-1] or not _same(prover.restored(whole), logits):
+        return Traits(GRID, canonical=False, notes=("what is restored does not give the same bits",))
+    if found[0]:
+        reach = f"{whole.tokens} tokens deep" + (f", of a window of {window}" if whole.tokens <= window else "")
+        note = f"prefill in calls of {GRID} and of {_A} tokens and checkpoints give the same bits, {reach}"
+        return Traits(GRID, notes=(note,))
+    return _without_chunking(prover)
 
 
 def _without_chunking(prover: Prover) -> Traits:
@@ -141,7 +234,7 @@ def _without_chunking(prover: Prover) -> Traits:
     logits = prover.finish()
     again = prover.cold([grid])
     traits = Traits(grid, chunking=False, notes=(f"prefill in calls of different sizes gives different bits: grid of {grid}",))
-    if _same(again, first) and _same(prover.finish(), logits) and _same(prover.restored(first, grid), logits):
+    if again.same(first) and _same(prover.finish(), logits) and _same(prover.restored(first), logits):
         return traits
     return replace(traits, canonical=False, notes=(*traits.notes, "the same prefill twice does not give the same bits"))
 

@@ -1,4 +1,5 @@
-"""Rows in and out of a llama.cpp context, through one host buffer that is reused: a fresh one costs ten times the copy."""
+"""Rows and checkpoints in and out of a llama.cpp context, through one host buffer that is reused: a fresh one costs ten
+times the copy."""
 
 from __future__ import annotations
 
@@ -10,53 +11,83 @@ import numpy as np
 from llama_cpp import llama_cpp as lib
 
 from headstart.engines.base import Bytes, Rows, Span
+from headstart.engines.llama import blob as llama_blob
 from headstart.engines.llama import log as llama_log
-from headstart.engines.llama.blob import Layout, LayoutError, parse
+from headstart.engines.llama.blob import Form, Opened
+from headstart.engines.llama.part import LayoutError
 from headstart.errors import EngineError
 
 _Pointer = ctypes.POINTER(ctypes.c_uint8)
+WHOLE, PARTIAL = 0, int(lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
 
 
-def read(context: Any, slot: int, out: Bytes) -> int:
-    """Writes the blob of `slot` into `out`; returns its bytes, 0 on failure."""
+def size(context: Any, slot: int, flags: int = WHOLE) -> int:
+    """Bytes of the blob of `slot`."""
+    return int(lib.llama_state_seq_get_size_ext(context, slot, flags))
+
+
+def read(context: Any, slot: int, out: Bytes, flags: int = WHOLE) -> int:
+    """Writes the blob of `slot` to the front of `out`; returns its bytes, 0 on failure."""
     lib.llama_synchronize(context)
-    return int(lib.llama_state_seq_get_data(context, out.ctypes.data_as(_Pointer), len(out), slot))
+    return int(lib.llama_state_seq_get_data_ext(context, out.ctypes.data_as(_Pointer), len(out), slot, flags))
 
 
-def write(context: Any, slot: int, blob: Bytes) -> int:
-    """Replaces the content of `slot`; returns how many bytes were read, 0 on failure."""
-    return int(lib.llama_state_seq_set_data(context, blob.ctypes.data_as(_Pointer), len(blob), slot))
+def write(context: Any, slot: int, blob: Bytes, flags: int = WHOLE) -> int:
+    """Replaces the content of `slot`, or the parts of it that a partial blob has; returns how many bytes were read."""
+    return int(lib.llama_state_seq_set_data_ext(context, blob.ctypes.data_as(_Pointer), len(blob), slot, flags))
 
 
-def learn(context: Any, slot: int, tokens: int) -> Layout:
-    """The layout of this context's blobs, proved on `slot`, which holds `tokens` ≥ 2: cut, joined, loaded, and the same again.
+def learn(context: Any, slot: int, tokens: int, sizes: tuple[int, int], *, sliceable: bool) -> Form:
+    """The form of this context's blobs, proved on `slot`: cut, joined, loaded, and the same bytes again.
+
+    Args:
+        tokens: how many `slot` holds: at least 2, and few enough for every window.
+        sizes: what its whole and its partial blob had with one token less.
+        sliceable: whether the model has rows only.
 
     Raises:
         LayoutError: it is not the known one.
+        EngineError: it could not be loaded.
     """
-    first = np.empty(int(lib.llama_state_seq_get_size(context, slot)), np.uint8)
-    if read(context, slot, first) != len(first):
-        raise LayoutError("a blob that is shorter than announced")
-    layout = parse(first, tokens)
-    rows = Transfer(context, layout, tokens)
+
+    def blobs() -> list[Bytes]:
+        found = [np.empty(size(context, slot, flags), np.uint8) for flags in ((WHOLE,) if sliceable else (WHOLE, PARTIAL))]
+        for blob, flags in zip(found, (WHOLE, PARTIAL), strict=False):
+            if read(context, slot, blob, flags) != len(blob):
+                raise LayoutError("a blob that is shorter than announced")
+        return found
+
+    first = blobs()
+    whole, partial = (*first, np.empty(0, np.uint8))[:2]
+    grown = (len(whole) - sizes[0], len(partial) - sizes[1] if len(partial) else 0)
+    form = llama_blob.learn(whole, partial, tokens, each=grown[0], each_partial=grown[1])
+    transfer = Transfer(context, form, tokens, tokens)
     middle = tokens // 2
-    spans = [Span(a, b, np.empty((b - a) * layout.row_bytes, np.uint8)) for a, b in ((0, middle), (middle, tokens))]
-    rows.export(slot, tokens, spans)
+    spans = [Span(a, b, np.empty((b - a) * form.row_bytes, np.uint8)) for a, b in ((0, middle), (middle, tokens))]
+    transfer.export(slot, tokens, spans)
+    state = None
+    if not sliceable:
+        state = np.empty(form.checkpoint_size(tokens), np.uint8)
+        state = state[: transfer.checkpoint(slot, tokens, state)]
     lib.llama_memory_seq_rm(lib.llama_get_memory(context), slot, -1, -1)
-    rows.restore(slot, [Rows(span.data, span.stop - span.start, span.stop - span.start) for span in spans])
-    again = np.empty_like(first)
-    if read(context, slot, again) != len(again) or (first != again).any():
+    transfer.restore(slot, [Rows(span.data, span.stop - span.start, span.stop - span.start) for span in spans], state)
+    if any(again.tobytes() != before.tobytes() for again, before in zip(blobs(), first, strict=True)):
         raise LayoutError("a blob that does not survive being cut and joined")
-    return layout
+    return form
 
 
 class Transfer:
-    """Moves rows of one context. Holds `bytes` of host memory: the blob of `ctx` tokens."""
+    """Moves rows and checkpoints of one context. Holds `bytes` of host memory: the largest blob.
 
-    def __init__(self, context: Any, layout: Layout, ctx: int) -> None:
+    Args:
+        ctx: tokens that a slot can hold.
+        window: most tokens that sliding windows see.
+    """
+
+    def __init__(self, context: Any, form: Form, ctx: int, window: int) -> None:
         self._context = context
-        self._layout = layout
-        self._buffer = np.empty(layout.size(ctx), np.uint8)
+        self._form = form
+        self._buffer = np.empty(form.size(ctx, window), np.uint8)
 
     @property
     def bytes(self) -> int:
@@ -64,18 +95,43 @@ class Transfer:
 
     def export(self, slot: int, tokens: int, spans: Sequence[Span]) -> None:
         """Copies spans out of `slot`, which holds `tokens`. Raises EngineError."""
-        blob = self._buffer[: self._layout.size(tokens)]
-        if read(self._context, slot, blob) != len(blob):
-            raise EngineError(f"llama.cpp could not give the rows of slot {slot}")
+        if self._form.row_bytes == 0:
+            return
+        rows = self._open(slot, tokens, WHOLE).rows
+        assert rows is not None
+        for span in spans:
+            rows.cut(span.start, span.stop, span.data)
+
+    def checkpoint(self, slot: int, tokens: int, out: Bytes) -> int:
+        """Copies the checkpoint of `slot`, which holds `tokens`, to the front of `out`; its bytes. Raises EngineError."""
+        opened = self._open(slot, tokens, PARTIAL)
         try:
-            body = self._layout.open(blob, tokens)
+            return self._form.cut_checkpoint(opened, tokens, out)
         except LayoutError as error:
             raise EngineError(f"llama.cpp gave {error}") from error
-        for span in spans:
-            self._layout.cut(blob, body, tokens, span.start, span.stop, span.data)
 
-    def restore(self, slot: int, pieces: Sequence[Rows]) -> None:
-        """Replaces the content of `slot` by the pieces. Raises EngineError; the slot's content is then unknown."""
-        blob = self._buffer[: self._layout.join(pieces, self._buffer)]
-        if write(self._context, slot, blob) != len(blob):
-            raise EngineError(f"llama.cpp could not take the rows for slot {slot}: {llama_log.cause()}")
+    def check(self, state: Bytes, tokens: int) -> None:
+        """Raises EngineError unless `state` is a checkpoint of a sequence of `tokens`."""
+        try:
+            self._form.check(state, tokens)
+        except LayoutError as error:
+            raise EngineError(f"this is {error}") from error
+
+    def restore(self, slot: int, pieces: Sequence[Rows] | None, state: Bytes | None) -> None:
+        """Replaces the content of `slot` by the pieces and the checked checkpoint at their end; without pieces, its state.
+
+        Raises EngineError; the slot's content is then unknown.
+        """
+        flags = PARTIAL if pieces is None else WHOLE
+        blob = self._buffer[: self._form.join(pieces, state, self._buffer)]
+        if write(self._context, slot, blob, flags) != len(blob):
+            raise EngineError(f"llama.cpp could not take what was to go into slot {slot}: {llama_log.cause()}")
+
+    def _open(self, slot: int, tokens: int, flags: int) -> Opened:
+        blob = self._buffer[: read(self._context, slot, self._buffer, flags)]
+        if not len(blob):
+            raise EngineError(f"llama.cpp could not give the content of slot {slot}: {llama_log.cause()}")
+        try:
+            return self._form.open(blob, tokens, partial=flags == PARTIAL)
+        except LayoutError as error:
+            raise EngineError(f"llama.cpp gave {error}") from error

@@ -1,0 +1,225 @@
+"""Part: the keys and values of consecutive tokens in a blob; `blob` says what they look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from headstart.engines.base import Bytes, Rows
+
+_CELL = 12  # bytes of a cell, without its extra ones
+_EXTRAS = (0, 12)
+_PLANE = np.dtype([("type", "<i4"), ("row", "<u8")])
+_HEAD = _PLANE.itemsize  # 12: packed
+_MAX_ROW = 1 << 24
+
+
+class LayoutError(ValueError):
+    """The blob is not of the known form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`count` consecutive planes with rows of `row` bytes.
+
+    `before`: bytes of one token in all earlier planes. `heads`: headers, (count, 12).
+    """
+
+    first: int
+    count: int
+    row: int
+    before: int
+    heads: Bytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the same part of all blobs of one context has in common.
+
+    Attributes:
+        layers: planes of K; the rest are of V.
+        planes: element type and bytes of a row, of each plane.
+        extra: bytes of a cell that belong to the token, as rows do.
+    """
+
+    streams: int
+    layers: int
+    planes: tuple[tuple[int, int], ...]
+    extra: int = 0
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of one token's rows: in all planes, and in its cell."""
+        return self.extra + sum(row for _, row in self.planes)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        # One strided copy serves a whole run; most models are a single one.
+        runs: list[Run] = []
+        first = before = 0
+        for stop in range(1, len(self.planes) + 1):
+            row = self.planes[first][1]
+            if stop == len(self.planes) or self.planes[stop][1] != row:
+                heads = np.array(list(self.planes[first:stop]), dtype=_PLANE).view(np.uint8).reshape(-1, _HEAD)
+                runs.append(Run(first, stop - first, row, before, heads))
+                before += (stop - first) * row
+                first = stop
+        return tuple(runs)
+
+    @cached_property
+    def _cell(self) -> np.dtype[Any]:
+        return _cell(self.extra)
+
+    def size(self, tokens: int) -> int:
+        """Bytes of a part that holds `tokens` > 0."""
+        return 4 + 4 * self.streams + 8 + _HEAD * len(self.planes) + (_CELL + self.row_bytes) * tokens
+
+    def planes_of(self, data: Bytes, body: int, tokens: int, run: Run, skip: int, width: int) -> Bytes:
+        """View of `width` bytes, `skip` bytes behind the start of each plane of a run: (plane, bytes)."""
+        at = body + self._cell.itemsize * tokens + 8 + _HEAD * run.first + run.before * tokens + skip
+        pitch = _HEAD + run.row * tokens
+        assert at + (run.count - 1) * pitch + width <= len(data)
+        return np.lib.stride_tricks.as_strided(data[at:], shape=(run.count, width), strides=(pitch, 1))
+
+    def cells_of(self, data: Bytes, body: int, tokens: int) -> Any:
+        """View of the cells: a structured array."""
+        return data[body : body + self._cell.itemsize * tokens].view(self._cell)
+
+    def open(self, data: Bytes, first: int, tokens: int) -> Part:
+        """Checks that `data` is a part of positions `first` … `first + tokens - 1`, in order.
+
+        Raises:
+            LayoutError: it is not, or it is of another form.
+        """
+        if len(data) != self.size(tokens):
+            raise LayoutError(f"a part of {len(data)} bytes where {self.size(tokens)} were due")
+        streams, count, body = find(data)
+        if (streams, count) != (self.streams, tokens):
+            raise LayoutError(f"a part of {count} tokens in {streams} streams")
+        cells = self.cells_of(data, body, tokens)
+        if tuple(words(data, body + cells.nbytes, 2)) != (0, self.layers):
+            raise LayoutError("a part with another number of layers, or transposed values")
+        if not _in_order(cells, first):
+            raise LayoutError("a part whose cells are not in the order of the tokens")
+        for run in self.runs:
+            if (self.planes_of(data, body, tokens, run, 0, _HEAD) != run.heads).any():
+                raise LayoutError("a part with other planes")
+        return Part(self, data, body, tokens)
+
+    def join(self, pieces: Sequence[Rows], first: int, out: Bytes) -> int:
+        """Writes the part of the pieces, end to end from position `first`, to the front of `out`; returns its bytes."""
+        tokens = sum(piece.take for piece in pieces)
+        size = self.size(tokens)
+        data, body = out[:size], 8
+        data[:body].view("<u4")[:] = (self.streams, tokens)
+        cells = self.cells_of(data, body, tokens)
+        cells["position"] = np.arange(first, first + tokens)
+        cells["sequences"] = 1
+        cells["sequence"] = 0
+        data[body + cells.nbytes :][:8].view("<u4")[:] = (0, self.layers)
+        data[size - 4 * (self.streams - 1) :] = 0  # the other streams' counts; which one is used does not matter
+        start = 0
+        for piece in pieces:
+            extra = piece.data[: self.extra * piece.tokens].reshape(piece.tokens, self.extra)
+            cells["extra"][start : start + piece.take] = extra[: piece.take]
+            start += piece.take
+        for run in self.runs:
+            self.planes_of(data, body, tokens, run, 0, _HEAD)[:] = run.heads
+            start = 0
+            for piece in pieces:
+                part = piece.data[(self.extra + run.before) * piece.tokens :][: run.count * run.row * piece.tokens]
+                width = piece.take * run.row
+                place = self.planes_of(data, body, tokens, run, _HEAD + start * run.row, width)
+                np.copyto(place, part.reshape(run.count, -1)[:, :width])
+                start += piece.take
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part that was found to be of its layout; `body` is where its cells begin."""
+
+    layout: Layout
+    data: Bytes
+    body: int
+    tokens: int
+
+    def cut(self, start: int, stop: int, out: Bytes) -> None:
+        """Copies the rows of the tokens [start, stop), counted from the part's first, to the front of `out`."""
+        layout, taken = self.layout, stop - start
+        extra = out[: layout.extra * taken].reshape(taken, layout.extra)
+        extra[:] = layout.cells_of(self.data, self.body, self.tokens)["extra"][start:stop]
+        for run in layout.runs:
+            part = out[(layout.extra + run.before) * taken :][: run.count * run.row * taken].reshape(run.count, -1)
+            place = layout.planes_of(self.data, self.body, self.tokens, run, _HEAD + start * run.row, taken * run.row)
+            np.copyto(part, place)
+
+
+def parse(data: Bytes, tokens: int, each: int) -> Layout:
+    """The layout of the part that `data` begins with, of positions 0 … `tokens - 1`.
+
+    Args:
+        each: bytes by which a part grows with a token.
+
+    Raises:
+        LayoutError: the part is not of the known form.
+    """
+    streams, count, body = find(data)
+    if count != tokens:
+        raise LayoutError(f"a part of {count} tokens where {tokens} were due")
+    for extra in _EXTRAS:
+        cells = data[body : body + (_CELL + extra) * tokens]
+        if len(cells) == (_CELL + extra) * tokens and _in_order(cells.view(_cell(extra)), 0):
+            break
+    else:
+        raise LayoutError("a part whose cells are not in the order of the tokens")
+    at = body + len(cells)
+    trans, layers = words(data, at, 2)
+    if trans != 0:
+        raise LayoutError("a part with transposed values")
+    at += 8
+    planes: list[tuple[int, int]] = []
+    left = each - _CELL - extra
+    while left > 0:
+        kind, low, high = words(data, at, 3)
+        row = low | high << 32
+        at += _HEAD + row * tokens
+        if not 0 < row <= min(left, _MAX_ROW):
+            raise LayoutError("a part with planes of another form")
+        planes.append((kind, row))
+        left -= row
+    if left or not layers <= len(planes) <= 2 * layers:
+        raise LayoutError(f"a part with {len(planes)} planes for {layers} layers")
+    layout = Layout(streams, layers, tuple(planes), extra)
+    layout.open(data[: layout.size(tokens)], 0, tokens)
+    return layout
+
+
+def words(data: Bytes, at: int, count: int) -> list[int]:
+    """Unsigned 32-bit words. Raises LayoutError if `data` ends before."""
+    if at < 0 or at + 4 * count > len(data):
+        raise LayoutError("a blob that ends early")
+    return [int(word) for word in data[at : at + 4 * count].view("<u4")]
+
+
+def find(data: Bytes) -> tuple[int, int, int]:
+    """Number of streams of a part, cells of the one that is in use, and where they begin."""
+    (streams,) = words(data, 0, 1)
+    for stream in range(streams):
+        at = 4 + 4 * stream
+        (count,) = words(data, at, 1)
+        if count:
+            return streams, count, at + 4
+    raise LayoutError("a part without tokens")
+
+
+def _cell(extra: int) -> np.dtype[Any]:
+    return np.dtype([("position", "<i4"), ("sequences", "<u4"), ("extra", "u1", (extra,)), ("sequence", "<i4")])
+
+
+def _in_order(cells: Any, first: int) -> bool:
+    return bool((cells["position"] == np.arange(first, first + len(cells))).all() and (cells["sequences"] == 1).all())

@@ -1,0 +1,135 @@
+"""The proofs at load, on engines of which it is known what they can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headstart.engines.base import Bytes, Logits, Rows, Traits
+from headstart.engines.fake import FakeEngine
+from headstart.engines.llama.proof import MOST_TOKENS, prove
+
+TOKENS = np.random.default_rng(0).integers(0, 256, MOST_TOKENS).astype(np.int32)
+
+
+def options(**more: Any) -> dict[str, Any]:
+    return {"slots": 2, "ctx": 2048, "grid": 64, "batch": 512, **more}
+
+
+def proved(engine: FakeEngine, window: int = 0) -> Traits:
+    traits = prove(engine, TOKENS, window=window)
+    assert [engine.length(slot) for slot in range(engine.shape.slots)] == [0] * engine.shape.slots
+    assert traits.sliceable == engine.traits.sliceable
+    assert traits.notes
+    return traits
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("ctx", [256, 512, 2048])
+@pytest.mark.parametrize("row_bytes", [16, 0, None])
+def test_what_is_exact_is_found_exact(slots: int, ctx: int, row_bytes: int | None) -> None:
+    sliceable = row_bytes is None
+    traits = proved(
+        FakeEngine(**options(slots=slots, ctx=ctx, batch=256, row_bytes=row_bytes or 16 * sliceable, sliceable=sliceable))
+    )
+    assert (traits.grid, traits.chunking, traits.canonical, traits.movable) == (64, True, True, True)
+    assert not traits.decode_is_prefill
+
+
+@pytest.mark.parametrize(("window", "computed"), [(0, 472), (500, 856), (512, 856), (1024, 1368), (1025, 472)])
+def test_no_more_is_computed_than_is_needed(window: int, computed: int) -> None:
+    """At most the window and six grids; of longer windows as much as without any."""
+    engine = FakeEngine(**options(sliceable=False))
+    proved(engine, window)
+    assert engine.prefilled == computed
+
+
+@pytest.mark.parametrize("sliceable", [True, False])
+def test_calls_of_other_sizes_that_give_other_bits(sliceable: bool) -> None:
+    traits = proved(FakeEngine(**options(grid=512, chunking=False, sliceable=sliceable)))
+    assert not traits.chunking
+    assert (traits.grid, traits.canonical) == (512, True)
+
+
+def test_decoding_that_is_prefill() -> None:
+    assert proved(FakeEngine(**options(decode_is_prefill=True))).decode_is_prefill
+    assert not proved(FakeEngine(**options(decode_is_prefill=True, sliceable=False))).decode_is_prefill, "not asked"
+
+
+class Drifting(FakeEngine):
+    """No call gives the same logits as the one before."""
+
+    def logits(self, slot: int) -> Logits:
+        self.drift = getattr(self, "drift", 0) + 1
+        return super().logits(slot) + np.float32(self.drift)
+
+
+class WrongState(FakeEngine):
+    """Imports the state of other tokens."""
+
+    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+        super().import_checkpoint(slot, pieces, _flipped(state))
+
+
+class WrongRewind(FakeEngine):
+    """Goes back to the state of other tokens."""
+
+    def rewind(self, slot: int, length: int, state: Bytes) -> None:
+        super().rewind(slot, length, _flipped(state))
+
+
+class Stale(FakeEngine):
+    """Looks right after an import, and computes something else from there on, unless the next call is short."""
+
+    stale: frozenset[int] = frozenset()
+
+    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+        super().import_checkpoint(slot, pieces, state)
+        self.stale |= {slot}
+
+    def prefill(self, slot: int, tokens: Any, *, logits: bool) -> None:
+        if slot in self.stale and len(tokens) >= 64:
+            self._slots[slot].state_low = b"\1\2\3\4"
+        self.stale -= {slot}
+        super().prefill(slot, tokens, logits=logits)
+
+
+class Refusing(FakeEngine):
+    """Takes no checkpoint back into a live slot."""
+
+    def rewind(self, slot: int, length: int, state: Bytes) -> None:
+        super().rewind(slot, length, state[:-1])
+
+
+class Silent(FakeEngine):
+    """Gives no checkpoint of a long sequence."""
+
+    def export_checkpoint(self, slot: int, out: Bytes) -> int:
+        return super().export_checkpoint(slot, out[: -1 if self.length(slot) > 192 else None])
+
+
+def _flipped(state: Bytes) -> Bytes:
+    changed = state.copy()
+    changed[-1] ^= 1
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("kind", "sliceable", "movable"),
+    [
+        (Drifting, True, True),
+        (Drifting, False, True),
+        (WrongState, False, False),
+        (WrongRewind, False, False),
+        (Refusing, False, False),
+        (Silent, False, False),
+        (Stale, False, True),
+    ],
+)
+def test_what_is_not_exact_is_found_out(kind: type[FakeEngine], sliceable: bool, movable: bool) -> None:
+    traits = proved(kind(**options(sliceable=sliceable)))
+    assert not traits.canonical
+    assert traits.movable == movable
