@@ -21,7 +21,8 @@ from headstart.stores.disk import Disk, Label
 from headstart.stores.disk import store as disk_store
 
 Run = Callable[..., str]
-Block = tuple[Label, np.ndarray[tuple[int], np.dtype[np.uint8]]]
+Data = np.ndarray[tuple[int], np.dtype[np.uint8]]
+Block = tuple[Label, Data]
 Places = pytest.TempPathFactory
 SIZE = 5000
 OBJECT = 3 * 4096
@@ -40,6 +41,18 @@ def block(number: int, parent: int | None) -> Block:
     start = 0 if parent is None else 8 * (parent % 16 + 1)
     label = Label(key(number), bytes(32) if parent is None else key(parent), b"m" * 32, start, tuple(range(8)), True, 0.5)
     return label, np.random.default_rng(number).integers(0, 256, SIZE, np.uint8)
+
+
+STATE = 2 * SIZE
+STATE_OBJECT = 4 * 4096
+"""Bytes that a checkpoint of STATE bytes occupies."""
+
+
+def checkpoint(number: int, parent: int | None) -> Block:
+    """The checkpoint at the end of a block, counted from 100."""
+    label, _ = block(number, parent)
+    data = np.random.default_rng(100 + number).integers(0, 256, STATE, np.uint8)
+    return replace(label, key=key(100 + number), parent=label.key, kind="state", seconds=1.5), data
 
 
 @pytest.fixture
@@ -72,9 +85,13 @@ def change(folder: Path, *blocks: Block, pinned: tuple[int, ...] = ()) -> None:
     disk.close()
 
 
-def derived(number: int, parent: int | None) -> Block:
-    label, rows = block(number, parent)
-    return replace(label, canonical=False), rows
+def derived(label: Label, data: Data) -> Block:
+    return replace(label, canonical=False), data
+
+
+def with_state(folder: Path) -> None:
+    """Checkpoints: one where the two chains part, and one at the end of the longer."""
+    change(folder, checkpoint(1, 0), checkpoint(3, 2))
 
 
 def damage(folder: Path, number: int) -> None:
@@ -96,8 +113,7 @@ def keys(folder: Path) -> set[int]:
 
 
 def test_chains_are_listed(cache: Run) -> None:
-    listed = cache("ls")
-    rows = [re.split(r"\s*│\s*", line)[1:] for line in listed.splitlines() if line.startswith("│")]
+    rows = listed(cache("ls"))
     assert {row[0] for row in rows} == {key(3).hex()[:12], key(18).hex()[:12]}
     assert {row[1] for row in rows} == {"32", "24"}
     assert "5 in 2 chains" in cache("stats")
@@ -113,12 +129,12 @@ def test_a_chain_is_shown_by_the_beginning_of_its_id(cache: Run, folder: Path) -
 
 def test_all_is_there_as_data(cache: Run, folder: Path) -> None:
     cache("pin", short(18))
-    listed = {chain["id"]: chain for chain in json.loads(cache("ls", "--json"))}
-    assert set(listed) == {key(3).hex(), key(18).hex()}
-    chain = listed[key(3).hex()]
+    chains = {chain["id"]: chain for chain in json.loads(cache("ls", "--json"))}
+    assert set(chains) == {key(3).hex(), key(18).hex()}
+    chain = chains[key(3).hex()]
     assert (chain["tokens"], chain["bytes"], chain["own_bytes"], chain["seconds"]) == (32, 4 * OBJECT, 2 * OBJECT, 2.0)
     assert (chain["fingerprint"], chain["pinned"], chain["complete"]) == ("6d" * 32, False, True)
-    assert listed[key(18).hex()]["pinned"]
+    assert chains[key(18).hex()]["pinned"]
     shown = json.loads(cache("show", short(18), "--json"))
     assert [part["id"] for part in shown["blocks"]] == [key(number).hex() for number in (0, 1, 18)]
     assert [(part["start"], part["pinned"], part["canonical"]) for part in shown["blocks"]] == [
@@ -133,6 +149,102 @@ def test_all_is_there_as_data(cache: Run, folder: Path) -> None:
 def test_one_is_not_many(cache: Run, folder: Path) -> None:
     assert "deleted: 1 block, 12 KiB" in cache("rm", short(18))
     assert "4 in 1 chain\n" in cache("stats")
+
+
+def listed(text: str) -> list[list[str]]:
+    """The cells of a table's lines."""
+    return [re.split(r"\s*│\s*", line)[1:-1] for line in text.splitlines() if line.startswith("│")]
+
+
+def test_checkpoints_are_shown_where_they_are(cache: Run, folder: Path) -> None:
+    with_state(folder)
+    assert {row[0]: row[2] for row in listed(cache("ls"))} == {key(3).hex()[:12]: "2", key(18).hex()[:12]: "1"}
+    chains = {chain["id"]: chain for chain in json.loads(cache("ls", "--json"))}
+    figures = [chains[key(number).hex()] for number in (3, 18)]
+    assert [(one["checkpoints"], one["bytes"], one["own_bytes"], one["seconds"]) for one in figures] == [
+        (2, 4 * OBJECT + 2 * STATE_OBJECT, 2 * OBJECT + STATE_OBJECT, 2.0),
+        (1, 3 * OBJECT + STATE_OBJECT, OBJECT, 1.5),
+    ]
+    change(folder, derived(*checkpoint(2, 1)))
+    assert [row[4] for row in listed(cache("show", short(3)))] == ["", "16 KiB", "16 KiB", "derived", "16 KiB"]
+    shown = [one["checkpoint"] for one in json.loads(cache("show", short(18), "--json"))["blocks"]]
+    assert [one and (one["id"], one["bytes"], one["pinned"]) for one in shown] == [
+        *(None, (key(101).hex(), STATE_OBJECT, False), None),
+    ]
+
+
+def test_rows_and_checkpoints_are_counted_apart(cache: Run, folder: Path) -> None:
+    assert " of checkpoints" not in cache("stats")
+    with_state(folder)
+    said = cache("stats")
+    assert "5 in 2 chains\n" in said
+    assert "92 KiB (60 KiB of rows, 32 KiB of checkpoints)\n" in said
+    assert "6d6d6d6d: 5 blocks and 2 checkpoints, 92 KiB (60" in said
+    stats = json.loads(cache("stats", "--json"))
+    for figures in (stats, stats["models"][0]):
+        assert (figures["blocks"], figures["checkpoints"], figures["checkpoint_bytes"]) == (5, 2, 2 * STATE_OBJECT)
+        assert figures["bytes"] == 5 * OBJECT + 2 * STATE_OBJECT
+
+
+def test_checkpoints_are_pinned_with_their_chain(cache: Run, folder: Path) -> None:
+    with_state(folder)
+    assert "pinned: 4 blocks and 2 checkpoints\n" in cache("pin", short(3))
+    cache("gc", "--size", "0")
+    assert keys(folder) == {0, 1, 2, 3, 101, 103}
+    change(folder, block(18, 1))
+    assert "pinned: 3 blocks and 1 checkpoint\n" in cache("pin", short(18))
+    assert "pinned   5 blocks and 2 checkpoints\n" in cache("stats")
+    said = cache("unpin", short(3))
+    assert "unpinned: 2 blocks and 1 checkpoint\n" in said
+    assert "need them: 2 blocks and 1 checkpoint\n" in said
+    assert pinned(folder) == {0, 1, 18, 101}
+    cache("rm", "--all")
+    assert keys(folder) == {0, 1, 18, 101}
+
+
+def test_what_a_pinned_checkpoint_needs_stays(cache: Run, folder: Path) -> None:
+    with_state(folder)
+    change(folder, pinned=(101,))
+    cache("rm", "--all")
+    assert keys(folder) == {0, 1, 101}
+
+
+def test_checkpoints_are_deleted_with_their_blocks(cache: Run, folder: Path) -> None:
+    with_state(folder)
+    assert "deleted: 2 blocks and 1 checkpoint, 40 KiB" in cache("rm", short(3))
+    assert keys(folder) == {0, 1, 18, 101}
+    assert "deleted: 3 blocks and 1 checkpoint, 52 KiB" in cache("rm", short(18))
+    assert keys(folder) == set()
+
+
+def test_a_checkpoint_without_its_block_is_lost(cache: Run, folder: Path) -> None:
+    with_state(folder)
+    damage(folder, 103)
+    damage(folder, 1)
+    assert "5 of 7" in cache("verify", code=1)
+    cache("verify", "--repair")
+    assert keys(folder) == {0, 2, 3, 18, 101}
+    assert "without a beginning: 4" in cache("gc")
+    assert keys(folder) == {0}
+
+
+def test_chains_take_their_checkpoints_along(cache: Run, folder: Path, tmp_path_factory: Places) -> None:
+    file, other = tmp_path_factory.mktemp("out") / "chains.tar", tmp_path_factory.mktemp("other")
+    with_state(folder)
+    change(folder, *(derived(*one) for one in (checkpoint(2, 1), block(40, 3), checkpoint(40, 3))))
+    said = cache("export", str(file), short(40))
+    assert "exported: 4 blocks and 2 checkpoints; left out, as derived: 1 block and 2 checkpoints" in said
+    assert "imported: 4 blocks and 2 checkpoints; there before: 0; bad: 0" in cache("import", str(file), place=other)
+    assert "6 of 6" in cache("verify", place=other)
+    for number, parent in ((1, 0), (3, 2)):
+        label, data = checkpoint(number, parent)
+        disk, out = Disk(other, 1 << 40), np.empty(STATE, np.uint8)
+        assert disk.read_into(label, out) == STATE
+        assert (out == data).all()
+        disk.close()
+    with tarfile.open(file) as tar:
+        names = [bytes.fromhex(name.removesuffix(".rows"))[0] - 1 for name in tar.getnames()]
+    assert names == [0, 1, 101, 2, 3, 103], "each behind what it hangs on"
 
 
 def test_damage_is_found_and_put_aside(cache: Run, folder: Path) -> None:
@@ -311,13 +423,13 @@ def test_an_import_mends(cache: Run, folder: Path, exported: Path, tmp_path_fact
     assert pinned(folder) == {2}
     assert "5 of 5" in cache("verify")
     other = tmp_path_factory.mktemp("other")
-    change(other, derived(0, None))
+    change(other, derived(*block(0, None)))
     assert "imported: 5 blocks; there before: 0" in cache("import", str(exported), place=other)
     assert "derived" not in cache("show", short(3), place=other)
 
 
 def test_derived_rows_never_leave_the_machine(cache: Run, folder: Path, tmp_path: Path) -> None:
-    change(folder, derived(40, 2), block(60, 40))
+    change(folder, derived(*block(40, 2)), block(60, 40))
     assert "exported: 5 blocks; left out, as derived: 2 blocks" in cache("export", str(tmp_path / "chains.tar"))
     with tarfile.open(tmp_path / "chains.tar") as tar:
         assert {bytes.fromhex(name.removesuffix(".rows"))[0] - 1 for name in tar.getnames()} == {0, 1, 2, 3, 18}

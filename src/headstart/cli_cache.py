@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
@@ -16,7 +16,9 @@ from headstart.errors import ConfigError
 from headstart.units import parse_size, show_size
 
 if TYPE_CHECKING:
-    from headstart.stores.disk import Disk, FormatError
+    from rich.table import Table
+
+    from headstart.stores.disk import Disk, FormatError, Label
     from headstart.stores.disk.catalog import Row
     from headstart.stores.disk.chains import Chain, Chains
 
@@ -105,6 +107,15 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def _counted(blocks: int, checkpoints: int) -> str:
+    return _count(blocks, "block") + (f" and {_count(checkpoints, 'checkpoint')}" if checkpoints else "")
+
+
+def _pieces(labels: Iterable[Label]) -> str:
+    kinds = [label.kind for label in labels]
+    return _counted(kinds.count("rows"), kinds.count("state"))
+
+
 def _track(items: Sequence[T], doing: str) -> Iterable[T]:
     from rich.console import Console
     from rich.progress import track
@@ -128,17 +139,21 @@ def list_chains(
         typer.echo(json.dumps([chain.data() for chain in chains[:limit]], indent=1))
         return
     from rich.console import Console
-    from rich.table import Column, Table
 
     shown = chains[: limit or 50]
-    table = Table(
-        Column("id", no_wrap=True), "tokens", "size", "of its own", "saves", "used", Column("model", no_wrap=True), ""
-    )
+    table = _table("id", "tokens", "check-\npoints", " size", " of its own", " saves", " used", "model", " ")
     for chain in shown:
         table.add_row(*_described(chain))
     Console().print(table)
     if len(chains) > len(shown):
         typer.echo(f"and {len(chains) - len(shown):,} more; see --limit")
+
+
+def _table(*columns: str) -> Table:
+    """Columns whose names begin with a space may be broken into lines where there is little room."""
+    from rich.table import Column, Table
+
+    return Table(*(Column(name.strip(), no_wrap=not name.startswith(" ")) for name in columns))
 
 
 def _described(chain: Chain) -> list[str]:
@@ -149,6 +164,7 @@ def _described(chain: Chain) -> list[str]:
     return [
         data["id"][:12],
         f"{chain.tokens:,}",
+        f"{len(chain.checkpoints):,}",
         show_size(chain.allocated),
         show_size(data["own_bytes"]),
         f"{data['seconds']:.1f} s",
@@ -160,26 +176,24 @@ def _described(chain: Chain) -> list[str]:
 
 @app.command()
 def show(identity: Id, folder: Folder = None, as_json: Json = False) -> None:
-    """Shows one chain, block by block."""
-    from headstart.stores.disk.chains import block
-
+    """Shows one chain, block by block, with the checkpoints at their ends."""
     with _opened(folder) as disk:
         chains = _chains(disk)
         chain = chains.of(chains.find(identity))
     if as_json:
-        typer.echo(json.dumps(chain.data() | {"blocks": [block(row) for row in chain.rows]}, indent=1))
+        typer.echo(json.dumps(chain.data() | {"blocks": chain.blocks()}, indent=1))
         return
     from rich.console import Console
-    from rich.table import Column, Table
 
-    table = Table(Column("block", no_wrap=True), "tokens", "size", "rows", "used", "first tokens", "")
+    table = _table("block", "tokens", " size", "rows", "check-\npoint", " used", " first tokens", "")
     for row in chain.rows:
-        label = row.label
+        label, state = row.label, chain.checkpoints.get(row.label.key)
         table.add_row(
             label.key.hex()[:12],
             f"{label.start} – {label.start + len(label.tokens)}",
             show_size(row.allocated),
             "canonical" if label.canonical else "derived",
+            "" if state is None else show_size(state.allocated) + ("" if state.label.canonical else "\nderived"),
             _ago(row.used),
             " ".join(map(str, label.tokens[:6])),
             "pinned" if row.pinned else "",
@@ -209,13 +223,21 @@ def stats(folder: Folder = None, as_json: Json = False) -> None:
         return
     typer.echo(f"folder   {data['folder']}")
     typer.echo(f"blocks   {data['blocks']:,} in {_count(data['chains'], 'chain')}")
-    typer.echo(f"size     {show_size(data['bytes'])}")
+    typer.echo(f"size     {_sizes(data)}")
     typer.echo(f"saves    {data['seconds']:,.0f} s of prefill, if each block is used once")
-    typer.echo(f"pinned   {_count(data['pinned'], 'block')}")
+    typer.echo(f"pinned   {_pieces(row.label for row in rows if row.pinned)}")
     typer.echo(f"bad      {show_size(aside)} put aside")
     for model in data["models"]:
-        blocks, size, used = _count(model["blocks"], "block"), show_size(model["bytes"]), _ago(model["used"])
-        typer.echo(f"model    {model['fingerprint'][:8]}: {blocks}, {size}, used {used}")
+        pieces, used = _counted(model["blocks"], model["checkpoints"]), _ago(model["used"])
+        typer.echo(f"model    {model['fingerprint'][:8]}: {pieces}, {_sizes(model)}, used {used}")
+
+
+def _sizes(totals: Mapping[str, Any]) -> str:
+    """Bytes of rows and of checkpoints."""
+    if not totals["checkpoints"]:
+        return show_size(totals["bytes"])
+    states = totals["checkpoint_bytes"]
+    return f"{show_size(totals['bytes'])} ({show_size(totals['bytes'] - states)} of rows, {show_size(states)} of checkpoints)"
 
 
 @app.command()
@@ -253,11 +275,12 @@ def verify(
 
 @app.command()
 def pin(identity: Id, folder: Folder = None) -> None:
-    """Keeps a chain whatever else has to go."""
+    """Keeps a chain, with the checkpoints that it has now, whatever else has to go."""
     with _opened(folder) as disk:
         chains = _chains(disk)
-        rows = chains.of(chains.find(identity)).rows
-        typer.echo(f"pinned: {_count(disk.catalog.pin([row.label.key for row in rows], True), 'block')}")
+        labels = [row.label for row in chains.of(chains.find(identity)).objects]
+        disk.catalog.pin([label.key for label in labels], True)
+        typer.echo(f"pinned: {_pieces(labels)}")
 
 
 @app.command()
@@ -265,11 +288,12 @@ def unpin(identity: Id, folder: Folder = None) -> None:
     """Lets a chain go like any other, but for the blocks that other pinned chains need."""
     with _opened(folder) as disk:
         chains = _chains(disk)
-        keys = {row.label.key for row in chains.of(chains.find(identity)).rows if row.pinned}
-        needed = chains.needed(without=keys) & keys
-        typer.echo(f"unpinned: {_count(disk.catalog.pin(keys - needed, False), 'block')}")
+        labels = {row.label.key: row.label for row in chains.of(chains.find(identity)).objects if row.pinned}
+        needed = chains.needed(without=labels.keys()) & labels.keys()
+        disk.catalog.pin(labels.keys() - needed, False)
+        typer.echo(f"unpinned: {_pieces(label for key, label in labels.items() if key not in needed)}")
         if needed:
-            typer.echo(f"still pinned, as other pinned chains need them: {_count(len(needed), 'block')}")
+            typer.echo(f"still pinned, as other pinned chains need them: {_pieces(labels[key] for key in needed)}")
 
 
 @app.command("rm")
@@ -280,7 +304,7 @@ def remove(
         bool, typer.Option("--all", help="Everything that is not pinned, and bad objects put aside.")
     ] = False,
 ) -> None:
-    """Deletes a chain, but for the blocks that others hang on; or everything."""
+    """Deletes a chain with its checkpoints, but for the blocks that others hang on; or everything."""
     if (identity is None) == (not everything):
         raise ConfigError("Give an id, or --all.")
     with _opened(folder) as disk:
@@ -292,12 +316,12 @@ def remove(
         else:
             rows = _removable(_chains(disk), identity)
         gone = set(disk.remove([row.label.key for row in rows]))
-        size = show_size(sum(row.allocated for row in rows if row.label.key in gone))
-        typer.echo(f"deleted: {_count(len(gone), 'block')}, {size}")
+        deleted = [row for row in rows if row.label.key in gone]
+        typer.echo(f"deleted: {_pieces(row.label for row in deleted)}, {show_size(sum(row.allocated for row in deleted))}")
 
 
 def _removable(chains: Chains, identity: str) -> list[Row]:
-    """The blocks that only this chain has. Raises ConfigError: there are none, or it is pinned."""
+    """What only this chain has. Raises ConfigError: that is nothing, or it is pinned."""
     own = chains.of(chains.find(identity)).own
     if not own:
         raise ConfigError("Other chains hang on this block; `headstart cache ls` shows them.")
@@ -317,8 +341,7 @@ def gc(
     with _opened(folder) as disk:
         found, gone = disk.reconcile(evict=False)
         aside = disk.empty_quarantine()
-        broken = [chain for chain in _chains(disk).all() if not chain.complete]
-        lost = {row.label.key for chain in broken for row in chain.rows if not row.pinned}
+        lost = [row.label.key for row in _chains(disk).lost() if not row.pinned]
         disk.remove(lost)
         victims = [] if size is None else disk.catalog.victims((), disk.catalog.used() - size)
         disk.remove([row.label.key for row in victims])
@@ -335,16 +358,16 @@ def export_chains(
 ) -> None:
     """Writes chains (or all) to a tar file, for another machine with the same model, engine and settings.
 
-    Derived rows are left out, with what hangs on them: they are another machine's numbers.
+    Checkpoints go with their chains. What is derived is left out, with what hangs on it: it is another machine's numbers.
     """
     from headstart.stores.disk import archive
 
     with _opened(folder) as disk:
         chains = _chains(disk)
         wanted = [chains.of(chains.find(one)) for one in identity] if identity else chains.all()
-        rows = list({row.label.key: row for chain in wanted for row in chain.rows}.values())
+        rows = list({row.label.key: row for chain in wanted for row in chain.objects}.values())
         packed, left = archive.pack(disk, _track(rows, "writing"), file)
-    typer.echo(f"exported: {_count(packed, 'block')}" + (f"; left out, as derived: {_count(left, 'block')}" if left else ""))
+    typer.echo(f"exported: {_pieces(packed)}" + (f"; left out, as derived: {_pieces(left)}" if left else ""))
 
 
 @app.command("import")
@@ -377,8 +400,8 @@ def import_chains(
         objects = archive.unpack(stream, complain)
         with _opened(folder, disk_budget, make=True) as disk:
             taken = archive.take(disk, objects)
-    typer.echo(f"imported: {_count(taken.stored, 'block')}; there before: {taken.known}; bad: {bad}")
+    typer.echo(f"imported: {_pieces(taken.stored)}; there before: {taken.known}; bad: {bad}")
     if taken.refused:
-        typer.echo(f"no room for {_count(taken.refused, 'block')}; --disk-budget gives more, `headstart cache gc` makes some")
+        typer.echo(f"no room for {_pieces(taken.refused)}; --disk-budget gives more, `headstart cache gc` makes some")
     if bad or taken.refused:
         raise typer.Exit(1)

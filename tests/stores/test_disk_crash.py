@@ -22,14 +22,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headstart.stores.base import Bytes
+from headstart.stores.base import Bytes, Kind
 from headstart.stores.disk import Disk, Label
 from headstart.stores.disk import catalog as disk_catalog
 from headstart.stores.disk import store as disk_store
 
-SIZE = 5_000
+SIZES: dict[Kind, int] = {"rows": 5_000, "state": 700}
 BIG = 1 << 40
-CELL = 3 * 4096
+ROOM = 31 * 4096
+"""Blocks occupy three of these, checkpoints two."""
 
 
 @dataclass(eq=False)
@@ -235,8 +236,14 @@ def label(number: int, parent: int | None = None, *, canonical: bool = True) -> 
     return Label(bytes([number] * 32), above, b"f" * 32, start, tuple(range(number, number + 8)), canonical, 1.0)
 
 
-def rows(number: int, *, canonical: bool = True) -> Bytes:
-    return np.random.default_rng([number, canonical]).integers(0, 256, SIZE, np.uint8)
+def state(number: int, parent: int | None = None, *, canonical: bool = True) -> Label:
+    """The checkpoint at the end of a block."""
+    block = label(number, parent, canonical=canonical)
+    return replace(block, key=bytes([number + 100] * 32), parent=block.key, kind="state")
+
+
+def payload(wanted: Label, *, canonical: bool) -> Bytes:
+    return np.random.default_rng([wanted.key[0], canonical]).integers(0, 256, SIZES[wanted.kind], np.uint8)
 
 
 class History:
@@ -256,7 +263,7 @@ class History:
     def _write(self, disk: Disk, *labels: Label) -> None:
         begun, last = len(self.recorder.steps), self.promises[-1][1]
         keys = {one.key for one in labels}
-        stored, gone = disk.write([(one, rows(one.key[0], canonical=one.canonical)) for one in labels])
+        stored, gone = disk.write([(one, payload(one, canonical=one.canonical)) for one in labels])
         assert stored
         kept = {key: canonical for key, canonical in last.kept.items() if key not in gone}
         self._promise(begun, kept=kept, deleted=last.deleted - keys)
@@ -266,9 +273,9 @@ class History:
     def _without(self, key: bytes) -> dict[bytes, bool]:
         return {other: canonical for other, canonical in self.promises[-1][1].kept.items() if other != key}
 
-    def _delete(self, disk: Disk, key: bytes) -> None:
+    def _delete(self, act: Callable[[list[bytes]], Any], key: bytes) -> None:
         self._promise(kept=self._without(key))
-        disk.delete(key)
+        act([key])
         self._promise(deleted=self.promises[-1][1].deleted | {key})
 
     def _rot(self, disk: Disk, key: bytes) -> None:
@@ -276,24 +283,28 @@ class History:
         self.recorder.rot(disk.path(key))
 
     def _live(self) -> None:
-        with closing(Disk(self.folder, disk_store.RESERVE + 9 * CELL)) as disk:
-            self._write(disk, label(0), label(1, 0), label(2, 1))
-            self._write(disk, label(3, 2, canonical=False), label(4, 3, canonical=False))
-            disk.catalog.use([(label(number).key, 4e9) for number in range(5)])
-            self._write(disk, label(3, 2), label(10))
-            self._write(disk, label(3, 2, canonical=False))
-            self._delete(disk, label(4, 3).key)
+        with closing(Disk(self.folder, disk_store.RESERVE + ROOM)) as disk:
+            self._write(disk, label(0), label(1, 0), label(2, 1), state(2, 1))
+            self._write(disk, *(one(*at, canonical=False) for at in ((3, 2), (4, 3)) for one in (label, state)))
+            disk.catalog.use([(one.key, 4e9) for number in range(5) for one in (label(number), state(number))])
+            self._write(disk, label(3, 2), state(3, 2), label(10))
+            self._write(disk, label(3, 2, canonical=False), state(3, 2, canonical=False))
+            self._delete(disk.remove, state(4, 3).key)
+            self._delete(disk.remove, label(4, 3).key)
             self._write(disk, label(11), label(12, 11), label(13, 12))
-            assert len(disk) == 8
+            assert len(disk) == 10
+            self._delete(disk.discard, state(2, 1).key)
             self._write(disk, label(14), label(15, 14))
             assert label(10).key not in disk, "something had to go"
-            self._write(disk, label(4, 3))
-        with closing(Disk(self.folder, disk_store.RESERVE + 9 * CELL)) as disk:
+            self._write(disk, label(4, 3), state(4, 3))
+        with closing(Disk(self.folder, disk_store.RESERVE + ROOM)) as disk:
             disk.reconcile()
-            self._rot(disk, label(4, 3).key)
-            assert disk.quarantine(label(4, 3).key) is None
-            self._write(disk, label(4, 3), label(16))
-            self._delete(disk, label(16).key)
+            for rotten in (state(4, 3), label(4, 3)):
+                self._rot(disk, rotten.key)
+                assert disk.quarantine(rotten.key) is None
+                self._write(disk, rotten)
+            self._write(disk, label(16))
+            self._delete(disk.remove, label(16).key)
 
     def points(self) -> Iterator[tuple[Model, Promise]]:
         """Each point where it may end, with what is promised there."""
@@ -340,10 +351,10 @@ def check(folder: Path, promised: Promise) -> None:
 
 
 def read(disk: Disk, wanted: Label) -> None:
-    out = np.empty(SIZE, np.uint8)
+    out = np.empty(SIZES[wanted.kind], np.uint8)
     disk.read_into(wanted, out)
     canonical = disk.inspect(wanted.key).label.canonical
-    assert (out == rows(wanted.key[0], canonical=canonical)).all(), f"object {wanted.key[0]} is not what was written"
+    assert (out == payload(wanted, canonical=canonical)).all(), f"object {wanted.key[0]} is not what was written"
 
 
 @pytest.fixture
@@ -368,7 +379,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
         return History(tmp_path_factory.mktemp("history"), patch)
 
 
-@pytest.mark.parametrize("throws", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("throws", [3, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("hasty")
 def test_whatever_a_crash_interrupts(tmp_path: Path, history: History, throws: int) -> None:
     """Nothing corrupt is read, and nothing that was stored is lost, with the catalogue or from the objects alone."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headstart.core.reuse import KINDS, NEVER, OCTAVES, POLICIES, Reuse, Usage
-from headstart.stores.disk.catalog import Catalog, Note
+from headstart.stores.disk.catalog import WAIT, Catalog, Note
 from headstart.stores.disk.format import Label
 
 DAY = 86_400.0
@@ -17,6 +19,11 @@ SIZE = 4096
 def label(number: int, parent: int | None = None, seconds: float = 1.0) -> Label:
     above = bytes(32) if parent is None else parent.to_bytes(32)
     return Label(number.to_bytes(32), above, b"f" * 32, 0 if parent is None else 8, (number,) * 8, True, seconds)
+
+
+def state(number: int) -> Label:
+    """The checkpoint at the end of block `number`; counted from 1000."""
+    return replace(label(1000 + number, number), kind="state")
 
 
 def names(catalog: Catalog, count: int, now: float) -> list[int]:
@@ -57,6 +64,26 @@ def test_what_hangs_on_a_block_goes_before_it(catalog: Catalog) -> None:
     assert names(catalog, 3, 20.0) == [3]
 
 
+def test_rows_that_no_checkpoint_makes_useful_go_first(catalog: Catalog) -> None:
+    """Of a line the rows behind its last checkpoint, once that has gone; not those whose checkpoint may still come."""
+    line = [label(1), label(2, 1), label(3, 2), label(4, 3)]
+    catalog.add([(one, SIZE) for one in (*line, state(2), state(4))], 1.0)
+    others = [replace(label(number), fingerprint=b"g" * 32) for number in (20, 21)]
+    catalog.add([(one, SIZE) for one in others], 1.0)
+    for now in range(2, 30):
+        catalog.use([(one.key, float(now)) for one in (*line, state(2))])
+    later = 30.0 + WAIT
+    catalog.add([(label(30), SIZE)], later)
+    assert names(catalog, 3, later) == [1004, 4, 3], "rather than what was used less"
+    assert names(catalog, 9, later)[3:] == [20, 21, 1002, 2, 1, 30]
+    assert 4 not in names(catalog, 3, 40.0)
+    catalog.remove([state(4).key])
+    assert names(catalog, 2, later) == [4, 3]
+    assert names(catalog, 1, 40.0) == [20]
+    catalog.remove([state(2).key])
+    assert names(catalog, 2, later) == [20, 21], "nobody knows any more that it is a model with state"
+
+
 def test_a_daily_prefix_outlives_one_shots_and_a_restart(tmp_path: Path) -> None:
     """Each hour another object comes, into room for six: LRU has forgotten the prefix long before the next day."""
     path = tmp_path / "index.sqlite"
@@ -75,6 +102,18 @@ def test_a_daily_prefix_outlives_one_shots_and_a_restart(tmp_path: Path) -> None
             catalog.add([(one, SIZE)], now)
         catalog.close()
     assert missed == [0, 1] or missed == [0, 1, 2]
+
+
+def test_what_is_kept_and_what_may_go_are_all_there_is(catalog: Catalog) -> None:
+    dice = random.Random(0)
+    for number in range(1, 60):
+        catalog.add([(label(number, dice.randrange(1, number) if number > 5 else None), dice.randint(1, 9) * SIZE)], 1.0)
+    for _ in range(50):
+        pinned, spare = ([label(number).key for number in dice.sample(range(1, 60), 3)] for _ in range(2))
+        catalog.pin(pinned, True)
+        going = sum(row.allocated for row in catalog.victims(spare, 1 << 40, 2.0))
+        assert catalog.kept(spare) + going == catalog.used()
+        catalog.pin(pinned, False)
 
 
 def test_uses_are_remembered_after_an_object_has_gone(catalog: Catalog) -> None:

@@ -1,4 +1,4 @@
-"""Write-behind: a thread between the engine and the disk. The engine offers rows and goes on; it never waits for a write.
+"""Write-behind: a thread between the engine and the disk. The engine offers objects and goes on; it never waits for a write.
 
 What the thread has found out since (stored, refused, new objects of other processes) is handed over as notices. A disk that
 fails is left alone for a while and then tried again; meanwhile everything is refused, and serving goes on from memory.
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from headstart.stores.base import Bytes
 from headstart.stores.disk import Disk, FormatError, Label, Note
+from headstart.stores.disk.format import ALIGN
 from headstart.stores.disk.store import damages
 
 log = logging.getLogger("headstart.disk")
@@ -115,8 +116,18 @@ class NoDisk:
         """
         return False
 
-    def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[Exception | None]:
-        """Fills the buffers, several at a time; for each what went wrong. A bad object is put aside."""
+    def discard(self, keys: Collection[bytes]) -> None:
+        """Deletes objects, soon, also those that were offered and are not written yet.
+
+        Pinned ones stay, and those that something else hangs on. A `Refused` or `Gone` follows as for any other loss. What
+        is offered again afterwards is stored.
+        """
+
+    def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
+        """Fills the buffers, several at a time; for each how much of it, in bytes, or what went wrong.
+
+        Rows must fill theirs; a checkpoint may be smaller. A bad object is put aside.
+        """
         return [FileNotFoundError("there is no disk") for _ in wanted]
 
     def use(self, keys: Collection[bytes]) -> None:
@@ -157,7 +168,9 @@ class WriteBehind(NoDisk):
         self._limit = limit
         self._waiting = 0  # bytes; changed by both threads, under the lock
         self._lock = threading.Lock()
-        self._queue: queue.Queue[tuple[Label, Bytes] | None] = queue.Queue()
+        self._queue: queue.Queue[tuple[Label, Bytes] | frozenset[bytes] | None] = queue.Queue()
+        self._unwanted: set[bytes] = set()  # to be discarded by what is still in the queue; under the lock
+        self._doomed: set[bytes] = set()  # to be deleted next; the thread's own
         self._notices: deque[Notice] = deque()
         self._uses: deque[tuple[bytes, float]] = deque(maxlen=NEWS)
         self._replies: deque[tuple[bytes, int]] = deque(maxlen=NEWS)
@@ -206,14 +219,19 @@ class WriteBehind(NoDisk):
         self._queue.put((label, payload))
         return True
 
-    def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[Exception | None]:
+    def discard(self, keys: Collection[bytes]) -> None:
+        with self._lock:
+            self._unwanted.update(keys)
+        self._queue.put(frozenset(keys))
+
+    def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
         self._spare = frozenset(label.key for label, _ in wanted)
-        faults: list[Exception | None] = [None] * len(wanted)
+        results: list[int | Exception] = [0] * len(wanted)
         left = iter(range(len(wanted)))  # shared: each reader takes the next one (a future for each would cost as much)
 
         def take() -> None:
             for number in left:
-                faults[number] = self._read(wanted[number])
+                results[number] = self._read(wanted[number])
 
         readers: list[Future[None]] = []
         with suppress(RuntimeError):  # no thread is to be had: then this one reads alone
@@ -221,15 +239,15 @@ class WriteBehind(NoDisk):
         take()
         wait(readers)
         self._spare = frozenset()
-        return faults
+        return results
 
-    def _read(self, wanted: tuple[Label, Bytes]) -> Exception | None:
+    def _read(self, wanted: tuple[Label, Bytes]) -> int | Exception:
         disk = self._disk
         label, out = wanted
         try:
             if disk is None:
                 raise FileNotFoundError("the disk is not there")
-            disk.read_into(label, out)
+            return disk.read_into(label, out)
         except FileNotFoundError as error:
             self.counters["fault_missing"] += 1
             return error
@@ -239,7 +257,6 @@ class WriteBehind(NoDisk):
         except Exception as error:
             self.counters["fault_read"] += 1
             return self._put_aside(label, error)
-        return None
 
     def _put_aside(self, label: Label, error: Exception) -> Exception:
         log.warning("object %s is put aside: %s", label.key.hex()[:16], error)
@@ -276,13 +293,16 @@ class WriteBehind(NoDisk):
     def _loop(self) -> None:
         closing = False
         while not closing and time.monotonic() < self._ends:
-            batch, closing = self._collect()
-            self._work(batch)
+            batch, discarded, closing = self._collect()
+            self._work(self._wanted(batch))
+            self._doomed |= discarded
+            with self._lock:
+                self._unwanted -= discarded
         if self._disk is not None:
             _close(self._disk)
 
-    def _collect(self) -> tuple[list[tuple[Label, Bytes]], bool]:
-        """What is offered, up to a batch; and whether that was all before the end. Waits a while for the first."""
+    def _collect(self) -> tuple[list[tuple[Label, Bytes]], frozenset[bytes], bool]:
+        """What is offered, up to a batch; what is discarded then; and whether the end follows. Waits a while for the first."""
         batch: list[tuple[Label, Bytes]] = []
         size = 0
         while size < BATCH:
@@ -291,10 +311,21 @@ class WriteBehind(NoDisk):
             except queue.Empty:
                 break
             if item is None:
-                return batch, True
+                return batch, frozenset(), True
+            if isinstance(item, frozenset):
+                return batch, item, False
             batch.append(item)
-            size += len(item[1])
-        return batch, False
+            size += len(item[1]) + ALIGN
+        return batch, frozenset(), False
+
+    def _wanted(self, batch: list[tuple[Label, Bytes]]) -> list[tuple[Label, Bytes]]:
+        """What of a batch was not discarded since it was offered."""
+        with self._lock:
+            unwanted = {label.key for label, _ in batch} & self._unwanted
+        for label, payload in batch:
+            if label.key in unwanted:
+                self._end(Refused(label, "discarded"), payload)
+        return [(label, payload) for label, payload in batch if label.key not in unwanted]
 
     def _work(self, batch: list[tuple[Label, Bytes]]) -> None:
         """One round; a fault of the disk ends it, and refuses what was offered."""
@@ -310,6 +341,11 @@ class WriteBehind(NoDisk):
                     row = disk.quarantine(self._bad.popleft())
                     if row is not None:
                         self._notices.append(Appeared(row.label))
+                if self._doomed:
+                    gone = disk.discard(self._doomed)
+                    self._doomed.clear()
+                    self.counters["discarded"] += len(gone)
+                    self._forget(gone)
                 if batch:
                     offered, batch = batch, []
                     try:

@@ -1,31 +1,34 @@
-"""Memory tier: equal cells in one arena of anonymous memory, under a hard byte budget.
+"""Memory tier: cells of two sizes, for rows and for state, in anonymous memory under one hard byte budget.
 
-Cells are written in place and published afterwards (`allocate` → write `cell` → `commit`), so that rows are copied once
-and nothing is visible before it is complete. The arena is virtual until touched; budget that is claimed for transient
-buffers is taken from the cells, whose pages go back to the system.
+Cells are written in place and published afterwards (`allocate` → write `cell` → `commit`), so that bytes are copied once
+and nothing is visible before it is complete. Cells are virtual until touched. Free ones keep their pages for the next of their
+kind, unless cells of the other kind, or buffers for which budget is claimed, need the room.
 """
 
 from __future__ import annotations
 
-import heapq
-import mmap
-from contextlib import suppress
-
-import numpy as np
+from dataclasses import dataclass
 
 from headstart.errors import ConfigError
-from headstart.stores.base import Bytes, Store
+from headstart.stores.arena import Arena
+from headstart.stores.base import Bytes, Kind, Store
 
-# Shared mappings, Python's default, get no huge pages: the first touch of each byte then costs ten times as much.
-_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Room for one object, as `Memory.allocate` gives it."""
+
+    kind: Kind
+    number: int
 
 
 class Memory(Store):
-    """A store of cells of `cell_bytes` each; with cells of no bytes (rows that cannot be moved) it holds nothing.
+    """A store of cells of `cell_bytes` for rows, and of `state_bytes` for state. Cells of no bytes always fit.
 
     Args:
-        cell_bytes: size of a cell.
-        budget: bytes for cells and claimed transient buffers together.
+        cell_bytes: size of a cell for rows.
+        budget: bytes for all cells and claimed transient buffers together.
+        state_bytes: size of a cell for state.
 
     Raises:
         ConfigError: the system refuses to reserve that much address space.
@@ -33,22 +36,18 @@ class Memory(Store):
 
     name = "memory"
 
-    def __init__(self, cell_bytes: int, budget: int) -> None:
+    def __init__(self, cell_bytes: int, budget: int, state_bytes: int = 0) -> None:
         self.cell_bytes = cell_bytes
+        self.state_bytes = state_bytes
         self._budget = budget
         self._claimed = 0
-        self._cells: dict[bytes, int] = {}
-        self._open: set[int] = set()
-        self._free: list[int] = []
-        self._fresh = 0
-        self._capacity = budget // cell_bytes if cell_bytes else 0
+        self._closed = False
+        self._cells: dict[bytes, tuple[Cell, int]] = {}  # with the bytes that are content
+        self._open: set[Cell] = set()
         try:
-            self._map = mmap.mmap(-1, max(1, self._capacity * cell_bytes), **_PRIVATE)
+            self._arenas: dict[Kind, Arena] = {"rows": Arena(cell_bytes, budget), "state": Arena(state_bytes, budget)}
         except (OSError, OverflowError, ValueError) as error:
             raise ConfigError(f"Cannot reserve {budget} bytes of memory ({error}); lower --memory-budget.") from error
-        self._returns = False
-        self._advise("MADV_HUGEPAGE")
-        self._arena = np.frombuffer(self._map, dtype=np.uint8)
 
     @property
     def budget(self) -> int:
@@ -56,86 +55,70 @@ class Memory(Store):
 
     @property
     def used(self) -> int:
-        return (len(self._cells) + len(self._open)) * self.cell_bytes + self._claimed
+        return sum(arena.held * arena.size for arena in self._arenas.values()) + self._claimed
 
     @property
-    def available(self) -> int:
-        """Cells that can be allocated now without evicting. Negative after a claim: evict that many first."""
-        if not self.cell_bytes:
-            return 0
-        return (self._budget - self._claimed) // self.cell_bytes - len(self._cells) - len(self._open)
+    def over(self) -> bool:
+        """Whether cells and claim together exceed the budget, as they may after `claim`: then evict."""
+        return self.used > self._budget
+
+    def fits(self, kind: Kind = "rows") -> bool:
+        """Whether one more cell of that kind can be allocated now, without evicting."""
+        size = self._arenas[kind].size
+        return not self._closed and (not size or self.used + size <= self._budget)
 
     def claim(self, transient: int) -> None:
-        """Sets aside `transient` bytes of the budget for buffers outside the arena.
-
-        If the arena has grown into them, the pages of its free cells go back to the system.
-        """
+        """Sets aside `transient` bytes of the budget for buffers elsewhere, in place of what was claimed before."""
         self._claimed = transient
-        if self._grown:
-            for cell in self._free:
-                self._return(cell)
+        self._shrink(0)
 
-    @property
-    def _grown(self) -> bool:
-        """Whether the arena's touched cells and the claim together exceed the budget: then no free cell may keep its pages."""
-        return self._fresh * self.cell_bytes + self._claimed > self._budget
+    def _shrink(self, need: int) -> None:
+        """Gives pages of free cells back until what is touched leaves `need` bytes of the budget, or none is left."""
+        arenas = self._arenas.values()
+        while sum(arena.touched for arena in arenas) + self._claimed + need > self._budget:
+            if not any(arena.shrink() for arena in arenas):
+                return
 
-    def _return(self, cell: int) -> None:
-        first = -(-cell * self.cell_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        size = (cell + 1) * self.cell_bytes // mmap.PAGESIZE * mmap.PAGESIZE - first
-        if not self._returns:
-            self._returns = True
-            self._advise("MADV_NOHUGEPAGE")  # the system would refill huge pages that have become partly free
-        if size > 0:
-            self._advise("MADV_DONTNEED", first, size)
-
-    def _advise(self, advice: str, *span: int) -> None:
-        if (known := getattr(mmap, advice, None)) is not None:
-            with suppress(OSError):  # it is only advice, and not every system takes it
-                self._map.madvise(known, *span)
-
-    def _give(self, cell: int) -> None:
-        heapq.heappush(self._free, cell)
-        if self._grown:
-            self._return(cell)
-
-    def allocate(self) -> int | None:
+    def allocate(self, kind: Kind = "rows") -> Cell | None:
         """A cell to write into; None if the budget is used up. End with `commit` or `release`."""
-        if self.available <= 0:
+        if not self.fits(kind):
             return None
-        if self._free:
-            cell = heapq.heappop(self._free)
-        else:
-            cell, self._fresh = self._fresh, self._fresh + 1
+        arena = self._arenas[kind]
+        self._shrink(arena.grows)
+        cell = Cell(kind, arena.take())
         self._open.add(cell)
         return cell
 
-    def cell(self, cell: int) -> Bytes:
-        """The bytes of a cell."""
-        return self._arena[cell * self.cell_bytes : (cell + 1) * self.cell_bytes]
+    def cell(self, cell: Cell) -> Bytes:
+        """All bytes of a cell."""
+        return self._arenas[cell.kind].bytes(cell.number)
 
-    def commit(self, key: bytes, cell: int) -> None:
-        """Publishes an allocated cell under `key`, in place of what was there."""
+    def commit(self, key: bytes, cell: Cell, size: int | None = None) -> None:
+        """Publishes an allocated cell under `key`, in place of what was there: its first `size` bytes, or all."""
         self._open.remove(cell)
         old = self._cells.get(key)
-        self._cells[key] = cell
+        self._cells[key] = cell, self._arenas[cell.kind].size if size is None else size
         if old is not None:
-            self._give(old)
+            self._give(old[0])
 
-    def release(self, cell: int) -> None:
+    def release(self, cell: Cell) -> None:
         """Gives an allocated cell back unpublished."""
         self._open.remove(cell)
         self._give(cell)
 
+    def _give(self, cell: Cell) -> None:
+        self._arenas[cell.kind].give(cell.number)
+        self._shrink(0)
+
     def read(self, key: bytes) -> Bytes | None:
-        """A view of the bytes under `key`, valid until its `delete`; None if they are not here."""
-        cell = self._cells.get(key)
-        return None if cell is None else self.cell(cell)
+        """A view of the content under `key`, valid until its `delete`; None if it is not here."""
+        found = self._cells.get(key)
+        return None if found is None else self.cell(found[0])[: found[1]]
 
     def delete(self, key: bytes) -> None:
-        cell = self._cells.pop(key, None)
-        if cell is not None:
-            self._give(cell)
+        found = self._cells.pop(key, None)
+        if found is not None:
+            self._give(found[0])
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._cells
@@ -145,14 +128,17 @@ class Memory(Store):
 
     def close(self) -> None:
         """Gives all memory back. Afterwards there is nothing in it, and nothing may be put in."""
+        self._closed = True
         self._cells.clear()
         self._open.clear()
-        self._free.clear()
-        self._fresh = self._budget = self._claimed = 0
-        self._advise("MADV_DONTNEED")
+        self._budget = self._claimed = 0
+        for arena in self._arenas.values():
+            arena.clear()
 
     def check(self) -> None:
         """Raises AssertionError if cells are lost, shared, or beyond the budget."""
-        taken = [*self._cells.values(), *self._open, *self._free]
-        assert sorted(taken) == list(range(self._fresh)), "a cell is lost or in two places"
-        assert self.used <= self._budget, "over budget"
+        held = [*(cell for cell, _ in self._cells.values()), *self._open]
+        for kind, arena in self._arenas.items():
+            arena.check([cell.number for cell in held if cell.kind == kind])
+        assert not self.over, "over budget"
+        assert sum(arena.touched for arena in self._arenas.values()) + self._claimed <= self._budget, "pages beyond the budget"

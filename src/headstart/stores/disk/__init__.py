@@ -1,4 +1,4 @@
-"""Rows on disk: immutable objects, one a block, beside a SQLite catalogue. docs/format.md describes both."""
+"""Rows and checkpoints on disk: immutable objects, one each, beside a SQLite catalogue. docs/format.md describes both."""
 
 from headstart.stores.disk.catalog import Note
 from headstart.stores.disk.format import FormatError, Label

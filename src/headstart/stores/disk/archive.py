@@ -1,4 +1,4 @@
-"""Archive: objects in a tar file, to be taken to another machine. Derived rows never leave this one."""
+"""Archive: objects in a tar file, to be taken to another machine. What is derived never leaves this one."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ _FIRST = 32
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of an archive's good objects, in numbers of them.
+    """What became of an archive's good objects.
 
     Attributes:
         stored: that were not there, or only damaged or derived.
-        known: that were there already.
+        known: how many were there already.
         refused: that found no room.
     """
 
-    stored: int
+    stored: tuple[Label, ...]
     known: int
-    refused: int
+    refused: tuple[Label, ...]
 
 
-def pack(disk: Disk, rows: Iterable[Row], file: Path) -> tuple[int, int]:
-    """Writes objects, each behind what it hangs on; how many, and how many were left out.
+def pack(disk: Disk, rows: Iterable[Row], file: Path) -> tuple[list[Label], list[Label]]:
+    """Writes objects, each behind what it hangs on; which, and which were left out.
 
     Left out is what is derived or has been evicted meanwhile, with what hangs on it.
 
     Raises:
         ConfigError: the file cannot be written, or an object not be read.
     """
-    packed, left = 0, set[bytes]()
+    packed, left = list[Label](), dict[bytes, Label]()
     with _replacing(file) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
         for row in rows:
             portable = row.label.canonical and row.label.parent not in left
             source = _open(disk.path(row.label.key)) if portable else None
             if source is None:
-                left.add(row.label.key)
+                left[row.label.key] = row.label
                 continue
             with source:
                 entry = tarfile.TarInfo(disk.path(row.label.key).name)  # which names no user and no time
                 entry.size, entry.mode = os.fstat(source.fileno()).st_size, 0o600
                 tar.addfile(entry, source)
-            packed += 1
-    return packed, len(left)
+            packed.append(row.label)
+    return packed, list(left.values())
 
 
 @contextlib.contextmanager
@@ -123,10 +123,10 @@ def _object(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> tuple[Label, Bytes]
     head = file.read(_FIRST)
     head += file.read(header_size(head) - _FIRST)
     header = decode(head, entry.size)
-    rows = np.frombuffer(file.read(header.size), np.uint8)
-    if checksum(rows) != header.checksum:
-        raise FormatError("corrupt", "its rows are not what was written")
-    return header.label, rows
+    payload = np.frombuffer(file.read(header.size), np.uint8)
+    if checksum(payload) != header.checksum:
+        raise FormatError("corrupt", "its content is not what was written")
+    return header.label, payload
 
 
 def take(disk: Disk, objects: Iterable[tuple[Label, Bytes]]) -> Taken:
@@ -135,29 +135,30 @@ def take(disk: Disk, objects: Iterable[tuple[Label, Bytes]]) -> Taken:
     Raises:
         OSError, sqlite3.Error: the latest batch is not stored.
     """
-    stored = known = refused = 0
+    stored, refused, known = list[Label](), list[Label](), 0
     pinned = {row.label.key for row in disk.rows() if row.pinned}
     for batch in _batches(objects):
         new = [one for one in batch if not _held(disk, one[0])]
         known += len(batch) - len(new)
         done = [] if refused else disk.write(new, spare=disk.catalog.keys())[0]
         disk.catalog.pin([label.key for label in done if label.key in pinned], True)  # those that were put aside were not
-        stored += len(done)
-        refused += len(new) - len(done)
-    return Taken(stored, known, refused)
+        stored += done
+        keys = {label.key for label in done}
+        refused += (label for label, _ in new if label.key not in keys)
+    return Taken(tuple(stored), known, tuple(refused))
 
 
 def _held(disk: Disk, label: Label) -> bool:
-    """Whether these rows, or better ones, are there and good. What is damaged is put aside."""
+    """Whether this object, or a better one, is there and good. What is damaged is put aside."""
     row = disk.quarantine(label.key)
     return row is not None and row.label.canonical >= label.canonical
 
 
 def _batches(objects: Iterable[tuple[Label, Bytes]]) -> Iterator[list[tuple[Label, Bytes]]]:
     batch, size = list[tuple[Label, Bytes]](), 0
-    for label, rows in objects:
-        batch.append((label, rows))
-        size += len(rows)
+    for label, payload in objects:
+        batch.append((label, payload))
+        size += len(payload)
         if size >= BATCH:
             yield batch
             batch, size = [], 0

@@ -6,23 +6,28 @@ The objects are the truth; this can be rebuilt from them. Every process has a ca
 from __future__ import annotations
 
 import heapq
+import math
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
 from headstart.core.reuse import KINDS, MEMORY, OCTAVES, POLICIES, Reuse, Usage
+from headstart.stores.base import Kind
 from headstart.stores.disk.format import Label
 
-VERSION = 1
+VERSION = 2
 GHOSTS = 1 << 15
 """Objects whose uses are remembered after they have gone."""
 NOTES = 1 << 15
 """Notes that are kept: the latest."""
+WAIT = 3600.0
+"""Seconds for which rows may wait for a checkpoint behind them, where they are useless without."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
     number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows: what others have added is behind the last one seen
@@ -39,7 +44,8 @@ CREATE TABLE IF NOT EXISTS objects (
     heat REAL NOT NULL,                        -- log2 of the decayed sum of uses, at time 0
     pinned INTEGER NOT NULL DEFAULT 0,
     uses INTEGER NOT NULL DEFAULT 1,
-    reply INTEGER NOT NULL DEFAULT -1          -- tokens of the reply to the latest request, -1 if unknown
+    reply INTEGER NOT NULL DEFAULT -1,         -- tokens of the reply to the latest request, -1 if unknown
+    kind TEXT NOT NULL DEFAULT 'rows'          -- or 'state'
 );
 CREATE INDEX IF NOT EXISTS by_parent ON objects (parent);
 CREATE INDEX IF NOT EXISTS by_fingerprint ON objects (fingerprint, number);
@@ -111,10 +117,18 @@ class Catalog:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version={VERSION}")
+            if version < VERSION:
+                self._migrate()
         except BaseException:
             self._db.close()
             raise
+
+    def _migrate(self) -> None:
+        with self._change():
+            columns = {column for _, column, *_ in self._db.execute("PRAGMA table_info(objects)")}
+            if "kind" not in columns:  # it is of version 1, and no other process was faster
+                self._db.execute("ALTER TABLE objects ADD COLUMN kind TEXT NOT NULL DEFAULT 'rows'")
+            self._db.execute(f"PRAGMA user_version={VERSION}")
 
     def close(self) -> None:
         self._db.close()
@@ -136,12 +150,12 @@ class Catalog:
                 values.append(
                     (
                         *(label.key, label.parent, label.fingerprint, label.start, _packed(label.tokens)),
-                        *(int(label.canonical), label.seconds, allocated, now, usage.last, usage.heat, usage.uses),
+                        *(int(label.canonical), label.seconds, allocated, now, usage.last, usage.heat, usage.uses, label.kind),
                     )
                 )
             self._db.executemany(
                 "INSERT INTO objects (key, parent, fingerprint, start, tokens, canonical, seconds, allocated, created, used,"
-                " heat, uses) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                " heat, uses, kind) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (key) DO UPDATE SET canonical = excluded.canonical, allocated = excluded.allocated",
                 values,
             )
@@ -234,6 +248,10 @@ class Catalog:
                 self._db.execute("UPDATE objects SET pinned = ? WHERE key = ?", (int(pinned), key)).rowcount for key in keys
             )
 
+    def children(self, key: bytes) -> set[bytes]:
+        """Keys of the objects that hang on this one."""
+        return {child for (child,) in self._db.execute("SELECT key FROM objects WHERE parent = ?", (key,))}
+
     def get(self, key: bytes) -> Row | None:
         return next(self._rows("WHERE key = ?", key), None)
 
@@ -246,7 +264,7 @@ class Catalog:
     def foreign(self, fingerprint: bytes) -> dict[bytes, set[bytes]]:
         """Keys of the first blocks of all other fingerprints' chains, by fingerprint."""
         found: dict[bytes, set[bytes]] = {}
-        query = "SELECT fingerprint, key FROM objects WHERE start = 0 AND fingerprint != ?"
+        query = "SELECT fingerprint, key FROM objects WHERE start = 0 AND kind = 'rows' AND fingerprint != ?"
         for other, key in self._db.execute(query, (fingerprint,)):
             found.setdefault(other, set()).add(key)
         return found
@@ -257,6 +275,7 @@ class Catalog:
     def victims(self, spare: Collection[bytes], need: int, now: float | None = None) -> list[Row]:
         """What to evict so that `need` bytes come free: the lowest ranks first, and nothing before what hangs on it.
 
+        Of models that have checkpoints, rows without any at their end or behind go first of all, once they have waited long.
         Neither pinned objects nor those in `spare` are among them, so it may be less than `need`.
         """
         now = time.time() if now is None else now
@@ -264,12 +283,14 @@ class Catalog:
         known: dict[bytes, tuple[bytes, int, int]] = {}
         order: dict[bytes, tuple[float, float, int]] = {}
         children: dict[bytes, int] = {}
-        for key, parent, start, seconds, allocated, pinned, *used in self._db.execute(
-            "SELECT key, parent, start, seconds, allocated, pinned, used, uses, heat, reply FROM objects"
+        with_state = {one for (one,) in self._db.execute("SELECT DISTINCT fingerprint FROM objects WHERE kind = 'state'")}
+        for key, parent, fingerprint, kind, start, seconds, allocated, pinned, *used in self._db.execute(
+            "SELECT key, parent, fingerprint, kind, start, seconds, allocated, pinned, used, uses, heat, reply FROM objects"
         ):
             known[key] = (parent, allocated, pinned)
             usage = Usage(max(seconds, 1e-9) / max(1, allocated), *used)
-            order[key] = (self._policy(usage, reuse, now), usage.last, -start)
+            useless = kind == "rows" and fingerprint in with_state and usage.last < now - WAIT  # once nothing hangs on it
+            order[key] = (-math.inf if useless else self._policy(usage, reuse, now), usage.last, -start)
             children[parent] = children.get(parent, 0) + 1
         leaves = [(*order[key], key) for key in known if key not in children]
         heapq.heapify(leaves)
@@ -286,6 +307,19 @@ class Catalog:
                 heapq.heappush(leaves, (*order[parent], parent))
         return [row for key in found if (row := self.get(key)) is not None]
 
+    def kept(self, spare: Collection[bytes]) -> int:
+        """Bytes that `victims` never brings: of what is pinned or in `spare`, and of all that it hangs on."""
+        seen, total = set[bytes](), 0
+        pending = [*spare, *(key for (key,) in self._db.execute("SELECT key FROM objects WHERE pinned"))]
+        while pending:
+            key = pending.pop()
+            found = self._db.execute("SELECT parent, allocated FROM objects WHERE key = ?", (key,)).fetchone()
+            if found is not None and key not in seen:
+                seen.add(key)
+                pending.append(found[0])
+                total += found[1]
+        return total
+
     def version(self) -> tuple[int, int]:
         """Numbers of which the first changes with what other connections write, the second with what this one does."""
         return int(self._db.execute("PRAGMA data_version").fetchone()[0]), self._db.total_changes
@@ -299,15 +333,14 @@ class Catalog:
 
     def _rows(self, where: str, *values: object) -> Iterator[Row]:
         query = (
-            "SELECT number, key, parent, fingerprint, start, tokens, canonical, seconds, allocated, created, used, pinned, uses"
-            f" FROM objects {where}"
+            "SELECT number, key, parent, fingerprint, start, tokens, canonical, seconds, kind, allocated, created, used,"
+            f" pinned, uses FROM objects {where}"
         )
-        for number, key, parent, fingerprint, start, tokens, canonical, seconds, *rest in self._db.execute(query, values):
-            if not (
-                isinstance(start, int) and all(isinstance(one, bytes) and len(one) == 32 for one in (key, parent, fingerprint))
-            ):
+        for number, key, parent, fingerprint, start, tokens, canonical, seconds, kind, *rest in self._db.execute(query, values):
+            ids = all(isinstance(one, bytes) and len(one) == 32 for one in (key, parent, fingerprint))
+            if not (ids and isinstance(start, int) and kind in get_args(Kind)):
                 raise sqlite3.DatabaseError("a row that nobody here has written")
-            label = Label(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical), seconds)
+            label = Label(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical), seconds, kind)
             allocated, created, used, pinned, uses = rest
             yield Row(number, label, allocated, created, used, bool(pinned), uses)
 

@@ -1,11 +1,11 @@
-"""Format of an object: the rows of one block in a file of its own. docs/format.md is its contract.
+"""Format of an object: the rows of one block, or one checkpoint, in a file of its own. docs/format.md is its contract.
 
     ┌─ 0 ──────┬─ 8 ─────┬─ 12 ────────────┬─ 16 ─────────────┬─ 32 ────────┬───────────────┬─ multiple of 4096 ─┐
     │ magic    │ version │ size of the     │ XXH3-128 of the  │ description │ zeros         │ payload            │
-    │ headstrt │ u32     │ description u32 │ description      │ JSON        │               │ rows               │
+    │ headstrt │ u32     │ description u32 │ description      │ JSON        │               │ rows, or state     │
     └──────────┴─────────┴─────────────────┴──────────────────┴─────────────┴───────────────┴────────────────────┘
 
-The description names the block and everything that must match before its rows may be used, and holds the payload's size
+The description names the block and everything that must match before the payload may be used, and holds the payload's size
 and checksum: each byte of the file is either checked or zero.
 """
 
@@ -14,14 +14,16 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
+from typing import get_args
 
 import xxhash
 
-from headstart.stores.base import Bytes
+from headstart.stores.base import Bytes, Kind
 
 MAGIC = b"headstrt"
-VERSION = 1
+VERSION = 2
 ALIGN = 4096
+_KINDS: tuple[Kind, ...] = get_args(Kind)
 _HEAD = struct.Struct("<8sII16s")
 _MOST = 1 << 20  # bytes of a description; a larger number is garbage
 
@@ -39,13 +41,14 @@ class Label:
     """What is written on the outside of an object. Stores compare it, and know nothing else of it.
 
     Attributes:
-        key: id of the block.
-        parent: id that it hangs on.
+        key: id of the block, or of the checkpoint.
+        parent: id that it hangs on; that of a checkpoint is the block at whose end it is.
         fingerprint: what makes its numbers comparable.
-        start: position of its first token.
+        start: position of the block's first token.
         tokens: the block's tokens.
-        canonical: whether the rows are.
+        canonical: whether the payload is.
         seconds: of prefill that having it saves, as measured when it was made.
+        kind: what the payload is.
     """
 
     key: bytes
@@ -55,6 +58,7 @@ class Label:
     tokens: tuple[int, ...]
     canonical: bool
     seconds: float = 0.0
+    kind: Kind = "rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ def encode(label: Label, payload: Bytes) -> bytes:
     """All that comes before the payload."""
     description = json.dumps(
         {
+            "kind": label.kind,
             "key": label.key.hex(),
             "parent": label.parent.hex(),
             "fingerprint": label.fingerprint.hex(),
@@ -102,8 +107,8 @@ def header_size(head: bytes) -> int:
     magic, version, size, _ = _HEAD.unpack_from(head)
     if magic != MAGIC:
         raise FormatError("foreign", "not an object of headstart")
-    if version != VERSION:
-        raise FormatError("newer", f"version {version}, and this headstart reads version {VERSION}")
+    if not 1 <= version <= VERSION:
+        raise FormatError("newer", f"version {version}, and this headstart reads up to version {VERSION}")
     if size > _MOST:
         raise FormatError("corrupt", f"a description of {size} bytes")
     return _payload_at(size)
@@ -132,6 +137,7 @@ def decode(head: bytes, file_size: int) -> Header:
             tuple(map(int, said["tokens"])),
             bool(said["canonical"]),
             float(said["seconds"]),
+            _KINDS[_KINDS.index(said.get("kind", "rows"))],  # version 1 has only rows
         )
         found = Header(label, at, int(said["size"]), bytes.fromhex(said["checksum"]))
     except (ValueError, KeyError, TypeError) as error:

@@ -21,7 +21,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from headstart.stores.base import Bytes, Store
 from headstart.stores.disk import files, format
 from headstart.stores.disk.catalog import Catalog, Row
 from headstart.stores.disk.format import FormatError, Header, Label
+from headstart.stores.disk.quarantine import Quarantine
 
 try:
     import fcntl
@@ -42,8 +43,6 @@ RESERVE = 32 << 20
 """Bytes of the budget that are kept for the catalogue; should it need more, objects give way."""
 HALF_LIFE = 6 * 3600.0
 """Seconds in which a use halves in weight."""
-KEPT = 4
-"""Bad objects that are kept to be looked at."""
 SLACK = 256
 """For so many objects one more than needed is evicted."""
 LOCK_WAIT = 10.0
@@ -86,9 +85,9 @@ class Disk(Store):
         self.folder = folder
         self.objects = folder / "objects"
         self._temporary = folder / "tmp"
-        self._quarantine = folder / "quarantine"
-        for path in (self.objects, self._temporary, self._quarantine):
+        for path in (self.objects, self._temporary):
             files.make(path)
+        self._quarantine = Quarantine(folder / "quarantine")
         self._serial = itertools.count()
         self._locked = threading.Lock()
         with contextlib.ExitStack() as undo:
@@ -146,7 +145,7 @@ class Disk(Store):
 
     @property
     def used(self) -> int:
-        beside = files.occupied(self._temporary) + files.occupied(self._quarantine)
+        beside = files.occupied(self._temporary) + self._quarantine.used
         return self.catalog.used() + max(RESERVE, files.occupied(self.folder)) + beside
 
     def path(self, key: bytes) -> Path:
@@ -157,22 +156,23 @@ class Disk(Store):
     def write(self, batch: Sequence[tuple[Label, Bytes]], spare: Collection[bytes] = ()) -> tuple[list[Label], list[bytes]]:
         """Stores objects, evicting first; returns the labels that are stored, and the keys that had to go.
 
-        Fewer are stored than given if the budget has no room for them besides what is pinned or in `spare`. What is there
-        already is not written again, and derived rows never take the place of canonical ones.
+        Fewer are stored than given if the budget has no room for them besides what is pinned or in `spare`; nothing is evicted
+        for what will not fit all the same. What is there already is not written again, and derived never replaces canonical.
 
         Raises:
             OSError, sqlite3.Error: none of the batch is stored.
         """
         spare = {*spare, *(label.key for label, _ in batch), *(label.parent for label, _ in batch)}
         with self.writing():
-            new = [_File(label, format.encode(label, rows), rows) for label, rows in batch if not self._holds(label)]
-            gone = self._make_room(sum(map(self._need, new)), spare)
-            placed = self._place(new)
-        missing = {file.label.key for file in new[placed:]}
+            new = [_File(label, format.encode(label, data), data) for label, data in batch if not self._holds(label)]
+            fitting = self._fitting(new, spare)
+            gone = self._make_room(sum(map(self._need, fitting)), spare)
+            placed = fitting[: self._place(fitting)]
+        missing = {file.label.key for file in new} - {file.label.key for file in placed}
         return [label for label, _ in batch if label.key not in missing], gone
 
     def _holds(self, label: Label) -> bool:
-        """Whether there is an object with these rows, or better ones."""
+        """Whether there is this object, or a better one."""
         row = self.catalog.get(label.key)
         if row is None or row.label.canonical < label.canonical:
             return False
@@ -184,12 +184,31 @@ class Disk(Store):
     def _need(self, file: _File) -> int:
         return -(-file.size // self._unit) * self._unit
 
+    def _fitting(self, new: Sequence[_File], spare: Collection[bytes]) -> list[_File]:
+        """The objects for which there is room, or can be made; not those that hang on one for which there is none."""
+        need = sum(map(self._need, new))
+        room = self._free(need)
+        if need > room:
+            room += self.catalog.used() - self.catalog.kept(spare)
+        fitting, without = list[_File](), set[bytes]()
+        for file in new:
+            if self._need(file) > room or file.label.parent in without:
+                without.add(file.label.key)
+            else:
+                room -= self._need(file)
+                fitting.append(file)
+        return fitting
+
+    def _free(self, need: int) -> int:
+        """Bytes that are free; what was put aside gives way if they are fewer than `need`."""
+        if need > self._budget - self.used:
+            self._quarantine.tidy(0)
+        return self._budget - self.used
+
     def _make_room(self, need: int, spare: Collection[bytes]) -> list[bytes]:
         """Evicts until `need` bytes are free, or nothing more can go; the keys that went."""
         spare, gone = set(spare), list[bytes]()
-        if need > self._budget - self.used:
-            self._tidy_quarantine(0)
-        while (missing := need - (self._budget - self.used)) > 0:
+        while (missing := need - self._free(need)) > 0:
             count = len(self.catalog)
             spared = count // SLACK * (self.catalog.used() // max(1, count))  # to rank very many takes a while
             victims = [row.label.key for row in self.catalog.victims(spare, missing + spared)]
@@ -276,10 +295,10 @@ class Disk(Store):
 
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def read_into(self, label: Label, out: Bytes) -> None:
-        """Reads the rows of exactly this block into `out`, and checks all of them. Thread-safe.
+    def read_into(self, label: Label, out: Bytes) -> int:
+        """Reads exactly this object into `out`, and checks all of it; its bytes. Thread-safe.
 
-        Where derived rows are asked for, canonical ones that took their place are as good.
+        Rows must fill `out`; a checkpoint may be smaller. Where derived is asked for, canonical that took its place is as good.
 
         Raises:
             FileNotFoundError: it is not there (any more).
@@ -290,14 +309,14 @@ class Disk(Store):
         try:
             header = _read_header(file)
             found = header.label
-            if found.canonical < label.canonical or (found.key, found.parent, found.fingerprint, found.start, found.tokens) != (
-                *(label.key, label.parent, label.fingerprint, label.start, label.tokens),
-            ):
+            same = replace(found, canonical=label.canonical, seconds=label.seconds) == label
+            if not same or found.canonical < label.canonical:
                 raise FormatError("other", "it is another object than the one asked for")
-            if header.size != len(out):
+            if header.size > len(out) or (header.size < len(out) and label.kind == "rows"):
                 raise FormatError("other", f"{header.size} bytes where {len(out)} were asked for")
+            out = out[: header.size]
             view, done = out.data, 0
-            while done < len(out):
+            while done < header.size:
                 got = os.preadv(file, [view[done:]], header.at + done)
                 if not got:
                     raise FormatError("truncated", f"{done} of {header.size} bytes")
@@ -305,7 +324,8 @@ class Disk(Store):
         finally:
             os.close(file)
         if format.checksum(out) != header.checksum:
-            raise FormatError("corrupt", "its rows are not what was written")
+            raise FormatError("corrupt", "its content is not what was written")
+        return header.size
 
     def inspect(self, key: bytes) -> Header:
         """The header of an object. Raises what `read_into` raises."""
@@ -326,6 +346,13 @@ class Disk(Store):
             gone = self._remove(keys)
             files.sync(self.objects)
         return gone
+
+    def discard(self, keys: Collection[bytes]) -> list[bytes]:
+        """Deletes objects for good, but for pinned ones and all that others hang on; the keys of those that are gone."""
+        going = {key for key in keys if (row := self.catalog.get(key)) is not None and not row.pinned}
+        while stays := {key for key in going if not going.issuperset(self.catalog.children(key))}:
+            going -= stays
+        return self.remove(going) if going else []
 
     def _remove(self, keys: Collection[bytes]) -> list[bytes]:
         rows = [row for key in keys if (row := self.catalog.get(key)) is not None]
@@ -352,7 +379,7 @@ class Disk(Store):
                 return row
             self.catalog.remove([key])
             if not self._newer(key):
-                self._put_aside(key)
+                self._quarantine.take(self.path(key))
         return None
 
     def _newer(self, key: bytes) -> bool:
@@ -376,24 +403,10 @@ class Disk(Store):
             return False
         return True
 
-    def _put_aside(self, key: bytes) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(self.path(key), self._quarantine / self.path(key).name)
-        self._tidy_quarantine(KEPT)
-
     def empty_quarantine(self) -> int:
         """Deletes all that was put aside; how many. Raises OSError."""
         with self.writing():
-            return self._tidy_quarantine(0)
-
-    def _tidy_quarantine(self, keep: int) -> int:
-        """Deletes all but the latest; how many."""
-        deleted = 0
-        for path in sorted(self._quarantine.iterdir(), key=lambda path: -path.stat().st_ctime_ns)[keep:]:
-            with contextlib.suppress(OSError):
-                path.unlink()
-                deleted += 1
-        return deleted
+            return self._quarantine.tidy(0)
 
     # ── what crashes left ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -411,7 +424,7 @@ class Disk(Store):
             known = {row.label.key: row for row in self.catalog.rows()}
             gone = sorted(known.keys() - there.keys())
             self.catalog.remove(gone)
-            # A row may also be older than its object: when derived rows were being replaced.
+            # A row may also be older than its object: when what is derived was being replaced.
             changed = [
                 key for key, row in known.items() if there.get(key, row.allocated) != row.allocated or not row.label.canonical
             ]
@@ -446,7 +459,7 @@ class Disk(Store):
                 raise
             log.warning("not an object that can be used: %s (%s)", self.path(key).name, error)
             if not (isinstance(error, FormatError) and error.reason == "newer"):
-                self._put_aside(key)
+                self._quarantine.take(self.path(key))
             return None
         return label
 
