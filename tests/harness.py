@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from headstart.core.blocks import Tokens, common_prefix
-from headstart.engines.base import GREEDY, Logits, Sampling
+from headstart.engines.base import GREEDY, Engine, Logits, Sampling
 from headstart.runtime.request import Delta, Event, Failed, Finished, Report, Request, Started
 from headstart.runtime.runtime import Handle, Runtime
 
@@ -89,6 +89,16 @@ class Pending:
             if isinstance(event, Started) and event.choice == 0:
                 logits = event.logits
         return Answer(texts, finishes, self.request.prompt.tokens, logits, self.seen)
+
+
+def speak_plainly(engine: Engine) -> Engine:
+    """Has a model say ASCII only, the likeliest first. Of random weights' half characters no client can send anything back."""
+    pieces = [engine.tokenizer.piece(token) for token in range(engine.tokenizer.n_vocab)]
+    hidden = {control.id for control in engine.tokenizer.controls} - engine.tokenizer.eog
+    plain = [token in engine.tokenizer.eog or (piece.isascii() and piece.strip() != b"") for token, piece in enumerate(pieces)]
+    mask = np.array([0.0 if good and token not in hidden else -np.inf for token, good in enumerate(plain)], np.float32)
+    engine.sample = lambda slot, sampler: int((engine.logits(slot) + mask).argmax())  # type: ignore[method-assign]
+    return engine
 
 
 def submit(runtime: Runtime, messages: Messages, *, salt: str = "", sampling: Sampling = GREEDY, **options: Any) -> Pending:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+import tiny
 from harness import ask, system, user
 from headstart.config import Settings
 from headstart.engines.base import Engine
@@ -28,17 +29,18 @@ def load(model: Path, *, slots: int, grid: int | None = None, threads: int | Non
     return LlamaEngine.load(settings, grid=grid)
 
 
-def budget(engine: Engine, blocks: int) -> int:
-    """Bytes for so many blocks beside the engine's own buffer, as far as prompts of these histories make it grow."""
-    return blocks * engine.traits.grid * engine.shape.row_bytes + engine.shape.transfer_bytes * 3 // 8
+def budget(engine: Engine, blocks: int, states: int) -> int:
+    """Bytes for so many blocks and checkpoints beside the engine's own buffer, as far as prompts of these histories grow it."""
+    shape = engine.shape
+    return blocks * engine.traits.grid * shape.row_bytes + states * shape.state_bytes + shape.transfer_bytes * 3 // 8
 
 
 @contextmanager
 def lab(
-    warm: Engine, cold: Engine, *, blocks: int = 48, reuse: Literal["fast", "exact"] = "exact", **options: Any
+    warm: Engine, cold: Engine, *, blocks: int = 48, states: int = 24, reuse: Literal["fast", "exact"] = "exact", **options: Any
 ) -> Iterator[Lab]:
     """Closes the runtime with its engine, not the cold one."""
-    with Runtime(warm, Settings(reuse=reuse, memory_budget=budget(warm, blocks))) as runtime:
+    with Runtime(warm, Settings(reuse=reuse, memory_budget=budget(warm, blocks, states))) as runtime:
         made = Lab(runtime, cold, **options)
         yield made
         runtime.scheduler.close()
@@ -69,6 +71,18 @@ def cold_demo(demo_model: Path) -> Iterator[Engine]:
     engine.close()
 
 
+def histories_on_state(model: Path, count: int, *, threads: int | None = 1, **options: Any) -> None:
+    """A model with state: nothing may be sliced, so every restored prompt stands on a checkpoint."""
+    cold = load(model, slots=1, threads=threads)
+    with lab(load(model, slots=SLOTS, threads=threads), cold, **options) as made:
+        assert made.runtime.engine.traits.stateful
+        for seed in range(count):
+            made.run(seed)
+        assert_exact(made)
+        assert made.runtime.cache.counters["thinned"] > 0
+    cold.close()
+
+
 def histories_on_tiny(tiny_model: Path, cold: Engine, count: int) -> None:
     with lab(load(tiny_model, slots=SLOTS), cold) as made:
         for seed in range(count):
@@ -89,6 +103,28 @@ def test_exact_on_a_tiny_model(tiny_model: Path, cold_tiny: Engine) -> None:
 
 def test_exact_on_the_real_model(demo_model: Path, cold_demo: Engine) -> None:
     histories_on_demo(demo_model, cold_demo, 30)
+
+
+STATES = ["qwen35", "lfm2", "granitehybrid", "gemma3", "mamba2"]
+
+
+@pytest.fixture(scope="module", params=STATES)
+def tiny_state(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("state") / f"{request.param}.gguf", request.param)
+
+
+def test_exact_on_tiny_models_with_state(tiny_state: Path) -> None:
+    histories_on_state(tiny_state, 200)
+
+
+def test_exact_on_the_real_gemma(gemma_model: Path) -> None:
+    histories_on_state(gemma_model, 20, threads=None, owners=2, blocks=20, states=6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3 * 3600)
+def test_exact_on_tiny_models_with_state_for_long(tiny_state: Path) -> None:
+    histories_on_state(tiny_state, 3000)
 
 
 @pytest.mark.slow

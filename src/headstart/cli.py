@@ -13,7 +13,7 @@ import typer
 from typer.exceptions import TyperException
 
 from headstart import cli_cache, cli_replay
-from headstart.config import KvType, Overflow, Reuse, Settings, default_cache_dir
+from headstart.config import KvType, Overflow, Reuse, Settings, Switch, default_cache_dir
 from headstart.errors import ConfigError, HeadstartError
 
 if TYPE_CHECKING:
@@ -225,6 +225,15 @@ def serve(
             help="Requests that may wait; further ones get a 429.",
         ),
     ] = 64,
+    settle: Annotated[
+        str,
+        typer.Option(
+            envvar="HEADSTART_SETTLE",
+            metavar="on|off",
+            rich_help_panel=CACHE,
+            help="When idle, compute finished turns as they will come back: the next one then pays for its new message only.",
+        ),
+    ] = "on",
     stall: Annotated[
         float,
         typer.Option(
@@ -273,6 +282,7 @@ def serve(
         disk_budget=disk_budget,
         drain=drain_seconds,
         reuse=cast("Reuse", reuse),
+        settle=cast("Switch", settle),
         overflow=cast("Overflow", overflow),
         queue=queue,
         stall=stall,
@@ -311,8 +321,16 @@ def doctor(
     chat_template: ChatTemplate = None,
     lora: Lora = None,
     memory_budget: Budget = cast(int, "4GiB"),  # noqa: B008  (typer parses defaults too)
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=0.0, envvar="HEADSTART_SECONDS", metavar="SECONDS", help="How long to compare warm answers with cold ones."
+        ),
+    ] = 60.0,
 ) -> None:
     """Says what this machine and a model can do together, and checks that a warm answer equals a cold one.
+
+    Also what the model's traits are: whether its rows can be cut anywhere or it has state, and what a checkpoint costs.
 
     Exit code 0 if all is well, 1 if the check fails, 2 if the model cannot be used.
     """
@@ -330,7 +348,7 @@ def doctor(
     _check_files(settings)
     from headstart.doctor import examine
 
-    raise typer.Exit(0 if examine(settings) else 1)
+    raise typer.Exit(0 if examine(settings, seconds) else 1)
 
 
 @app.command(epilog=WARM_EPILOG)

@@ -16,6 +16,7 @@ GIB = 1 << 30
 KvType = Literal["f16", "bf16", "q8_0"]
 Reuse = Literal["fast", "exact"]
 Overflow = Literal["error", "slide"]
+Switch = Literal["on", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Settings:
         disk_budget: bytes on disk (hard), and never more than half of what is free there.
         drain: seconds that closing may take to bring to disk what is not there yet.
         reuse: `fast` uses every row; `exact` only rows that make warm answers bit-identical to cold ones.
+        settle: `on` makes finished turns canonical while the engine has nothing else to do.
         overflow: what to do with a conversation longer than the context.
         queue: requests that may wait; beyond it they are refused with 429.
         stall: seconds for which a running reply may pause while another prompt is prefilled.
@@ -57,6 +59,7 @@ class Settings:
     disk_budget: int = 20 * GIB
     drain: float = 10.0
     reuse: Reuse = "fast"
+    settle: Switch = "on"
     overflow: Overflow = "error"
     queue: int = 64
     stall: float = 0.25
@@ -69,7 +72,7 @@ class Settings:
             if not isinstance(value, str | os.PathLike):
                 raise ConfigError(f"{_flag(name)} must be a path, not {value!r}.")
             object.__setattr__(self, name, Path(value))  # the only change that a frozen value sees
-        for name, choices in (("kv_type", KvType), ("reuse", Reuse), ("overflow", Overflow)):
+        for name, choices in (("kv_type", KvType), ("reuse", Reuse), ("settle", Switch), ("overflow", Overflow)):
             allowed = get_args(choices)
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{_flag(name)} must be {' or '.join(allowed)}, not {getattr(self, name)!r}.")

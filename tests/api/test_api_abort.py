@@ -70,7 +70,7 @@ def test_callers_that_hang_up_harm_nobody() -> None:
     engine = FakeEngine(slots=4, ctx=1024, delay=0.0005)
     with Runtime(engine, settings) as runtime, serving(runtime, model_id="fake") as server:
         counts = asyncio.run(crowd(server.url))
-        wait_until(server.idle)
+        wait_until(lambda: server.idle() and not runtime.scheduler.settle.pending)
         runtime.cache.check()
         evicted = runtime.snapshot()["counters"]["memory"].get("evicted", 0)
         assert server.metric("vllm:request_success_total", finished_reason="error") == 0

@@ -100,7 +100,7 @@ def test_plan(tokens: list[int], index: Index, slots: list[SlotView], mode: Mode
         possible = restorable(index, ours, mode).tokens
         assert best <= (found.length - possible) * costs.prefill + possible * costs.restore + 1e-12
         for slot in free.values():
-            kept = keepable(slot, ours, mode)
+            kept = keepable(slot, ours, index, mode).tokens
             assert not kept or best <= keep_cost(slot, kept, found.length, costs, mode) + 1e-12
 
 
@@ -125,7 +125,7 @@ def assert_restorable(found: Plan, ours: Chain, index: Index, mode: Mode) -> Non
 @given(TOKENS, slot_views(), MODES)
 def test_keepable(tokens: list[int], slots: list[SlotView], mode: Mode) -> None:
     for slot in slots:
-        kept, ours = keepable(slot, chain(tokens), mode), as_tokens(tokens)
+        kept, ours = keepable(slot, chain(tokens), Index(GRID), mode).tokens, as_tokens(tokens)
         assert 0 <= kept < len(tokens)
         assert kept <= common_prefix(slot.tokens, ours)
         if kept and slot.root != ROOT:

@@ -215,7 +215,7 @@ def test_what_memory_evicts_is_on_disk_replies_too(tmp_path: Path) -> None:
             written(rt)
         assert rt.cache.counters["evicted"] > 100
         chat += [assistant(first.text), user("go on")]
-        rt.scheduler._prefill_cost = 1.0  # the fake engine computes faster than any disk reads
+        rt.scheduler._admission.pace.prefill = 1.0  # the fake engine computes faster than any disk reads
         second = ask(rt, chat)
         assert second.report.tiers["disk"] >= first.report.prompt + 200 - 2 * GRID
 

@@ -199,9 +199,9 @@ def test_a_salt_separates_tenants_in_live_slots_and_memory() -> None:
 
 def test_a_model_that_cannot_be_cut_only_ever_grows() -> None:
     """Fault: state that cannot be rewound is served after a mismatch; or a slid window claims to be trimmable."""
-    with runtime(sliceable=False) as rt:
+    with runtime(sliceable=False, movable=False) as rt:
         chat = [system(SYSTEM), user("one")]
-        cold = Runtime(FakeEngine(ctx=4096, grid=GRID, sliceable=False), Settings())
+        cold = Runtime(FakeEngine(ctx=4096, grid=GRID, sliceable=False, movable=False), Settings())
         first = ask(rt, chat)
         grown = [*chat, assistant(first.text), user("two")]
         assert ask(rt, grown).report.live >= len(first.prompt)

@@ -7,7 +7,8 @@ Everything here is a pure function of the tokens, so the chain of a prefix is a 
 
 The form that is hashed is a contract: changing it changes every id. It is the BLAKE3 of
 ``b"headstart.block.1" ‖ parent id (32 bytes) ‖ tokens as little-endian int32``; the root's is the BLAKE3 of
-``b"headstart.root.1" ‖ len(fingerprint) as u64 ‖ fingerprint ‖ salt as UTF-8``.
+``b"headstart.root.1" ‖ len(fingerprint) as u64 ‖ fingerprint ‖ salt as UTF-8``; a checkpoint's is the BLAKE3 of
+``b"headstart.checkpoint.1" ‖ id of the piece whose end it is at``.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ def root_id(fingerprint: bytes, salt: str) -> BlockId:
 def block_id(parent: BlockId, tokens: Tokens) -> BlockId:
     """The id of the piece made of `tokens` whose history is `parent`."""
     return blake3(b"headstart.block.1" + parent + tokens.tobytes()).digest()
+
+
+def checkpoint_id(piece: BlockId) -> BlockId:
+    """The id of the checkpoint at the end of a piece."""
+    return blake3(b"headstart.checkpoint.1" + piece).digest()
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:

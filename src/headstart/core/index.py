@@ -1,15 +1,17 @@
 """Index: which pieces are known, and in which tier they lie. It answers without touching a tier.
 
-A *piece* is a block (`grid` tokens) or an open tail (fewer); both hang on the block before them. A piece has at most one
-copy in each tier, and each copy is canonical or derived.
+A *piece* is a block (`grid` tokens) or an open tail (fewer); both hang on the block before them. In models with state a
+*checkpoint* is a piece too: it hangs on the block or tail whose end it is at, and has that one's tokens. A piece has at most
+one copy in each tier, and each copy is canonical or derived.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
-from headstart.core.blocks import BlockId, Chain, Tokens, common_prefix
+from headstart.core.blocks import BlockId, Chain, Tokens, checkpoint_id, common_prefix
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +22,8 @@ class Entry:
         start: position of its first token.
         copies: tier name → whether that copy is canonical.
         pins: requests that need the piece right now; a pinned piece is never evicted.
+        state: whether it is a checkpoint, at `stop`; otherwise it is rows.
+        gap: tokens between a checkpoint and the one before it on its line, if known.
     """
 
     id: BlockId
@@ -28,6 +32,8 @@ class Entry:
     start: int
     copies: dict[str, bool] = field(default_factory=dict)
     pins: int = 0
+    state: bool = False
+    gap: int = 0
 
     @property
     def stop(self) -> int:
@@ -48,11 +54,17 @@ class Match:
     Attributes:
         blocks: entries of its first blocks, without a gap.
         tail: a piece behind them, of which the first `take` tokens fit; None if `take` is 0.
+        state: the checkpoint at their end, where one is needed.
     """
 
     blocks: tuple[Entry, ...]
     tail: Entry | None = None
     take: int = 0
+    state: Entry | None = None
+
+    @property
+    def pieces(self) -> tuple[Entry, ...]:
+        return self.blocks if self.tail is None else (*self.blocks, self.tail)
 
     @property
     def tokens(self) -> int:
@@ -60,12 +72,14 @@ class Match:
 
     @property
     def canonical(self) -> int:
-        """Leading tokens whose rows are canonical."""
+        """Leading tokens whose rows are canonical; not up to a checkpoint that is not."""
         total = 0
         for entry in self.blocks:
             if not entry.canonical:
                 return total
             total = entry.stop
+        if self.state is not None and not self.state.canonical and total == self.state.stop:
+            return self.state.start
         return total
 
 
@@ -75,7 +89,8 @@ class Index:
     def __init__(self, grid: int) -> None:
         self.grid = grid
         self._entries: dict[BlockId, Entry] = {}
-        self._children: dict[tuple[BlockId, int], dict[BlockId, Entry]] = {}  # by parent and first token
+        self._children: dict[tuple[BlockId, int], dict[BlockId, Entry]] = {}  # rows, by parent and first token
+        self._following: dict[BlockId, dict[BlockId, Entry]] = {}  # rows, by parent
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -116,6 +131,42 @@ class Index:
                     best, take = entry, shared
         return Match(tuple(blocks), best, take)
 
+    def resume(self, chain: Chain, limit: int, *, canonical_only: bool) -> Match:
+        """The longest prefix of at most `limit` tokens at whose end there is a checkpoint. Changes nothing.
+
+        A tail must fit as a whole: its checkpoint is at its end.
+        """
+        blocks = self.match(chain, limit, canonical_only=canonical_only, partial=False).blocks
+        done = len(blocks) * self.grid
+        rest = chain.tokens[done:limit]
+        best: Match | None = None
+        for entry in self._siblings(chain.parent_of(len(blocks)), rest):
+            length = len(entry.tokens)
+            if entry.usable(canonical_only=canonical_only) and common_prefix(entry.tokens, rest) == length < self.grid:
+                state = self.checkpoint(entry.id, canonical_only=canonical_only)
+                if state is not None and (best is None or length > best.take):
+                    best = Match(blocks, entry, length, state)
+        if best is not None:
+            return best
+        for count in range(len(blocks), 0, -1):
+            state = self.checkpoint(chain.ids[count - 1], canonical_only=canonical_only)
+            if state is not None:
+                return Match(blocks[:count], state=state)
+        return Match(())
+
+    def checkpoint(self, piece: BlockId, *, canonical_only: bool) -> Entry | None:
+        """The usable checkpoint at the end of a piece."""
+        found = self._entries.get(checkpoint_id(piece))
+        return found if found is not None and found.usable(canonical_only=canonical_only) else None
+
+    def parts(self, piece: BlockId) -> bool:
+        """Whether canonical chains part behind a piece. Derived ones do not count: each reply that settles leaves one."""
+        return len(list(islice((entry for entry in self.following(piece) if entry.canonical), 2))) == 2
+
+    def following(self, piece: BlockId) -> Iterable[Entry]:
+        """The rows that hang on a piece."""
+        return self._following.get(piece, {}).values()
+
     def add(self, entry: Entry, tier: str, *, canonical: bool) -> bool:
         """Records a copy of `entry` in `tier`; says whether the tier should hold these rows.
 
@@ -124,7 +175,9 @@ class Index:
         known = self._entries.get(entry.id)
         if known is None:
             self._entries[entry.id] = known = entry
-            self._children.setdefault(_place(entry), {})[entry.id] = entry
+            if not entry.state:
+                self._children.setdefault(_place(entry), {})[entry.id] = entry
+                self._following.setdefault(entry.parent, {})[entry.id] = entry
         elif tier in known.copies and known.copies[tier] >= canonical:
             return False
         known.copies[tier] = canonical
@@ -153,10 +206,14 @@ class Index:
         del entry.copies[tier]
         if not entry.copies:
             del self._entries[piece]
-            siblings = self._children[_place(entry)]
-            del siblings[piece]
-            if not siblings:
-                del self._children[_place(entry)]
+            if not entry.state:
+                siblings = self._children[_place(entry)]
+                del siblings[piece]
+                if not siblings:
+                    del self._children[_place(entry)]
+                del self._following[entry.parent][piece]
+                if not self._following[entry.parent]:
+                    del self._following[entry.parent]
 
     def check(self) -> None:
         """Raises AssertionError if the index contradicts itself. Cheap enough to run when idle."""
@@ -165,8 +222,12 @@ class Index:
             assert entry.copies, "an entry without a copy"
             assert 1 <= len(entry.tokens) <= self.grid
             assert entry.start % self.grid == 0
-            assert self._children[_place(entry)][piece] is entry
-        assert sum(map(len, self._children.values())) == len(self._entries)
+            if entry.state:
+                assert piece == checkpoint_id(entry.parent)
+            else:
+                assert self._children[_place(entry)][piece] is entry
+        rows = sum(not entry.state for entry in self)
+        assert sum(map(len, self._children.values())) == sum(map(len, self._following.values())) == rows
 
 
 def _place(entry: Entry) -> tuple[BlockId, int]:

@@ -6,7 +6,7 @@ cost, and never plans beyond what is restorable; at least one token is always co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headstart.core.blocks import BlockId, Chain, Tokens, common_prefix, last_grid_point
@@ -66,6 +66,7 @@ class Plan:
         keep: tokens that stay live in the slot; 0 if rows are restored into it.
         restore: pieces to import, end to end from position 0; the last may be used in part (`take`).
         take: how many tokens of the last piece are used.
+        state: the checkpoint to bring in at `start`: with the rows, or into the slot whose rows stay.
         start: tokens that need not be computed.
         canonical: how many of them have canonical rows.
         length: tokens of the prompt.
@@ -78,6 +79,12 @@ class Plan:
     start: int
     canonical: int
     length: int
+    state: Entry | None = None
+
+    @property
+    def needs(self) -> tuple[Entry, ...]:
+        """All pieces that it wants to bring in."""
+        return self.restore if self.state is None else (*self.restore, self.state)
 
     @property
     def computed(self) -> int:
@@ -89,6 +96,7 @@ class Plan:
 
     def __str__(self) -> str:
         source = f"keep {self.keep} live" if self.keep else f"restore {self.start} in {len(self.restore)} pieces"
+        source += " and a checkpoint" if self.state is not None else ""
         return f"slot {self.slot}: {source}, compute {self.computed} of {self.length}"
 
 
@@ -103,41 +111,68 @@ def _completes(chain: Chain, grid_point: int) -> bool:
     return last_grid_point(len(chain), chain.grid) > grid_point
 
 
-def keepable(slot: SlotView, chain: Chain, mode: Mode) -> int:
-    """How many leading tokens of `slot` can stay for the prompt `chain`.
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How many leading tokens of a slot can stay, and the checkpoint that takes it back there if it has gone on."""
+
+    tokens: int = 0
+    state: Entry | None = None
+
+
+def keepable(slot: SlotView, chain: Chain, index: Index, mode: Mode) -> Kept:
+    """How much of `slot` can stay for the prompt `chain`.
 
     A prompt that goes on at the slot's end goes on at the very token. One that leaves the slot before returns to the last
-    canonical grid point, if less than a block is lost by that and a block of its own becomes canonical.
+    checkpoint; or, where rows can be cut, to the last canonical grid point, if less than a block is lost by that and a block
+    of its own becomes canonical.
     """
     if slot.root != chain.root:
-        return 0
+        return Kept()
     shared = min(common_prefix(slot.tokens, chain.tokens), len(chain) - 1)
+    usable = min(shared, slot.canonical) if mode.exact and not mode.any_cut else shared
     if not mode.traits.sliceable:
-        return shared if shared == len(slot.tokens) and not mode.exact else 0
+        return Kept(usable) if usable == len(slot.tokens) else _rewound(usable, chain, index, mode)
     if mode.any_cut:
-        return shared
+        return Kept(shared)
     grid = mode.traits.grid
     canonical = min(shared, slot.canonical) // grid * grid
     if mode.exact:
-        return canonical
+        return Kept(canonical)
     back = shared - canonical < grid and not _goes_on(len(slot.tokens), shared) and _completes(chain, canonical)
-    return canonical if back else shared
+    return Kept(canonical if back else shared)
+
+
+def _rewound(usable: int, chain: Chain, index: Index, mode: Mode) -> Kept:
+    """The last checkpoint within the first `usable` tokens."""
+    grid = mode.traits.grid
+    for count in range(usable // grid if mode.traits.stateful else 0, 0, -1):
+        state = index.checkpoint(chain.ids[count - 1], canonical_only=mode.exact and not mode.any_cut)
+        if state is not None:
+            return Kept(count * grid, state)
+    return Kept()
 
 
 def restorable(index: Index, chain: Chain, mode: Mode) -> Match:
     """The longest prefix of `chain` that can be imported: whole blocks, and in fast mode a part of one more piece.
 
-    Behind canonical blocks a part is used only where a prompt would go on at that very token in a slot too: see `keepable`.
+    A model with state needs a checkpoint at its end, and takes the last piece wholly or not at all. Else, behind canonical
+    blocks, a part is used only where a prompt would go on at that very token in a slot too: see `keepable`.
     """
-    if not mode.traits.sliceable:
-        return Match(())
     limit = len(chain) - 1
+    if not mode.traits.sliceable:
+        return index.resume(chain, limit, canonical_only=mode.exact) if mode.traits.stateful else Match(())
     found = index.match(chain, limit, canonical_only=mode.exact, partial=not mode.exact or mode.any_cut)
     tail = found.tail
     if tail is None or mode.any_cut or found.canonical < tail.start or not _completes(chain, tail.start):
         return found
     going_on = not tail.canonical and _goes_on(tail.stop, tail.start + found.take)
     return found if going_on else Match(found.blocks)
+
+
+def known(chain: Chain, index: Index, slots: Sequence[SlotView]) -> int:
+    """How many leading tokens other prompts have brought, whether or not one could go on from there."""
+    found = index.match(chain, len(chain) - 1, canonical_only=False, partial=False).tokens
+    return max([found, *(common_prefix(slot.tokens, chain.tokens) for slot in slots if slot.root == chain.root)])
 
 
 def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mode: Mode, *, reuse: bool = True) -> Plan | None:
@@ -153,35 +188,40 @@ def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mo
     oldest = min(free, key=lambda slot: (slot.last_used, slot.number))
     found = restorable(index, chain, mode) if reuse else Match(())
     if found.tokens:
-        pieces = (*found.blocks, found.tail) if found.tail is not None else found.blocks
+        pieces = found.pieces
         take = found.take if found.tail is not None else len(pieces[-1].tokens)
         canonical = found.canonical
         if mode.any_cut and found.tail is not None and found.tail.canonical and canonical == found.tail.start:
             canonical = found.tokens
-        best = Plan(oldest.number, 0, pieces, take, found.tokens, canonical, length)
+        best = Plan(oldest.number, 0, pieces, take, found.tokens, canonical, length, found.state)
     else:
         best = Plan(oldest.number, 0, (), 0, 0, 0, length)
     cost = best.restored * costs.restore + best.computed * costs.prefill
     for slot in free if reuse else ():
-        kept = keepable(slot, chain, mode)
+        keep = keepable(slot, chain, index, mode)
+        kept = keep.tokens
         worth = slot.canonical if mode.exact and not mode.any_cut else len(slot.tokens)  # what its owner could use
         lost = worth if kept < worth else 0  # rows are imported whole, never appended
         seconds = (length - kept) * costs.prefill + lost * costs.restore
         if kept and seconds <= cost:
             cost = seconds
-            best = Plan(slot.number, kept, (), 0, kept, min(kept, slot.canonical), length)
+            canonical = min(kept, slot.canonical)
+            if keep.state is not None and not keep.state.canonical:
+                canonical = min(canonical, keep.state.start)
+            best = Plan(slot.number, kept, (), 0, kept, canonical, length, keep.state)
     return best
 
 
-def next_call(position: int, length: int, canonical: int, limit: int, traits: Traits) -> int:
+def next_call(position: int, length: int, canonical: int, limit: int, traits: Traits, stops: Iterable[int] = ()) -> int:
     """How many tokens the next prefill call takes, of those from `position` to `length`.
 
     On canonical ground: whole blocks up to the last grid point, then the open tail in a call of its own, so that a warm run
     computes the same pieces as a cold one. On derived ground the pieces do not matter. `limit` (tokens) is what the stall
-    target allows; a call is never smaller than one block.
+    target allows; a call is never smaller than one block, but it ends at each of `stops`, which are grid points.
     """
     grid = traits.grid
     limit = max(grid, limit // grid * grid)
+    limit = min([limit, *(stop - position for stop in stops if stop > position)])
     end = last_grid_point(length, grid)
     if position >= end:
         return length - position

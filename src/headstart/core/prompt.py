@@ -8,10 +8,7 @@ are escaped before rendering and end as plain text: nobody forges a turn.
 from __future__ import annotations
 
 import re
-import sys
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +16,9 @@ import numpy as np
 from blake3 import blake3
 
 from headstart.core.blocks import Tokens, as_tokens, common_prefix, utf8
+from headstart.core.checkpoints import Landmarks
+from headstart.core.landmarks import Places, landmarks
+from headstart.core.memo import Memo
 from headstart.core.slide import Replays, exchanges, slide
 from headstart.core.spelling import Spelled, Spellings, text_digest
 from headstart.core.template import Message, Template
@@ -35,8 +35,20 @@ _SPACE = " \t\n\v\f\r"
 
 _NONE = as_tokens([])
 
+_HEAD = 200
+"""Characters by which a message's content is found in the rendered text."""
+
 _SENTINELS = ("1", "2")
 """Two messages that have no token in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a prompt was rendered from."""
+
+    messages: tuple[Message, ...]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,8 @@ class Prompt:
         lead_tokens: those of `lead`; a view of `tokens`.
         marks: for each message, where its content begins in `text`; -1 if it is not there as it was given.
         dropped: messages that `--overflow slide` left out.
+        landmarks: where the conversation may part from others, or from what is sent back of it.
+        source: the conversation that it is the prompt of.
     """
 
     text: str
@@ -60,6 +74,8 @@ class Prompt:
     lead_tokens: Tokens = field(default_factory=lambda: _NONE)
     marks: tuple[int, ...] = ()
     dropped: int = 0
+    landmarks: Landmarks = field(default_factory=Landmarks)
+    source: Conversation | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -96,40 +112,6 @@ class Escaper:
         return _UNMARK.sub(r"\1", text) if _MARK in text else text
 
 
-class _Memo:
-    """Tokens of pieces of text, per salt, bounded in bytes; the least recently used go first. Thread-safe."""
-
-    ENTRY = 512
-    """Bytes that an entry takes beside its text and tokens."""
-
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
-        self._known: OrderedDict[tuple[str, str], Tokens] = OrderedDict()
-        self._lock = threading.Lock()
-        self.used = 0
-
-    def get(self, salt: str, text: str, compute: Callable[[str], list[int]]) -> Tokens:
-        key = (salt, text)
-        with self._lock:
-            found = self._known.get(key)
-            if found is not None:
-                self._known.move_to_end(key)
-                return found
-        tokens = as_tokens(compute(text))
-        size = self._size(key, tokens)
-        with self._lock:
-            if key not in self._known and size <= self._budget:
-                self._known[key] = tokens
-                self.used += size
-                while self.used > self._budget:
-                    self.used -= self._size(*self._known.popitem(last=False))
-        return tokens
-
-    @classmethod
-    def _size(cls, key: tuple[str, str], tokens: Tokens) -> int:
-        return cls.ENTRY + sum(map(sys.getsizeof, key)) + tokens.nbytes
-
-
 @dataclass
 class Prompter:
     """Builds prompts for one model. Thread-safe.
@@ -151,7 +133,7 @@ class Prompter:
         self._split = re.compile("|".join(map(re.escape, self._controls))) if self._controls else None
         self._escaper = Escaper(controls)
         self._single = {control.text: as_tokens(control.id) for control in controls}
-        self._memo = _Memo(self.memo_bytes)
+        self._memo = Memo(self.memo_bytes)
         self._replays = Replays()
 
     def chat(
@@ -162,9 +144,12 @@ class Prompter:
         salt: str = "",
         generation: bool = True,
         spelled: bool = True,
+        forget: list[bytes] | None = None,
         **extra: Any,
     ) -> Prompt:
         """The prompt of a conversation. `spelled`: whether earlier replies in it keep the tokens that they were made of.
+
+        `forget`: they do for the last time, and the keys of what was known of them are added here.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
@@ -175,7 +160,9 @@ class Prompter:
         rendered = self.template.render(
             safe, tools=self._escaper.escape(tools) if tools else None, generation=generation, **self._escaper.escape(extra)
         )
-        return self._build(rendered, salt, tuple(self._marks(safe, rendered)), spelled=spelled)
+        source = Conversation(tuple(messages), tools, extra)
+        marks = tuple(self._marks(safe, rendered))
+        return replace(self._build(rendered, salt, marks, safe, spelled=spelled, forget=forget), source=source)
 
     def stem(
         self,
@@ -188,7 +175,7 @@ class Prompter:
         """What all continuations of a conversation begin with: what its prompts with two different next messages share.
 
         One token more is in it, so that it ends behind a grid point even if all of it is on one. A conversation that waits
-        for a reply is its own stem.
+        for a reply is its own stem. Earlier replies are spelled as the tokenizer chooses, not as the model has.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
@@ -199,10 +186,17 @@ class Prompter:
 
         if not messages or messages[-1].get("role") in ("user", "tool"):
             return chat(())
-        calls = messages[-1].get("tool_calls")
+        calls = self._calls(messages[-1], tools)
         answer = {"role": "tool", "tool_call_id": calls[0].get("id")} if calls else {"role": "user"}
-        one, other = (chat([{**answer, "content": text}]).tokens for text in _SENTINELS)
-        return self.tokens(one[: common_prefix(one, other) + 1].tolist(), salt=salt)
+        one, other = (chat([{**answer, "content": text}]) for text in _SENTINELS)
+        length = common_prefix(one.tokens, other.tokens)
+        return replace(self.tokens(one.tokens[: length + 1].tolist(), salt=salt), landmarks=one.landmarks)
+
+    def _calls(self, reply: Message, tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:
+        """The calls in a reply, after which a tool's result is what comes next; one without a name if they are in its text."""
+        mark = self.template.call_mark if tools else None
+        written = mark is not None and mark in (reply.get("content") or "")
+        return reply.get("tool_calls") or ([{"id": "call_0"}] if written else [])
 
     def slide(
         self,
@@ -236,7 +230,7 @@ class Prompter:
 
     def text(self, text: str, *, salt: str = "", spelled: bool = True) -> Prompt:
         """The prompt of a raw text; control spellings in it are control tokens."""
-        return self._build(text.replace(_MARK, _MARK * 2), salt, (), spelled=spelled)
+        return self._build(text.replace(_MARK, _MARK * 2), salt, (), (), spelled=spelled)
 
     def tokens(self, tokens: Sequence[int], *, salt: str = "") -> Prompt:
         """The prompt of given tokens.
@@ -266,23 +260,51 @@ class Prompter:
             return None
         return self.spellings.remember(prompt.head, prompt.lead, delivered, reply_tokens)
 
+    def forget(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        salt: str = "",
+        **extra: Any,
+    ) -> list[bytes]:
+        """Forgets how the replies in a conversation were spelled; returns the keys of what was known."""
+        forgotten: list[bytes] = []
+        if self.spelling and len(self.spellings):
+            self.chat(messages, tools=tools, salt=salt, generation=False, forget=forgotten, **extra)
+        return forgotten
+
     # ── text → tokens ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _build(self, rendered: str, salt: str, marks: tuple[int, ...], *, spelled: bool) -> Prompt:
+    def _build(
+        self,
+        rendered: str,
+        salt: str,
+        marks: tuple[int, ...],
+        messages: Sequence[Message],
+        *,
+        spelled: bool,
+        forget: list[bytes] | None = None,
+    ) -> Prompt:
         parts: list[Tokens] = []
+        places: list[tuple[int, int]] = []  # of each piece: where it begins in the text, and its first part
         digest = blake3(b"headstart.head.1" + utf8(salt) + b"\0")
         bos = self.tokenizer.bos
         if bos is not None and not rendered.startswith(bos.text):
             parts.append(as_tokens(bos.id))
         hashed = 0
         lead, lead_at = "", len(parts)
-        for text, control in self._pieces(rendered):
+        for at, text, control in self._pieces(rendered):
+            places.append((at, len(parts)))
             for part in parts[hashed:]:
                 digest.update(part.tobytes())
             hashed = len(parts)
             lead, lead_at = text, len(parts)
             if text:
-                parts += self._spell(text, salt, digest) if spelled else [self._memo.get(salt, text, self.tokenizer.tokenize)]
+                whole = not spelled
+                parts += (
+                    [self._memo.get(salt, text, self.tokenizer.tokenize)] if whole else self._spell(text, salt, digest, forget)
+                )
             if control is not None:
                 parts.append(self._single[control.text])
                 lead, lead_at = "", len(parts)
@@ -291,6 +313,10 @@ class Prompter:
                 digest.update(part.tobytes())
         tokens = np.concatenate([_NONE, *parts])
         tokens.flags.writeable = False
+
+        def spell(text: str) -> Tokens:
+            return self._memo.get(salt, Escaper.unescape(text), self.tokenizer.tokenize)
+
         return Prompt(
             text=Escaper.unescape(rendered),
             tokens=tokens,
@@ -299,10 +325,13 @@ class Prompter:
             lead=lead,
             lead_tokens=tokens[len(tokens) - sum(map(len, parts[lead_at:])) :],
             marks=marks,
+            landmarks=landmarks(messages, marks, Places(rendered, places, parts, spell)) if messages else Landmarks(),
         )
 
-    def _spell(self, text: str, salt: str, head: Any) -> list[Tokens]:
+    def _spell(self, text: str, salt: str, head: Any, forget: list[bytes] | None) -> list[Tokens]:
         known = self.spellings.find(head.digest(), text) if self.spelling and len(self.spellings) else []
+        if forget is not None and known:
+            forget += self.spellings.forget_in(head.digest(), text)
         parts: list[Tokens] = []
         end = len(text)
         for spelling in known:
@@ -317,8 +346,8 @@ class Prompter:
             parts.append(self._memo.get(salt, text[:end], self.tokenizer.tokenize))
         return parts[::-1]
 
-    def _pieces(self, rendered: str) -> Iterator[tuple[str, Control | None]]:
-        """Plain pieces, unescaped, each with the control token that follows it."""
+    def _pieces(self, rendered: str) -> Iterator[tuple[int, str, Control | None]]:
+        """Plain pieces, unescaped, each with where it begins and the control token that follows it."""
         position = 0
         strip_left = False
         if self._split is not None:
@@ -327,13 +356,13 @@ class Prompter:
                 plain = Escaper.unescape(rendered[position : found.start()])
                 if strip_left:
                     plain = plain.lstrip(_SPACE)
-                yield (plain.rstrip(_SPACE) if control.lstrip else plain), control
+                yield position, (plain.rstrip(_SPACE) if control.lstrip else plain), control
                 position, strip_left = found.end(), control.rstrip
         rest = Escaper.unescape(rendered[position:])
         if strip_left:
             rest = rest.lstrip(_SPACE)
         if rest:
-            yield rest, None
+            yield position, rest, None
 
     @staticmethod
     def _marks(messages: Sequence[Message], rendered: str) -> Iterator[int]:
@@ -342,8 +371,8 @@ class Prompter:
         for message in messages:
             content = message.get("content")
             said = content.strip() if isinstance(content, str) else ""
-            at = rendered.find(said[:200], cursor) if said else -1
+            at = rendered.find(said[:_HEAD], cursor) if said else -1
             if at >= 0 and isinstance(content, str):
-                cursor = at + len(said[:200])
+                cursor = at + len(said[:_HEAD])
                 at = max(0, at - content.index(said))  # blanks before it count, whether the template keeps them or not
             yield at

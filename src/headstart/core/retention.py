@@ -91,6 +91,10 @@ class Retention:
         usage = self._usage.get(piece)
         return UNKNOWN if usage is None else usage.reply
 
+    def leaf(self, piece: BlockId) -> bool:
+        """Whether nothing in the tier hangs on a piece."""
+        return piece not in self._dependants
+
     def outranks(self, newcomer: Entry, victim: Entry, now: float) -> bool:
         """Whether a piece that would be admitted now is worth at least what `victim` is."""
         ghost = self._ghosts.get(newcomer.id)

@@ -103,6 +103,16 @@ class Spellings:
         with self._lock:
             self._drop((head, text_digest(lead + reply)))
 
+    def forget_in(self, head: bytes, text: str) -> list[bytes]:
+        """Forgets what `find` finds; returns the keys."""
+        forgotten = []
+        for spelling in self.find(head, text):
+            key = head, text_digest(text[: spelling.end])
+            with self._lock:
+                self._drop(key)
+            forgotten.append(b"".join(key))
+        return forgotten
+
     def find(self, head: bytes, text: str) -> list[Spelling]:
         """The longest spelling that `text` begins with, the longest one before where that starts, and so on."""
         found: list[tuple[tuple[bytes, bytes], Spelling]] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -28,6 +29,9 @@ FALLBACK = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """ChatML, for a model that brings no template."""
+
+
+_PROBE = "headstart_probe"
 
 
 class _Generation(jinja2.ext.Extension):
@@ -73,6 +77,24 @@ class Template:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ModelError(f"The chat template does not compile ({error}); give another with --chat-template.") from error
+
+    @cached_property
+    def call_mark(self) -> str | None:
+        """What a tool call begins with in a reply, as the template itself writes it; None if it writes none."""
+        asked: Message = {"role": "user", "content": "?"}
+        call = {"id": "call_0", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
+        silent: Message = {"role": "assistant", "content": ""}
+        try:
+            without, calling = (
+                self.render([asked, message], generation=False) for message in (silent, {**silent, "tool_calls": [call]})
+            )
+        except InvalidRequest:
+            return None
+        parting = next((at for at, pair in enumerate(zip(without, calling, strict=False)) if pair[0] != pair[1]), len(without))
+        while parting and not calling[parting - 1].isspace():
+            parting -= 1
+        words = calling[parting : max(0, calling.find(_PROBE))].split()
+        return words[0] if words and len(words[0]) >= 3 else None
 
     def render(
         self,

@@ -133,15 +133,18 @@ class _Gauges(Collector):
                 family.add_metric((model, *key), value)
             return family
 
-        tiers, counters = now["tiers"], now["counters"]
+        tiers, counters, settle = now["tiers"], now["counters"], now["settle"]
         yield gauge("vllm:num_requests_running", "Choices that hold a slot.", {(): now["running"]})
         yield gauge("vllm:num_requests_waiting", "Choices that wait for a slot.", {(): now["waiting"]})
         yield gauge("headstart:slots", "Live sequences.", {(): len(now["slots"])})
+        yield counter("headstart:settled_turns", "Finished turns made canonical when idle.", {(): settle.get("turns", 0)})
+        yield counter("headstart:settled_tokens", "Tokens computed for that.", {(): settle.get("tokens", 0)})
+        yield counter("headstart:settle_given_up", "Finished turns that could not be.", {(): settle.get("given_up", 0)})
         for field, text in (("used", "Bytes in use."), ("budget", "Bytes allowed."), ("pieces", "Blocks and tails.")):
             unit = "" if field == "pieces" else "_bytes"
             values: dict[tuple[str, ...], float] = {(name,): float(tier[field]) for name, tier in tiers.items()}
             yield gauge(f"headstart:store_{field}{unit}", text, values, "tier")
-        for name, text in (("saved", "Pieces stored."), ("evicted", "Pieces evicted.")):
+        for name, text in (("saved", "Pieces stored."), ("evicted", "Pieces evicted."), ("thinned", "Checkpoints dropped.")):
             metric = "evictions" if name == "evicted" else name
             yield counter(
                 f"headstart:store_{metric}", text, {(t,): counts.get(name, 0) for t, counts in counters.items()}, "tier"

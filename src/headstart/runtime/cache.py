@@ -1,53 +1,40 @@
-"""Cache: index + retention + tiers, as the scheduler uses them. Saves a slot's rows, restores them, forgets them.
+"""Cache: index + retention + tiers, as the scheduler uses them. Saves what a slot holds, restores it, forgets it.
 
 Rows go from a slot to memory, and whole blocks from there on to disk, behind the engine's back. Rows on disk come to
-memory before they go into a slot.
+memory before they go into a slot. Checkpoints, in models with state, go the same ways; they are taken at the very moment at
+which a slot is as long as they say, never later.
 
 Used from the engine thread only. A fault in here is a miss with a reason, never a failed request.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from headstart.core.blocks import BlockId, Chain, Tokens, as_tokens, block_id, root_id
+from headstart.core.blocks import BlockId, Chain, as_tokens, block_id, checkpoint_id, root_id
+from headstart.core.checkpoints import Placement
 from headstart.core.index import Entry, Index
 from headstart.core.planner import Mode, Plan
 from headstart.core.retention import Retention
 from headstart.core.spelling import Spelled, Spellings
 from headstart.engines.base import Engine, Rows, Span
 from headstart.errors import EngineError
+from headstart.runtime.fetch import Fetch
+from headstart.runtime.room import Room, pinned
 from headstart.runtime.slots import Slot
 from headstart.runtime.spill import Spill
+from headstart.stores.base import Kind
 from headstart.stores.behind import NoDisk
 from headstart.stores.disk import Label, Note
-from headstart.stores.memory import Memory
-
-log = logging.getLogger("headstart.cache")
-
+from headstart.stores.memory import Cell, Memory
 
 SECURE = 5.0
 """Seconds of work after which finished blocks are copied out of a busy slot: what a crash may cost."""
 SECURE_SHARE = 0.02
 """Most of the engine's time that this may take."""
-
-MIN_CELLS = 8
-"""Cells that the engine's transfer buffer leaves in memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A piece of a slot that is worth saving."""
-
-    id: BlockId
-    parent: BlockId
-    tokens: Tokens
-    start: int
-    canonical: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +46,11 @@ class Restored:
 
 
 class Cache:
-    """Rows outside the slots.
+    """What is outside of the slots.
 
     Attributes:
         seconds: of prefill that a token costs; whoever measures it says so.
-        counters: pieces `saved` and `evicted`; refusals as `skipped_<reason>`; faults as `fault_<reason>`.
+        counters: pieces `saved`, `evicted` and `thinned`; refusals as `skipped_<reason>`; faults as `fault_<reason>`.
     """
 
     def __init__(
@@ -85,19 +72,46 @@ class Cache:
         self._mode = mode
         self._clock = clock
         self._grid = engine.traits.grid
-        self._transient = 0
-        self._read_cost = 1e-3  # seconds that a piece from disk takes
         self._save_cost = 0.0  # seconds that the last copy out of a busy slot took
-        self._fetched: set[BlockId] = set()  # for the request at hand, which counts as their use
         self._retention = Retention(memory.name, self.index, self._saved_per_byte, policy)
         self.spill = Spill(
-            self.index, memory, self.disk, Spellings() if spellings is None else spellings, self._label, self._stored
+            self.index,
+            memory,
+            self.disk,
+            Spellings() if spellings is None else spellings,
+            self._label,
+            self._stored,
+            lambda: self._clock(),
         )
+        self.room = Room(
+            self.index,
+            memory,
+            self._retention,
+            self.spill,
+            self.counters,
+            ctx=engine.shape.ctx,
+            transfer_bytes=engine.shape.transfer_bytes,
+            keeps_on=self.disk.name,
+        )
+        self.fetch = Fetch(self.disk, self.room, self._label, engine.shape.row_bytes, lambda: self._clock())
 
     def _saved_per_byte(self, entry: Entry) -> float:
         # In units of one token's prefill. That later tokens cost more is left out: it would rank the end of a long prompt
         # above the beginning of every other.
-        return len(entry.tokens) / self.memory.cell_bytes
+        if entry.state:
+            return self._gap(entry) / self.memory.state_bytes
+        return len(entry.tokens) / self.memory.cell_bytes if self.memory.cell_bytes else 0.0
+
+    def _gap(self, state: Entry) -> int:
+        """Tokens between a checkpoint and the one before it on its line: what it saves."""
+        if state.gap:
+            return state.gap
+        piece = self.index.get(state.parent)
+        while piece is not None and piece.start:
+            if self._marked(piece.parent):
+                return state.stop - piece.start
+            piece = self.index.get(piece.parent)
+        return state.stop
 
     # ── save ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -110,53 +124,137 @@ class Cache:
         """
         if not slot.dirty:
             return
+        if not slot.busy:
+            self.checkpoint(slot, spare=spare)
         wanted = self._wanted(slot)
         # Derived rows that are being written must stay as they are until then.
-        slot.dirty = any(piece.id in self.spill.writing for piece in wanted)
+        slot.dirty = any(entry.id in self.spill.writing for entry, _ in wanted)
         if not wanted:
             return
-        pinned, cells = list(spare), list[int]()
-        for entry in pinned:
-            entry.pins += 1
-        try:
-            if not self._claim(len(slot)):
+        with pinned(spare):
+            if not self.room.claim(len(slot)):
                 return
-            wanted = [piece for piece in self._wanted(slot) if piece.id not in self.spill.writing]  # the claim may have evicted
+            wanted = [(entry, _) for entry, _ in self._wanted(slot) if entry.id not in self.spill.writing]  # some was evicted
             held = [known for piece in slot.ids if (known := self.index.get(piece)) is not None]
-            for entry in held:
-                entry.pins += 1
-            pinned += held
+            with pinned(held):
+                self._copy_out(slot, wanted, needed=needed, again=again)
+
+    def _copy_out(self, slot: Slot, wanted: Sequence[tuple[Entry, bool]], *, needed: bool, again: bool) -> None:
+        now, cells = self._clock(), list[Cell]()
+        for entry, _ in wanted:
+            if (cell := self.room.take(entry, now, needed=needed)) is None:
+                break
+            cells.append(cell)
+        refused = wanted[len(cells) :]
+        if refused:
+            self.room.skip("budget", len(refused))
+            for entry, _ in refused if not again else ():
+                self._retention.refuse(entry.id, now)
+        spans = [Span(entry.start, entry.stop, self.memory.cell(cell)) for (entry, _), cell in zip(wanted, cells, strict=False)]
+        try:
+            if spans and self.memory.cell_bytes:
+                self._engine.export_rows(slot.number, spans)
+        except BaseException as error:
+            for cell in cells:
+                self.memory.release(cell)
+            if not isinstance(error, EngineError):
+                raise
+            self.room.fault("export", error)
+            return
+        for (entry, canonical), cell in zip(wanted, cells, strict=False):
+            self._publish(entry, cell, now, canonical=canonical)
+        if slot.reply >= 0:
+            self._retention.replied([entry.id for entry, _ in wanted], slot.reply)
+
+    def _checkpoint_at(self, slot: Slot) -> Entry | None:
+        """The checkpoint of `slot` as it is now; None if memory has one as good, or it is of no use."""
+        length = len(slot)
+        canonical = slot.canonical == length
+        number, rest = divmod(length, self._grid)
+        if not length or (self._mode.exact and (rest or not canonical)):
+            return None
+        start = length - (rest or self._grid)
+        tokens = as_tokens(slot.tokens[start:])
+        parent = block_id(slot.parent_of(number), tokens) if rest else slot.ids[number - 1]
+        before = (at for at in range(start // self._grid, 0, -1) if self._marked(slot.ids[at - 1]))
+        gap = length - next(before, 0) * self._grid
+        entry = Entry(checkpoint_id(parent), parent, tokens, start, state=True, gap=gap)
+        if entry.id in self.spill.writing or not self.index.wants(entry.id, self.memory.name, canonical=canonical):
+            return None
+        return entry
+
+    def mark(self, slot: Slot, before: BlockId | None) -> BlockId | None:
+        """Takes a checkpoint while a reply goes on, in place of the one `before`: only its last block may be left again."""
+        taken = self.checkpoint(slot)
+        if taken is not None and before is not None:
+            self.room.discard(before)
+        return taken or before
+
+    def checkpoint(self, slot: Slot, *, spare: Sequence[Entry] = ()) -> BlockId | None:
+        """Takes the checkpoint of `slot` as it is now, if it has one that memory lacks (or has only derived): its id, then."""
+        entry = self._checkpoint_at(slot) if self._mode.traits.stateful else None
+        if entry is None:
+            return None
+        canonical = slot.canonical == len(slot)
+        known = [self.index.get(piece) for piece in slot.ids]
+        with pinned([*spare, *(piece for piece in known if piece is not None)]):
             now = self._clock()
-            for piece in wanted:
-                if not self._room(piece, now, needed=needed) or (cell := self.memory.allocate()) is None:
-                    break
-                cells.append(cell)
-            refused = wanted[len(cells) :]
-            if refused:
-                self._skip("budget", len(refused))
-                for piece in refused if not again else ():
-                    self._retention.refuse(piece.id, now)
-            spans = [
-                Span(piece.start, piece.start + len(piece.tokens), self.memory.cell(cell))
-                for piece, cell in zip(wanted, cells, strict=False)
-            ]
+            cell = self.room.take(entry, now, needed=False)
+            if cell is None:
+                self.room.skip("budget", 1)
+                self._retention.refuse(entry.id, now)
+                return None
             try:
-                if spans:
-                    self._engine.export_rows(slot.number, spans)
+                size = self._engine.export_checkpoint(slot.number, self.memory.cell(cell))
             except BaseException as error:
-                for cell in cells:
-                    self.memory.release(cell)
+                self.memory.release(cell)
                 if not isinstance(error, EngineError):
                     raise
-                self._fault("export", error)
-                return
-            for piece, cell in zip(wanted, cells, strict=False):
-                self._publish(piece, cell, now)
-            if slot.reply >= 0:
-                self._retention.replied([piece.id for piece in wanted], slot.reply)
-        finally:
-            for entry in pinned:
-                entry.pins -= 1
+                self.room.fault("export", error)
+                return None
+            self._publish(entry, cell, now, canonical=canonical, size=size)
+            return entry.id
+
+    def holds(self, slot: Slot) -> bool:
+        """Whether nothing is lost when `slot` is overwritten: its rows, and the checkpoint at its end, are in memory."""
+        if self._wanted(slot):
+            return False
+        return not self._mode.traits.stateful or not len(slot) or self._checkpoint_at(slot) is None
+
+    def give_way(self, ids: Sequence[BlockId], stem: Chain, forgotten: Sequence[bytes]) -> None:
+        """`stem` has taken the place of `ids`: what is derived of these blocks, and how they were spelled, leaves the disk."""
+        stays, dead = set(stem.ids), set[BlockId]()
+        for piece in reversed(ids):
+            after = [entry.id for entry in self.index.following(piece) if len(entry.tokens) == self._grid]
+            entry = self.index.get(piece)
+            if piece in stays or (entry is not None and entry.canonical) or not dead.issuperset(after):
+                break
+            dead.add(piece)
+        self.disk.discard([key for piece in dead for key in (checkpoint_id(piece), piece)])
+        if stem.ids:
+            for key in forgotten:
+                self.disk.note(Note(key, stem.ids[-1], b""))
+
+    def _marked(self, piece: BlockId) -> bool:
+        return self.index.checkpoint(piece, canonical_only=False) is not None
+
+    def thin(self, slot: Slot, placement: Placement, kept: Collection[int]) -> None:
+        """Drops the checkpoints that `slot`'s line need not have any more. `kept`: lengths at which they stay in any case."""
+        if not self._mode.traits.stateful:
+            return
+        held = {entry.stop: entry for piece in slot.ids if (entry := self.index.get(checkpoint_id(piece))) is not None}
+        stay = {length // self._grid * self._grid for length in kept}
+        stay |= {length for length, entry in held.items() if entry.pins or self.index.parts(entry.parent)}
+        for length in placement.surplus(sorted(held), max(held, default=0), stay):
+            self.room.discard(held[length].id)
+        # Of the ends that the line once had, the last one stays: the client may go on from there after all.
+        blocks = (
+            (slot.parent_of(number), slot.tokens[number * self._grid :][: self._grid]) for number in range(len(slot.ids) + 1)
+        )
+        ends = [tail for parent, tokens in blocks for tail in self.index.covered(parent, tokens)]
+        for tail in sorted(ends, key=lambda tail: tail.stop)[:-1]:
+            self.room.discard(checkpoint_id(tail.id))
+            self.room.discard(tail.id)
 
     def secure(self, slots: Sequence[Slot]) -> None:
         """Copies finished blocks out of a slot that has been at work for a while, one slot at a time."""
@@ -176,10 +274,11 @@ class Cache:
         canonical = (last + 1) * self._grid <= slot.canonical
         return last >= 0 and self.index.wants(slot.ids[last], self.memory.name, canonical=canonical)
 
-    def _wanted(self, slot: Slot) -> list[_Piece]:
-        if not self._mode.traits.sliceable:
+    def _wanted(self, slot: Slot) -> list[tuple[Entry, bool]]:
+        """The rows of a slot that are worth saving, and whether they are canonical."""
+        if not self._mode.traits.movable:
             return []
-        found: list[_Piece] = []
+        found: list[tuple[Entry, bool]] = []
         tokens, name = slot.tokens, self.memory.name
         whole = len(tokens) // self._grid
         for number, piece in enumerate(slot.ids):
@@ -187,27 +286,28 @@ class Cache:
             canonical = start + self._grid <= slot.canonical
             if (canonical or not self._mode.exact) and self.index.wants(piece, name, canonical=canonical):
                 block = as_tokens(tokens[start : start + self._grid])
-                found.append(_Piece(piece, slot.parent_of(number), block, start, canonical))
+                found.append((Entry(piece, slot.parent_of(number), block, start), canonical))
         rest = tokens[whole * self._grid :]
         canonical = self._mode.any_cut
         if len(rest) and (canonical or not self._mode.exact):
             tail = as_tokens(rest)
             parent = slot.parent_of(whole)
-            if not self.index.covers(parent, tail):
-                found.append(_Piece(block_id(parent, tail), parent, tail, whole * self._grid, canonical))
+            entry = Entry(block_id(parent, tail), parent, tail, whole * self._grid)
+            # Rows in a longer piece would do, but not for a checkpoint at this very end.
+            known = self.index.wants if self._mode.traits.stateful else None
+            if known(entry.id, name, canonical=canonical) if known else not self.index.covers(parent, tail):
+                found.append((entry, canonical))
         return found
 
-    def _publish(self, piece: _Piece, cell: int, now: float) -> None:
-        name = self.memory.name
-        for shorter in self.index.covered(piece.parent, piece.tokens):
-            if not shorter.pins:
-                self._drop(shorter)
-        entry = Entry(piece.id, piece.parent, piece.tokens, piece.start)
-        if not self.index.add(entry, name, canonical=piece.canonical):
+    def _publish(self, entry: Entry, cell: Cell, now: float, *, canonical: bool, size: int | None = None) -> None:
+        for shorter in () if entry.state else self.index.covered(entry.parent, entry.tokens):
+            if not (shorter.pins or self._marked(shorter.id)):  # what has a checkpoint, `thin` decides on
+                self.room.drop(shorter)
+        if not self.index.add(entry, self.memory.name, canonical=canonical):
             self.memory.release(cell)
             return
-        self.memory.commit(piece.id, cell)
-        known = self.index.get(piece.id)
+        self.memory.commit(entry.id, cell, size)
+        known = self.index.get(entry.id)
         assert known is not None
         self._retention.use(known, now)
         self.counters["saved"] += 1
@@ -215,37 +315,40 @@ class Cache:
 
     def _label(self, entry: Entry, canonical: bool) -> Label:
         tokens = tuple(entry.tokens.tolist())
-        seconds = len(tokens) * self.seconds
-        return Label(entry.id, entry.parent, self._engine.fingerprint, entry.start, tokens, canonical, seconds)
+        seconds = (self._gap(entry) if entry.state else len(tokens)) * self.seconds
+        kind: Kind = "state" if entry.state else "rows"
+        return Label(entry.id, entry.parent, self._engine.fingerprint, entry.start, tokens, canonical, seconds, kind)
 
     def flush(self, slots: Sequence[Slot]) -> None:
         """Offers the disk all that it lacks, rows of slots too: before the end."""
         if self.disk.on:
             for slot in slots:
+                slot.busy = False
                 self.save(slot)
             self.spill.flush()
 
     # ── restore ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def restore(self, slot: Slot, chain: Chain, plan: Plan) -> Restored | None:
-        """Brings `plan.restore` into `slot`, as far as there is room. None if a piece turns out bad: the slot is then empty."""
-        plan = _shortened(plan, sum(self._transfer(entry.stop) <= self._most_transfer for entry in plan.restore))
-        pinned = plan.restore
-        for entry in pinned:
-            entry.pins += 1
-        try:
-            if not self._claim(plan.start):
-                return Restored(_shortened(plan, 0), {})
-            if not self._fetch(pinned):
+        """Brings what `plan` needs into `slot`, as far as there is room. None, and the slot is empty, if a piece is bad."""
+        with pinned(plan.needs):
+            movable = sum(self.room.transfer(entry.stop) <= self.room.most_transfer for entry in plan.restore)
+            plan = _shortened(plan, movable)
+            if not (plan.keep or self.room.claim(plan.start)):
+                return Restored(_nothing(plan), {})
+            if not self.fetch.bring(plan.needs):
                 return None
-            plan = _shortened(plan, len(list(takewhile(self._at_hand, pinned))))
-            if plan.restore and not self._import(slot, plan):
+            plan = _shortened(plan, len(list(takewhile(self.fetch.at_hand, plan.restore))))
+            if plan.state is not None and not self.fetch.at_hand(plan.state):
+                return Restored(_nothing(plan), {})
+            if plan.needs and not self._import(slot, plan):
                 return None
-        finally:
-            for entry in pinned:
-                entry.pins -= 1
+        if plan.keep:
+            slot.truncate(plan.keep)
+            slot.canonical = min(slot.canonical, plan.canonical)
+            return Restored(plan, {})
         slot.assign(chain, plan.start, plan.canonical)
-        fetched = sum(min(entry.stop, plan.start) - entry.start for entry in plan.restore if entry.id in self._fetched)
+        fetched = sum(min(entry.stop, plan.start) - entry.start for entry in plan.restore if entry.id in self.fetch.fetched)
         return Restored(plan, {self.memory.name: plan.start - fetched, self.disk.name: fetched})
 
     def _import(self, slot: Slot, plan: Plan) -> bool:
@@ -254,84 +357,40 @@ class Cache:
             data = self.memory.read(entry.id)
             assert data is not None  # it is at hand, and pinned
             pieces.append(Rows(data, len(entry.tokens), len(entry.tokens)))
-        last = pieces[-1]
-        pieces[-1] = Rows(last.data, last.tokens, plan.take)
+        if pieces:
+            pieces[-1] = replace(pieces[-1], take=plan.take)
+        state = None if plan.state is None else self.memory.read(plan.state.id)
         try:
-            self._engine.import_rows(slot.number, pieces)
+            if state is None:
+                self._engine.import_rows(slot.number, pieces)
+            elif plan.keep:
+                self._engine.rewind(slot.number, plan.keep, state)
+            else:
+                self._engine.import_checkpoint(slot.number, pieces, state)
         except EngineError as error:
-            self._fault("import", error)
+            self.room.fault("import", error)
             slot.truncate(0)
-            for entry in reversed(plan.restore):
+            for entry in reversed(plan.needs):
                 if entry.id not in self.spill.writing:  # whose cell is being read
-                    self._drop(entry)
+                    self.room.drop(entry)
             return False
         return True
-
-    def prefetch(self, plan: Plan, seconds: float) -> bool:
-        """Brings pieces of a plan from disk to memory, for about so long; whether that was all, or all there is room for."""
-        missing = [entry for entry in plan.restore if not self._at_hand(entry)]
-        some = missing[: max(1, int(seconds / self._read_cost))]
-        pinned = plan.restore
-        for entry in pinned:
-            entry.pins += 1
-        try:
-            before = len(self._fetched)
-            return self._fetch(some) and (len(some) == len(missing) or len(self._fetched) == before)
-        finally:
-            for entry in pinned:
-                entry.pins -= 1
-
-    def _at_hand(self, entry: Entry) -> bool:
-        """Whether the best rows that are known of a piece are in memory."""
-        return entry.copies.get(self.memory.name) == entry.canonical
-
-    def _fetch(self, entries: Sequence[Entry]) -> bool:
-        """Brings pieces from disk to memory, as many from the first on as it has room for. False if one is bad."""
-        wanted: list[tuple[Entry, int]] = []
-        now = self._clock()
-        for entry in entries:
-            if self._at_hand(entry):
-                continue
-            if entry.id in self.spill.writing:  # other rows of it, in a cell that is being read
-                break
-            if not self._room(entry, now, needed=True) or (cell := self.memory.allocate()) is None:
-                self._skip("restore", 1)
-                break
-            wanted.append((entry, cell))
-        if not wanted:
-            return True
-        size = self._engine.shape.row_bytes
-        cells = [self.memory.cell(cell)[: len(entry.tokens) * size] for entry, cell in wanted]
-        faults = self.disk.read(
-            [(self._label(entry, entry.canonical), out) for (entry, _), out in zip(wanted, cells, strict=True)]
-        )
-        self._read_cost = (self._clock() - now) / len(wanted)
-        bad = [fault for fault in faults if fault is not None]
-        if bad:
-            self._fault("disk", bad[0], len(bad))
-        for (entry, cell), fault in zip(wanted, faults, strict=True):
-            if fault is not None:
-                self.memory.release(cell)
-                self.spill.gone(entry.id)
-                continue
-            self.memory.commit(entry.id, cell)
-            self.index.add(entry, self.memory.name, canonical=entry.copies[self.disk.name])
-            self._retention.use(entry, now)
-            self._fetched.add(entry.id)
-        return not bad
 
     def hit(self, chain: Chain, plan: Plan) -> None:
         """Counts a use of all that the request stands on, wherever it was found."""
         now = self._clock()
-        for piece in chain.ids[: plan.start // self._grid]:
+        pieces = [*chain.ids[: plan.start // self._grid]]
+        if plan.state is not None:
+            pieces.append(plan.state.id)
+        for piece in pieces:
             entry = self.index.get(piece)
-            if entry is not None and self.memory.name in entry.copies and piece not in self._fetched:
+            if entry is not None and self.memory.name in entry.copies and piece not in self.fetch.fetched:
                 self._retention.use(entry, now)
         if plan.restore and len(plan.restore[-1].tokens) != self._grid:
             self._retention.use(plan.restore[-1], now)
         if self.disk.on:
-            self.disk.use(chain.ids[: plan.start // self._grid])
-        self._fetched.clear()
+            self.disk.use(pieces)
+        self.fetch.fetched.clear()
 
     def elsewhere(self, chain: Chain, salt: str) -> bool:
         """Whether the prompt's beginning is on disk as computed by another model, engine or setting; for the same salt only."""
@@ -355,73 +414,6 @@ class Cache:
         if chain.ids:
             self.disk.note(Note(spelled.key, chain.ids[-1], spelled.pack()))
 
-    # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _room(self, piece: _Piece | Entry, now: float, *, needed: bool) -> bool:
-        """Evicts until a cell is free for `piece`; unless it is needed, nothing that is worth more and nowhere else."""
-        while self.memory.available <= 0:
-            victim = self._retention.victim()
-            if victim is None:
-                return False
-            # A newcomer that is refused is lost; what is on disk too is not.
-            newcomer = Entry(piece.id, piece.parent, piece.tokens, piece.start)
-            if not (needed or self.disk.name in victim.copies or self._retention.outranks(newcomer, victim, now)):
-                return False
-            self._evict(victim)
-        return True
-
-    def _claim(self, tokens: int) -> bool:
-        """Counts the engine's transfer buffer for `tokens` tokens against the budget; evicts first."""
-        need = self._transfer(tokens)
-        if need <= self._transient:
-            return True
-        if need > self._most_transfer:
-            self._skip("transfer", 1)
-            return False
-        self.memory.claim(need)
-        while self.memory.available < 0:
-            victim = self._retention.victim()
-            if victim is None:
-                self.memory.claim(self._transient)
-                self._skip("transfer", 1)
-                return False
-            self._evict(victim)
-        self._transient = need
-        self.memory.claim(need)  # again: what was evicted gives its pages back
-        return True
-
-    def _transfer(self, tokens: int) -> int:
-        """Bytes of the transfer buffer, in eighths, so that a growing conversation claims a few times only."""
-        shape = self._engine.shape
-        return -(-8 * tokens // shape.ctx) * (-(-shape.transfer_bytes // 8))
-
-    @property
-    def _most_transfer(self) -> int:
-        return max(self._transient, self.memory.budget - MIN_CELLS * self.memory.cell_bytes)
-
-    def _evict(self, entry: Entry) -> None:
-        self.counters["evicted"] += 1
-        self.counters["evicted_tokens"] += len(entry.tokens)
-        if self.spill.lacking(entry):
-            self._skip("disk", 1)
-        self._drop(entry)
-
-    def _drop(self, entry: Entry) -> None:
-        name = self.memory.name
-        self.memory.delete(entry.id)
-        self._retention.forget(entry)
-        self.spill.forget(entry)
-        if name in entry.copies:
-            self.index.remove(entry.id, name)
-
-    def _skip(self, reason: str, pieces: int) -> None:
-        self.counters[f"skipped_{reason}"] += pieces
-        log.info("not saved: %s (%d pieces)", reason, pieces)
-
-    def _fault(self, reason: str, error: Exception, pieces: int = 1) -> None:
-        self.counters[f"fault_{reason}"] += pieces
-        log.warning("cache fault, treated as a miss: %s (%s; %d pieces)", reason, error, pieces)
-
     def check(self) -> None:
         """Raises AssertionError if index, retention and memory disagree."""
         self.index.check()
@@ -433,10 +425,16 @@ class Cache:
 
 
 def _shortened(plan: Plan, pieces: int) -> Plan:
-    """The plan with its first `pieces` pieces only."""
+    """The plan with its first `pieces` pieces only; with none if a checkpoint is tied to the end of all."""
     if pieces == len(plan.restore):
         return plan
+    if not pieces or plan.state is not None:
+        return _nothing(plan)
     restore = plan.restore[:pieces]
-    start = restore[-1].stop if restore else 0
-    take = len(restore[-1].tokens) if restore else 0
-    return replace(plan, restore=restore, take=take, start=start, canonical=min(plan.canonical, start))
+    start = restore[-1].stop
+    return replace(plan, restore=restore, take=len(restore[-1].tokens), start=start, canonical=min(plan.canonical, start))
+
+
+def _nothing(plan: Plan) -> Plan:
+    """The plan with all to be computed."""
+    return replace(plan, keep=0, restore=(), take=0, start=0, canonical=0, state=None)

@@ -63,6 +63,8 @@ class Job:
         tiers: tokens restored from each tier.
         misses: how often its rows turned out bad; after a few it computes everything.
         computed: prompt tokens that entered the engine for this job.
+        points: lengths at which its prefill takes checkpoints.
+        mark: the last checkpoint that its reply has taken.
         token: the last sampled token, not yet in the engine.
     """
 
@@ -81,6 +83,8 @@ class Job:
     reason: Reason | None = None
     diverged_at: Divergence | None = None
     waits_for: tuple[Job, int] | None = None
+    points: tuple[int, ...] = ()
+    mark: BlockId | None = None
     misses: int = 0
     tiers: dict[str, int] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)

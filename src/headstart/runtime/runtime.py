@@ -69,12 +69,20 @@ class Runtime:
         source = self._template_source(settings)
         self.prompter = Prompter(engine.tokenizer, Template(source, engine.tokenizer.names), spelling=settings.reuse == "fast")
         cell = engine.traits.grid * engine.shape.row_bytes
-        memory = Memory(cell, settings.memory_budget)
+        memory = Memory(cell, settings.memory_budget, engine.shape.state_bytes)
         disk, spellings = _disk(engine, settings), self.prompter.spellings
         self.cache = Cache(engine, memory, self._mode, time.monotonic, disk=disk, spellings=spellings)
         self.cache.spill.settle()  # the first prompt is made before the first request is
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
-        self.scheduler = Scheduler(engine, self.cache, self.prompter, self._mode, stall=settings.stall, observe=self._observed)
+        self.scheduler = Scheduler(
+            engine,
+            self.cache,
+            self.prompter,
+            self._mode,
+            stall=settings.stall,
+            settles=settings.settle == "on",
+            observe=self._observed,
+        )
         self._watchers: list[Callable[[Request], Sink]] = []
         self._users = 0  # of the tokenizer
         self._users_changed = threading.Condition()
@@ -222,6 +230,7 @@ class Runtime:
                 if tier.budget
             },
             "counters": {memory.name: dict(self.cache.counters), disk.name: dict(disk.counters)},
+            "settle": dict(self.scheduler.settle.counters),
         }
 
     def close(self) -> None:
@@ -247,7 +256,7 @@ class Runtime:
 def _disk(engine: Engine, settings: Settings) -> NoDisk:
     """The tier below memory. A disk that cannot be used is no reason not to serve."""
     folder = settings.cache_dir
-    if folder is None or not engine.traits.sliceable:
+    if folder is None or not engine.traits.movable:
         return NoDisk()
     limit = int(QUEUE_SHARE * settings.memory_budget)
     return WriteBehind(lambda: Disk(folder, settings.disk_budget), engine.fingerprint, limit)

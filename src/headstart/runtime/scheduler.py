@@ -1,6 +1,7 @@
 """Scheduler: the only thread that touches the engine.
 
     loop:  take in → admit (plan, restore) → one decode call for all running replies → one prefill call for one prompt
+    idle:  save what is live → settle finished turns
 
 Prefill and decode never share a call, so neither changes the other's bits. Prompts take turns call by call, each call
 sized so that running replies pause for at most the stall target. A request whose prefix is being computed for another one
@@ -15,23 +16,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from headstart.core.blocks import Tokens, as_tokens, common_prefix
-from headstart.core.explain import History, Reason, Record, diverge
-from headstart.core.planner import Costs, Mode, Plan, keepable, next_call, plan, restorable
+from headstart.core.blocks import Tokens, as_tokens
+from headstart.core.checkpoints import PLACEMENTS
+from headstart.core.explain import History, Record
+from headstart.core.planner import Mode, next_call
 from headstart.core.prompt import Prompter
 from headstart.engines.base import Engine, Step
 from headstart.errors import EngineError, HeadstartError, Unavailable
+from headstart.runtime import settle
+from headstart.runtime.admission import Admission
 from headstart.runtime.cache import Cache
 from headstart.runtime.job import Job, Ticket, token_logprob
 from headstart.runtime.request import Failed, FinishReason, Report, TokenLogprob
 from headstart.runtime.slots import Slot
 
 log = logging.getLogger("headstart.scheduler")
-
-MISSES = 4
-"""Bad pieces after which a request stops asking the cache."""
 
 IDLE_SAVE = 0.05
 """Seconds without work after which live rows are copied out."""
@@ -54,6 +55,8 @@ class Scheduler:
     Args:
         stall: seconds that a prefill call may take while replies are running.
         patience: the same while none is.
+        settles: whether finished turns are made canonical when there is nothing else to do.
+        placement: a row of `PLACEMENTS`.
         observe: told of every finished choice, on the engine thread.
     """
 
@@ -66,6 +69,8 @@ class Scheduler:
         *,
         stall: float = 0.25,
         patience: float = 1.0,
+        settles: bool = True,
+        placement: str = "lattice",
         observe: Callable[[Outcome], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,8 +88,11 @@ class Scheduler:
         self._inbox: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self._running: list[Job] = []
         self._turn = 0
-        self._prefill_cost = 0.0  # seconds a token; 0 until the first call is measured
-        self._restore_cost = 1e-6
+        self._placement = PLACEMENTS[placement]
+        self._admission = Admission(engine, cache, self.slots, mode, self._placement, self.history, clock)
+        self.settle = settle.NoSettle()
+        if settles:
+            self.settle = settle.Settle(engine, cache, self.slots, mode, prompter, self._admission, self._placement)
         self._arriving = 0
         self._lock = threading.Lock()  # of _arriving
         self._closed = False
@@ -105,6 +113,10 @@ class Scheduler:
     def wake(self) -> None:
         """Makes an idle loop look at cancelled tickets."""
         self._inbox.put(None)
+
+    def prefills(self, seconds: float) -> int:
+        """About how many tokens are prefilled in so long; 0 as long as nobody knows."""
+        return self._admission.pace.tokens(seconds)
 
     def close(self) -> None:
         """Fails what is running and waiting, and ends the thread. Idempotent."""
@@ -159,23 +171,27 @@ class Scheduler:
             busy = True
 
     def _wait(self) -> Ticket | None:
-        try:
-            return self._inbox.get(timeout=IDLE_SAVE)
-        except queue.Empty:
+        idle: float | None = IDLE_SAVE
+        since = self._clock()
+        while True:
+            try:
+                return self._inbox.get(timeout=idle) if idle is None or idle > 0 else self._inbox.get_nowait()
+            except queue.Empty:
+                idle = self._idle(since, idle or 0.0)
+
+    def _idle(self, since: float, pause: float) -> float | None:
+        """Does what there is to do when nobody waits; how long to sleep then, in seconds, None for until someone comes."""
+        active = self.cache.spill.settle()
+        if pause:  # not between two calls of settling: a copy for each would be too many
             for slot in self.slots:
                 if self._inbox.empty():
                     self.cache.save(slot)
-        pause = IDLE_SAVE
-        while self.cache.disk.on:
-            try:
-                return self._inbox.get(timeout=pause)
-            except queue.Empty:
-                active = self.cache.spill.settle()
-                for slot in self.slots:  # what had to wait for the disk
-                    if self._inbox.empty():
-                        self.cache.save(slot)
-                pause = IDLE_SAVE if active and self.cache.spill.unsettled else min(2 * pause, IDLE_POLL)
-        return self._inbox.get()
+        if self.settle.pending:
+            wait = since + settle.AFTER - self._clock()
+            return wait if wait > 0 else 0.0 if self.settle.step() else IDLE_SAVE
+        if not self.cache.disk.on:
+            return None
+        return IDLE_SAVE if active and self.cache.spill.unsettled else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
 
     def _drop_cancelled(self) -> None:
         if any(job.ticket.cancelled or job.ticket.over for job in self.waiting):
@@ -200,7 +216,7 @@ class Scheduler:
                     self._arriving -= 1
         for slot in self.slots:
             slot.busy = False
-            self._empty(slot)
+            self._admission.empty(slot)
 
     # ── admit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -209,7 +225,7 @@ class Scheduler:
         for job in list(self.waiting):
             if all(slot.busy for slot in self.slots):
                 return
-            if self._must_wait(job):
+            if self._admission.must_wait(job, self._running):
                 continue
             self.waiting.remove(job)
             try:
@@ -219,114 +235,14 @@ class Scheduler:
             if any(other.token is not None for other in self._running):
                 return
 
-    def _must_wait(self, job: Job) -> bool:
-        """Whether more of the prompt is being computed for another job right now than is available."""
-        if not job.request.reuse or not self.engine.traits.sliceable:
-            return False
-        if job.waits_for is not None:
-            other, goal = job.waits_for
-            if other.prefilling and other.slot is not None and len(other.slot) < goal:
-                return True
-            job.waits_for = None
-        grid = self.engine.traits.grid
-        best = self._available(job)
-        for other in self._running:
-            if other.prefilling and other.root == job.root and other.request.reuse:
-                shared = min(common_prefix(other.chain.tokens, job.chain.tokens), len(job.chain) - 1) // grid * grid
-                assert other.slot is not None
-                if shared > best and shared > len(other.slot) // grid * grid:
-                    job.waits_for = other, shared
-                    return True
-        return False
-
-    def _available(self, job: Job) -> int:
-        """Tokens of the prompt that need not be computed, wherever they are."""
-        kept = max(keepable(slot.view(), job.chain, self._mode) for slot in self.slots)
-        return max(kept, restorable(self.cache.index, job.chain, self._mode).tokens)
-
     def _start(self, job: Job) -> None:
-        if job.request.reuse:
-            self._publish_for(job)
-        choice = self._choose(job)
-        if any(other.token is not None for other in self._running) and not self.cache.prefetch(choice, self._stall):
-            self.waiting.appendleft(job)  # reading goes on after the running replies' next tokens
-            return
-        job.started = self._clock()
-        job.sampler = self.engine.sampler(job.sampling(self.engine))
-        job.slot = slot = self.slots[choice.slot]
-        slot.busy = True
-        if choice.keep < len(slot):
-            self.cache.save(slot, spare=choice.restore)
-            choice = self._choose(job, only=slot)  # what was saved may have evicted or offered something
-        if choice.restore:
-            begun = self._clock()
-            restored = self.cache.restore(slot, job.chain, choice)
-            if restored is not None:
-                choice, job.tiers = restored.plan, restored.tiers
-                if choice.start:
-                    self._restore_cost = _smooth(self._restore_cost, (self._clock() - begun) / choice.start)
-                else:
-                    self._empty(slot)
-                    slot.assign(job.chain, 0, 0)
-            else:
-                self._empty(slot)
-                self._release(job)
-                job.misses += 1  # a bad piece is gone from the index: plan again without it
-                self.waiting.appendleft(job)
-                return
-        elif choice.keep:
-            if choice.keep < len(slot):
-                self.engine.truncate(slot.number, choice.keep)
-                slot.truncate(choice.keep)
+        hurry = self._stall if any(other.token is not None for other in self._running) else None
+        if self._admission.start(job, hurry=hurry):
+            self._running.append(job)
+            log.debug("%s", job.plan)
         else:
-            self._empty(slot)
-            slot.assign(job.chain, 0, 0)
-        self._explain(job, choice.start)
-        self.cache.hit(job.chain, choice)
-        slot.begin(job.started)
-        job.plan = choice
-        self._running.append(job)
-        log.debug("%s", choice)
-
-    def _choose(self, job: Job, only: Slot | None = None) -> Plan:
-        costs = Costs(self._prefill_cost or 1e-3, self._restore_cost)
-        slots = [slot.view() for slot in self.slots] if only is None else [replace(only.view(), free=True)]
-        reuse = job.request.reuse and job.misses < MISSES
-        chosen = plan(job.chain, self.cache.index, slots, costs, self._mode, reuse=reuse)
-        assert chosen is not None
-        return chosen
-
-    def _publish_for(self, job: Job) -> None:
-        """Copies rows out of slots that hold more of the prompt than memory does, unless one of them just goes on."""
-        known = restorable(self.cache.index, job.chain, self._mode).tokens
-        for slot in self.slots:
-            if slot.dirty:
-                kept = keepable(slot.view(), job.chain, self._mode)
-                if kept > known and (slot.busy or kept < len(slot)):
-                    self.cache.save(slot, needed=True)
-
-    def _explain(self, job: Job, start: int) -> None:
-        """Finds out why more is computed than an infinite cache would."""
-        if not job.request.reuse:
-            job.reason = Reason.DISABLED
-            return
-        prompt = job.request.prompt
-        nearest, shared = self.history.nearest(job.root, job.chain.tokens)
-        if nearest is None or shared < min(8, len(prompt)):
-            if start < self.engine.traits.grid:  # else there are rows that are older than this process
-                job.reason = Reason.FINGERPRINT if self.cache.elsewhere(job.chain, prompt.salt) else Reason.COLD
-            return
-        grid = self.engine.traits.grid
-        job.diverged_at = diverge(prompt, nearest.text)
-        if min(shared, len(prompt) - 1) - start >= grid + 8:
-            if not self._mode.traits.sliceable:
-                job.reason = Reason.STATE
-            elif self._mode.exact and start >= nearest.canonical // grid * grid:
-                job.reason = Reason.DERIVED
-            else:
-                job.reason = Reason.EVICTED
-        elif job.diverged_at is not None:
-            job.reason = Reason.DIVERGED
+            self._release(job)
+            self.waiting.appendleft(job)
 
     # ── decode ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -348,6 +264,8 @@ class Scheduler:
                 assert job.slot is not None
                 assert job.token is not None
                 job.slot.append(job.token, canonical=self._mode.any_cut)
+                if len(job.slot) % self.engine.traits.grid == 0:
+                    job.mark = self.cache.mark(job.slot, job.mark)
             # All are drawn before any is delivered: delivering wakes other threads, and they would compete for this one's time.
             for job, token, scored in [(job, *self._draw(job)) for job in batch]:
                 self._accept(job, token, scored)
@@ -391,9 +309,9 @@ class Scheduler:
         slot = job.slot
         assert slot is not None
         seconds = self._stall if len(jobs) < len(self._running) else self._patience
-        limit = min(self.engine.shape.batch, int(seconds / self._prefill_cost) if self._prefill_cost else 0)
+        limit = min(self.engine.shape.batch, self._admission.pace.tokens(seconds))
         start, length = len(slot), len(job.chain)
-        size = next_call(start, length, slot.canonical, limit, self.engine.traits)
+        size = next_call(start, length, slot.canonical, limit, self.engine.traits, job.points)
         if job.request.prompt_logprobs is not None:
             size = 1
         tokens = job.chain.tokens[start : start + size]
@@ -405,11 +323,12 @@ class Scheduler:
             self._fail(job, error)
             return
         if size >= self.engine.traits.grid:
-            cost = (self._clock() - begun) / size
-            self._prefill_cost = _smooth(self._prefill_cost, cost) if self._prefill_cost else cost
-            self.cache.seconds = self._prefill_cost
+            self._admission.pace.prefilled(self._clock() - begun, size)
+            self.cache.seconds = self._admission.pace.prefill
         job.computed += size
         slot.extend(tokens, canonical=self._is_canonical(slot, start, size, length))
+        if len(slot) in job.points:
+            self.cache.checkpoint(slot)
         if job.request.prompt_logprobs is not None and not last:
             scores, following = self.engine.logits(slot.number), int(job.chain.tokens[start + 1])
             job.prompt_logprobs.append(token_logprob(scores, following, job.request.prompt_logprobs, self.engine))
@@ -419,6 +338,9 @@ class Scheduler:
         if any(other.ticket is job.ticket for other in self.waiting):
             # The rows of exactly this prompt, for its other choices. The logits stay until the engine computes.
             self.cache.save(slot, needed=True)
+        landmarks = job.request.prompt.landmarks
+        kept = (landmarks.anchor, landmarks.turn, *landmarks.breakpoints, *self._admission.shared(slot))
+        self.cache.thin(slot, self._placement, kept)
         logits = self.engine.logits(slot.number) if job.request.keep_logits else None
         job.start(job.report(self._mode_name, self._clock()), logits)
         if job.request.max_tokens == 0:
@@ -451,6 +373,8 @@ class Scheduler:
         if spelled is not None:
             self.cache.spelled(job.chain, spelled)
         self.cache.replied(slot, len(reply.tokens))
+        if job.request.choices == 1:
+            self.settle.add(prompt, reply.text, tuple(slot.ids))
         job.finish(reason, report)
         self._release(job)
         self.history.remember(Record(job.root, prompt.text + reply.text, _joined(job), slot.canonical))
@@ -468,7 +392,7 @@ class Scheduler:
         slot = job.slot
         self._release(job)
         if slot is not None:
-            self._empty(slot)
+            self._admission.empty(slot)
 
     def _release(self, job: Job) -> None:
         if job.sampler is not None:
@@ -480,15 +404,6 @@ class Scheduler:
             job.slot = None
         if job in self._running:
             self._running.remove(job)
-
-    def _empty(self, slot: Slot) -> None:
-        self.engine.truncate(slot.number, 0)
-        slot.truncate(0)
-        slot.dirty = False
-
-
-def _smooth(old: float, new: float) -> float:
-    return 0.7 * old + 0.3 * new
 
 
 def _joined(job: Job) -> Tokens:

@@ -5,6 +5,7 @@ Used from the engine thread only. What is handed over is pinned until the disk h
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -15,9 +16,12 @@ from headstart.stores.behind import Appeared, Gone, NoDisk, Noted, Refused, Stor
 from headstart.stores.disk import Label
 from headstart.stores.memory import Memory
 
+LATER = 10.0
+"""Seconds after which a derived checkpoint is offered. Mostly it has given way by then, and it is large."""
+
 
 class Spill:
-    """Whole blocks on their way from memory to disk.
+    """Whole blocks, and checkpoints at their ends, on their way from memory to disk.
 
     Args:
         label: what is written on the outside of an entry's rows, of which the second argument says whether they are canonical.
@@ -35,6 +39,7 @@ class Spill:
         spellings: Spellings,
         label: Callable[[Entry, bool], Label],
         stored: Callable[[BlockId], None],
+        clock: Callable[[], float],
     ) -> None:
         self.writing: dict[BlockId, Entry] = {}
         self._owed: dict[BlockId, Entry] = {}  # the disk had no time for them yet
@@ -44,14 +49,18 @@ class Spill:
         self._spellings = spellings
         self._label = label
         self._stored = stored
+        self._clock = clock
+        self._later: deque[tuple[float, Entry]] = deque()
 
     def offer(self, entry: Entry) -> None:
-        """Hands a whole block to the disk if it lacks these rows; later, if it has no time now."""
-        if self.lacking(entry) and not self._hand_over(entry):
+        """Hands a piece to the disk if it lacks these bytes; later, if it has no time now."""
+        if entry.state and not entry.canonical:
+            self._later.append((self._clock() + LATER, entry))
+        elif self.lacking(entry) and not self._hand_over(entry):
             self._owed[entry.id] = entry
 
     def lacking(self, entry: Entry) -> bool:
-        """Whether the disk should have rows that memory has."""
+        """Whether the disk should have what memory has of a piece."""
         canonical = entry.copies.get(self._memory.name)
         if canonical is None or not self._disk.on or len(entry.tokens) != self._index.grid or entry.id in self.writing:
             return False
@@ -60,6 +69,11 @@ class Spill:
     def forget(self, entry: Entry) -> None:
         """The entry has left memory."""
         self._owed.pop(entry.id, None)
+
+    def discard(self, piece: BlockId) -> None:
+        """The disk need not have it any more."""
+        self._owed.pop(piece, None)
+        self._disk.discard([piece])
 
     def flush(self) -> None:
         """Offers all that the disk lacks, however much that is: before the end."""
@@ -98,6 +112,10 @@ class Spill:
                 case Noted(note=note):
                     with suppress(ValueError):
                         self._spellings.learn(Spelled.unpack(note.key, note.value))
+        while self._later and self._later[0][0] <= self._clock():
+            _, entry = self._later.popleft()
+            if self._index.get(entry.id) is entry and self.lacking(entry):
+                self._owed[entry.id] = entry
         for entry in list(self._owed.values()):
             if self.lacking(entry) and not self._hand_over(entry):
                 break
@@ -107,7 +125,7 @@ class Spill:
     @property
     def unsettled(self) -> bool:
         """Whether the disk has yet to take, or to answer for, something that it was offered."""
-        return bool(self.writing or self._owed)
+        return bool(self.writing or self._owed or self._later)
 
     def gone(self, key: BlockId) -> None:
         """The disk does not have it any more."""
@@ -123,5 +141,5 @@ class Spill:
 
     def _appeared(self, label: Label) -> None:
         if label.start % self._index.grid == 0 and len(label.tokens) == self._index.grid:
-            entry = Entry(label.key, label.parent, as_tokens(label.tokens), label.start)
+            entry = Entry(label.key, label.parent, as_tokens(label.tokens), label.start, state=label.kind == "state")
             self._index.add(entry, self._disk.name, canonical=label.canonical)

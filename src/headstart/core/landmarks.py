@@ -1,0 +1,63 @@
+"""Landmarks: where in a prompt's tokens its conversation may part from others, or from what is sent back of it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from headstart.core.blocks import Tokens, as_tokens, common_prefix
+from headstart.core.checkpoints import Landmarks
+from headstart.core.template import Message
+
+_NONE = as_tokens([])
+
+
+class Places:
+    """Characters of a rendered text → its tokens.
+
+    Args:
+        pieces: of each piece between control tokens, where it begins in the text, and its first part.
+        parts: the prompt's tokens, in parts.
+        spell: tokens of a text as the beginning of a piece.
+    """
+
+    def __init__(
+        self, rendered: str, pieces: Sequence[tuple[int, int]], parts: Sequence[Tokens], spell: Callable[[str], Tokens]
+    ) -> None:
+        self._rendered = rendered
+        self._pieces = pieces
+        self._parts = parts
+        self._spell = spell
+        self._starts = [*accumulate(map(len, parts), initial=0)]
+
+    def position(self, offset: int) -> int:
+        """Tokens before a character: never more than all texts with that beginning have in common."""
+        number = bisect_right(self._pieces, (offset, len(self._parts))) - 1
+        if number < 0:
+            return 0
+        at, part = self._pieces[number]
+        ours = np.concatenate([_NONE, *self._parts[part:]])
+        return self._starts[part] + common_prefix(self._spell(self._rendered[at:offset]), ours)
+
+
+def landmarks(messages: Sequence[Message], marks: Sequence[int], places: Places) -> Landmarks:
+    """The landmarks of a conversation. Where a content is not found in the text, the one before it stands in.
+
+    Args:
+        marks: for each message, where its content begins in the rendered text; -1 if it is not there.
+    """
+
+    def end(number: int) -> int:
+        while number >= 0 and marks[number] < 0:
+            number -= 1
+        return places.position(marks[number] + len(messages[number]["content"])) if number >= 0 else 0
+
+    roles = [message.get("role") for message in messages]
+    first = next((number for number, role in enumerate(roles) if role not in ("system", "developer")), -1)
+    user = max((number for number, role in enumerate(roles) if role == "user"), default=-1)
+    anchor = places.position(marks[first]) if marks[first] >= 0 else 0
+    header = end(len(roles) - 1)
+    return Landmarks(anchor, header if user == len(roles) - 1 else end(user), header)

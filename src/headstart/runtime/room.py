@@ -1,0 +1,155 @@
+"""Room: the memory tier under its budget. What goes, when something else has to come in.
+
+Used from the engine thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from headstart.core.blocks import BlockId, checkpoint_id
+from headstart.core.index import Entry, Index
+from headstart.core.retention import Retention
+from headstart.runtime.spill import Spill
+from headstart.stores.base import Kind
+from headstart.stores.memory import Cell, Memory
+
+log = logging.getLogger("headstart.cache")
+
+MIN_CELLS = 8
+"""Cells that the engine's transfer buffer leaves in memory."""
+
+
+@contextmanager
+def pinned(entries: Sequence[Entry]) -> Iterator[None]:
+    """Keeps pieces from being evicted."""
+    for entry in entries:
+        entry.pins += 1
+    try:
+        yield
+    finally:
+        for entry in entries:
+            entry.pins -= 1
+
+
+class Room:
+    """Evicts before anything is allocated.
+
+    Args:
+        ctx: tokens that a slot holds.
+        transfer_bytes: what the engine itself takes to move so many.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        memory: Memory,
+        retention: Retention,
+        spill: Spill,
+        counters: Counter[str],
+        *,
+        ctx: int,
+        transfer_bytes: int,
+        keeps_on: str,
+    ) -> None:
+        self.index = index
+        self.memory = memory
+        self.retention = retention
+        self.spill = spill
+        self.counters = counters
+        self._below = keeps_on
+        self._ctx = ctx
+        self._transfer_bytes = transfer_bytes
+        self._transient = 0
+
+    def take(self, piece: Entry, now: float, *, needed: bool) -> Cell | None:
+        """A cell for `piece`; unless it is needed, nothing goes for it that is worth more and nowhere else."""
+        kind: Kind = "state" if piece.state else "rows"
+        while not self.memory.fits(kind):
+            victim = self.retention.victim()
+            if victim is None:
+                return None
+            # A newcomer that is refused is lost; what is on disk too is not.
+            if not (needed or self._below in victim.copies or self.retention.outranks(piece, victim, now)):
+                return None
+            self.evict(victim)
+        return self.memory.allocate(kind)
+
+    def claim(self, tokens: int) -> bool:
+        """Counts the engine's transfer buffer for `tokens` tokens against the budget; evicts first."""
+        need = self.transfer(tokens)
+        if need <= self._transient:
+            return True
+        if need > self.most_transfer:
+            self.skip("transfer", 1)
+            return False
+        self.memory.claim(need)
+        while self.memory.over:
+            victim = self.retention.victim()
+            if victim is None:
+                self.memory.claim(self._transient)
+                self.skip("transfer", 1)
+                return False
+            self.evict(victim)
+        self._transient = need
+        self.memory.claim(need)  # again: what was evicted gives its pages back
+        return True
+
+    def transfer(self, tokens: int) -> int:
+        """Bytes of the transfer buffer, in eighths, so that a growing conversation claims a few times only."""
+        return -(-8 * tokens // self._ctx) * (-(-self._transfer_bytes // 8))
+
+    @property
+    def most_transfer(self) -> int:
+        least = MIN_CELLS * self.memory.cell_bytes + self.memory.state_bytes
+        return max(self._transient, self.memory.budget - least)
+
+    def evict(self, entry: Entry) -> None:
+        """A piece has to go; with a line's last checkpoint goes what it alone made useful."""
+        self.counters["evicted"] += 1
+        self.counters["evicted_tokens"] += 0 if entry.state else len(entry.tokens)
+        if self.spill.lacking(entry):
+            self.skip("disk", 1)
+        self.drop(entry)
+        if entry.state and self.index.get(entry.id) is None:
+            before = self.index.get(entry.parent)
+            while before is not None and self._idle(before):
+                after, before = before, self.index.get(before.parent)
+                self.evict(after)
+
+    def _idle(self, entry: Entry) -> bool:
+        return self.memory.name in entry.copies and not entry.pins and self.retention.leaf(entry.id)
+
+    def drop(self, entry: Entry) -> None:
+        """Forgets what memory has of a piece, and of the checkpoint at its end."""
+        name = self.memory.name
+        state = None if entry.state else self.index.get(checkpoint_id(entry.id))
+        if state is not None and name in state.copies and not state.pins:
+            self.drop(state)
+        self.memory.delete(entry.id)
+        self.retention.forget(entry)
+        self.spill.forget(entry)
+        if name in entry.copies:
+            self.index.remove(entry.id, name)
+
+    def discard(self, piece: BlockId) -> None:
+        """Forgets a piece everywhere, unless it is in use."""
+        entry = self.index.get(piece)
+        if entry is not None and not entry.pins:
+            if self.memory.name in entry.copies:
+                self.drop(entry)
+            self.spill.discard(piece)
+            self.counters["thinned"] += 1
+
+    def skip(self, reason: str, pieces: int) -> None:
+        """Counts pieces that were not kept, by reason."""
+        self.counters[f"skipped_{reason}"] += pieces
+        log.info("not saved: %s (%d pieces)", reason, pieces)
+
+    def fault(self, reason: str, error: Exception, pieces: int = 1) -> None:
+        """Counts pieces that turned out bad, by reason."""
+        self.counters[f"fault_{reason}"] += pieces
+        log.warning("cache fault, treated as a miss: %s (%s; %d pieces)", reason, error, pieces)
