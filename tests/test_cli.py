@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import signal
 import socket
@@ -15,6 +16,7 @@ import httpx
 import pytest
 import typer.main
 
+import tiny
 from headstart.cli import app
 from headstart.observe.prefill import PrefillLog
 from headstart.runtime.request import Progress, Request
@@ -128,23 +130,25 @@ main(["serve", {str(tiny_model)!r}, "--reuse", "exact", "--port", "0"])
     assert "use --reuse fast" in complaint(run(code=code))
 
 
-def test_doctor_fails_where_rows_do_not_survive(tiny_model: Path) -> None:
-    """The check can fail: one byte of what is restored is changed."""
+@pytest.mark.parametrize(("every", "seconds"), [(1, "0"), (3, "20")])
+def test_doctor_fails_where_rows_do_not_survive(tiny_model: Path, every: int, seconds: str) -> None:
+    """The checks can fail: some bytes of what is restored are changed; the long one finds what the first does not meet."""
     perturbed = f"""
 from headstart.cli import main
 from headstart.engines.llama import LlamaEngine
 load = LlamaEngine.load
 def spoil(settings, progress=None):
     engine = load(settings, progress=progress)
-    inner = engine.import_rows
+    inner, times = engine.import_rows, []
     def import_rows(slot, pieces):
-        for piece in pieces[:1]:
+        times.append(slot)
+        for piece in pieces[:1] if len(times) % {every} == 0 else ():
             piece.data[:: 997] ^= 1
         inner(slot, pieces)
     engine.import_rows = import_rows
     return engine
 LlamaEngine.load = spoil
-main(["doctor", {str(tiny_model)!r}, "--ctx", "512", "--threads", "1", "--memory-budget", "16MiB"])
+main(["doctor", {str(tiny_model)!r}, "--ctx", "512", "--threads", "1", "--memory-budget", "16MiB", "--seconds", {seconds!r}])
 """
     result = run(code=perturbed)
     assert result.returncode == 1, result.stderr
@@ -154,13 +158,20 @@ main(["doctor", {str(tiny_model)!r}, "--ctx", "512", "--threads", "1", "--memory
 # ── the other commands ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_doctor(tiny_model: Path) -> None:
-    options = ("--ctx", "512", "--slots", "2", "--threads", "1", "--memory-budget", "16MiB")
-    result = run("doctor", str(tiny_model), *options, COLUMNS="300")
+@pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba2"])
+def test_doctor(kind: str, tmp_path: Path) -> None:
+    model = tiny.write(tmp_path / "model.gguf", kind)
+    options = ("--ctx", "512", "--slots", "2", "--threads", "1", "--memory-budget", "16MiB", "--seconds", "2")
+    result = run("doctor", str(model), *options, COLUMNS="300")
     assert result.returncode == 0, result.stdout + result.stderr
-    for topic in ("machine", "instructions", "model", "slots", "keys and values", "proof", "--reuse exact", "warm = cold"):
+    for topic in ("machine", "instructions", "model", "slots", "traits", "proof", "--reuse exact", "warm = cold"):
         assert topic in result.stdout
+    assert ("keys and values" in result.stdout) is (kind != "mamba2")
+    assert ("checkpoints" in result.stdout) is (kind != "llama")
     assert "equal to the last bit after restoring 192 tokens" in result.stdout
+    assert re.search(
+        r"[1-9]\d* prompts compared with cold runs, [1-9][\d,]* of their tokens from the cache: equal", result.stdout
+    )
 
 
 def test_version() -> None:

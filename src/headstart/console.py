@@ -58,6 +58,10 @@ def facts(runtime: Runtime) -> dict[str, str]:
         told["keys and values"] = f"{kind}, {show_size(shape.row_bytes)} a token".removeprefix(", ")
         room = settings.memory_budget // shape.row_bytes
         told["cache"] = f"{show_size(settings.memory_budget)} of memory for {room:,} tokens besides those in slots"
+    if engine.traits.stateful:
+        told["checkpoints"] = f"{show_size(shape.state_bytes)} each"
+        if shape.row_bytes:
+            told["checkpoints"] += f", as much as {shape.state_bytes // shape.row_bytes:,} tokens"
     disk = runtime.cache.disk
     if disk.budget:
         told["disk"] = f"{show_size(disk.budget)} in {settings.cache_dir}, {len(disk):,} blocks there already"

@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import platform
 import queue
+import random
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from headstart.config import Settings
 from headstart.console import facts, loading
 from headstart.core.prompt import Prompt
-from headstart.engines.base import GREEDY, Traits
+from headstart.engines.base import GREEDY, Engine, Traits
 from headstart.observe import logs
 from headstart.runtime.request import Event, Failed, Finished, Report, Request, Started
 from headstart.runtime.runtime import Runtime
@@ -23,6 +26,8 @@ from headstart.units import show_size
 
 BLOCKS = 3
 """Whole blocks that the check has to restore."""
+PROMPT_SECONDS = 2.0
+"""What a prompt of the long check may take to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,11 @@ class Check:
     warm: float = 0.0
 
 
-def examine(settings: Settings, console: Console | None = None) -> bool:
+def examine(settings: Settings, seconds: float = 60.0, console: Console | None = None) -> bool:
     """Prints what it finds; returns whether all is well.
+
+    Args:
+        seconds: how long to compare warm answers with cold ones.
 
     Raises:
         ConfigError: the model cannot be used.
@@ -53,13 +61,61 @@ def examine(settings: Settings, console: Console | None = None) -> bool:
         for topic, line in (*_machine(), *facts(runtime).items()):
             if topic != "reuse":
                 table.add_row(topic, line)
+        table.add_row("traits", _traits(engine))
         table.add_row("--reuse exact", _exactness(engine.traits))
         check = check_warm(runtime)
         table.add_row("warm = cold", check.finding)
         console.print(table)
+        good = check.good
+        if good and seconds and engine.traits.movable and engine.traits.canonical:
+            with _bar(console, seconds) as progress:
+                task = progress.add_task("comparing warm answers with cold ones", total=seconds)
+                walk = check_walk(runtime, seconds, lambda done: progress.update(task, completed=done))
+            console.print(walk.finding)
+            good = walk.good
     bad = "[bold red]The check failed:[/] do not trust warm answers here, and please report it."
-    console.print("All is well." if check.good else bad)
-    return check.good
+    console.print("All is well." if good else bad)
+    return good
+
+
+def _bar(console: Console, seconds: float) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, refresh_per_second=4)
+
+
+def check_walk(runtime: Runtime, seconds: float, progress: Callable[[float], None] = lambda _: None) -> Check:
+    """For so long, prompts that go on, part, are cut and come back: each one's logits must have the bits of a cold run."""
+    engine, dice = runtime.engine, random.Random(0)
+    special = {control.id for control in engine.tokenizer.controls} | engine.tokenizer.eog
+    words = [token for token in range(engine.tokenizer.n_vocab) if token not in special]
+    grid = engine.traits.grid
+    texts: list[list[int]] = [[]]
+    begun, compared, cached, wrong = time.monotonic(), 0, 0, 0
+    while (passed := time.monotonic() - begun) < seconds:
+        progress(passed)
+        known = dice.choice(texts)
+        room = min(runtime.ctx - 2, max(4 * grid, runtime.scheduler.prefills(PROMPT_SECONDS)))
+        kept = known[: dice.choice([len(known), len(known), dice.randint(0, len(known))])][: room - 1]
+        tokens = kept + dice.choices(words, k=dice.randint(1, min(room - len(kept), 3 * grid)))
+        prompt = runtime.text_prompt(tokens)
+        warm, report = _compute(runtime, prompt)
+        cold, _ = _compute(runtime, prompt, reuse=False)
+        texts = [*texts[-7:], tokens]
+        compared += 1
+        cached += report.cached
+        wrong += warm != cold
+    told = f"{compared} prompts compared with cold runs, {cached:,} of their tokens from the cache: "
+    return Check(not wrong, told + (f"[bold red]{wrong} differ[/]" if wrong else "equal to the last bit"))
+
+
+def _traits(engine: Engine) -> str:
+    traits, parts = engine.traits, "rows alone: they can be cut at any token"
+    if not traits.movable:
+        parts = "nothing can be moved: only a slot that goes on is reused"
+    elif traits.stateful:
+        parts = "rows and state" if engine.shape.row_bytes else "state alone"
+        parts += ": reused from checkpoints"
+    return f"{parts}; a grid of {traits.grid} tokens" + (", calls over several blocks" if traits.chunking else "")
 
 
 def _exactness(traits: Traits) -> str:
@@ -71,8 +127,8 @@ def _exactness(traits: Traits) -> str:
 def check_warm(runtime: Runtime) -> Check:
     """Computes a prompt, drives it out of its slot, and asks for it again: the logits must have the same bits."""
     engine = runtime.engine
-    if not engine.traits.sliceable:
-        return Check(True, "nothing to check: this model's state cannot be cut, so only a slot that just goes on is reused")
+    if not engine.traits.movable:
+        return Check(True, "nothing to check: this model's state cannot be moved, so only a slot that just goes on is reused")
     wanted = BLOCKS * engine.traits.grid
     if wanted + engine.traits.grid >= runtime.ctx:
         return Check(True, f"nothing to check: a context of {runtime.ctx} tokens holds too few blocks of {engine.traits.grid}")
@@ -95,9 +151,9 @@ def check_warm(runtime: Runtime) -> Check:
     )
 
 
-def _compute(runtime: Runtime, prompt: Prompt) -> tuple[bytes, Report]:
+def _compute(runtime: Runtime, prompt: Prompt, *, reuse: bool = True) -> tuple[bytes, Report]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    runtime.submit(Request(prompt, GREEDY, max_tokens=0, keep_logits=True), events.put)
+    runtime.submit(Request(prompt, GREEDY, max_tokens=0, keep_logits=True, reuse=reuse), events.put)
     logits = b""
     while True:
         match events.get():
