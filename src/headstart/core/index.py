@@ -142,10 +142,11 @@ class Index:
         best: Match | None = None
         for entry in self._siblings(chain.parent_of(len(blocks)), rest):
             length = len(entry.tokens)
-            if entry.usable(canonical_only=canonical_only) and common_prefix(entry.tokens, rest) == length < self.grid:
-                state = self.checkpoint(entry.id, canonical_only=canonical_only)
-                if state is not None and (best is None or length > best.take):
-                    best = Match(blocks, entry, length, state)
+            if length == self.grid or not entry.usable(canonical_only=canonical_only):
+                continue
+            state = self.checkpoint(entry.id, canonical_only=canonical_only)
+            if state is not None and common_prefix(entry.tokens, rest) == length > (0 if best is None else best.take):
+                best = Match(blocks, entry, length, state)
         if best is not None:
             return best
         for count in range(len(blocks), 0, -1):

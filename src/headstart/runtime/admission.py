@@ -112,7 +112,9 @@ class Admission:
         job.started = self._clock()
         job.sampler = self._engine.sampler(job.sampling(self._engine))
         slot = self._slots[choice.slot]
-        branch = known(job.chain, self._cache.index, [slot.view() for slot in self._slots]) if job.request.reuse else 0
+        branch = 0
+        if self._mode.traits.stateful and job.request.reuse:
+            branch = known(job.chain, self._cache.index, [slot.view() for slot in self._slots])
         if choice.keep < len(slot):
             self._cache.save(slot, spare=choice.needs)
             choice = self._choose(job, only=slot)  # what was saved may have evicted or offered something

@@ -117,15 +117,14 @@ class Cache:
 
     def save(self, slot: Slot, *, needed: bool = False, spare: Sequence[Entry] = (), again: bool = False) -> None:
         """Copies out what `slot` holds and memory lacks (or has only derived). Afterwards the slot is not dirty, unless some of
-        it has to wait.
+        it has to wait; it is `kept` if nothing was refused.
 
         `needed`: a request waits for these rows, so they are let in whatever else they displace, but for `spare`.
         `again`: it is tried every now and then, so that what is refused does not count as a use.
         """
         if not slot.dirty:
             return
-        if not slot.busy:
-            self.checkpoint(slot, spare=spare)
+        slot.kept = not slot.busy and (self.checkpoint(slot, spare=spare) is not None or self._checkpoint_at(slot) is None)
         wanted = self._wanted(slot)
         # Derived rows that are being written must stay as they are until then.
         slot.dirty = any(entry.id in self.spill.writing for entry, _ in wanted)
@@ -133,6 +132,7 @@ class Cache:
             return
         with pinned(spare):
             if not self.room.claim(len(slot)):
+                slot.kept = False
                 return
             wanted = [(entry, _) for entry, _ in self._wanted(slot) if entry.id not in self.spill.writing]  # some was evicted
             held = [known for piece in slot.ids if (known := self.index.get(piece)) is not None]
@@ -147,6 +147,7 @@ class Cache:
             cells.append(cell)
         refused = wanted[len(cells) :]
         if refused:
+            slot.kept = False
             self.room.skip("budget", len(refused))
             for entry, _ in refused if not again else ():
                 self._retention.refuse(entry.id, now)
@@ -160,6 +161,7 @@ class Cache:
             if not isinstance(error, EngineError):
                 raise
             self.room.fault("export", error)
+            slot.kept = False
             return
         for (entry, canonical), cell in zip(wanted, cells, strict=False):
             self._publish(entry, cell, now, canonical=canonical)
@@ -168,6 +170,8 @@ class Cache:
 
     def _checkpoint_at(self, slot: Slot) -> Entry | None:
         """The checkpoint of `slot` as it is now; None if memory has one as good, or it is of no use."""
+        if not self._mode.traits.stateful:
+            return None
         length = len(slot)
         canonical = slot.canonical == length
         number, rest = divmod(length, self._grid)
@@ -192,7 +196,7 @@ class Cache:
 
     def checkpoint(self, slot: Slot, *, spare: Sequence[Entry] = ()) -> BlockId | None:
         """Takes the checkpoint of `slot` as it is now, if it has one that memory lacks (or has only derived): its id, then."""
-        entry = self._checkpoint_at(slot) if self._mode.traits.stateful else None
+        entry = self._checkpoint_at(slot)
         if entry is None:
             return None
         canonical = slot.canonical == len(slot)
@@ -214,12 +218,6 @@ class Cache:
                 return None
             self._publish(entry, cell, now, canonical=canonical, size=size)
             return entry.id
-
-    def holds(self, slot: Slot) -> bool:
-        """Whether nothing is lost when `slot` is overwritten: its rows, and the checkpoint at its end, are in memory."""
-        if self._wanted(slot):
-            return False
-        return not self._mode.traits.stateful or not len(slot) or self._checkpoint_at(slot) is None
 
     def give_way(self, ids: Sequence[BlockId], stem: Chain, forgotten: Sequence[bytes]) -> None:
         """`stem` has taken the place of `ids`: what is derived of these blocks, and how they were spelled, leaves the disk."""

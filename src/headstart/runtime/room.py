@@ -95,7 +95,6 @@ class Room:
                 return False
             self.evict(victim)
         self._transient = need
-        self.memory.claim(need)  # again: what was evicted gives its pages back
         return True
 
     def transfer(self, tokens: int) -> int:

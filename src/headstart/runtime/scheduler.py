@@ -373,7 +373,7 @@ class Scheduler:
         if spelled is not None:
             self.cache.spelled(job.chain, spelled)
         self.cache.replied(slot, len(reply.tokens))
-        if job.request.choices == 1:
+        if job.request.choices == 1 and job.request.reuse and reply.tokens:
             self.settle.add(prompt, reply.text, tuple(slot.ids))
         job.finish(reason, report)
         self._release(job)

@@ -138,7 +138,7 @@ class Settle(NoSettle):
         slot = self._slots[choice.slot]
         if choice.start < end and choice.keep < len(slot):
             self._cache.save(slot, spare=choice.needs)
-            if self._lossless and not self._cache.holds(slot):
+            if self._lossless and not slot.kept:
                 self._give_up(turn, "no room for what would give way")
                 return False
             choice = self._admission.choose(stem, self._mode, only=slot)

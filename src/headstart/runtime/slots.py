@@ -15,7 +15,8 @@ class Slot:
     Attributes:
         root: the root id of its content; rows never serve another root.
         canonical: leading tokens whose rows are canonical.
-        dirty: whether it may hold rows that no tier has.
+        dirty: whether it may hold rows that no tier has, and that nobody has tried to save.
+        kept: whether all that was worth keeping of it has been, so that nothing is lost when it is overwritten.
         busy: whether a request is using it.
         secured: when finished blocks were last copied out of it, or its request began.
         reply: tokens of the last request's reply; -1 until it has ended.
@@ -26,6 +27,7 @@ class Slot:
         self.root: BlockId = b""
         self.canonical = 0
         self.dirty = False
+        self.kept = True
         self.busy = False
         self.last_used = 0.0
         self.secured = 0.0
@@ -64,6 +66,7 @@ class Slot:
         self._ids = list(chain.ids[: length // self._grid])
         self.canonical = canonical
         self.dirty = False
+        self.kept = True
 
     def begin(self, now: float) -> None:
         """A request starts to use it."""
@@ -82,7 +85,7 @@ class Slot:
         if canonical and self.canonical == self._length:
             self.canonical = end
         self._length = end
-        self.dirty = True
+        self.dirty, self.kept = True, False
 
     def append(self, token: int, *, canonical: bool) -> None:
         """One token was decoded at its end."""
@@ -90,7 +93,7 @@ class Slot:
             self.canonical += 1
         self._buffer[self._length] = token
         self._length += 1
-        self.dirty = True
+        self.dirty, self.kept = True, False
 
     def view(self) -> SlotView:
         return SlotView(self.number, self.root, self.tokens, self.canonical, not self.busy, self.last_used)

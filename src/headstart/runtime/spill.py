@@ -54,9 +54,11 @@ class Spill:
 
     def offer(self, entry: Entry) -> None:
         """Hands a piece to the disk if it lacks these bytes; later, if it has no time now."""
+        if not self.lacking(entry):
+            return
         if entry.state and not entry.canonical:
             self._later.append((self._clock() + LATER, entry))
-        elif self.lacking(entry) and not self._hand_over(entry):
+        elif not self._hand_over(entry):
             self._owed[entry.id] = entry
 
     def lacking(self, entry: Entry) -> bool:
