@@ -34,6 +34,7 @@ bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plot
 	$(BIN)/python -m benchmarks.restart
 	$(BIN)/python -m benchmarks.disk
 	$(BIN)/python -m benchmarks.policies
+	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python -m benchmarks.state
 
 $(READY): pyproject.toml

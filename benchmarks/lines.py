@@ -1,0 +1,230 @@
+"""Lines: a workload replayed against a cache of rows and checkpoints, as a model with state needs it.
+
+The cache is the real one without the bytes: `core.blocks.Chain` makes the ids, `core.index.Index` matches them,
+`core.retention.Retention` ranks, and `core.checkpoints` says where checkpoints go and what they are worth. A request begins at
+the deepest checkpoint that has all rows before it. Turns settle before the next request comes: that is computed too, but
+nobody waits for it and it is not counted. A trace without replies has no settled turns; there, what a reply left behind is
+computed when it comes back, for every placement alike.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from dataclasses import dataclass
+
+from benchmarks.conversations import Text, Workload
+from headstart.core.blocks import Chain, as_tokens, block_id, checkpoint_id, last_grid_point, root_id
+from headstart.core.checkpoints import LOOSE, Placement, firm, worth
+from headstart.core.index import Entry, Index
+from headstart.core.retention import Retention
+
+GRID = 64
+_ROOT = root_id(b"replay", "")
+_TIER = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model in bytes: a token's rows, and a checkpoint."""
+
+    name: str
+    row_bytes: int
+    state_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A text with its ids. `known`: how many leading tokens it shares with any text before it."""
+
+    text: Text
+    chain: Chain
+    known: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A workload, with its ids.
+
+    Attributes:
+        grid: tokens of a block in `chain`; 1 where a trace has hashes of blocks in place of tokens.
+        blocks: different ones.
+        ends: those of them that nothing goes on from.
+    """
+
+    name: str
+    grid: int
+    lines: tuple[Line, ...]
+    blocks: int
+    ends: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a placement made of a workload.
+
+    Attributes:
+        prompt: tokens of all requests.
+        optimum: of those, what an infinite cache of rows would compute.
+        computed: what was computed.
+        held: checkpoints at the end.
+        most: checkpoints on one line, at most.
+    """
+
+    prompt: int
+    optimum: int
+    computed: int
+    held: int
+    most: int
+
+
+def prepare(workload: Workload) -> Lines:
+    """Chains of a workload, and what an infinite cache would have of each."""
+    unit = workload.texts[0].unit
+    grid = GRID if unit == 1 else 1
+    index, found = Index(grid), []
+    for text in workload.texts:
+        chain = Chain(_ROOT, grid, as_tokens(text.units.repeat(max(1, unit // GRID))))
+        match = index.match(chain, len(chain), canonical_only=True, partial=True)
+        found.append(Line(text, chain, match.tokens * (GRID // grid)))
+        for number in range(len(match.blocks), len(chain.ids)):
+            index.add(_block(chain, number), _TIER, canonical=True)
+        tail = chain.block(len(chain.ids))
+        if len(tail):
+            parent = chain.parent_of(len(chain.ids))
+            index.add(Entry(block_id(parent, tail), parent, tail, len(chain.ids) * grid), _TIER, canonical=True)
+    ids = {piece for line in found for piece in line.chain.ids}
+    parents = {line.chain.parent_of(number) for line in found for number in range(len(line.chain.ids))}
+    return Lines(workload.name, grid, tuple(found), len(ids), len(ids - parents))
+
+
+def replay(lines: Lines, placement: Placement, shape: Shape, budget: float = math.inf) -> Result:
+    """Replays a workload. `budget`: bytes for rows and checkpoints together."""
+    cache = _Cache(lines.grid, placement, shape, budget)
+    prompt = optimum = computed = most = 0
+    for line in lines.lines:
+        start = cache.serve(line)
+        most = max(most, cache.on_line)
+        if line.text.waited:
+            length = line.text.length
+            prompt += length
+            optimum += length - min(line.known, length - 1)
+            computed += length - start
+    return Result(prompt, optimum, computed, len(cache), most)
+
+
+class _Cache:
+    """Index and retention as the server uses them. `on_line`: how many checkpoints the line has that was served last."""
+
+    def __init__(self, grid: int, placement: Placement, shape: Shape, budget: float) -> None:
+        self.on_line = 0
+        self._placement = placement
+        self._shape = shape
+        self._room = budget
+        self._index = Index(grid)
+        self._worth: dict[bytes, float] = {}
+        self._states: dict[bytes, Entry] = {}
+        self._retention = Retention(_TIER, self._index, self._saved_per_byte)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def serve(self, line: Line) -> int:
+        """Computes a text, or what is missing of it; where that began, in tokens."""
+        chain, now = line.chain, line.text.at
+        rows = list(self._index.match(chain, len(chain), canonical_only=True, partial=False).blocks)
+        branch = len(rows) * GRID
+        start = max((point for point in self._held(chain, line.text.length) if point <= branch), default=0)
+        for entry in rows:
+            entry.pins += 1
+            self._retention.use(entry, now)
+        if start:
+            self._retention.use(self._states[chain.ids[start // GRID - 1]], now)
+        for number in range(len(rows), len(chain.ids)):
+            entry = _block(chain, number)
+            if not self._admit(entry, now):
+                for refused in chain.ids[number:]:
+                    self._retention.refuse(refused, now)
+                break
+            entry.pins += 1
+            rows.append(entry)
+        self._mark(line, start, branch, len(rows) * GRID)
+        for entry in rows:
+            entry.pins -= 1
+        return start
+
+    def _mark(self, line: Line, start: int, branch: int, limit: int) -> None:
+        """Takes the checkpoints of a prefill, as far as there are rows, and thins the line."""
+        length, chain = line.text.length, line.chain
+        firmly = firm(length, GRID, branch, line.text.landmarks)
+        held = self._held(chain, length)
+        stay = self._staying(line, held)
+        for point in self._placement.points(start, length, GRID, branch, line.text.landmarks):
+            if point <= limit and chain.ids[point // GRID - 1] not in self._states:
+                before = stay if point in firmly else held
+                gap = point - next((other for other in reversed(before) if other < point), 0)
+                if self._take(chain, point, gap, line.text.at, firmly=point in firmly):
+                    insort(held, point)
+                    stay = self._staying(line, held) if point in firmly else stay
+        held = self._held(chain, length)
+        gone = self._placement.surplus(held, last_grid_point(length, GRID), self._staying(line, held))
+        for point in gone:
+            self._drop(self._states[chain.ids[point // GRID - 1]])
+        self.on_line = len(held) - len(gone)
+
+    def _held(self, chain: Chain, length: int) -> list[int]:
+        """Positions of the checkpoints on a line, ascending."""
+        ids = chain.ids[: last_grid_point(length, GRID) // GRID]
+        return [number * GRID + GRID for number, piece in enumerate(ids) if piece in self._states]
+
+    def _staying(self, line: Line, held: list[int]) -> list[int]:
+        """Those of them that stay, however the line grows."""
+        marks = {mark // GRID * GRID for mark in (line.text.landmarks.anchor, line.text.landmarks.turn)}
+        return [point for point in held if point in marks or self._index.parts(line.chain.ids[point // GRID - 1])]
+
+    def _take(self, chain: Chain, point: int, gap: int, now: float, *, firmly: bool) -> bool:
+        block = _block(chain, point // GRID - 1)
+        entry = Entry(checkpoint_id(block.id), block.id, block.tokens, block.start, state=True)
+        self._worth[entry.id] = worth(gap, self._shape.state_bytes, self._shape.row_bytes, firm=firmly)
+        if self._admit(entry, now):
+            return True
+        self._retention.refuse(entry.id, now)
+        return False
+
+    def _saved_per_byte(self, entry: Entry) -> float:
+        return self._worth[entry.id] if entry.state else LOOSE / self._shape.row_bytes
+
+    def _bytes(self, entry: Entry) -> int:
+        return self._shape.state_bytes if entry.state else GRID * self._shape.row_bytes
+
+    def _admit(self, entry: Entry, now: float) -> bool:
+        while self._room < self._bytes(entry):
+            victim = self._retention.victim()
+            if victim is None or not self._retention.outranks(entry, victim, now):
+                return False
+            self._evict(victim)
+        self._index.add(entry, _TIER, canonical=True)
+        self._retention.use(entry, now)
+        self._room -= self._bytes(entry)
+        if entry.state:
+            self._states[entry.parent] = entry
+        return True
+
+    def _evict(self, entry: Entry) -> None:
+        """With a line's last checkpoint go the rows that it alone made useful."""
+        self._drop(entry)
+        before = self._index.get(entry.parent) if entry.state else None
+        while before is not None and not before.pins and self._retention.leaf(before.id):
+            after, before = before, self._index.get(before.parent)
+            self._drop(after)
+
+    def _drop(self, entry: Entry) -> None:
+        self._retention.forget(entry)
+        self._index.remove(entry.id, _TIER)
+        self._room += self._bytes(entry)
+        if entry.state:
+            del self._states[entry.parent]
+
+
+def _block(chain: Chain, number: int) -> Entry:
+    return Entry(chain.ids[number], chain.parent_of(number), chain.block(number), number * chain.grid)
