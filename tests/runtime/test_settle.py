@@ -125,6 +125,27 @@ def test_stripped_reasoning_costs_nothing(make: Make, mode: str) -> None:
             settled(rt)
 
 
+@pytest.mark.parametrize("make", ["llama", "qwen35"], indirect=True)
+def test_ten_turns_of_long_reasoning(make: Make) -> None:
+    """400 tokens of reasoning, 100 of an answer, and time to settle: turns 2 to 10 pay for their message."""
+    with make("fast", REASONING) as rt:
+        tokenize = rt.engine.tokenizer.tokenize
+        words = "house water garden letter market window bridge summer winter paper stone river " * 40
+        thought, answer = (tokens_of(rt, words, count) for count in (400, 100))
+        chat = [system(SYSTEM * 20)]
+        for turn in range(10):
+            chat.append(user(f"question {turn}"))
+            said = say(rt, chat, thought + "\n</think>\n\n" + answer)
+            assert not turn or said.report.computed <= len(tokenize(f"question {turn}")) + HEADER + grid(rt)
+            settled(rt)
+
+
+def tokens_of(rt: Runtime, text: str, count: int) -> str:
+    """The first `count` tokens of a text."""
+    tokenizer = rt.engine.tokenizer
+    return b"".join(map(tokenizer.piece, tokenizer.tokenize(text)[:count])).decode()
+
+
 def test_a_tool_loop_and_what_the_next_question_strips_of_it(make: Make) -> None:
     with make("fast", TOOLS) as rt:
         oracle, chat = Oracle(), [system(SYSTEM * 4), user("Add many numbers.")]

@@ -23,7 +23,8 @@ class Entry:
         copies: tier name → whether that copy is canonical.
         pins: requests that need the piece right now; a pinned piece is never evicted.
         state: whether it is a checkpoint, at `stop`; otherwise it is rows.
-        gap: tokens between a checkpoint and the one before it on its line, if known.
+        gap: tokens of prefill that a checkpoint saves, back to the one before it on its line; 0 if that is not known.
+        firm: whether somebody is expected to go on from this checkpoint (`core/checkpoints`).
     """
 
     id: BlockId
@@ -34,6 +35,7 @@ class Entry:
     pins: int = 0
     state: bool = False
     gap: int = 0
+    firm: bool = True
 
     @property
     def stop(self) -> int:

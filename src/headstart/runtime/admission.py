@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from headstart.core.blocks import Chain, common_prefix
-from headstart.core.checkpoints import Placement
+from headstart.core.checkpoints import Placement, firm
 from headstart.core.explain import History, Reason, diverge
 from headstart.core.planner import Costs, Mode, Plan, keepable, known, plan, restorable
 from headstart.engines.base import Engine
@@ -87,7 +87,7 @@ class Admission:
                 if shared > best and shared > len(other.slot) // traits.grid * traits.grid:
                     job.waits_for = other, shared
                     if traits.stateful:
-                        other.points = (*other.points, shared)
+                        other.points, other.firm = (*other.points, shared), other.firm | {shared}
                     return True
         return False
 
@@ -130,6 +130,7 @@ class Admission:
         if self._mode.traits.stateful:
             grid, landmarks = self._mode.traits.grid, job.request.prompt.landmarks
             job.points = self._placement.points(job.plan.start, len(job.chain), grid, branch, landmarks)
+            job.firm = firm(len(job.chain), grid, branch, landmarks)
         slot.begin(job.started)
         return True
 

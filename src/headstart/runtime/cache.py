@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from headstart.core.blocks import BlockId, Chain, as_tokens, block_id, checkpoint_id, root_id
-from headstart.core.checkpoints import Placement
+from headstart.core.checkpoints import LOOSE, Landmarks, Placement, worth
 from headstart.core.index import Entry, Index
 from headstart.core.planner import Mode, Plan
 from headstart.core.retention import Retention
@@ -30,6 +30,8 @@ from headstart.stores.base import Kind
 from headstart.stores.behind import NoDisk
 from headstart.stores.disk import Label, Note
 from headstart.stores.memory import Cell, Memory
+
+NOWHERE = Landmarks()
 
 SECURE = 5.0
 """Seconds of work after which finished blocks are copied out of a busy slot: what a crash may cost."""
@@ -98,9 +100,12 @@ class Cache:
     def _saved_per_byte(self, entry: Entry) -> float:
         # In units of one token's prefill. That later tokens cost more is left out: it would rank the end of a long prompt
         # above the beginning of every other.
+        rows = self._engine.shape.row_bytes
         if entry.state:
-            return self._gap(entry) / self.memory.state_bytes
-        return len(entry.tokens) / self.memory.cell_bytes if self.memory.cell_bytes else 0.0
+            return worth(self._gap(entry), self.memory.state_bytes, rows, firm=entry.firm)
+        if not rows:
+            return 0.0
+        return LOOSE / rows if self._mode.traits.stateful else len(entry.tokens) / self.memory.cell_bytes
 
     def _gap(self, state: Entry) -> int:
         """Tokens between a checkpoint and the one before it on its line: what it saves."""
@@ -168,7 +173,7 @@ class Cache:
         if slot.reply >= 0:
             self._retention.replied([entry.id for entry, _ in wanted], slot.reply)
 
-    def _checkpoint_at(self, slot: Slot) -> Entry | None:
+    def _checkpoint_at(self, slot: Slot, landmarks: Landmarks = NOWHERE, *, firm: bool = True) -> Entry | None:
         """The checkpoint of `slot` as it is now; None if memory has one as good, or it is of no use."""
         if not self._mode.traits.stateful:
             return None
@@ -180,23 +185,31 @@ class Cache:
         start = length - (rest or self._grid)
         tokens = as_tokens(slot.tokens[start:])
         parent = block_id(slot.parent_of(number), tokens) if rest else slot.ids[number - 1]
-        before = (at for at in range(start // self._grid, 0, -1) if self._marked(slot.ids[at - 1]))
-        gap = length - next(before, 0) * self._grid
-        entry = Entry(checkpoint_id(parent), parent, tokens, start, state=True, gap=gap)
+        entry = Entry(checkpoint_id(parent), parent, tokens, start, state=True, firm=firm)
         if entry.id in self.spill.writing or not self.index.wants(entry.id, self.memory.name, canonical=canonical):
             return None
+        stay = {mark // self._grid for mark in (landmarks.anchor, landmarks.turn)}
+        before = (at for at in range(start // self._grid, 0, -1) if self._marked(slot.ids[at - 1]))
+        if firm:  # others may be gone when it is needed
+            before = (at for at in before if at in stay or self.index.parts(slot.ids[at - 1]))
+        entry.gap = length - next(before, 0) * self._grid
         return entry
 
     def mark(self, slot: Slot, before: BlockId | None) -> BlockId | None:
         """Takes a checkpoint while a reply goes on, in place of the one `before`: only its last block may be left again."""
-        taken = self.checkpoint(slot)
+        taken = self.checkpoint(slot, firm=False)
         if taken is not None and before is not None:
             self.room.discard(before)
         return taken or before
 
-    def checkpoint(self, slot: Slot, *, spare: Sequence[Entry] = ()) -> BlockId | None:
-        """Takes the checkpoint of `slot` as it is now, if it has one that memory lacks (or has only derived): its id, then."""
-        entry = self._checkpoint_at(slot)
+    def checkpoint(
+        self, slot: Slot, landmarks: Landmarks = NOWHERE, *, firm: bool = True, spare: Sequence[Entry] = ()
+    ) -> BlockId | None:
+        """Takes the checkpoint of `slot` as it is now, if it has one that memory lacks (or has only derived): its id, then.
+
+        `landmarks` of the prompt, and whether the point is `firm`, say what it is worth: see `core/checkpoints`.
+        """
+        entry = self._checkpoint_at(slot, landmarks, firm=firm)
         if entry is None:
             return None
         canonical = slot.canonical == len(slot)

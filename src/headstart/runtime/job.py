@@ -63,7 +63,7 @@ class Job:
         tiers: tokens restored from each tier.
         misses: how often its rows turned out bad; after a few it computes everything.
         computed: prompt tokens that entered the engine for this job.
-        points: lengths at which its prefill takes checkpoints.
+        points, firm: lengths at which its prefill takes checkpoints, and the firm ones of them.
         mark: the last checkpoint that its reply has taken.
         token: the last sampled token, not yet in the engine.
     """
@@ -84,6 +84,7 @@ class Job:
     diverged_at: Divergence | None = None
     waits_for: tuple[Job, int] | None = None
     points: tuple[int, ...] = ()
+    firm: frozenset[int] = frozenset()
     mark: BlockId | None = None
     misses: int = 0
     tiers: dict[str, int] = field(default_factory=dict)

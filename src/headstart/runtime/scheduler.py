@@ -328,7 +328,7 @@ class Scheduler:
         job.computed += size
         slot.extend(tokens, canonical=self._is_canonical(slot, start, size, length))
         if len(slot) in job.points:
-            self.cache.checkpoint(slot)
+            self.cache.checkpoint(slot, job.request.prompt.landmarks, firm=len(slot) in job.firm)
         if job.request.prompt_logprobs is not None and not last:
             scores, following = self.engine.logits(slot.number), int(job.chain.tokens[start + 1])
             job.prompt_logprobs.append(token_logprob(scores, following, job.request.prompt_logprobs, self.engine))

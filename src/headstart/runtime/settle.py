@@ -15,7 +15,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from headstart.core.blocks import BlockId, Chain, as_tokens, last_grid_point, root_id
-from headstart.core.checkpoints import Placement
+from headstart.core.checkpoints import Placement, firm
 from headstart.core.planner import Mode, next_call
 from headstart.core.prompt import Prompt, Prompter
 from headstart.core.template import Message
@@ -164,12 +164,12 @@ class Settle(NoSettle):
             raise
         slot.extend(tokens, canonical=True)
         self.counters["tokens"] += size
+        landmarks = turn.prompt.landmarks  # its turn is not over until the next one begins: that may still be a tool's
         if self._mode.traits.stateful and len(slot) in turn.points:
-            self._cache.checkpoint(slot)
+            self._cache.checkpoint(slot, landmarks, firm=len(slot) in firm(len(stem), stem.grid, 0, landmarks))
         if len(slot) < end:
             return True
         self._cache.save(slot)
-        landmarks = turn.prompt.landmarks  # its turn is not over until the next one begins: that may still be a tool's
         self._cache.thin(slot, self._placement, (landmarks.anchor, landmarks.turn, *self._admission.shared(slot)))
         self._finish(turn)
         return False
