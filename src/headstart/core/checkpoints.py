@@ -111,8 +111,10 @@ def cells(end: int) -> Iterator[tuple[int, int]]:
     A cell is `GAP` times a power of two long and begins at a multiple of its length. Those that begin `NEAR` + `GAP` or less
     before the end are of length `GAP`; before them there is one of each length from `NEAR` on. A cell is made of two of half
     its length and its first checkpoint is the first of one of these, so what a longer line keeps, every shorter one has
-    kept. The cell at the beginning is left out: going back to 0 needs no checkpoint.
+    kept. The cell at the beginning is left out: going back to 0 needs no checkpoint. On short lines there is
+    room for two of its parts.
     """
+    yield from ((size, 2 * size) for size in (GAP // 4, GAP // 2) if size <= end < 4 * size)
     first = max(GAP, _up(end - NEAR - GAP, GAP))
     yield from ((start, start + GAP) for start in range(first, end + 1, GAP))
     size = NEAR
