@@ -369,13 +369,27 @@ def test_a_checkpoint_of_another_length_is_refused(make: Make) -> None:
         early, late = (rt.cache.memory.read(entry.id) for entry in (states[0], states[-1]))
         assert early is not None
         assert late is not None
-        if len(early) == len(late):
-            late[:] = early
-            before = rt.cache.counters["fault_import"]
-            ask(rt, [user("another takes the slot")], max_tokens=1)
-            warm, _ = logits_of(rt, chat)
-            assert rt.cache.counters["fault_import"] > before
-            assert warm == cold_of(make, chat)
+        late[: len(early)] = early[: len(late)]  # its length is in its head, whatever the size
+        before = rt.cache.counters["fault_import"]
+        ask(rt, [user("another takes the slot")], max_tokens=1)
+        warm, _ = logits_of(rt, chat)
+        assert rt.cache.counters["fault_import"] > before
+        assert warm == cold_of(make, chat)
+
+
+def test_what_does_not_fit_into_memory_is_restored_in_part(tmp_path: Path) -> None:
+    """A line that is longer than memory goes on from its deepest checkpoint that fits, not from nothing."""
+    engine = FakeEngine(slots=1, ctx=8192, grid=16, sliceable=False)
+    settings = Settings(memory_budget=60 * 16 * 16, cache_dir=tmp_path, settle="off")
+    chat = [system("x" * 1800), user("one")]
+    with Runtime(engine, settings) as rt:
+        ask(rt, chat, max_tokens=1)
+    engine = FakeEngine(slots=1, ctx=8192, grid=16, sliceable=False)
+    with Runtime(engine, settings) as rt:
+        rt.scheduler._admission.pace.prefill = 1.0
+        report = ask(rt, chat, max_tokens=1).report
+        known = [entry for entry in rt.cache.index if rt.cache.disk.name in entry.copies and not entry.state]
+        assert not known or 0 < report.cached < report.prompt
 
 
 def test_raw_texts_go_on_too(make: Make) -> None:

@@ -58,6 +58,6 @@ def landmarks(messages: Sequence[Message], marks: Sequence[int], places: Places)
     roles = [message.get("role") for message in messages]
     first = next((number for number, role in enumerate(roles) if role not in ("system", "developer")), -1)
     user = max((number for number, role in enumerate(roles) if role == "user"), default=-1)
-    anchor = places.position(marks[first]) if marks[first] >= 0 else 0
+    anchor = places.position(marks[first]) if first >= 0 and marks[first] >= 0 else 0
     header = end(len(roles) - 1)
     return Landmarks(anchor, header if user == len(roles) - 1 else end(user), header)

@@ -144,16 +144,27 @@ class Prompter:
         salt: str = "",
         generation: bool = True,
         spelled: bool = True,
-        forget: list[bytes] | None = None,
         **extra: Any,
     ) -> Prompt:
         """The prompt of a conversation. `spelled`: whether earlier replies in it keep the tokens that they were made of.
 
-        `forget`: they do for the last time, and the keys of what was known of them are added here.
-
         Raises:
             InvalidRequest: no messages, or the template refuses them.
         """
+        return self._chat(messages, tools, salt, extra, generation=generation, spelled=spelled)
+
+    def _chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        salt: str,
+        extra: Mapping[str, Any],
+        *,
+        generation: bool,
+        spelled: bool,
+        forget: list[bytes] | None = None,
+    ) -> Prompt:
+        """`forget`: replies keep their tokens for the last time, and the keys of what was known of them are added here."""
         if not messages:
             raise InvalidRequest("A conversation needs at least one message.", param="messages")
         safe = self._escaper.escape(list(messages))
@@ -271,7 +282,7 @@ class Prompter:
         """Forgets how the replies in a conversation were spelled; returns the keys of what was known."""
         forgotten: list[bytes] = []
         if self.spelling and len(self.spellings):
-            self.chat(messages, tools=tools, salt=salt, generation=False, forget=forgotten, **extra)
+            self._chat(messages, tools, salt, extra, generation=False, spelled=True, forget=forgotten)
         return forgotten
 
     # ── text → tokens ────────────────────────────────────────────────────────────────────────────────────────────────

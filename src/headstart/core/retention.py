@@ -62,8 +62,11 @@ class Retention:
     def __len__(self) -> int:
         return len(self._usage)
 
-    def use(self, entry: Entry, now: float) -> None:
-        """Counts a use of a piece; the first one admits it. Callers count a hit for all its ancestors too."""
+    def use(self, entry: Entry, now: float, *, anew: bool = False) -> None:
+        """Counts a use of a piece; the first one admits it. Callers count a hit for all its ancestors too.
+
+        `anew`: what it is worth may have changed.
+        """
         self._now = now
         usage = self._usage.get(entry.id)
         if usage is None:
@@ -74,6 +77,8 @@ class Retention:
         else:
             self._reuse.returned(usage, now)
             usage.use(now, self._half_life)
+            if anew:
+                usage.saved_per_byte = self._saved(entry)
         self._place(entry)
 
     def replied(self, pieces: Iterable[BlockId], tokens: int) -> None:

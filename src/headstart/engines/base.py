@@ -239,7 +239,10 @@ class Engine(ABC):
 
     @abstractmethod
     def truncate(self, slot: int, length: int) -> None:
-        """Forgets the tokens from `length` on. `length` 0 always works; others need the `sliceable` trait."""
+        """Forgets the tokens from `length` on. `length` 0 always works; others need the `sliceable` trait.
+
+        Raises EngineError; the slot's content is then undefined until `truncate(slot, 0)`.
+        """
 
     @abstractmethod
     def export_rows(self, slot: int, spans: Sequence[Span]) -> None:

@@ -135,8 +135,17 @@ class Admission:
         return True
 
     def seat(self, chain: Chain, choice: Plan) -> Restored | None:
-        """Makes a slot hold what is planned, or less if there is no room. None, and the slot is empty, if a piece is bad."""
-        slot = self._slots[choice.slot]
+        """Makes a slot hold what is planned, or less if there is no room. None, and the slot is empty, if a piece is bad.
+
+        Raises what the engine raises; the slot is then empty too.
+        """
+        try:
+            return self._seat(self._slots[choice.slot], chain, choice)
+        except Exception:
+            self.empty(self._slots[choice.slot])
+            raise
+
+    def _seat(self, slot: Slot, chain: Chain, choice: Plan) -> Restored | None:
         restored: Restored | None = Restored(choice, {})
         if choice.needs:
             begun = self._clock()

@@ -198,8 +198,9 @@ class Cache:
     def mark(self, slot: Slot, before: BlockId | None) -> BlockId | None:
         """Takes a checkpoint while a reply goes on, in place of the one `before`: only its last block may be left again."""
         taken = self.checkpoint(slot, firm=False)
-        if taken is not None and before is not None:
-            self.room.discard(before)
+        known = self.index.get(before) if taken is not None and before is not None else None
+        if known is not None and not (known.firm or known.canonical):  # it may be somebody else's by now
+            self.room.discard(known.id)
         return taken or before
 
     def checkpoint(
@@ -215,6 +216,8 @@ class Cache:
         canonical = slot.canonical == len(slot)
         known = [self.index.get(piece) for piece in slot.ids]
         with pinned([*spare, *(piece for piece in known if piece is not None)]):
+            if not self.room.claim(len(slot)):
+                return None
             now = self._clock()
             cell = self.room.take(entry, now, needed=False)
             if cell is None:
@@ -241,7 +244,7 @@ class Cache:
             if piece in stays or (entry is not None and entry.canonical) or not dead.issuperset(after):
                 break
             dead.add(piece)
-        self.disk.discard([key for piece in dead for key in (checkpoint_id(piece), piece)])
+        self.spill.bury([key for piece in dead for key in (checkpoint_id(piece), piece)])
         if stem.ids:
             for key in forgotten:
                 self.disk.note(Note(key, stem.ids[-1], b""))
@@ -304,9 +307,11 @@ class Cache:
             tail = as_tokens(rest)
             parent = slot.parent_of(whole)
             entry = Entry(block_id(parent, tail), parent, tail, whole * self._grid)
-            # Rows in a longer piece would do, but not for a checkpoint at this very end.
-            known = self.index.wants if self._mode.traits.stateful else None
-            if known(entry.id, name, canonical=canonical) if known else not self.index.covers(parent, tail):
+            if self._mode.traits.stateful:  # rows in a longer piece would not do for a checkpoint at this very end
+                wanted = self.index.wants(entry.id, name, canonical=canonical)
+            else:
+                wanted = not self.index.covers(parent, tail)
+            if wanted:
                 found.append((entry, canonical))
         return found
 
@@ -320,9 +325,13 @@ class Cache:
         self.memory.commit(entry.id, cell, size)
         known = self.index.get(entry.id)
         assert known is not None
-        self._retention.use(known, now)
+        known.gap, known.firm = entry.gap, entry.firm
+        self._retention.use(known, now, anew=True)
         self.counters["saved"] += 1
         self.spill.offer(known)
+        state = self.index.get(checkpoint_id(entry.id))
+        if state is not None:  # it waited for its rows
+            self.spill.offer(state)
 
     def _label(self, entry: Entry, canonical: bool) -> Label:
         tokens = tuple(entry.tokens.tolist())
@@ -344,14 +353,17 @@ class Cache:
         """Brings what `plan` needs into `slot`, as far as there is room. None, and the slot is empty, if a piece is bad."""
         with pinned(plan.needs):
             movable = sum(self.room.transfer(entry.stop) <= self.room.most_transfer for entry in plan.restore)
-            plan = _shortened(plan, movable)
+            if movable < len(plan.restore):
+                return self.restore(slot, chain, self._shortened(plan, movable))
             if not (plan.keep or self.room.claim(plan.start)):
                 return Restored(_nothing(plan), {})
             if not self.fetch.bring(plan.needs):
                 return None
-            plan = _shortened(plan, len(list(takewhile(self.fetch.at_hand, plan.restore))))
+            here = len(list(takewhile(self.fetch.at_hand, plan.restore)))
             if plan.state is not None and not self.fetch.at_hand(plan.state):
-                return Restored(_nothing(plan), {})
+                here = min(here, len(plan.restore) - 1)
+            if here < len(plan.restore):
+                return self.restore(slot, chain, self._shortened(plan, max(0, here)))
             if plan.needs and not self._import(slot, plan):
                 return None
         if plan.keep:
@@ -361,6 +373,21 @@ class Cache:
         slot.assign(chain, plan.start, plan.canonical)
         fetched = sum(min(entry.stop, plan.start) - entry.start for entry in plan.restore if entry.id in self.fetch.fetched)
         return Restored(plan, {self.memory.name: plan.start - fetched, self.disk.name: fetched})
+
+    def _shortened(self, plan: Plan, pieces: int) -> Plan:
+        """The plan with its first `pieces` pieces only; where a checkpoint is needed, up to the last one in them."""
+        restore, canonical = plan.restore[:pieces], plan.canonical
+        state: Entry | None = None
+        while restore and plan.state is not None and state is None:
+            state = self.index.checkpoint(restore[-1].id, canonical_only=self._mode.exact)
+            if state is None:
+                restore = restore[:-1]
+            elif not state.canonical:
+                canonical = min(canonical, state.start)
+        if not restore:
+            return _nothing(plan)
+        start, take = restore[-1].stop, len(restore[-1].tokens)
+        return replace(plan, restore=restore, take=take, start=start, canonical=min(canonical, start), state=state)
 
     def _import(self, slot: Slot, plan: Plan) -> bool:
         pieces: list[Rows] = []
@@ -401,6 +428,7 @@ class Cache:
             self._retention.use(plan.restore[-1], now)
         if self.disk.on:
             self.disk.use(pieces)
+            self.spill.revive(pieces)
         self.fetch.fetched.clear()
 
     def elsewhere(self, chain: Chain, salt: str) -> bool:
@@ -433,17 +461,6 @@ class Cache:
         assert len(held) == len(self.memory) == len(self._retention)
         assert all(entry.id in self.memory for entry in held)
         assert all(entry.pins == (entry.id in self.spill.writing) for entry in self.index)
-
-
-def _shortened(plan: Plan, pieces: int) -> Plan:
-    """The plan with its first `pieces` pieces only; with none if a checkpoint is tied to the end of all."""
-    if pieces == len(plan.restore):
-        return plan
-    if not pieces or plan.state is not None:
-        return _nothing(plan)
-    restore = plan.restore[:pieces]
-    start = restore[-1].stop
-    return replace(plan, restore=restore, take=len(restore[-1].tokens), start=start, canonical=min(plan.canonical, start))
 
 
 def _nothing(plan: Plan) -> Plan:

@@ -140,7 +140,8 @@ class Room:
         if entry is not None and not entry.pins:
             if self.memory.name in entry.copies:
                 self.drop(entry)
-            self.spill.discard(piece)
+            if len(entry.tokens) == self.index.grid:
+                self.spill.discard(piece)
             self.counters["thinned"] += 1
 
     def skip(self, reason: str, pieces: int) -> None:

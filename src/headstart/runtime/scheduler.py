@@ -400,6 +400,7 @@ class Scheduler:
             job.sampler = None
         if job.slot is not None:
             job.slot.busy = False
+            job.slot.dirty |= not job.slot.kept  # while it was busy its end was left out
             job.slot.last_used = self._clock()
             job.slot = None
         if job in self._running:

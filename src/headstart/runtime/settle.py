@@ -4,8 +4,8 @@ The conversation is rendered as the client will send it back, with a next messag
 the template strips or rewrites is stripped already, and prefilled up to the last grid point that all next messages have in
 common. The next request then pays for its new message only, also where the reply had reasoning in it, also in exact mode.
 
-One call at a time: a request never waits for more than one block. What was live is saved first, so if the client sends
-something else, nothing is lost but idle work. Used from the engine thread only.
+One step at a time, a request waits for one at most: a call, or rows that are copied into a slot. What was live is saved
+first, so if the client sends something else, nothing is lost but idle work. Used from the engine thread only.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Turn:
         reply: the message that the client will send back.
         ids: blocks of the prompt and the reply as they were computed.
         stem: what the client's next prompt will begin with, up to the token behind its last grid point.
+        slot: where that was last computed.
     """
 
     prompt: Prompt
@@ -51,6 +52,7 @@ class Turn:
     stem: Chain | None = None
     points: tuple[int, ...] = ()
     misses: int = 0
+    slot: Slot | None = None
 
 
 class NoSettle:
@@ -109,7 +111,7 @@ class Settle(NoSettle):
             return
         # The conversation has gone on: what was to be settled of it is part of this turn.
         for turn in list(self._turns):
-            if len(turn.ids) <= len(ids) and turn.ids == ids[: len(turn.ids)] and turn.prompt.salt == prompt.salt:
+            if turn.ids and len(turn.ids) <= len(ids) and turn.ids == ids[: len(turn.ids)] and turn.prompt.salt == prompt.salt:
                 self._turns.remove(turn)
         self._turns.append(Turn(prompt, {"role": "assistant", "content": reply}, ids))
         if len(self._turns) > TURNS:
@@ -121,9 +123,14 @@ class Settle(NoSettle):
             try:
                 if self._advance(turn):
                     return True
-            except HeadstartError as error:
+                self._turns.popleft()
+            except Exception as error:  # idle work must not take anything else down
+                self._turns.popleft()
+                if not isinstance(error, HeadstartError):
+                    log.exception("settling failed")
                 self._give_up(turn, str(error))
-            self._turns.popleft()
+                if turn.slot is not None:
+                    self._admission.empty(turn.slot)
         return False
 
     def _give_up(self, turn: Turn, reason: str) -> None:
@@ -135,7 +142,9 @@ class Settle(NoSettle):
         stem = turn.stem or self._prepare(turn)
         end = len(stem) - 1
         choice = self._admission.choose(stem, self._mode)
-        slot = self._slots[choice.slot]
+        slot = turn.slot = self._slots[choice.slot]
+        if choice.needs and not self._cache.fetch.ahead(choice, CALL):
+            return True
         if choice.start < end and choice.keep < len(slot):
             self._cache.save(slot, spare=choice.needs)
             if self._lossless and not slot.kept:
@@ -157,11 +166,7 @@ class Settle(NoSettle):
         limit = min(self._engine.shape.batch, self._admission.pace.tokens(CALL))
         size = next_call(len(slot), len(stem), slot.canonical, limit, self._mode.traits, turn.points)
         tokens = stem.tokens[len(slot) : len(slot) + size]
-        try:
-            self._engine.prefill(slot.number, tokens, logits=False)
-        except HeadstartError:
-            self._admission.empty(slot)
-            raise
+        self._engine.prefill(slot.number, tokens, logits=False)
         slot.extend(tokens, canonical=True)
         self.counters["tokens"] += size
         landmarks = turn.prompt.landmarks  # its turn is not over until the next one begins: that may still be a tool's

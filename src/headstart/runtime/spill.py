@@ -6,7 +6,7 @@ Used from the engine thread only. What is handed over is pinned until the disk h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from headstart.core.blocks import BlockId, as_tokens
@@ -51,6 +51,7 @@ class Spill:
         self._stored = stored
         self._clock = clock
         self._later: deque[tuple[float, Entry]] = deque()
+        self._dead: set[BlockId] = set()  # derived, and nobody is expected to ask for them: not for the disk
 
     def offer(self, entry: Entry) -> None:
         """Hands a piece to the disk if it lacks these bytes; later, if it has no time now."""
@@ -58,7 +59,7 @@ class Spill:
             return
         if entry.state and not entry.canonical:
             self._later.append((self._clock() + LATER, entry))
-        elif not self._hand_over(entry):
+        elif entry.parent in self._owed or not self._hand_over(entry):
             self._owed[entry.id] = entry
 
     def lacking(self, entry: Entry) -> bool:
@@ -66,11 +67,32 @@ class Spill:
         canonical = entry.copies.get(self._memory.name)
         if canonical is None or not self._disk.on or len(entry.tokens) != self._index.grid or entry.id in self.writing:
             return False
+        if entry.id in self._dead and not entry.canonical:
+            return False
+        if entry.state and not self._has_rows(entry):
+            return False
         return self._index.wants(entry.id, self._disk.name, canonical=canonical)
+
+    def _has_rows(self, state: Entry) -> bool:
+        """Whether the disk has, or will have before, the block that a checkpoint hangs on."""
+        rows = self._index.get(state.parent)
+        return rows is not None and (self._disk.name in rows.copies or rows.id in self.writing or rows.id in self._owed)
+
+    def bury(self, pieces: Collection[BlockId]) -> None:
+        """The disk need not have these pieces as long as they are derived, unless somebody uses them after all."""
+        self._dead.update(pieces)
+        for piece in pieces:
+            self._owed.pop(piece, None)
+        self._disk.discard(pieces)
+
+    def revive(self, pieces: Collection[BlockId]) -> None:
+        """Somebody uses these pieces."""
+        self._dead.difference_update(pieces)
 
     def forget(self, entry: Entry) -> None:
         """The entry has left memory."""
         self._owed.pop(entry.id, None)
+        self._dead.discard(entry.id)
 
     def discard(self, piece: BlockId) -> None:
         """The disk need not have it any more."""
@@ -79,7 +101,7 @@ class Spill:
 
     def flush(self) -> None:
         """Offers all that the disk lacks, however much that is: before the end."""
-        for entry in list(self._index):
+        for entry in sorted(self._index, key=lambda entry: (entry.start, entry.state)):  # a checkpoint after its block
             if self.lacking(entry):
                 self._hand_over(entry, last=True)
 
