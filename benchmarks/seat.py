@@ -1,0 +1,89 @@
+"""A server that is asked, left alone, killed and started again; and the cache that it is measured against."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import httpx
+
+from benchmarks.client import Client, Messages, Sample
+from benchmarks.servers import Server
+
+REPLY = 24
+"""Tokens."""
+THINK = 2.0
+"""Seconds that a reader takes, and what is left to a server before it is killed."""
+
+WARM_UP: Messages = [{"role": "user", "content": "Warm up."}]
+
+Start = Callable[[], AbstractContextManager[Server]]
+
+
+class Seat:
+    """One server through a run; remembers what it was asked. `bias`: of tokens, in every request."""
+
+    def __init__(self, start: Start, bias: dict[str, float]) -> None:
+        self._start, self._bias = start, bias
+        self._stack = ExitStack()
+        self.asked: list[tuple[Messages, Sample]] = []
+        self._open()
+
+    def _open(self) -> None:
+        self._server = self._stack.enter_context(self._start())
+        self._client = Client(self._server)
+        # mlx_lm.server says that it is healthy before its model is there.
+        self._client.chat(WARM_UP, 2, logit_bias=self._bias)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def ask(self, messages: Messages) -> str:
+        sample = self._client.chat(messages, REPLY, logit_bias=self._bias)
+        self.asked.append(([*messages], sample))
+        return sample.text
+
+    def think(self) -> None:
+        time.sleep(THINK)
+
+    def restart(self) -> None:
+        self.think()
+        self._server.process.kill()
+        self._server.process.wait()
+        self._stack.close()
+        self._open()
+
+    def rest(self) -> None:
+        """Returns when it computes nothing any more, or after 10 s: its idle work is not to slow another server."""
+        for _ in range(40):
+            if self._server.process.cpu_percent(0.25) < 10:
+                return
+
+    def tokens(self, messages: Messages, reply: str = "") -> list[int]:
+        """Of a prompt, and a reply behind it; llama-server's endpoints."""
+        text = self._post("/apply-template", {"messages": messages})["prompt"] + reply
+        return list(self._post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"])
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return dict(httpx.post(self._server.url + path, json=body, timeout=60).raise_for_status().json())
+
+
+class Ideal:
+    """A cache that keeps everything."""
+
+    def __init__(self, *known: list[int]) -> None:
+        self._known = list(known)
+
+    def computes(self, prompt: list[int]) -> int:
+        """Tokens of a prompt; never less than one, as the logits of the last are wanted."""
+        return max(1, len(prompt) - max((_common(known, prompt) for known in self._known), default=0))
+
+    def keep(self, tokens: list[int]) -> None:
+        self._known.append(tokens)
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
