@@ -36,6 +36,7 @@ bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plot
 	$(BIN)/python -m benchmarks.policies
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python -m benchmarks.state
+	$(BIN)/python -m benchmarks.settle
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
