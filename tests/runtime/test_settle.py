@@ -61,7 +61,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "AFTER", 0.01)
 
 
-@pytest.fixture(params=["attention", "fake", "pure", "llama", "qwen35", "lfm2", "gemma3"])
+@pytest.fixture(params=["attention", "fake", "pure", "llama", "qwen35", "gemma3"])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     def build(mode: str = "fast", template: str | None = None, slots: int = 2, **options: Any) -> Runtime:
         kind = request.param
