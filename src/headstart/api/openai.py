@@ -5,51 +5,37 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from headstart.api.call import Call, Disconnected
+from headstart.api.answer import answer
+from headstart.api.canonical import Dialogue, Message
+from headstart.api.compose import Asked, Wishes, compose, prompt_of, remember
 from headstart.api.describe import ERRORS, STREAMED, takes
-from headstart.api.faults import CLIENT_CLOSED
-from headstart.api.normalise import normalise, normalise_tools
-from headstart.api.schema import ChatRequest, CompletionRequest, Generation, TemplateRequest, parse
+from headstart.api.schema import ChatMessage, ChatRequest, CompletionRequest, Conversation, Generation, TemplateRequest, parse
 from headstart.api.service import Service, service_of
-from headstart.api.stream import EventStream, Script
-from headstart.api.wire import Chat, Dialect, Head, Text
+from headstart.api.wire import Chat, Head, Text
 from headstart.core.prompt import Prompt
 from headstart.engines.base import Sampling
-from headstart.runtime.request import Request
+from headstart.runtime.request import Request, TokenLogprob
 from headstart.runtime.runtime import Runtime
 
 router = APIRouter()
-Understand = Callable[[Service, Runtime, bytes], "Work"]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A body, understood: one request for each prompt, and how to answer. `salt` and `model` are already checked."""
-
-    form: Generation
-    requests: list[Request]
-    dialect: type[Dialect]
-    logprobs: bool
-    echo: bool = False
-
 
 @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest), responses={**ERRORS, **STREAMED})
 async def chat_completions(request: HttpRequest) -> Response:
     """Continues a conversation."""
-    return await _serve(request, _chat)
+    return await answer(request, _chat)
 
 
 @router.post("/v1/completions", openapi_extra=takes(CompletionRequest), responses={**ERRORS, **STREAMED})
 async def completions(request: HttpRequest) -> Response:
     """Continues raw texts or tokens."""
-    return await _serve(request, _completion)
+    return await answer(request, _completion)
 
 
 @router.post("/v1/chat/completions/input_tokens", openapi_extra=takes(TemplateRequest), responses=ERRORS)
@@ -83,12 +69,33 @@ async def render(request: HttpRequest) -> Prompt:
     data = await service.body(request)
 
     def build() -> Prompt:
-        form = parse(TemplateRequest, data)
-        return runtime.chat_prompt(
-            normalise(form.messages), tools=normalise_tools(form.tools), **(form.chat_template_kwargs or {})
-        )
+        return prompt_of(service, runtime, dialogue_of(parse(TemplateRequest, data)))[1]
 
     return await asyncio.to_thread(build)
+
+
+def dialogue_of(form: Conversation, salt: str = "") -> Dialogue:
+    """What a body says, in the form that all dialects share."""
+    return Dialogue(
+        messages=tuple(_message(message) for message in form.messages),
+        tools=tuple(tool.model_dump(exclude_none=True) for tool in form.tools or ()),
+        extra={**_effort(form.reasoning_effort), **(form.chat_template_kwargs or {})},
+        salt=salt,
+        continues=bool(form.continue_final_message) and form.messages[-1].role == "assistant",
+    )
+
+
+def _message(form: ChatMessage) -> Message:
+    message = form.model_dump(exclude_none=True)
+    spelled = message.pop("reasoning", None)
+    if spelled and "reasoning_content" not in message:
+        message["reasoning_content"] = spelled
+    return {"content": "", **message}
+
+
+def _effort(effort: str | None) -> dict[str, Any]:
+    """As templates of reasoning models ask for it."""
+    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
 def _card(service: Service) -> dict[str, object]:
@@ -103,85 +110,73 @@ def _card(service: Service) -> dict[str, object]:
     }
 
 
-# ── the life of a call ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def _serve(request: HttpRequest, understand: Understand) -> Response:
-    arrived = time.monotonic()
-    service = service_of(request)
-    runtime = service.ready()
-    data = await service.body(request)
-    # Parsing, rendering and tokenising take milliseconds: never on the event loop, where every stream waits for them.
-    work = await asyncio.to_thread(understand, service, runtime, data)
-    script = _script(service, runtime, work)
-    call = Call(runtime, work.requests, request.receive, beat=service.keep_alive / 2, metrics=service.metrics, arrived=arrived)
-    request_id: str = request.scope.get("request_id", "")
-    if work.form.stream:
-        return EventStream(call, script, service, request_id, progress=bool(work.form.return_progress))
-    try:
-        async with call:
-            while not call.done:
-                for number, event in await call.take():
-                    script.take(number, event)
-    except Disconnected:
-        service.unfinished(request_id, "abort")
-        return Response(status_code=CLIENT_CLOSED)
-    if call.failure is not None:
-        raise call.failure
-    summary = call.summary()
-    service.finished(request_id, summary, call.reasons, call.seconds)
-    return JSONResponse(script.dialect.answer(script.choices, summary))
-
-
-def _script(service: Service, runtime: Runtime, work: Work) -> Script:
-    options = work.form.stream_options
-    head = Head(
-        ("chatcmpl-" if work.dialect is Chat else "cmpl-") + uuid.uuid4().hex,
-        int(time.time()),
-        service.model_id,
-        "fp_" + runtime.engine.fingerprint.hex()[:12],
-    )
-    wants_usage = bool(work.form.stream and options is not None and options.include_usage)
-    dialect = work.dialect(head, usage=wants_usage, logprobs=work.logprobs)
-    with runtime.tokenizer_open() as tokenizer:
-        return Script(dialect, work.requests, tokenizer.piece, echo=work.echo)
-
-
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _chat(service: Service, runtime: Runtime, data: bytes) -> Work:
+def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
     form = parse(ChatRequest, data)
     service.check_model(form.model)
+    head = _head(service, runtime, "chatcmpl-")
     top = (form.top_logprobs or 0) if form.logprobs else None
-    sampling = _sampling(form, top)
-    prompt = runtime.chat_prompt(
-        normalise(form.messages),
-        tools=normalise_tools(form.tools),
-        salt=form.cache_salt or "",
-        spelled=form.cache_prompt is not False,
-        **(form.chat_template_kwargs or {}),
-    )
     limit = form.max_completion_tokens if form.max_completion_tokens is not None else form.max_tokens
-    return Work(form, [_request(form, prompt, sampling, limit)], Chat, top is not None)
+    dialogue = dialogue_of(form, form.cache_salt or "")
+    dialogue = replace(dialogue, choice=form.choice, format=next(iter(form.formats), None))
+    made, reading = compose(service, runtime, dialogue, _wishes(form, top, limit), head.id)
+    teller = Chat(head, [made], reading, usage=_wants_usage(form), logprobs=top is not None, progress=bool(form.return_progress))
+    return Asked([made], teller, bool(form.stream), lambda: remember(service, teller))
 
 
-def _completion(service: Service, runtime: Runtime, data: bytes) -> Work:
+def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
     form = parse(CompletionRequest, data)
     service.check_model(form.model)
-    sampling = _sampling(form, form.logprobs)
     limit = 16 if form.max_tokens is None else form.max_tokens  # the endpoint's own default
+    wishes = _wishes(form, form.logprobs, limit)
     scored = form.logprobs if form.echo else None
-    spelled = form.cache_prompt is not False and scored is None
+    spelled = wishes.reuse and scored is None
     prompts = [runtime.text_prompt(prompt, salt=form.cache_salt or "", spelled=spelled) for prompt in form.prompts]
-    requests = [replace(_request(form, prompt, sampling, limit), prompt_logprobs=scored) for prompt in prompts]
-    return Work(form, requests, Text, form.logprobs is not None, bool(form.echo))
+    requests = [
+        Request(
+            prompt,
+            wishes.sampling,
+            wishes.max_tokens,
+            wishes.stop,
+            wishes.choices,
+            wishes.reuse,
+            wishes.ignore_eos,
+            prompt_logprobs=scored,
+        )
+        for prompt in prompts
+    ]
+    firsts: list[TokenLogprob] = []
+    if scored is not None:
+        with runtime.tokenizer_open() as tokenizer:
+            tokens = [int(prompt.tokens[0]) for prompt in prompts]
+            firsts = [TokenLogprob(token, tokenizer.piece(token), 0.0) for token in tokens]
+    teller = Text(
+        _head(service, runtime, "cmpl-"),
+        requests,
+        echoed=[prompt.text for prompt in prompts] if form.echo else (),
+        firsts=firsts,
+        usage=_wants_usage(form),
+        logprobs=form.logprobs is not None,
+        progress=bool(form.return_progress),
+    )
+    return Asked(requests, teller, bool(form.stream))
 
 
-def _request(form: Generation, prompt: Prompt, sampling: Sampling, limit: int | None) -> Request:
-    return Request(
-        prompt=prompt,
-        sampling=sampling,
+def _head(service: Service, runtime: Runtime, prefix: str) -> Head:
+    fingerprint = "fp_" + runtime.engine.fingerprint.hex()[:12]
+    return Head(prefix + uuid.uuid4().hex, int(time.time()), service.model_id, fingerprint)
+
+
+def _wants_usage(form: Generation) -> bool:
+    options = form.stream_options
+    return bool(form.stream and options is not None and options.include_usage)
+
+
+def _wishes(form: Generation, logprobs: int | None, limit: int | None) -> Wishes:
+    return Wishes(
+        sampling=_sampling(form, logprobs),
         max_tokens=None if limit == -1 else limit,
         stop=form.stops,
         choices=form.n or 1,

@@ -6,6 +6,7 @@ prompt; of them only those that headstart reads are named here.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -22,13 +23,14 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError, from_json
 
+from headstart.api.canonical import Choice, Format
 from headstart.errors import InvalidRequest
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
-RESERVED = frozenset({"self", "part", "messages", "tools", "salt", "spelled", "generation", "add_generation_prompt"})
+RESERVED = frozenset({"self", "part", "messages", "tools", "salt", "spelled", "generation", "begun", "breakpoints", "add_generation_prompt"})
 """Names in `chat_template_kwargs` that would replace what the request itself says."""
 
 
@@ -46,7 +48,14 @@ _SPEAKING: list[JsonDict] = [
 """What `ChatMessage._says_something` asks, for the document."""
 
 
-class TextPart(_Form):
+class Hinted(_Form):
+    """What may carry a hint to a cache: it marks a breakpoint, and is no part of a prompt."""
+
+    cache_control: dict[str, Any] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class TextPart(Hinted):
     """A part of a message's content. Only text can be read."""
 
     type: Literal["text"]
@@ -74,7 +83,7 @@ class ToolCall(_Form):
     function: FunctionCall
 
 
-class ChatMessage(_Form):
+class ChatMessage(Hinted):
     model_config = ConfigDict(json_schema_extra={"anyOf": [*_SPEAKING]})
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
@@ -83,6 +92,7 @@ class ChatMessage(_Form):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> ChatMessage:
@@ -97,15 +107,59 @@ class StreamOptions(_Form):
     include_usage: bool | None = None
 
 
-class ResponseFormat(_Form):
-    type: Literal["text"]
+class Function(_Form):
+    """A function that a reply may call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Hinted):
+    """A tool. Only functions can be called."""
+
+    type: Literal["function"]
+    function: Function
 
     @field_validator("type", mode="before")
     @classmethod
-    def _only_text(cls, value: Any) -> Any:
-        if isinstance(value, str) and value != "text":
-            raise PydanticCustomError("response_format", "'{kind}' is not supported yet", {"kind": value[:40]})
+    def _only_functions(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != "function":
+            raise PydanticCustomError("tool", "'{kind}' is not supported: tools are functions", {"kind": value[:40]})
         return value
+
+
+class Named(_Form):
+    name: str
+
+
+class NamedTool(_Form):
+    type: Literal["function"]
+    function: Named
+
+
+class JsonSchema(_Form):
+    """`schema` is a JSON schema. With `strict` what cannot be guaranteed is refused."""
+
+    name: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Form):
+    """What a reply must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_given(self) -> ResponseFormat:
+        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.json_schema is None):
+            raise PydanticCustomError("response_format", "needs a json_schema with a schema")
+        return self
 
 
 class Generation(_Form):
@@ -143,8 +197,10 @@ class Conversation(_Form):
     """Messages and what the template is given beside them."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    continue_final_message: bool | None = None
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -155,12 +211,46 @@ class Conversation(_Form):
 
 
 class ChatRequest(Generation, Conversation):
-    """Body of POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions. `grammar`, `json_schema` and `guided_…`: llama-server's and vLLM's formats."""
+
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | None = None
+    guided_regex: str | None = None
 
     max_completion_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
+
+    @property
+    def formats(self) -> list[Format]:
+        """What the reply must be; more than one is too many."""
+        given = self.response_format
+        asked = given.json_schema.json_schema if given is not None and given.json_schema is not None else None
+        schemas = [schema for schema in (asked, self.json_schema, self.guided_json) if schema is not None]
+        return [
+            *([Format("json_object")] if given is not None and given.type == "json_object" else []),
+            *(Format("json_schema", json.dumps(schema)) for schema in schemas),
+            *([Format("regex", self.guided_regex)] if self.guided_regex is not None else []),
+            *([Format("grammar", self.grammar)] if self.grammar is not None else []),
+        ]
+
+    @property
+    def choice(self) -> Choice:
+        """What the reply may call."""
+        parallel = self.parallel_tool_calls is not False
+        if isinstance(self.tool_choice, NamedTool):
+            return Choice("required", self.tool_choice.function.name, parallel)
+        return Choice(self.tool_choice or "auto", None, parallel)
+
+    @model_validator(mode="after")
+    def _one_format(self) -> ChatRequest:
+        if len(self.formats) > 1:
+            raise InvalidRequest("Invalid 'response_format': a reply can have one format only.", param="response_format")
+        return self
 
     @model_validator(mode="after")
     def _top_of_something(self) -> ChatRequest:

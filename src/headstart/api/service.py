@@ -9,6 +9,8 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 
 from headstart.api.faults import TooLarge
+from headstart.api.normalise import Ground
+from headstart.api.recall import Recall
 from headstart.errors import HeadstartError, NotFound, Unavailable
 from headstart.observe import logs
 from headstart.observe.metrics import Metrics
@@ -24,16 +26,25 @@ class Service:
         aliases: other names that callers may use.
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a request's body.
+        keep_noise: rules of `normalise` that are left out.
     """
 
     def __init__(
-        self, model_id: str | None = None, aliases: Sequence[str] = (), *, keep_alive: float = 5.0, max_body: int = 64 << 20
+        self,
+        model_id: str | None = None,
+        aliases: Sequence[str] = (),
+        *,
+        keep_alive: float = 5.0,
+        max_body: int = 64 << 20,
+        keep_noise: Sequence[str] = (),
     ) -> None:
         self.runtime: Runtime | None = None
         self.failure: HeadstartError | None = None
         self.aliases = tuple(aliases)
         self.keep_alive = keep_alive
         self.max_body = max_body
+        self.keep_noise = frozenset(keep_noise)
+        self.recall = Recall()
         self.created = int(time.time())
         self._model_id = model_id
         self.metrics = Metrics(model_id or "", self.snapshot)
@@ -54,6 +65,11 @@ class Service:
         if self.runtime is None:
             raise Unavailable(f"The model could not be loaded: {self.failure}" if self.failure else "Loading model")
         return self.runtime
+
+    @property
+    def ground(self) -> Ground:
+        """What the rules against noise stand on."""
+        return Ground(self.ready().prompter.template, self.recall)
 
     def check_model(self, name: str | None) -> None:
         """Raises NotFound for a model that is not served here; no name means this one."""

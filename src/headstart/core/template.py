@@ -32,6 +32,8 @@ FALLBACK = (
 
 
 _PROBE = "headstart_probe"
+_USER: Message = {"role": "user", "content": "headstart_question"}
+_REPLY: Message = {"role": "assistant", "content": "headstart_answer"}
 
 
 class _Generation(jinja2.ext.Extension):
@@ -95,6 +97,27 @@ class Template:
             parting -= 1
         words = calling[parting : max(0, calling.find(_PROBE))].split()
         return words[0] if words and len(words[0]) >= 3 else None
+
+    @cached_property
+    def late_system(self) -> bool:
+        """Whether a system message behind a user's is written where it stands, and a second one behind the first."""
+        system: Message = {"role": "system", "content": _PROBE}
+        try:
+            late = self.render([_USER, system, _REPLY, _USER], generation=False)
+            twice = self.render([{**system, "content": "headstart_first"}, system, _USER], generation=False)
+        except InvalidRequest:
+            return False
+        places = [late.find(text) for text in (_USER["content"], _PROBE, _REPLY["content"])]
+        return places == sorted(places) and places[0] >= 0 and _PROBE in twice and "headstart_first" in twice
+
+    @cached_property
+    def neighbours(self) -> bool:
+        """Whether two messages of a user may follow each other."""
+        try:
+            text = self.render([_USER, {**_USER, "content": _PROBE}], generation=False)
+        except InvalidRequest:
+            return False
+        return _PROBE in text
 
     def render(
         self,

@@ -1,0 +1,115 @@
+"""Compose: a dialogue → the request that goes to the engine, and how its replies are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from headstart.api.canonical import Dialogue
+from headstart.api.draft import Reading
+from headstart.api.normalise import normalise
+from headstart.api.service import Service
+from headstart.api.teller import Teller
+from headstart.core.grammar import Grammar, grammar_for
+from headstart.core.prompt import Prompt
+from headstart.engines.base import Sampling
+from headstart.errors import InvalidRequest
+from headstart.runtime.request import Request
+from headstart.runtime.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a caller wants of a reply. `max_tokens`: None for as many as fit; `reuse`: whether cached rows may be used."""
+
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    choices: int = 1
+    reuse: bool = True
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A body, understood: one request for each prompt, and how to answer. `done`: called when all is well and complete."""
+
+    requests: list[Request]
+    teller: Teller
+    stream: bool = False
+    done: Callable[[], None] = lambda: None
+
+
+def prompt_of(service: Service, runtime: Runtime, dialogue: Dialogue, *, spelled: bool = True) -> tuple[Dialogue, Prompt]:
+    """A dialogue in its canonical form, and its prompt. Raises what `Runtime.chat_prompt` raises."""
+    dialogue, begun = _begun(normalise(dialogue, service.ground, service.keep_noise))
+    prompt = runtime.chat_prompt(
+        dialogue.messages,
+        tools=dialogue.tools or None,
+        salt=dialogue.salt,
+        spelled=spelled,
+        begun=begun,
+        breakpoints=dialogue.breakpoints,
+        **dialogue.extra,
+    )
+    return dialogue, prompt
+
+
+def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wishes, seed: str) -> tuple[Request, Reading]:
+    """The request of a dialogue. `seed`: of the ids of calls; the answer's own id.
+
+    Raises:
+        InvalidRequest: the template refuses the messages, a schema or grammar cannot be used, or a tool is not there.
+        ContextTooLong: the conversation does not fit.
+    """
+    _check(dialogue)
+    dialogue, prompt = prompt_of(service, runtime, dialogue, spelled=wishes.reuse)
+    family = runtime.prompter.family
+    thinking = family.thinks(prompt.text)
+    calls = bool(dialogue.tools) and dialogue.choice.mode != "none"
+    reading = Reading(dialogue, family, calls, thinking, prompt.begun, seed)
+    request = Request(
+        prompt=prompt,
+        sampling=wishes.sampling,
+        max_tokens=wishes.max_tokens,
+        stop=wishes.stop,
+        choices=wishes.choices,
+        reuse=wishes.reuse,
+        ignore_eos=wishes.ignore_eos,
+        grammar=_grammar(runtime, reading),
+        visible=runtime.prompter.visible,
+        returns=reading.message,
+    )
+    return request, reading
+
+
+def remember(service: Service, teller: Teller) -> None:
+    """Keeps what the caller may not send back of a reply."""
+    reading = teller.reading
+    if reading is None or not reading.dialogue.messages:
+        return
+    for draft in teller.drafts:
+        service.recall.reply(reading.dialogue.salt, reading.dialogue.messages[-1], draft.message)
+
+
+def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
+    raise NotImplementedError
+
+
+def _begun(dialogue: Dialogue) -> tuple[Dialogue, str]:
+    """The dialogue without the beginning of a reply that its caller gave, and that beginning."""
+    if not dialogue.continues:
+        return dialogue, ""
+    *messages, last = dialogue.messages
+    if last.get("tool_calls") or not isinstance(last["content"], str):
+        raise InvalidRequest("A reply that is begun can only have text in it.", param="messages")
+    return replace(dialogue, messages=tuple(messages)), last["content"]
+
+
+def _check(dialogue: Dialogue) -> None:
+    names = [tool["function"].get("name") for tool in dialogue.tools]
+    choice = dialogue.choice
+    if choice.mode == "required" and not names:
+        raise InvalidRequest("Invalid 'tool_choice': a call is required, but there are no 'tools'.", param="tool_choice")
+    if choice.name is not None and choice.name not in names:
+        raise InvalidRequest(f"Invalid 'tool_choice': there is no tool '{choice.name[:100]}'.", param="tool_choice")
