@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
 from headstart.config import Settings, default_cache_dir
-from headstart.core.template import Message
+from headstart.core.template import Message, Template
 from headstart.errors import Cancelled, ConfigError, InvalidRequest
 from headstart.runtime.request import Delta, Event, Failed, Finished, FinishReason, Progress, Report, Request, Sink
 from headstart.runtime.runtime import Handle, Runtime
@@ -269,7 +269,7 @@ class Headstart:
 
         Raises what `chat` raises.
         """
-        chat, tools, template = _canonical(messages, tools, template)
+        chat, tools, template = _canonical(messages, tools, template, self.runtime.prompter.template)
         request = Request(self.runtime.stem_prompt(chat, tools=tools, salt=salt, **template), max_tokens=0)
         events: queue.SimpleQueue[Finished | Failed] = queue.SimpleQueue()
 
@@ -306,7 +306,9 @@ class Headstart:
     def _chat(self, messages: Messages, options: dict[str, Any]) -> Request:
         from headstart.options import Given
 
-        chat, tools, template = _canonical(messages, options.pop("tools", None), options.pop("template", None))
+        chat, tools, template = _canonical(
+            messages, options.pop("tools", None), options.pop("template", None), self.runtime.prompter.template
+        )
         checked = Given.of(options)
         prompt = self.runtime.chat_prompt(chat, tools=tools, salt=checked.salt, spelled=checked.reuse, **template)
         return checked.request(prompt)
@@ -341,12 +343,14 @@ class Headstart:
 
 
 def _canonical(
-    messages: Messages, tools: Any, template: Any
+    messages: Messages, tools: Any, template: Any, source: Template
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]]:
     """Messages, tools and template variables in the one canonical form, as over HTTP. Raises InvalidRequest."""
     from pydantic import ValidationError
 
-    from headstart.api.normalise import normalise, normalise_tools
+    from headstart.api.normalise import normalise
+    from headstart.api.openai import dialogue_of
+    from headstart.api.recall import Recall
     from headstart.api.schema import Conversation, condense
 
     said: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
@@ -361,7 +365,8 @@ def _canonical(
         form = Conversation.model_validate(talk)
     except ValidationError as error:
         raise condense(error, talk) from None
-    return normalise(form.messages), normalise_tools(form.tools), form.chat_template_kwargs or {}
+    dialogue = normalise(dialogue_of(form), Ground(source, Recall()))
+    return list(dialogue.messages), list(dialogue.tools) or None, dict(dialogue.extra)
 
 
 def open(

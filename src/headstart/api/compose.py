@@ -22,7 +22,7 @@ from headstart.runtime.runtime import Runtime
 class Wishes:
     """What a caller wants of a reply. `max_tokens`: None for as many as fit; `reuse`: whether cached rows may be used."""
 
-    sampling: Sampling = Sampling()
+    sampling: Sampling
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     choices: int = 1
@@ -67,7 +67,8 @@ def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wish
     family = runtime.prompter.family
     thinking = family.thinks(prompt.text)
     calls = bool(dialogue.tools) and dialogue.choice.mode != "none"
-    reading = Reading(dialogue, family, calls, thinking, prompt.begun, seed)
+    begun = prompt.source.begun if prompt.source is not None else ""
+    reading = Reading(dialogue, family, calls, thinking, begun, seed)
     request = Request(
         prompt=prompt,
         sampling=wishes.sampling,
@@ -93,7 +94,16 @@ def remember(service: Service, teller: Teller) -> None:
 
 
 def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
-    raise NotImplementedError
+    dialogue, tokenizer = reading.dialogue, runtime.engine.tokenizer
+    controls = {control.text for control in tokenizer.controls}
+    return grammar_for(
+        reading.family,
+        dialogue.tools if reading.tools else (),
+        dialogue.choice,
+        dialogue.format,
+        thinking=reading.thinking,
+        control=controls.__contains__,
+    )
 
 
 def _begun(dialogue: Dialogue) -> tuple[Dialogue, str]:

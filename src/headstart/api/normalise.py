@@ -156,7 +156,8 @@ def _without_hints(value: Any) -> Any:
 
 
 def _arguments(dialogue: Dialogue, ground: Ground) -> Dialogue:
-    schemas = {tool["function"].get("name"): tool["function"].get("parameters") for tool in dialogue.tools if "function" in tool}
+    functions = [tool["function"] for tool in dialogue.tools]
+    schemas = {function["name"]: function.get("parameters") for function in functions}
 
     def canonical(call: dict[str, Any]) -> dict[str, Any]:
         function = call["function"]

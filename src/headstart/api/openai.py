@@ -26,6 +26,7 @@ from headstart.runtime.runtime import Runtime
 
 router = APIRouter()
 
+
 @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest), responses={**ERRORS, **STREAMED})
 async def chat_completions(request: HttpRequest) -> Response:
     """Continues a conversation."""
@@ -122,7 +123,8 @@ def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes)
     dialogue = dialogue_of(form, form.cache_salt or "")
     dialogue = replace(dialogue, choice=form.choice, format=next(iter(form.formats), None))
     made, reading = compose(service, runtime, dialogue, _wishes(form, top, limit), head.id)
-    teller = Chat(head, [made], reading, usage=_wants_usage(form), logprobs=top is not None, progress=bool(form.return_progress))
+    how = {"usage": _wants_usage(form), "logprobs": top is not None, "progress": bool(form.return_progress)}
+    teller = Chat(head, [made], reading, **how)
     return Asked([made], teller, bool(form.stream), lambda: remember(service, teller))
 
 

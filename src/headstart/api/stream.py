@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headstart.api.compose import Asked
 from headstart.api.call import Call, Disconnected
+from headstart.api.compose import Asked
 from headstart.api.service import Service
 from headstart.errors import HeadstartError
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.api.draft import Draft, Reading
-from headstart.api.teller import Teller, comment, frame
+from headstart.api.teller import Teller, frame
 from headstart.core.parsing import Calling, Piece, Said, Thought
 from headstart.observe.report import Summary, headstart, timings, usage
 from headstart.runtime.request import Progress, Request, TokenLogprob
@@ -194,7 +194,13 @@ class Text(OpenAI):
     kind = part = "text_completion"
 
     def __init__(
-        self, head: Head, requests: Sequence[Request], *, echoed: Sequence[str] = (), firsts: Sequence[TokenLogprob] = (), **how: bool
+        self,
+        head: Head,
+        requests: Sequence[Request],
+        *,
+        echoed: Sequence[str] = (),
+        firsts: Sequence[TokenLogprob] = (),
+        **how: bool,
     ) -> None:
         super().__init__(head, requests, **how)
         self._columns = {draft.index: _Columns() for draft in self.drafts}

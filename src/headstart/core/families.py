@@ -13,6 +13,8 @@ from headstart.core.template import Message, Template
 class Family:
     name: str = "plain"
     visible: tuple[str, ...] = ()
+    mark: str | None = None
+    closing: str = "\n</think>\n\n"
 
     def thinks(self, prompt: str) -> bool:
         return prompt.rstrip().endswith("<think>")

@@ -43,11 +43,14 @@ class Places:
         return self._starts[part] + common_prefix(self._spell(self._rendered[at:offset]), ours)
 
 
-def landmarks(messages: Sequence[Message], marks: Sequence[int], places: Places) -> Landmarks:
+def landmarks(
+    messages: Sequence[Message], marks: Sequence[int], places: Places, breakpoints: Sequence[tuple[int, int]] = ()
+) -> Landmarks:
     """The landmarks of a conversation. Where a content is not found in the text, the one before it stands in.
 
     Args:
         marks: for each message, where its content begins in the rendered text; -1 if it is not there.
+        breakpoints: what the caller marked: (number of a message, characters of its content).
     """
 
     def end(number: int) -> int:
@@ -60,4 +63,5 @@ def landmarks(messages: Sequence[Message], marks: Sequence[int], places: Places)
     user = max((number for number, role in enumerate(roles) if role == "user"), default=-1)
     anchor = places.position(marks[first]) if first >= 0 and marks[first] >= 0 else 0
     header = end(len(roles) - 1)
-    return Landmarks(anchor, header if user == len(roles) - 1 else end(user), header)
+    marked = (places.position(marks[number] + at) for number, at in breakpoints if number < len(marks) and marks[number] >= 0)
+    return Landmarks(anchor, header if user == len(roles) - 1 else end(user), header, tuple(marked))

@@ -48,3 +48,9 @@ class Parser:
 
 def message_of(pieces: Sequence[Piece], ids: Sequence[str]) -> Message:
     return {"role": "assistant", "content": "".join(piece.text for piece in pieces if isinstance(piece, Said))}
+
+
+def meaning(family: Family, text: str, tools: Sequence[Mapping[str, Any]] | None, thinking: bool) -> Any:
+    """What a reply says, thinks and calls, whatever the blanks around it and the spelling of arguments: to be compared."""
+    parser = Parser(family, tools=tools or (), thinking=thinking)
+    return message_of([*parser.feed(text), *parser.end()], [])["content"].strip()

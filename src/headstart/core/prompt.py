@@ -8,7 +8,7 @@ are escaped before rendering and end as plain text: nobody forges a turn.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,18 +17,16 @@ from blake3 import blake3
 
 from headstart.core.blocks import Tokens, as_tokens, common_prefix, utf8
 from headstart.core.checkpoints import Landmarks
+from headstart.core.escape import MARK, Escaper
+from headstart.core.families import adapt, family_of
 from headstart.core.landmarks import Places, landmarks
 from headstart.core.memo import Memo
+from headstart.core.parsing import meaning
 from headstart.core.slide import Replays, exchanges, slide
 from headstart.core.spelling import Spelled, Spellings, text_digest
 from headstart.core.template import Message, Template
 from headstart.engines.base import Control, Tokenizer
 from headstart.errors import InvalidRequest
-
-# A noncharacter that marks an escaped control spelling. Its own occurrences in a text are doubled, and a spelling never
-# begins with it, so that unescaping is unambiguous.
-_MARK = "\ufdd0"
-_UNMARK = re.compile(_MARK + "(" + _MARK + "?)")
 
 _SPACE = " \t\n\v\f\r"
 """What control tokens swallow: C's `isspace`, as in llama.cpp; Python's own notion is wider."""
@@ -38,17 +36,20 @@ _NONE = as_tokens([])
 _HEAD = 200
 """Characters by which a message's content is found in the rendered text."""
 
+_BLANK = re.compile(r"\A\s|\s\Z")
+
 _SENTINELS = ("1", "2")
 """Two messages that have no token in common."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a prompt was rendered from."""
+    """What a prompt was rendered from. `begun`: the beginning of the reply, given by the caller."""
 
     messages: tuple[Message, ...]
     tools: Sequence[Mapping[str, Any]] | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    begun: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,33 +89,13 @@ class Prompt:
         return None, offset
 
 
-class Escaper:
-    """Escapes control spellings in callers' strings, and undoes it in rendered text."""
-
-    def __init__(self, controls: Iterable[Control]) -> None:
-        spellings = sorted((re.escape(control.text) for control in controls if control.text), key=len, reverse=True)
-        self._risky = re.compile("|".join([_MARK, *spellings]))
-
-    def escape(self, value: Any) -> Any:
-        """The same value with all its strings escaped, keys included."""
-        if isinstance(value, str):
-            if self._risky.search(value) is None:
-                return value
-            return self._risky.sub(lambda m: _MARK * 2 if m[0] == _MARK else m[0][0] + _MARK + m[0][1:], value)
-        if isinstance(value, Mapping):
-            return {self.escape(key): self.escape(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.escape(item) for item in value]
-        return value
-
-    @staticmethod
-    def unescape(text: str) -> str:
-        return _UNMARK.sub(r"\1", text) if _MARK in text else text
-
-
 @dataclass
 class Prompter:
     """Builds prompts for one model. Thread-safe.
+
+    Attributes:
+        family: how the model writes reasoning and tool calls.
+        visible: the control tokens that it does so with.
 
     Args:
         spelling: whether replies are matched by how they were really spelled (fast mode).
@@ -134,6 +115,8 @@ class Prompter:
         self._escaper = Escaper(controls)
         self._single = {control.text: as_tokens(control.id) for control in controls}
         self._memo = Memo(self.memo_bytes)
+        self.family = family_of(self.template)
+        self.visible = frozenset(self._controls[text].id for text in self.family.visible if text in self._controls)
         self._replays = Replays()
 
     def chat(
@@ -144,36 +127,51 @@ class Prompter:
         salt: str = "",
         generation: bool = True,
         spelled: bool = True,
+        begun: str = "",
+        breakpoints: Sequence[tuple[int, int]] = (),
         **extra: Any,
     ) -> Prompt:
-        """The prompt of a conversation. `spelled`: whether earlier replies in it keep the tokens that they were made of.
+        """The prompt of a conversation.
+
+        Args:
+            spelled: whether earlier replies in it keep the tokens that they were made of.
+            begun: the beginning of the reply.
+            breakpoints: where the caller expects to come back to: (number of a message, characters of its content).
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
         """
-        return self._chat(messages, tools, salt, extra, generation=generation, spelled=spelled)
+        source = Conversation(tuple(messages), tools, extra, begun)
+        return self._chat(source, salt, generation=generation, spelled=spelled, breakpoints=breakpoints)
 
     def _chat(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
+        source: Conversation,
         salt: str,
-        extra: Mapping[str, Any],
         *,
         generation: bool,
         spelled: bool,
+        breakpoints: Sequence[tuple[int, int]] = (),
         forget: list[bytes] | None = None,
     ) -> Prompt:
         """`forget`: replies keep their tokens for the last time, and the keys of what was known of them are added here."""
-        if not messages:
-            raise InvalidRequest("A conversation needs at least one message.", param="messages")
-        safe = self._escaper.escape(list(messages))
-        rendered = self.template.render(
-            safe, tools=self._escaper.escape(tools) if tools else None, generation=generation, **self._escaper.escape(extra)
-        )
-        source = Conversation(tuple(messages), tools, extra)
+        safe, rendered = self._render(source, generation=generation)
         marks = tuple(self._marks(safe, rendered))
-        return replace(self._build(rendered, salt, marks, safe, spelled=spelled, forget=forget), source=source)
+        prompt = self._build(rendered, salt, marks, safe, spelled=spelled, breakpoints=breakpoints, forget=forget)
+        return replace(prompt, source=source)
+
+    def _render(self, source: Conversation, *, generation: bool) -> tuple[Sequence[Message], str]:
+        """Messages whose control spellings are escaped, and the text that they render to."""
+        if not source.messages:
+            raise InvalidRequest("A conversation needs at least one message.", param="messages")
+        safe = self._escaper.escape(list(source.messages))
+        tools = self._escaper.escape(source.tools) if source.tools else None
+        messages, tools = adapt(self.family, safe, tools)
+        rendered = self.template.render(messages, tools=tools, generation=generation, **self._escaper.escape(source.extra))
+        if source.begun:
+            opened = self.family.closing if self.family.thinks(rendered) else ""
+            rendered += opened + self._escaper.escape(source.begun)
+        return safe, rendered
 
     def stem(
         self,
@@ -205,7 +203,7 @@ class Prompter:
 
     def _calls(self, reply: Message, tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:
         """The calls in a reply, after which a tool's result is what comes next; one without a name if they are in its text."""
-        mark = self.template.call_mark if tools else None
+        mark = self.family.mark if tools else None
         written = mark is not None and mark in (reply.get("content") or "")
         return reply.get("tool_calls") or ([{"id": "call_0"}] if written else [])
 
@@ -241,7 +239,7 @@ class Prompter:
 
     def text(self, text: str, *, salt: str = "", spelled: bool = True) -> Prompt:
         """The prompt of a raw text; control spellings in it are control tokens."""
-        return self._build(text.replace(_MARK, _MARK * 2), salt, (), (), spelled=spelled)
+        return self._build(text.replace(MARK, MARK * 2), salt, (), (), spelled=spelled)
 
     def tokens(self, tokens: Sequence[int], *, salt: str = "") -> Prompt:
         """The prompt of given tokens.
@@ -254,22 +252,50 @@ class Prompter:
         text = b"".join(map(self.tokenizer.piece, tokens)).decode("utf-8", "replace")
         return Prompt(text, as_tokens(tokens), salt)
 
-    def remember(self, prompt: Prompt, reply: str, tokens: Sequence[int]) -> Spelled | None:
-        """Learns how a reply was spelled, and returns it if the tokenizer would spell it otherwise.
+    def remember(self, prompt: Prompt, reply: str, tokens: Sequence[int], message: Message | None = None) -> list[Spelled]:
+        """Learns how a reply was spelled, and returns what the tokenizer would spell otherwise.
 
-        `tokens`: those whose bytes were wholly delivered in `reply`, and no more.
+        Args:
+            tokens: those whose bytes were wholly delivered in `reply`, and no more.
+            message: what the caller will send back, if that is not just the reply's text. It is found again by what the
+                template writes for it: then blanks, or the order of a call's arguments, may differ from what was delivered.
         """
         if not self.spelling or not prompt.head or not tokens:
-            return None
+            return []
         delivered = b"".join(map(self.tokenizer.piece, tokens)).decode("utf-8", "replace")
         if not delivered or not reply.startswith(delivered):
-            return None
+            return []
         reply_tokens = as_tokens(tokens)
-        whole = as_tokens(self.tokenizer.tokenize(prompt.lead + delivered))
-        if np.array_equal(np.concatenate([prompt.lead_tokens, reply_tokens]), whole):
-            self.spellings.forget(prompt.head, prompt.lead, delivered)
-            return None
-        return self.spellings.remember(prompt.head, prompt.lead, delivered, reply_tokens)
+        texts = {delivered: None}
+        if len(delivered) == len(reply) and prompt.source is not None and (message is not None or _BLANK.search(reply)):
+            message = message or {"role": "assistant", "content": reply}
+            texts |= dict.fromkeys(self._returned(prompt, delivered, message))
+        learned = []
+        for text in texts:
+            whole = as_tokens(self.tokenizer.tokenize(prompt.lead + text))
+            if np.array_equal(np.concatenate([prompt.lead_tokens, reply_tokens]), whole):
+                self.spellings.forget(prompt.head, prompt.lead, text)
+            else:
+                learned.append(self.spellings.remember(prompt.head, prompt.lead, text, reply_tokens))
+        return learned
+
+    def _returned(self, prompt: Prompt, reply: str, message: Message) -> Iterator[str]:
+        """What the template writes behind the prompt for a reply that comes back, if it means the same."""
+        source = prompt.source
+        assert source is not None
+        try:
+            before = self._render(source, generation=True)[1]
+            whole = replace(source, messages=(*source.messages, message), begun="")
+            after = self._render(whole, generation=False)[1]
+        except InvalidRequest:
+            return
+        if after.startswith(before):
+            written = next((text for _, text, _ in self._pieces(after[len(before) :])), "")
+            thinking = self.family.thinks(before)
+            if written and meaning(self.family, written, source.tools, thinking) == meaning(
+                self.family, reply, source.tools, thinking
+            ):
+                yield written
 
     def forget(
         self,
@@ -282,7 +308,8 @@ class Prompter:
         """Forgets how the replies in a conversation were spelled; returns the keys of what was known."""
         forgotten: list[bytes] = []
         if self.spelling and len(self.spellings):
-            self._chat(messages, tools, salt, extra, generation=False, spelled=True, forget=forgotten)
+            source = Conversation(tuple(messages), tools, extra)
+            self._chat(source, salt, generation=False, spelled=True, forget=forgotten)
         return forgotten
 
     # ── text → tokens ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -295,6 +322,7 @@ class Prompter:
         messages: Sequence[Message],
         *,
         spelled: bool,
+        breakpoints: Sequence[tuple[int, int]] = (),
         forget: list[bytes] | None = None,
     ) -> Prompt:
         parts: list[Tokens] = []
@@ -336,7 +364,9 @@ class Prompter:
             lead=lead,
             lead_tokens=tokens[len(tokens) - sum(map(len, parts[lead_at:])) :],
             marks=marks,
-            landmarks=landmarks(messages, marks, Places(rendered, places, parts, spell)) if messages else Landmarks(),
+            landmarks=landmarks(messages, marks, Places(rendered, places, parts, spell), breakpoints)
+            if messages
+            else Landmarks(),
         )
 
     def _spell(self, text: str, salt: str, head: Any, forget: list[bytes] | None) -> list[Tokens]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headstart.core.explain import Divergence, Reason
+from headstart.core.grammar import Grammar
 from headstart.core.prompt import Prompt
+from headstart.core.template import Message
 from headstart.engines.base import Logits, Sampling
 from headstart.errors import HeadstartError
 
@@ -30,6 +32,9 @@ class Request:
         ignore_eos: the model's end tokens are never drawn (benchmarks).
         prompt_logprobs: report the log-probability of each prompt token (bypasses the cache).
         keep_logits: return the logits at the end of the prompt.
+        grammar: what the reply must be.
+        visible: control tokens whose text is part of the reply.
+        returns: makes of the reply's text the message that the caller will send back; None if that has this text only.
     """
 
     prompt: Prompt
@@ -41,6 +46,9 @@ class Request:
     ignore_eos: bool = False
     prompt_logprobs: int | None = None
     keep_logits: bool = False
+    grammar: Grammar | None = None
+    visible: frozenset[int] = frozenset()
+    returns: Callable[[str], Message] | None = None
 
 
 @dataclass(frozen=True, slots=True)

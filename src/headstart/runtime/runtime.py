@@ -111,11 +111,13 @@ class Runtime:
         tools: Sequence[Mapping[str, Any]] | None = None,
         salt: str = "",
         spelled: bool = True,
+        begun: str = "",
+        breakpoints: Sequence[tuple[int, int]] = (),
         **extra: Any,
     ) -> Prompt:
         """Renders and tokenises a conversation; `extra` goes to the template. Thread-safe; takes milliseconds.
 
-        Without `spelled` the tokens are the tokenizer's choice, whatever earlier replies were made of.
+        Args: those of `Prompter.chat`.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
@@ -125,9 +127,12 @@ class Runtime:
         with self.tokenizer_open():
             if self.overflow == "slide":
                 limit = int(self.ctx * SLIDE_SHARE)
-                slid = self.prompter.slide(messages, limit, tools=tools, salt=salt, spelled=spelled, **extra)
+                slid = self.prompter.slide(messages, limit, tools=tools, salt=salt, spelled=spelled, begun=begun, **extra)
                 return self._fitting(slid, "messages")
-            return self._fitting(self.prompter.chat(messages, tools=tools, salt=salt, spelled=spelled, **extra), "messages")
+            prompt = self.prompter.chat(
+                messages, tools=tools, salt=salt, spelled=spelled, begun=begun, breakpoints=breakpoints, **extra
+            )
+            return self._fitting(prompt, "messages")
 
     def stem_prompt(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, salt: str = "", **extra: Any

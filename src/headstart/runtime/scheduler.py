@@ -369,12 +369,13 @@ class Scheduler:
             # The next turn goes on at what the caller saw, not behind the stop text.
             self.engine.truncate(slot.number, len(job.chain) + len(delivered))
             slot.truncate(len(job.chain) + len(delivered))
-        spelled = self._prompter.remember(prompt, reply.text, delivered)  # before the caller can send it back
-        if spelled is not None:
+        returned = job.request.returns(reply.text) if job.request.returns is not None else None
+        for spelled in self._prompter.remember(prompt, reply.text, delivered, returned):  # before it can be sent back
             self.cache.spelled(job.chain, spelled)
         self.cache.replied(slot, len(reply.tokens))
         if job.request.choices == 1 and job.request.reuse and reply.tokens:
-            self.settle.add(prompt, reply.text, tuple(slot.ids))
+            message = returned or {"role": "assistant", "content": reply.text}
+            self.settle.add(prompt, message, tuple(slot.ids))
         job.finish(reason, report)
         self._release(job)
         self.history.remember(Record(job.root, prompt.text + reply.text, _joined(job), slot.canonical))
