@@ -348,7 +348,7 @@ def _canonical(
     """Messages, tools and template variables in the one canonical form, as over HTTP. Raises InvalidRequest."""
     from pydantic import ValidationError
 
-    from headstart.api.normalise import normalise
+    from headstart.api.normalise import Ground, normalise
     from headstart.api.openai import dialogue_of
     from headstart.api.recall import Recall
     from headstart.api.schema import Conversation, condense

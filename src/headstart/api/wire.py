@@ -202,7 +202,7 @@ class Text(OpenAI):
         firsts: Sequence[TokenLogprob] = (),
         **how: bool,
     ) -> None:
-        super().__init__(head, requests, **how)
+        super().__init__(head, requests, None, **how)
         self._columns = {draft.index: _Columns() for draft in self.drafts}
         self._echoed = [text for text in echoed for _ in range(self.width)]
         self._firsts = [first for first in firsts for _ in range(self.width)]
