@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from headstart.api.canonical import Dialogue
 from headstart.api.draft import Reading
-from headstart.api.normalise import normalise
+from headstart.api.normalise import normalise, normalise_reply
 from headstart.api.service import Service
 from headstart.api.teller import Teller
 from headstart.core.grammar import Grammar, grammar_for
@@ -79,7 +79,7 @@ def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wish
         ignore_eos=wishes.ignore_eos,
         grammar=_grammar(runtime, reading),
         visible=runtime.prompter.visible,
-        returns=reading.message,
+        returns=lambda text: normalise_reply(reading.message(text), dialogue, service.ground, service.keep_noise),
     )
     return request, reading
 
@@ -119,7 +119,7 @@ def _begun(dialogue: Dialogue) -> tuple[Dialogue, str]:
 def _check(dialogue: Dialogue) -> None:
     names = [tool["function"].get("name") for tool in dialogue.tools]
     choice = dialogue.choice
-    if choice.mode == "required" and not names:
-        raise InvalidRequest("Invalid 'tool_choice': a call is required, but there are no 'tools'.", param="tool_choice")
     if choice.name is not None and choice.name not in names:
         raise InvalidRequest(f"Invalid 'tool_choice': there is no tool '{choice.name[:100]}'.", param="tool_choice")
+    if choice.mode == "required" and not names:
+        raise InvalidRequest("Invalid 'tool_choice': a call is required, but there are no 'tools'.", param="tool_choice")

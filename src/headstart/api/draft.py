@@ -42,16 +42,16 @@ class Reading:
         digest = blake3(f"{self.seed}/{choice}/{index}".encode()).hexdigest()
         return f"call_{digest[:24]}"
 
-    def message(self, text: str) -> Message:
+    def message(self, text: str) -> dict[str, Any]:
         """The message that a caller makes of a whole reply, and sends back."""
         parser = self.parser()
         pieces = [*parser.feed(text), *parser.end()]
         calls = sum(isinstance(piece, Calling) for piece in pieces)
         return self.complete(message_of(pieces, [self.call_id(0, index) for index in range(calls)]))
 
-    def complete(self, message: Message) -> Message:
+    def complete(self, message: Message) -> dict[str, Any]:
         """With what the caller had begun."""
-        return {**message, "content": self.begun + (message.get("content") or "")} if self.begun else message
+        return {**message, "content": self.begun + (message.get("content") or "")}
 
 
 @dataclass(slots=True)

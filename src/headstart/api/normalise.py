@@ -57,6 +57,12 @@ def normalise(dialogue: Dialogue, ground: Ground, keep: Collection[str] = ()) ->
     return dialogue
 
 
+def normalise_reply(message: Message, dialogue: Dialogue, ground: Ground, keep: Collection[str] = ()) -> Message:
+    """A reply to a canonical dialogue, as it will be in the canonical form of the next one."""
+    alone = replace(dialogue, messages=(message,))
+    return message if "arguments" in keep else _arguments(alone, ground).messages[0]
+
+
 def parts_of(message: Message) -> list[dict[str, Any]]:
     """A message's content as text parts."""
     content = message.get("content")
@@ -161,18 +167,16 @@ def _arguments(dialogue: Dialogue, ground: Ground) -> Dialogue:
 
     def canonical(call: dict[str, Any]) -> dict[str, Any]:
         function = call["function"]
-        arguments = canonical_arguments(function.get("arguments"), schemas.get(function.get("name")))
+        arguments = canonical_arguments(function.get("arguments"), schemas.get(function["name"]))
+        if ground.template.text_arguments and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
         return {**call, "function": {**function, "arguments": arguments}}
 
-    return replace(
-        dialogue,
-        messages=tuple(
-            {**message, "tool_calls": [canonical(call) for call in message["tool_calls"]]}
-            if message.get("tool_calls")
-            else message
-            for message in dialogue.messages
-        ),
-    )
+    def said(message: Message) -> Message:
+        calls = message.get("tool_calls")
+        return {**message, "tool_calls": [canonical(call) for call in calls]} if calls else message
+
+    return replace(dialogue, messages=tuple(map(said, dialogue.messages)))
 
 
 def _schemas(dialogue: Dialogue, ground: Ground) -> Dialogue:

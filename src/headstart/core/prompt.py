@@ -19,12 +19,12 @@ from headstart.core.blocks import Tokens, as_tokens, common_prefix, utf8
 from headstart.core.checkpoints import Landmarks
 from headstart.core.escape import MARK, Escaper
 from headstart.core.families import adapt, family_of
-from headstart.core.landmarks import Places, landmarks
+from headstart.core.landmarks import Places, contents, landmarks
 from headstart.core.memo import Memo
 from headstart.core.parsing import meaning
 from headstart.core.slide import Replays, exchanges, slide
 from headstart.core.spelling import Spelled, Spellings, text_digest
-from headstart.core.template import Message, Template
+from headstart.core.template import Conversation, Message, Template
 from headstart.engines.base import Control, Tokenizer
 from headstart.errors import InvalidRequest
 
@@ -33,23 +33,10 @@ _SPACE = " \t\n\v\f\r"
 
 _NONE = as_tokens([])
 
-_HEAD = 200
-"""Characters by which a message's content is found in the rendered text."""
-
 _BLANK = re.compile(r"\A\s|\s\Z")
 
 _SENTINELS = ("1", "2")
 """Two messages that have no token in common."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """What a prompt was rendered from. `begun`: the beginning of the reply, given by the caller."""
-
-    messages: tuple[Message, ...]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    begun: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,7 +143,7 @@ class Prompter:
     ) -> Prompt:
         """`forget`: replies keep their tokens for the last time, and the keys of what was known of them are added here."""
         safe, rendered = self._render(source, generation=generation)
-        marks = tuple(self._marks(safe, rendered))
+        marks = tuple(contents(safe, rendered))
         prompt = self._build(rendered, salt, marks, safe, spelled=spelled, breakpoints=breakpoints, forget=forget)
         return replace(prompt, source=source)
 
@@ -290,12 +277,13 @@ class Prompter:
         except InvalidRequest:
             return
         if after.startswith(before):
-            written = next((text for _, text, _ in self._pieces(after[len(before) :])), "")
+            _, written, control = next(self._pieces(after[len(before) :]), (0, "", None))
             thinking = self.family.thinks(before)
-            if written and meaning(self.family, written, source.tools, thinking) == meaning(
-                self.family, reply, source.tools, thinking
-            ):
-                yield written
+            # Without a control token behind it, nothing tells where the reply ends and the template goes on.
+            if written and control is not None:
+                meant = (meaning(self.family, text, source.tools, thinking) for text in (written, reply))
+                if next(meant) == next(meant):
+                    yield written
 
     def forget(
         self,
@@ -404,16 +392,3 @@ class Prompter:
             rest = rest.lstrip(_SPACE)
         if rest:
             yield position, rest, None
-
-    @staticmethod
-    def _marks(messages: Sequence[Message], rendered: str) -> Iterator[int]:
-        # Offsets are in the rendered text; escapes before them are rare and shift them by a character each.
-        cursor = 0
-        for message in messages:
-            content = message.get("content")
-            said = content.strip() if isinstance(content, str) else ""
-            at = rendered.find(said[:_HEAD], cursor) if said else -1
-            if at >= 0 and isinstance(content, str):
-                cursor = at + len(said[:_HEAD])
-                at = max(0, at - content.index(said))  # blanks before it count, whether the template keeps them or not
-            yield at

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -52,6 +53,16 @@ def _refuse(message: str) -> None:
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a prompt was rendered from. `begun`: the beginning of the reply, given by the caller."""
+
+    messages: tuple[Message, ...]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    begun: str = ""
 
 
 class Template:
@@ -109,6 +120,16 @@ class Template:
             return False
         places = [late.find(text) for text in (_USER["content"], _PROBE, _REPLY["content"])]
         return places == sorted(places) and places[0] >= 0 and _PROBE in twice and "headstart_first" in twice
+
+    @cached_property
+    def text_arguments(self) -> bool:
+        """Whether the arguments of a call have to be JSON text already."""
+        call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {_PROBE: 1}}}
+        try:
+            text = self.render([_USER, {**_REPLY, "tool_calls": [call]}], generation=False)
+        except InvalidRequest:
+            return True
+        return f"'{_PROBE}'" in text
 
     @cached_property
     def neighbours(self) -> bool:
