@@ -65,7 +65,7 @@ def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wish
     _check(dialogue)
     dialogue, prompt = prompt_of(service, runtime, dialogue, spelled=wishes.reuse)
     family = runtime.prompter.family
-    thinking = family.thinks(prompt.text)
+    thinking = family.opened(prompt.text)
     calls = bool(dialogue.tools) and dialogue.choice.mode != "none"
     begun = prompt.source.begun if prompt.source is not None else ""
     reading = Reading(dialogue, family, calls, thinking, begun, seed)

@@ -35,6 +35,11 @@ class Reading:
     begun: str
     seed: str
 
+    @property
+    def parsed(self) -> bool:
+        """Whether there can be more in a reply than text."""
+        return self.tools or self.family.reasoning is not None or bool(self.family.extra)
+
     def parser(self) -> Parser:
         return Parser(self.family, tools=self.dialogue.tools if self.tools else (), thinking=self.thinking)
 
@@ -92,7 +97,7 @@ class Draft:
 
     def __post_init__(self) -> None:
         if self.reading is not None:
-            self._parser = self.reading.parser()
+            self._parser = self.reading.parser() if self.reading.parsed else None
 
     def start(self, event: Started) -> None:
         self.report = event.report

@@ -21,7 +21,7 @@ from headstart.core.escape import MARK, Escaper
 from headstart.core.families import adapt, family_of
 from headstart.core.landmarks import Places, contents, landmarks
 from headstart.core.memo import Memo
-from headstart.core.parsing import meaning
+from headstart.core.parsing import Parser, meaning, message_of
 from headstart.core.slide import Replays, exchanges, slide
 from headstart.core.spelling import Spelled, Spellings, text_digest
 from headstart.core.template import Conversation, Message, Template
@@ -156,8 +156,8 @@ class Prompter:
         messages, tools = adapt(self.family, safe, tools)
         rendered = self.template.render(messages, tools=tools, generation=generation, **self._escaper.escape(source.extra))
         if source.begun:
-            opened = self.family.closing if self.family.thinks(rendered) else ""
-            rendered += opened + self._escaper.escape(source.begun)
+            reasoning = self.family.reasoning if self.family.opened(rendered) else None
+            rendered += (reasoning.ending if reasoning else "") + self._escaper.escape(source.begun)
         return safe, rendered
 
     def stem(
@@ -189,10 +189,12 @@ class Prompter:
         return replace(self.tokens(one.tokens[: length + 1].tolist(), salt=salt), landmarks=one.landmarks)
 
     def _calls(self, reply: Message, tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:
-        """The calls in a reply, after which a tool's result is what comes next; one without a name if they are in its text."""
-        mark = self.family.mark if tools else None
-        written = mark is not None and mark in (reply.get("content") or "")
-        return reply.get("tool_calls") or ([{"id": "call_0"}] if written else [])
+        """The calls in a reply, after which a tool's result is what comes next, also if they are in its text."""
+        if reply.get("tool_calls") or not tools:
+            return reply.get("tool_calls") or ()
+        parser = Parser(self.family, tools=tools)
+        calls: Sequence[Mapping[str, Any]] = message_of(parser.feed(reply.get("content") or "")).get("tool_calls") or ()
+        return calls
 
     def slide(
         self,
@@ -278,7 +280,7 @@ class Prompter:
             return
         if after.startswith(before):
             _, written, control = next(self._pieces(after[len(before) :]), (0, "", None))
-            thinking = self.family.thinks(before)
+            thinking = self.family.opened(before)
             # Without a control token behind it, nothing tells where the reply ends and the template goes on.
             if written and control is not None:
                 meant = (meaning(self.family, text, source.tools, thinking) for text in (written, reply))

@@ -92,24 +92,6 @@ class Template:
             raise ModelError(f"The chat template does not compile ({error}); give another with --chat-template.") from error
 
     @cached_property
-    def call_mark(self) -> str | None:
-        """What a tool call begins with in a reply, as the template itself writes it; None if it writes none."""
-        asked: Message = {"role": "user", "content": "?"}
-        call = {"id": "call_0", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
-        silent: Message = {"role": "assistant", "content": ""}
-        try:
-            without, calling = (
-                self.render([asked, message], generation=False) for message in (silent, {**silent, "tool_calls": [call]})
-            )
-        except InvalidRequest:
-            return None
-        parting = next((at for at, pair in enumerate(zip(without, calling, strict=False)) if pair[0] != pair[1]), len(without))
-        while parting and not calling[parting - 1].isspace():
-            parting -= 1
-        words = calling[parting : max(0, calling.find(_PROBE))].split()
-        return words[0] if words and len(words[0]) >= 3 else None
-
-    @cached_property
     def late_system(self) -> bool:
         """Whether a system message behind a user's is written where it stands, and a second one behind the first."""
         system: Message = {"role": "system", "content": _PROBE}
