@@ -7,7 +7,6 @@ import pytest
 from headstart.core.template import FALLBACK, Template
 from headstart.engines.fake import CHATML
 from headstart.errors import InvalidRequest, ModelError
-from templates import REASONING, TOOLS
 
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 HELLO = [{"role": "user", "content": "Hello"}]
