@@ -88,6 +88,10 @@ class Prompt:
         return None, offset
 
 
+def _digest(salt: str) -> Any:  # of a head, whose tokens follow
+    return blake3(b"headstart.head.1" + utf8(salt) + b"\0")
+
+
 class Escaper:
     """Escapes control spellings in callers' strings, and undoes it in rendered text."""
 
@@ -132,6 +136,7 @@ class Prompter:
         self._controls = {control.text: control for control in controls if control.text}
         self._split = re.compile("|".join(map(re.escape, self._controls))) if self._controls else None
         self._escaper = Escaper(controls)
+        self._ids = [control.id for control in controls]
         self._single = {control.text: as_tokens(control.id) for control in controls}
         self._memo = Memo(self.memo_bytes)
         self._replays = Replays()
@@ -251,25 +256,31 @@ class Prompter:
         """
         if any(not 0 <= token < self.tokenizer.n_vocab for token in tokens):
             raise InvalidRequest(f"Tokens must lie in [0, {self.tokenizer.n_vocab}).", param="prompt")
-        text = b"".join(map(self.tokenizer.piece, tokens)).decode("utf-8", "replace")
-        return Prompt(text, as_tokens(tokens), salt)
+        given = as_tokens(tokens)
+        return Prompt(self._text(given), given, salt)
 
-    def remember(self, prompt: Prompt, reply: str, tokens: Sequence[int]) -> Spelled | None:
-        """Learns how a reply was spelled, and returns it if the tokenizer would spell it otherwise.
+    def remember(self, prompt: Prompt, reply: str, tokens: Sequence[int]) -> list[Spelled]:
+        """Learns how a reply was spelled, part by part between control tokens; returns what the tokenizer spells otherwise.
 
         `tokens`: those whose bytes were wholly delivered in `reply`, and no more.
         """
-        if not self.spelling or not prompt.head or not tokens:
-            return None
-        delivered = b"".join(map(self.tokenizer.piece, tokens)).decode("utf-8", "replace")
-        if not delivered or not reply.startswith(delivered):
-            return None
-        reply_tokens = as_tokens(tokens)
-        whole = as_tokens(self.tokenizer.tokenize(prompt.lead + delivered))
-        if np.array_equal(np.concatenate([prompt.lead_tokens, reply_tokens]), whole):
-            self.spellings.forget(prompt.head, prompt.lead, delivered)
-            return None
-        return self.spellings.remember(prompt.head, prompt.lead, delivered, reply_tokens)
+        said, begun, learned = as_tokens(tokens), 0, []
+        if not self.spelling or not prompt.head or not reply.startswith(self._text(said)):
+            return []
+        for end in [*np.flatnonzero(np.isin(said, self._ids)).tolist(), len(said)]:
+            if text := self._text(part := said[begun:end]):
+                whole = as_tokens(self.tokenizer.tokenize(prompt.lead + text))
+                if np.array_equal(np.concatenate([prompt.lead_tokens, part]), whole):
+                    self.spellings.forget(prompt.head, prompt.lead, text)
+                else:
+                    learned.append(self.spellings.remember(prompt.head, prompt.lead, text, part))
+            begun = end + 1
+            head = _digest(prompt.salt).update(np.concatenate([prompt.tokens, said[:begun]]).tobytes()).digest()
+            prompt = replace(prompt, head=head, lead="", lead_tokens=_NONE)
+        return learned
+
+    def _text(self, tokens: Tokens) -> str:
+        return b"".join(map(self.tokenizer.piece, tokens.tolist())).decode("utf-8", "replace")
 
     def forget(
         self,
@@ -299,7 +310,7 @@ class Prompter:
     ) -> Prompt:
         parts: list[Tokens] = []
         places: list[tuple[int, int]] = []  # of each piece: where it begins in the text, and its first part
-        digest = blake3(b"headstart.head.1" + utf8(salt) + b"\0")
+        digest = _digest(salt)
         bos = self.tokenizer.bos
         if bos is not None and not rendered.startswith(bos.text):
             parts.append(as_tokens(bos.id))
