@@ -1,16 +1,11 @@
-"""Grammar: placeholder until it is merged."""
+"""Grammar: what a reply must be."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from headstart.engines.base import Grammar
+
+__all__ = ["Grammar"]
 
 
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    kind: Literal["lark", "json_schema", "regex"]
-    text: str
-
-
-def grammar_for(*args: Any, **kwargs: Any) -> Grammar | None:
+def grammar_for(*args: object, **kwargs: object) -> Grammar | None:
     return None

@@ -110,7 +110,7 @@ class Admission:
         if hurry is not None and not self._cache.fetch.ahead(choice, hurry):
             return False
         job.started = self._clock()
-        job.sampler = self._engine.sampler(job.sampling(self._engine))
+        job.sampler = self._engine.sampler(job.sampling(self._engine), job.request.grammar)
         slot = self._slots[choice.slot]
         branch = 0
         if self._mode.traits.stateful and job.request.reuse:

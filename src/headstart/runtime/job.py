@@ -96,11 +96,11 @@ class Job:
         request = ticket.request
         root = root_id(engine.fingerprint, request.prompt.salt)
         chain = Chain(root, engine.traits.grid, request.prompt.tokens)
-        hidden = frozenset(control.id for control in engine.tokenizer.controls)
+        hidden = frozenset(control.id for control in engine.tokenizer.controls) - request.visible
         known = engine.tokenizer.piece
 
         def piece(token: int) -> bytes:
-            return b"" if token in hidden else known(token)  # a control token is no part of what was said
+            return b"" if token in hidden else known(token)  # most control tokens are no part of what was said
 
         return [cls(ticket, choice, chain, now, Reply(piece, request.stop)) for choice in range(request.choices)]
 

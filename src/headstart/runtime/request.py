@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headstart.core.explain import Divergence, Reason
-from headstart.core.grammar import Grammar
 from headstart.core.prompt import Prompt
 from headstart.core.template import Message
-from headstart.engines.base import Logits, Sampling
+from headstart.engines.base import Grammar, Logits, Sampling
 from headstart.errors import HeadstartError
 
 FinishReason = Literal["stop", "length"]
@@ -32,9 +31,9 @@ class Request:
         ignore_eos: the model's end tokens are never drawn (benchmarks).
         prompt_logprobs: report the log-probability of each prompt token (bypasses the cache).
         keep_logits: return the logits at the end of the prompt.
-        grammar: what the reply must be.
+        grammar: what a whole reply must be; one that `max_tokens` or a stop text cuts off is its beginning.
         visible: control tokens whose text is part of the reply.
-        returns: makes of the reply's text the message that the caller will send back; None if that has this text only.
+        returns: makes of a reply's text the message that the client will send back; None if its content is the text.
     """
 
     prompt: Prompt

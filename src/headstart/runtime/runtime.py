@@ -13,7 +13,7 @@ from headstart.config import Settings
 from headstart.core.planner import Mode
 from headstart.core.prompt import Prompt, Prompter
 from headstart.core.template import FALLBACK, Message, Template
-from headstart.engines.base import Engine, Tokenizer
+from headstart.engines.base import Engine, Grammar, Tokenizer
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from headstart.runtime.cache import Cache
 from headstart.runtime.job import Ticket
@@ -180,6 +180,15 @@ class Runtime:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def check_grammar(self, grammar: Grammar, *, param: str | None = "grammar") -> None:
+        """Compiles a grammar ahead of `submit`, which would do it otherwise. Thread-safe; takes up to some seconds, once.
+
+        Raises:
+            InvalidRequest: it cannot be followed; the message is about `param`.
+        """
+        with self.tokenizer_open():
+            self.engine.check_grammar(grammar, param)
+
     def submit(self, request: Request, sink: Sink) -> Handle:
         """Queues a request; its events go to `sink`, on the engine thread. Thread-safe.
 
@@ -187,12 +196,16 @@ class Runtime:
             Overloaded: the queue is full.
             Unavailable: the runtime is closed.
             ContextTooLong: the prompt does not fit.
-            InvalidRequest: a bias for a token that the model does not have.
+            InvalidRequest: a bias for a token that the model does not have, or a grammar that cannot be followed.
         """
         self._fitting(request.prompt, "prompt")
         n_vocab = self.engine.tokenizer.n_vocab
         if strange := [token for token, _ in request.sampling.logit_bias if not 0 <= token < n_vocab]:
             raise InvalidRequest(f"Invalid 'logit_bias': token {strange[0]} is not in [0, {n_vocab}).", param="logit_bias")
+        if request.grammar is not None:
+            if request.ignore_eos:
+                raise InvalidRequest("Invalid 'ignore_eos': a grammar says where the reply ends.", param="ignore_eos")
+            self.check_grammar(request.grammar)
         if self._closed:
             raise Unavailable("The server is shutting down.")
         if request.prompt_logprobs is not None:

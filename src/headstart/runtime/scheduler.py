@@ -267,16 +267,21 @@ class Scheduler:
                 if len(job.slot) % self.engine.traits.grid == 0:
                     job.mark = self.cache.mark(job.slot, job.mark)
             # All are drawn before any is delivered: delivering wakes other threads, and they would compete for this one's time.
-            for job, token, scored in [(job, *self._draw(job)) for job in batch]:
-                self._accept(job, token, scored)
+            for job, drawn in [(job, self._draw(job)) for job in batch]:
+                if drawn is not None:
+                    self._accept(job, *drawn)
 
-    def _draw(self, job: Job) -> tuple[int, tuple[TokenLogprob, ...]]:
-        """The next token of a reply, with its log-probability if asked for."""
+    def _draw(self, job: Job) -> tuple[int, tuple[TokenLogprob, ...]] | None:
+        """The next token of a reply, with its log-probability if asked for; None if the job has failed."""
         assert job.slot is not None
         assert job.sampler is not None
         number, top = job.slot.number, job.request.sampling.logprobs
         logits = self.engine.logits(number) if top is not None else None
-        token = self.engine.sample(number, job.sampler)
+        try:
+            token = self.engine.sample(number, job.sampler)
+        except Exception as error:
+            self._fail(job, error, computed=True)
+            return None
         return token, (token_logprob(logits, token, top or 0, self.engine),) if logits is not None else ()
 
     def _accept(self, job: Job, token: int, scored: tuple[TokenLogprob, ...]) -> None:
@@ -345,8 +350,8 @@ class Scheduler:
         job.start(job.report(self._mode_name, self._clock()), logits)
         if job.request.max_tokens == 0:
             self._finish(job, "length")
-        else:
-            self._accept(job, *self._draw(job))
+        elif (drawn := self._draw(job)) is not None:
+            self._accept(job, *drawn)
 
     def _is_canonical(self, slot: Slot, start: int, size: int, length: int) -> bool:
         if self._mode.any_cut:
@@ -385,14 +390,14 @@ class Scheduler:
             except Exception:
                 log.exception("an observer failed")
 
-    def _fail(self, job: Job, fault: Exception) -> None:
-        """Something failed for this job: its slot's content is undefined, so it is forgotten, never saved."""
+    def _fail(self, job: Job, fault: Exception, *, computed: bool = False) -> None:
+        """Something failed for this job: unless all was `computed`, its slot's content is undefined: forgotten, never saved."""
         error = fault if isinstance(fault, HeadstartError) else EngineError(f"internal error: {fault!r}")
         log.error("request failed: %s", error)
         job.ticket.emit(Failed(error))
         slot = job.slot
         self._release(job)
-        if slot is not None:
+        if slot is not None and not computed:
             self._admission.empty(slot)
 
     def _release(self, job: Job) -> None:
