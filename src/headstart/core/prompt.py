@@ -299,7 +299,7 @@ class Prompter:
     ) -> Prompt:
         parts: list[Tokens] = []
         places: list[tuple[int, int]] = []  # of each piece: where it begins in the text, and its first part
-        digest = blake3(b"headstart.head.1" + utf8(salt) + b"\0")
+        digest = blake3(b"headstart.head.2" + text_digest(salt))
         bos = self.tokenizer.bos
         if bos is not None and not rendered.startswith(bos.text):
             parts.append(as_tokens(bos.id))
