@@ -83,7 +83,7 @@ def test_a_key_may_have_any_letters(encoding: str) -> None:
     with Runtime(FakeEngine()) as runtime, serving(runtime, key="plain", api_keys=["plain", key, "ключ"]) as server:
 
         def status(given: bytes) -> int:
-            return httpx.get(f"{server.url}/slots", headers={"authorization": b"Bearer " + given}).status_code
+            return httpx.get(f"{server.url}/props", headers={"authorization": b"Bearer " + given}).status_code
 
         assert status(key.encode(encoding)) == 200
         assert status("ключ".encode()) == 200

@@ -17,7 +17,9 @@ from headstart.api import extras, openai
 from headstart.api.describe import describe
 from headstart.api.edge import Edge
 from headstart.api.faults import on_error
+from headstart.api.keys import Keys
 from headstart.api.service import Service
+from headstart.api.tenants import policy_of
 from headstart.errors import HeadstartError
 from headstart.runtime.runtime import Runtime
 
@@ -25,7 +27,8 @@ from headstart.runtime.runtime import Runtime
 def create_app(
     load: Runtime | Callable[[], Runtime],
     *,
-    api_keys: Sequence[str] = (),
+    api_keys: Keys | Sequence[str] = (),
+    isolate: str | None = None,
     model_id: str | None = None,
     aliases: Sequence[str] = (),
     keep_alive: float = 5.0,
@@ -39,6 +42,7 @@ def create_app(
         load: a runtime, which stays the caller's to close; or a function that makes one, which is called in a thread while
             `/health` and everything else answer 503. A runtime so made is closed at shutdown.
         api_keys: any of them is needed, except for `/health`; none means that the server is open.
+        isolate: a row of `tenants.POLICIES`; None for what suits the keys.
         model_id: name to serve the model under; None for the engine's own.
         aliases: other names that requests may give.
         keep_alive: most seconds of silence on a stream.
@@ -46,7 +50,9 @@ def create_app(
         on_ready: called on the event loop as soon as requests are served, if `load` is a function.
         on_failure: told on the event loop if `load` raises.
     """
-    service = Service(model_id, aliases, keep_alive=keep_alive, max_body=max_body)
+    keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
+    policy = policy_of(isolate, several=keys.several)
+    service = Service(model_id, aliases, keep_alive=keep_alive, max_body=max_body, policy=policy)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -76,10 +82,10 @@ def create_app(
         service.open(load)
     for kind in (HeadstartError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, on_error)
-    app.add_middleware(Edge, service=service, keys=tuple(api_keys))
+    app.add_middleware(Edge, service=service, keys=keys)
     app.include_router(openai.router)
     app.include_router(extras.router)
-    app.openapi = lambda: describe(app, keys=bool(api_keys))  # type: ignore[method-assign]
+    app.openapi = lambda: describe(app, keys=keys.closed)  # type: ignore[method-assign]
     return app
 
 

@@ -75,7 +75,7 @@ async def props(request: HttpRequest) -> Response:
                 "overflow": runtime.overflow,
                 "grid": runtime.engine.traits.grid,
                 "notes": list(runtime.engine.traits.notes),
-                "tiers": runtime.snapshot()["tiers"],
+                "tiers": runtime.snapshot()["tiers"] if request.scope["operator"] else {},
             },
         }
     )
@@ -93,7 +93,7 @@ async def tokenize(request: HttpRequest) -> Response:
     service = service_of(request)
     runtime = service.ready()
     form = parse(TokenizeRequest, await service.body(request))
-    return JSONResponse({"tokens": await asyncio.to_thread(_tokens, runtime, form)})
+    return JSONResponse({"tokens": await asyncio.to_thread(_tokens, runtime, form, service.salt(request))})
 
 
 @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest), responses=ERRORS)
@@ -112,20 +112,20 @@ def _text(runtime: Runtime, form: DetokenizeRequest) -> str:
         return b"".join(map(tokenizer.piece, form.tokens)).decode("utf-8", "replace")
 
 
-def _tokens(runtime: Runtime, form: TokenizeRequest) -> list[Any]:
+def _tokens(runtime: Runtime, form: TokenizeRequest, salt: str) -> list[Any]:
     with runtime.tokenizer_open() as tokenizer:
-        tokens = _split(runtime, tokenizer, form)
+        tokens = _split(runtime, tokenizer, form, salt)
         if not form.with_pieces:
             return tokens
         return [{"id": token, "piece": _readable(tokenizer.piece(token))} for token in tokens]
 
 
-def _split(runtime: Runtime, tokenizer: Tokenizer, form: TokenizeRequest) -> list[int]:
+def _split(runtime: Runtime, tokenizer: Tokenizer, form: TokenizeRequest, salt: str) -> list[int]:
     bos = tokenizer.bos
     if not form.parse_special:
         plain = tokenizer.tokenize(form.content)
         return [bos.id, *plain] if form.add_special and bos is not None else plain
-    tokens: list[int] = runtime.prompter.text(form.content, spelled=False).tokens.tolist()
+    tokens: list[int] = runtime.prompter.text(form.content, salt=salt, spelled=False).tokens.tolist()
     added = bos is not None and not form.content.startswith(bos.text)
     return tokens[1:] if added and not form.add_special else tokens
 

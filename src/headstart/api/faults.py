@@ -41,6 +41,12 @@ class Unauthorized(RequestError):
     code = "invalid_api_key"
 
 
+class Forbidden(RequestError):
+    status = 403
+    type = "permission_error"
+    code = "operator_only"
+
+
 class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"

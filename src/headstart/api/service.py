@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
+from headstart.api import tenants
 from headstart.api.faults import TooLarge
 from headstart.api.normalise import Ground
 from headstart.api.recall import Recall
@@ -27,6 +28,7 @@ class Service:
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a request's body.
         keep_noise: rules of `normalise` that are left out.
+        policy: what keeps requests apart.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Service:
         keep_alive: float = 5.0,
         max_body: int = 64 << 20,
         keep_noise: Sequence[str] = (),
+        policy: tenants.Policy = tenants.POLICIES["none"],
     ) -> None:
         self.runtime: Runtime | None = None
         self.failure: HeadstartError | None = None
@@ -45,6 +48,7 @@ class Service:
         self.max_body = max_body
         self.keep_noise = frozenset(keep_noise)
         self.recall = Recall()
+        self.policy = policy
         self.created = int(time.time())
         self._model_id = model_id
         self.metrics = Metrics(model_id or "", self.snapshot)
@@ -78,6 +82,15 @@ class Service:
 
     def snapshot(self) -> dict[str, Any] | None:
         return self.runtime.snapshot() if self.runtime is not None else None
+
+    def salt(self, request: HttpRequest, user: str | None = None, cache_salt: str | None = None) -> str:
+        """The salt of everything that is tokenised or computed for a request, whatever its route. Thread-safe.
+
+        Args:
+            user: whom its body names as the one who asks.
+            cache_salt: of its body.
+        """
+        return tenants.salt(self.policy, request.scope.get("tenant", tenants.OPEN), user, cache_salt)
 
     async def body(self, request: HttpRequest) -> bytes:
         """The whole body. Raises TooLarge."""

@@ -75,7 +75,7 @@ class Prompt:
 
 
 def _digest(salt: str) -> Any:  # of a head, whose tokens follow
-    return blake3(b"headstart.head.1" + utf8(salt) + b"\0")
+    return blake3(b"headstart.head.2" + text_digest(salt))
 
 
 @dataclass

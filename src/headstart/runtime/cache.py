@@ -18,6 +18,7 @@ from headstart.core.blocks import BlockId, Chain, as_tokens, block_id, checkpoin
 from headstart.core.checkpoints import LOOSE, Landmarks, Placement, worth
 from headstart.core.index import Entry, Index
 from headstart.core.planner import Mode, Plan
+from headstart.core.quota import owner_of
 from headstart.core.retention import Retention
 from headstart.core.spelling import Spelled, Spellings
 from headstart.engines.base import Engine, Rows, Span
@@ -185,7 +186,7 @@ class Cache:
         start = length - (rest or self._grid)
         tokens = as_tokens(slot.tokens[start:])
         parent = block_id(slot.parent_of(number), tokens) if rest else slot.ids[number - 1]
-        entry = Entry(checkpoint_id(parent), parent, tokens, start, state=True, firm=firm)
+        entry = Entry(checkpoint_id(parent), parent, tokens, start, state=True, firm=firm, owner=owner_of(slot.root))
         if entry.id in self.spill.writing or not self.index.wants(entry.id, self.memory.name, canonical=canonical):
             return None
         stay = {mark // self._grid for mark in (landmarks.anchor, landmarks.turn)}
@@ -293,20 +294,20 @@ class Cache:
         if not self._mode.traits.movable:
             return []
         found: list[tuple[Entry, bool]] = []
-        tokens, name = slot.tokens, self.memory.name
+        tokens, name, owner = slot.tokens, self.memory.name, owner_of(slot.root)
         whole = len(tokens) // self._grid
         for number, piece in enumerate(slot.ids):
             start = number * self._grid
             canonical = start + self._grid <= slot.canonical
             if (canonical or not self._mode.exact) and self.index.wants(piece, name, canonical=canonical):
                 block = as_tokens(tokens[start : start + self._grid])
-                found.append((Entry(piece, slot.parent_of(number), block, start), canonical))
+                found.append((Entry(piece, slot.parent_of(number), block, start, owner=owner), canonical))
         rest = tokens[whole * self._grid :]
         canonical = self._mode.any_cut
         if len(rest) and (canonical or not self._mode.exact):
             tail = as_tokens(rest)
             parent = slot.parent_of(whole)
-            entry = Entry(block_id(parent, tail), parent, tail, whole * self._grid)
+            entry = Entry(block_id(parent, tail), parent, tail, whole * self._grid, owner=owner)
             if self._mode.traits.stateful:  # rows in a longer piece would not do for a checkpoint at this very end
                 wanted = self.index.wants(entry.id, name, canonical=canonical)
             else:

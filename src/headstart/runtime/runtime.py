@@ -12,6 +12,7 @@ from typing import Any
 from headstart.config import Settings
 from headstart.core.planner import Mode
 from headstart.core.prompt import Prompt, Prompter
+from headstart.core.quota import quota
 from headstart.core.template import FALLBACK, Message, Template
 from headstart.engines.base import Engine, Grammar, Tokenizer
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
@@ -69,7 +70,8 @@ class Runtime:
         source = self._template_source(settings)
         self.prompter = Prompter(engine.tokenizer, Template(source, engine.tokenizer.names), spelling=settings.reuse == "fast")
         cell = engine.traits.grid * engine.shape.row_bytes
-        memory = Memory(cell, settings.memory_budget, engine.shape.state_bytes)
+        budget = settings.memory_budget
+        memory = Memory(cell, budget, engine.shape.state_bytes, quota(settings.tenant_memory, budget))
         disk, spellings = _disk(engine, settings), self.prompter.spellings
         self.cache = Cache(engine, memory, self._mode, time.monotonic, disk=disk, spellings=spellings)
         self.cache.spill.settle()  # the first prompt is made before the first request is
@@ -277,7 +279,7 @@ def _disk(engine: Engine, settings: Settings) -> NoDisk:
     if folder is None or not engine.traits.movable:
         return NoDisk()
     limit = int(QUEUE_SHARE * settings.memory_budget)
-    return WriteBehind(lambda: Disk(folder, settings.disk_budget), engine.fingerprint, limit)
+    return WriteBehind(lambda: Disk(folder, settings.disk_budget, settings.tenant_disk), engine.fingerprint, limit)
 
 
 def _both(sinks: Sequence[Sink]) -> Sink:
