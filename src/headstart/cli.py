@@ -24,6 +24,7 @@ from headstart.cli_options import (
     DiskBudget,
     GpuLayers,
     Isolate,
+    KeepNoise,
     Kv,
     Lora,
     Model,
@@ -103,6 +104,7 @@ def serve(
     ] = None,
     api_key_file: ApiKeyFile = None,
     isolate: Isolate = None,
+    keep_noise: KeepNoise = None,
     tenant_memory: TenantMemory = cast(float, "100%"),  # noqa: B008  (typer parses defaults too)
     tenant_disk: TenantDisk = cast(float, "100%"),  # noqa: B008
     ctx: Ctx = None,
@@ -214,6 +216,7 @@ def serve(
             cast("LogFormat", log_format),
             key_file=api_key_file,
             isolate=isolate,
+            keep_noise=keep_noise or (),
             load=lambda s: _load(s, log_format),
         )
 

@@ -163,3 +163,13 @@ Isolate = Annotated[
         show_default="`key` with several keys or a file of them, else `none`",
     ),
 ]
+KeepNoise = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HEADSTART_KEEP_NOISE",
+        metavar="RULE",
+        rich_help_panel=CACHE,
+        help="Noise of clients to leave in prompts (docs/clients.md lists the rules); give the option again for more.",
+        show_default="none: all is undone",
+    ),
+]

@@ -29,6 +29,7 @@ def create_app(
     *,
     api_keys: Keys | Sequence[str] = (),
     isolate: str | None = None,
+    keep_noise: Sequence[str] = (),
     model_id: str | None = None,
     aliases: Sequence[str] = (),
     keep_alive: float = 5.0,
@@ -43,6 +44,7 @@ def create_app(
             `/health` and everything else answer 503. A runtime so made is closed at shutdown.
         api_keys: any of them is needed, except for `/health`; none means that the server is open.
         isolate: a row of `tenants.POLICIES`; None for what suits the keys.
+        keep_noise: rows of `normalise.RULES` that are left out.
         model_id: name to serve the model under; None for the engine's own.
         aliases: other names that requests may give.
         keep_alive: most seconds of silence on a stream.
@@ -52,7 +54,7 @@ def create_app(
     """
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
     policy = policy_of(isolate, several=keys.several)
-    service = Service(model_id, aliases, keep_alive=keep_alive, max_body=max_body, policy=policy)
+    service = Service(model_id, aliases, keep_alive=keep_alive, max_body=max_body, keep_noise=keep_noise, policy=policy)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:

@@ -16,6 +16,7 @@ from headstart.api.canonical import Dialogue, Message
 from headstart.api.recall import Recall
 from headstart.core.arguments import canonical_arguments, canonical_tool
 from headstart.core.template import Template
+from headstart.errors import ConfigError
 
 JOIN = "\n"
 """Between the text parts of one message (as llama-server and vLLM do)."""
@@ -61,6 +62,13 @@ def normalise_reply(message: Message, dialogue: Dialogue, ground: Ground, keep: 
     """A reply to a canonical dialogue, as it will be in the canonical form of the next one."""
     alone = replace(dialogue, messages=(message,))
     return message if "arguments" in keep else _arguments(alone, ground).messages[0]
+
+
+def check_rules(names: Collection[str]) -> None:
+    """Raises ConfigError for a rule that does not exist."""
+    known = [rule.name for rule in RULES]
+    if strange := sorted(set(names) - set(known)):
+        raise ConfigError(f"--keep-noise knows no '{strange[0]}'; there are {', '.join(known)}.")
 
 
 def parts_of(message: Message) -> list[dict[str, Any]]:

@@ -70,7 +70,8 @@ async def render(request: HttpRequest) -> Prompt:
     data = await service.body(request)
 
     def build() -> Prompt:
-        return prompt_of(service, runtime, dialogue_of(parse(TemplateRequest, data)))[1]
+        form = parse(TemplateRequest, data)
+        return prompt_of(service, runtime, dialogue_of(form, service.salt(request)))[1]
 
     return await asyncio.to_thread(build)
 
@@ -120,7 +121,7 @@ def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes)
     head = _head(service, runtime, "chatcmpl-")
     top = (form.top_logprobs or 0) if form.logprobs else None
     limit = form.max_completion_tokens if form.max_completion_tokens is not None else form.max_tokens
-    dialogue = dialogue_of(form, form.cache_salt or "")
+    dialogue = dialogue_of(form, _salt(service, request, form))
     dialogue = replace(dialogue, choice=form.choice, format=next(iter(form.formats), None))
     made, reading = compose(service, runtime, dialogue, _wishes(form, top, limit), head.id)
     how = {"usage": _wants_usage(form), "logprobs": top is not None, "progress": bool(form.return_progress)}
@@ -135,7 +136,8 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     wishes = _wishes(form, form.logprobs, limit)
     scored = form.logprobs if form.echo else None
     spelled = wishes.reuse and scored is None
-    prompts = [runtime.text_prompt(prompt, salt=form.cache_salt or "", spelled=spelled) for prompt in form.prompts]
+    salt = _salt(service, request, form)
+    prompts = [runtime.text_prompt(prompt, salt=salt, spelled=spelled) for prompt in form.prompts]
     requests = [
         Request(
             prompt,
@@ -169,6 +171,10 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
 def _head(service: Service, runtime: Runtime, prefix: str) -> Head:
     fingerprint = "fp_" + runtime.engine.fingerprint.hex()[:12]
     return Head(prefix + uuid.uuid4().hex, int(time.time()), service.model_id, fingerprint)
+
+
+def _salt(service: Service, request: HttpRequest, form: Generation) -> str:
+    return service.salt(request, form.safety_identifier or form.user, form.cache_salt)
 
 
 def _wants_usage(form: Generation) -> bool:

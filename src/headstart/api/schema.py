@@ -183,6 +183,7 @@ class Generation(_Form):
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: dict[TokenKey, Bias] | None = None
     user: str | None = None
+    safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     cache_prompt: bool | None = None

@@ -13,6 +13,7 @@ import uvicorn
 
 from headstart.api.app import create_app
 from headstart.api.keys import Keys
+from headstart.api.normalise import check_rules
 from headstart.api.tenants import policy_of
 from headstart.config import Settings
 from headstart.errors import ConfigError, HeadstartError
@@ -61,6 +62,7 @@ def serve(
     *,
     key_file: Path | None = None,
     isolate: str | None = None,
+    keep_noise: Sequence[str] = (),
     load: Callable[[Settings], Runtime],
 ) -> None:
     """Serves a model until it is told to stop (SIGINT, SIGTERM).
@@ -68,6 +70,7 @@ def serve(
     Args:
         key_file: more keys, one a line.
         isolate: a row of `tenants.POLICIES`; None for what suits the keys.
+        keep_noise: rows of `normalise.RULES` that are left out.
         load: makes the runtime; called in a thread, while `/health` says that the model is loading.
 
     Raises:
@@ -77,6 +80,7 @@ def serve(
     log = structlog.get_logger("headstart")
     keys = Keys(api_keys, key_file)
     policy_of(isolate, several=keys.several)
+    check_rules(keep_noise)
     bound = listen(host, port)
     if not keys.closed and not _is_local(bound.getsockname()[0]):
         log.warning("open to the network without a key: everyone who reaches it can use it; give --api-key", host=host)
@@ -93,6 +97,7 @@ def serve(
         lambda: load(settings),
         api_keys=keys,
         isolate=isolate,
+        keep_noise=keep_noise,
         model_id=path.stem if path.suffix == ".gguf" else settings.model,
         aliases=tuple(dict.fromkeys(name for name in (settings.model, path.name) if name)),
         on_ready=lambda: log.info("listening", url=f"{address}/v1", health=f"{address}/health"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,9 @@ from headstart.observe import logs
 from headstart.observe.metrics import Metrics
 from headstart.observe.report import Summary
 from headstart.runtime.runtime import Runtime
+
+_VENDORS = re.compile(r"(claude|gpt|chatgpt|codex|o\d)\b")
+"""Names that clients send unless they are told otherwise. Nobody who calls a server of his own means a model of theirs."""
 
 
 class Service:
@@ -76,8 +80,8 @@ class Service:
         return Ground(self.ready().prompter.template, self.recall)
 
     def check_model(self, name: str | None) -> None:
-        """Raises NotFound for a model that is not served here; no name means this one."""
-        if name is not None and name != self.model_id and name not in self.aliases:
+        """Raises NotFound for a model that is not served here; no name means this one, and so does a vendor's."""
+        if name is not None and name not in (self.model_id, *self.aliases) and _VENDORS.match(name) is None:
             raise NotFound(f"The model '{name[:200]}' is not served here; the served one is '{self.model_id}'.", param="model")
 
     def snapshot(self) -> dict[str, Any] | None:
