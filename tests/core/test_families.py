@@ -50,7 +50,7 @@ WRITTEN: dict[str, str] = {
     "qwen-xml": template("<tool_call>\n" + XML + "\n</tool_call>", between="\n", header="<bot>\n<think>\n"),
     "seed": template("<seed:tool_call>\n" + XML.replace("\n{{ v }}\n", "{{ v }}") + "\n</seed:tool_call>"),
     "minimax": template(
-        '<invoke name="{{ call.name }}">{% for k, v in call.arguments | items %}<parameter name="{{ k }}">{{ v }}</parameter>'
+        '<invoke name="{{ call.name }}">{% for k, v in call.arguments | items %}\n<parameter name="{{ k }}">{{ v }}</parameter>'
         "{% endfor %}</invoke>",
         before="<minimax:tool_call>\n",
         after="\n</minimax:tool_call>",

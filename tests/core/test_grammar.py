@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -290,6 +291,28 @@ def test_control_tokens_are_tokens(tokens: LLTokenizer) -> None:
     grammar = grammar_for(marked, tools(), "required", controls={**controls, "<think>": 3, "</think>": 4}, thinking=True)
     matcher = compiled(tokens, grammar)
     assert matcher.consume_tokens([*tokens.tokenize_str("Hm."), 4, 1, *tokens.tokenize_str(body), 2])
+
+
+def test_channels_of_control_tokens(tokens: LLTokenizer) -> None:
+    controls = {"<|channel|>": 7, "<|message|>": 8, "<|end|>": 9, "<|start|>": 10, "<|constrain|>": 11}
+    assert not set(controls.values()) & set(tokens.eos_tokens)
+
+    def spelled(text: str) -> list[int]:
+        parts = re.split("(" + "|".join(map(re.escape, controls)) + ")", text)
+        return [token for part in parts for token in ([controls[part]] if part in controls else tokens.tokenize_str(part))]
+
+    def taken(text: str, choice: Any) -> bool:
+        matcher = compiled(tokens, grammar_for(BY_NAME["harmony"], tools(strict=True), choice, controls=controls))
+        ids = spelled(text)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    word = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "a"}'
+    for choice in ("auto", "required"):
+        assert all(taken(text, choice) for text in (call, thought + call, word + call, thought + word + call))
+        assert not taken(thought + call.replace("city", "town"), choice)
+        assert taken(thought + "<|channel|>final<|message|>Hi.", choice) is (choice == "auto")
 
 
 SCHEMA = {

@@ -23,10 +23,10 @@ THINK = Reasoning("<think>", "</think>")
 
 REASONINGS = (
     THINK,
-    Reasoning("[THINK]", "[/THINK]", blank=""),
+    Reasoning("[THINK]", "[/THINK]"),
     Reasoning("<thinking>", "</thinking>"),
     Reasoning("<seed:think>", "</seed:think>"),
-    Reasoning("<|START_THINKING|>", "<|END_THINKING|>", blank=""),
+    Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
     Reasoning("◁think▷", "◁/think▷"),
     Reasoning("Here is my thought process:", "Here is my response:"),
 )
@@ -49,7 +49,7 @@ _XML = Calls(
     each=True,
 )
 _INVOKE = replace(
-    _XML, each=False, open='<invoke name="', name_end='">', key='<parameter name="', key_end='">', close="</invoke>"
+    _XML, each=False, blank="", open='<invoke name="', name_end='">', key='<parameter name="', key_end='">', close="</invoke>"
 )
 
 PLAIN = Family("plain", reasoning=THINK)

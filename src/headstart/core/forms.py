@@ -10,11 +10,10 @@ Form = Literal["object", "list", "named", "xml", "python", "channels"]
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The marks around reasoning. `blank`: what a template writes on their inner sides and behind."""
+    """The marks around reasoning. Newlines on their inner sides, and behind, are no part of it."""
 
     open: str
     close: str
-    blank: str = "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Calls:
         spelling: a regular expression: the group is the function's name in what stands at its place.
         name_end, key, key_end, value_end: of an `xml` call: what follows its name; around the name of a parameter; after
             its value.
-        blank: what the template writes on the inner sides of `open` and `close`.
+        blank: what the template writes on the inner sides of `open` and `close`; in `xml`, around a value.
         between: what it writes between two calls.
     """
 

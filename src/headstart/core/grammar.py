@@ -7,8 +7,8 @@ Grammars are Lark's as llguidance reads them. What is guaranteed, once a call be
   and once. Values are valid by their own schemas, except plain strings in `xml`: these are free text. Rules that concern
   several parameters together are not enforced.
 
-A schema without `strict` is followed as far as llguidance knows its keywords; with it, an unknown keyword is an error when
-the grammar is compiled.
+Parameters that a schema does not name are not written, unless it says so. A schema without `strict` is followed as far as
+llguidance knows its keywords; with it, an unknown keyword is an error when the grammar is compiled.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ Choice = Literal["auto", "none", "required"] | Mapping[str, Any]
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As templates write arguments, so that they come back as they were made."""
+
+_PYTHONIC = {**_COMPACT, "json_allowed_escapes": '"\\\\bfnrtu'}
+"""Without the escapes of JSON that Python has not."""
 
 _AIRY = {"whitespace_pattern": r"[ \n]{1,32}"}
 """Room for indentation, but not for blanks without end."""
@@ -246,7 +249,7 @@ def _python(rules: _Rules, number: int, function: Mapping[str, Any], before: str
     strict = bool(function.get("strict"))
     name = f"given_{number}"
     if before == "[" and not properties and not strict:
-        given = f'/[a-zA-Z_][a-zA-Z0-9_]*/ "=" {_json({}, {}, strict=False)}'
+        given = f'/[a-zA-Z_][a-zA-Z0-9_]*/ "=" {_json({}, {}, strict=False, layout=_PYTHONIC)}'
         rules.add(name, f'({given} (", " {given})*)?')
     elif before == "[":
         # For each place two rules: what may follow where nothing stands before, and where something does.
@@ -254,7 +257,7 @@ def _python(rules: _Rules, number: int, function: Mapping[str, Any], before: str
         rules.add(f"more_{name}_{len(properties)}", '""')
         for at, (key, schema) in enumerate(properties.items()):
             boolean = types_of(schema) == {"boolean"}
-            value = '("True" | "False")' if boolean else _json(schema, root, strict=strict)
+            value = '("True" | "False")' if boolean else _json(schema, root, strict=strict, layout=_PYTHONIC)
             part = f"{_quoted(key + '=')} {value} more_{name}_{at + 1}"
             skipped = key not in required
             rules.add(f"{name}_{at}", part + (f" | {name}_{at + 1}" if skipped else ""))
