@@ -48,9 +48,9 @@ XML = (
 WRITTEN: dict[str, str] = {
     "hermes": template("<tool_call>\n" + NAMED + "\n</tool_call>", between="\n"),
     "qwen-xml": template("<tool_call>\n" + XML + "\n</tool_call>", between="\n", header="<bot>\n<think>\n"),
-    "seed": template("<seed:tool_call>\n" + XML + "\n</seed:tool_call>"),
+    "seed": template("<seed:tool_call>\n" + XML.replace("\n{{ v }}\n", "{{ v }}") + "\n</seed:tool_call>"),
     "minimax": template(
-        '<invoke name="{{ call.name }}">{% for k, v in call.arguments | items %}<parameter name="{{ k }}">{{ v }}</parameter>'
+        '<invoke name="{{ call.name }}">{% for k, v in call.arguments | items %}\n<parameter name="{{ k }}">{{ v }}</parameter>'
         "{% endfor %}</invoke>",
         before="<minimax:tool_call>\n",
         after="\n</minimax:tool_call>",
@@ -119,6 +119,15 @@ def test_a_template_s_own_calls_tell_its_family(name: str) -> None:
     found = family_of(Template(WRITTEN[name], {}))
     assert found.name == name
     assert found.calls == BY_NAME[name].calls
+
+
+@pytest.mark.parametrize("blank", ["", "\n"])
+def test_values_may_stand_on_their_own_lines(blank: str) -> None:
+    written = XML.replace("\n{{ v }}\n", blank + "{{ v }}" + blank)
+    found = family_of(Template(template("<tool_call>\n" + written + "\n</tool_call>"), {}))
+    assert found.name == "qwen-xml"
+    assert found.calls is not None
+    assert found.calls.blank == blank
 
 
 def test_templates_of_the_tests() -> None:

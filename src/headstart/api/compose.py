@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from headstart.api.canonical import Dialogue
+from headstart.api.canonical import Dialogue, Format
 from headstart.api.draft import Reading
 from headstart.api.normalise import normalise, normalise_reply
 from headstart.api.service import Service
@@ -94,16 +96,26 @@ def remember(service: Service, teller: Teller) -> None:
 
 
 def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
-    dialogue, tokenizer = reading.dialogue, runtime.engine.tokenizer
-    controls = {control.text for control in tokenizer.controls}
+    dialogue = reading.dialogue
+    choice = dialogue.choice
+    named = {"type": "function", "function": {"name": choice.name}}
     return grammar_for(
         reading.family,
         dialogue.tools if reading.tools else (),
-        dialogue.choice,
-        dialogue.format,
-        thinking=reading.thinking,
-        control=controls.__contains__,
+        choice.mode if choice.name is None else named,
+        choice.parallel,
+        _response_format(dialogue.format),
+        reading.thinking,
+        {control.text: control.id for control in runtime.engine.tokenizer.controls if control.text},
     )
+
+
+def _response_format(wanted: Format | None) -> Mapping[str, Any] | None:
+    if wanted is None or wanted.kind == "json_object":
+        return None if wanted is None else {"type": "json_object"}
+    if wanted.kind == "json_schema":
+        return {"type": "json_schema", "json_schema": {"schema": json.loads(wanted.text), "strict": wanted.strict}}
+    return {"type": wanted.kind, wanted.kind: wanted.text}
 
 
 def _begun(dialogue: Dialogue) -> tuple[Dialogue, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from headstart.core.forms import Calls, Family, Reasoning
@@ -22,10 +23,10 @@ THINK = Reasoning("<think>", "</think>")
 
 REASONINGS = (
     THINK,
-    Reasoning("[THINK]", "[/THINK]", blank=""),
+    Reasoning("[THINK]", "[/THINK]"),
     Reasoning("<thinking>", "</thinking>"),
     Reasoning("<seed:think>", "</seed:think>"),
-    Reasoning("<|START_THINKING|>", "<|END_THINKING|>", blank=""),
+    Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
     Reasoning("◁think▷", "◁/think▷"),
     Reasoning("Here is my thought process:", "Here is my response:"),
 )
@@ -45,8 +46,11 @@ _XML = Calls(
     finish="</tool_call>",
     blank="\n",
     between="\n",
+    each=True,
 )
-_INVOKE = replace(_XML, open='<invoke name="', name_end='">', key='<parameter name="', key_end='">', close="</invoke>")
+_INVOKE = replace(
+    _XML, each=False, blank="", open='<invoke name="', name_end='">', key='<parameter name="', key_end='">', close="</invoke>"
+)
 
 PLAIN = Family("plain", reasoning=THINK)
 GENERIC = Family("generic", HERMES, THINK, adapted=True)
@@ -54,7 +58,7 @@ GENERIC = Family("generic", HERMES, THINK, adapted=True)
 FAMILIES = (
     Family("hermes", HERMES, THINK),
     Family("qwen-xml", _XML, THINK),
-    Family("seed", replace(_XML, begin="<seed:tool_call>", finish="</seed:tool_call>")),
+    Family("seed", replace(_XML, blank="", begin="<seed:tool_call>", finish="</seed:tool_call>")),
     Family("minimax", replace(_INVOKE, begin="<minimax:tool_call>", finish="</minimax:tool_call>"), THINK),
     Family(
         "glm",
@@ -125,6 +129,13 @@ FAMILIES = (
 """Tried in this order on what a template writes."""
 
 
+def _variants(family: Family) -> list[Family]:
+    """A family as it is in the table, and as its templates also are: with values on lines of their own, or not."""
+    if family.calls is None or family.calls.form != "xml":
+        return [family]
+    return [family, replace(family, calls=replace(family.calls, blank="" if family.calls.blank else "\n"))]
+
+
 _PROBE = "headstart_probe"
 _GIVEN = {"headstart_key": "headstart value", "headstart_count": 3}
 _TYPES = {"headstart_key": {"type": "string"}, "headstart_count": {"type": "integer"}}
@@ -157,13 +168,19 @@ def _family(template: Template) -> Family:
         if not calling:
             continue
         reply = _behind(header, calling)
-        for family in FAMILIES:
-            if family.calls is not None and all(mark in reply for mark in family.calls.written):
+        for family in chain.from_iterable(map(_variants, FAMILIES)):
+            if family.calls is not None and all(mark in reply for mark in _expected(family.calls)):
                 parser = Parser(family, tools=[_TOOL])
                 if _is_probe(parser.feed(reply) + parser.end()):
                     key = "parameters" if '"parameters"' in reply else "arguments"
                     return replace(family, calls=replace(family.calls, arguments=key))
     return FAMILIES[0]
+
+
+def _expected(calls: Calls) -> tuple[str, ...]:
+    """What the probe's call must have in it."""
+    value = (f"{calls.blank}{_GIVEN['headstart_key']}{calls.blank}{calls.value_end}",) if calls.form == "xml" else ()
+    return (*calls.written, *value)
 
 
 def _rendered(template: Template, messages: Sequence[Message], *, generation: bool) -> str:

@@ -10,11 +10,10 @@ Form = Literal["object", "list", "named", "xml", "python", "channels"]
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The marks around reasoning. `blank`: what a template writes on their inner sides and behind."""
+    """The marks around reasoning. Newlines on their inner sides, and behind, are no part of it."""
 
     open: str
     close: str
-    blank: str = "\n"
 
     @property
     def ending(self) -> str:
@@ -30,15 +29,15 @@ class Calls:
         form: `object` a JSON object with name and arguments; `list` a JSON list of such; `named` a name, `separator` and
             JSON arguments; `xml` a name and parameters between marks; `python` a list of Python calls; `channels` messages
             to a recipient, as gpt-oss writes them.
-        begin, finish: around all calls of a reply.
+        begin, finish: around all calls of a reply; around each of them if `each`.
         open, close: around each call; around all of them where they are a list. Without `open`, a call can only be what a
             reply begins with, and is known by its shape.
         name, arguments: the keys of an `object`, as the template writes them.
         prefix, separator: of a `named` call: before its name, and between name and arguments.
         spelling: a regular expression: the group is the function's name in what stands at its place.
-        name_end, key, key_end, value_end, tail: of an `xml` call: what follows its name; around the name of a parameter;
-            after its value; after the last one.
-        blank: what the template writes on the inner sides of `open` and `close`.
+        name_end, key, key_end, value_end: of an `xml` call: what follows its name; around the name of a parameter; after
+            its value.
+        blank: what the template writes on the inner sides of `open` and `close`; in `xml`, around a value.
         between: what it writes between two calls.
     """
 
@@ -58,6 +57,7 @@ class Calls:
     value_end: str = ""
     blank: str = ""
     between: str = ""
+    each: bool = False
 
     @property
     def written(self) -> tuple[str, ...]:
