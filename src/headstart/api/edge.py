@@ -18,6 +18,9 @@ from headstart.api.service import Service
 OPEN = frozenset({"/health", "/v1/health"})
 """Routes that need no key."""
 
+ID_HEADERS = (b"x-request-id", b"request-id")
+"""Where OpenAI's clients look for a request's id, and where Anthropic's do."""
+
 _SANE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -45,19 +48,19 @@ class Edge:
         given = headers.get("x-request-id", "")
         request_id = given if _SANE.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         scope["request_id"] = request_id
-        stamp = (b"x-request-id", request_id.encode())
+        stamps = [(name, request_id.encode()) for name in ID_HEADERS]
         started = False
 
         async def stamped(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message["headers"], stamp]
+                message["headers"] = [*message["headers"], *stamps]
             await send(message)
 
         if not self._admits(scope["path"], next((value for name, value in headers.raw if name == b"authorization"), b"")):
             self._service.metrics.refused(401)
-            await answer(Unauthorized("Give an API key: 'Authorization: Bearer <key>'."))(scope, receive, stamped)
+            await answer(Unauthorized("Give an API key: 'Authorization: Bearer <key>'."), scope)(scope, receive, stamped)
             return
         try:
             await self._app(scope, receive, stamped)
@@ -66,7 +69,7 @@ class Edge:
             if started:
                 raise
             self._service.unfinished(request_id, "error", repr(error))
-            await answer(error)(scope, receive, stamped)
+            await answer(error, scope)(scope, receive, stamped)
 
     def _admits(self, path: str, authorization: bytes) -> bool:
         if not self._keys or path in OPEN:
