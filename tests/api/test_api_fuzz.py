@@ -26,11 +26,13 @@ ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions/input_tokens"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("POST", "/apply-template"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("GET", "/v1/models/{model_id}"),
-    *(("GET", path) for path in ("/v1/models", "/health", "/v1/health", "/metrics", "/slots", "/props")),
+    *(("GET", path) for path in ("/", "/v1/models", "/health", "/v1/health", "/metrics", "/slots", "/props")),
 ]
 
 

@@ -9,7 +9,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from headstart.api.faults import ErrorBody
+from headstart.api.anthropic_schema import ANTHROPIC_BODIES
+from headstart.api.faults import AnthropicErrorBody, ErrorBody
 from headstart.api.schema import BODIES
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -19,6 +20,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer; with `stream`, server-sent events that end with `data: [DONE]`.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": AnthropicErrorBody, "description": "The request cannot be served; the message says why."},
+    529: {"model": AnthropicErrorBody, "description": "Loading or shutting down."},
+}
+ANTHROPIC_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream`, server-sent events that end with `message_stop`.",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
@@ -36,7 +47,7 @@ def describe(app: FastAPI, *, keys: bool) -> dict[str, Any]:
     if app.openapi_schema is not None:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    _, schemas = models_json_schema([(form, "validation") for form in BODIES], ref_template=_REF)
+    _, schemas = models_json_schema([(form, "validation") for form in (*BODIES, *ANTHROPIC_BODIES)], ref_template=_REF)
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(schemas["$defs"])
     for path in document["paths"].values():

@@ -21,6 +21,9 @@ OPEN = frozenset({"/health", "/v1/health"})
 OF_ALL = frozenset({"/metrics", "/slots"})
 """Routes that tell of all tenants: where these are kept apart, for the operator only."""
 
+ID_HEADERS = (b"x-request-id", b"request-id")
+"""Where OpenAI's clients look for a request's id, and where Anthropic's do."""
+
 _SANE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -40,20 +43,20 @@ class Edge:
         given = headers.get("x-request-id", "")
         request_id = given if _SANE.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         scope["request_id"] = request_id
-        stamp = (b"x-request-id", request_id.encode())
+        stamps = [(name, request_id.encode()) for name in ID_HEADERS]
         started = False
 
         async def stamped(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message["headers"], stamp]
+                message["headers"] = [*message["headers"], *stamps]
             await send(message)
 
         refusal = self._admit(scope, headers)
         if refusal is not None:
             self._service.metrics.refused(refusal.status)
-            await answer(refusal)(scope, receive, stamped)
+            await answer(refusal, scope)(scope, receive, stamped)
             return
         try:
             await self._app(scope, receive, stamped)
@@ -62,7 +65,7 @@ class Edge:
             if started:
                 raise
             self._service.unfinished(request_id, "error", repr(error))
-            await answer(error)(scope, receive, stamped)
+            await answer(error, scope)(scope, receive, stamped)
 
     def _admit(self, scope: Scope, headers: Headers) -> RequestError | None:
         """Notes who asks; what is wrong with that, if anything is."""

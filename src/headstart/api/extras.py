@@ -22,6 +22,13 @@ from headstart.runtime.runtime import Runtime
 router = APIRouter()
 
 
+@router.head("/", include_in_schema=False)
+@router.get("/", responses=ERRORS)
+async def root(request: HttpRequest) -> Response:
+    """Who answers here. Some clients ask before they send anything else."""
+    return JSONResponse({"name": "headstart", "version": __version__, "docs": "/docs"})
+
+
 @router.get("/health", responses=ERRORS)
 @router.get("/v1/health", responses=ERRORS)
 async def health(request: HttpRequest) -> Response:

@@ -1,4 +1,4 @@
-"""OpenAI's routes: chat completions, completions, models."""
+"""OpenAI's routes: chat completions, completions."""
 
 from __future__ import annotations
 
@@ -46,23 +46,6 @@ async def input_tokens(request: HttpRequest) -> Response:
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
 
-@router.get("/v1/models", responses=ERRORS)
-async def models(request: HttpRequest) -> Response:
-    """Lists the served model."""
-    service = service_of(request)
-    service.ready()
-    return JSONResponse({"object": "list", "data": [_card(service)]})
-
-
-@router.get("/v1/models/{model_id:path}", responses=ERRORS)
-async def model(request: HttpRequest, model_id: str) -> Response:
-    """Describes the served model."""
-    service = service_of(request)
-    service.ready()
-    service.check_model(model_id)
-    return JSONResponse(_card(service))
-
-
 async def render(request: HttpRequest) -> Prompt:
     """The prompt of a body with messages."""
     service = service_of(request)
@@ -98,18 +81,6 @@ def _message(form: ChatMessage) -> Message:
 def _effort(effort: str | None) -> dict[str, Any]:
     """As templates of reasoning models ask for it."""
     return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-
-
-def _card(service: Service) -> dict[str, object]:
-    runtime = service.ready()
-    return {
-        "id": service.model_id,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "headstart",
-        "aliases": list(service.aliases),
-        "meta": {"n_ctx": runtime.ctx, "n_vocab": runtime.engine.tokenizer.n_vocab, **runtime.engine.facts.details},
-    }
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,7 @@ class Reasoning:
     @property
     def ending(self) -> str:
         """What ends reasoning that is open, as a template writes it."""
-        return self.blank + self.close + 2 * self.blank
+        return f"\n{self.close}\n\n"
 
 
 @dataclass(frozen=True, slots=True)
