@@ -126,11 +126,11 @@ def test_a_bad_completion_body_is_refused(fake: Server, body: Any, param: str | 
 
 def test_an_unknown_model_is_named_beside_the_served_one(fake: Server) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        fake.openai.chat.completions.create(model="gpt-9", messages=HI)  # type: ignore[arg-type]
+        fake.openai.chat.completions.create(model="llama-9", messages=HI)  # type: ignore[arg-type]
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-    assert "'gpt-9'" in str(caught.value)
+    assert "'llama-9'" in str(caught.value)
     assert "'fake'" in str(caught.value)
-    assert fault(fake.http.get("/v1/models/gpt-9"), 404)["code"] == "model_not_found"
+    assert fault(fake.http.get("/v1/models/llama-9"), 404)["code"] == "model_not_found"
 
 
 def test_a_prompt_that_is_too_long_says_both_numbers(fake: Server) -> None:
