@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headstart.api.canonical import Dialogue
+from headstart.api.canonical import Dialogue, Tool
 from headstart.api.draft import Reading
 from headstart.api.normalise import normalise
 from headstart.api.service import Service
@@ -98,12 +98,18 @@ def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
     controls = {control.text for control in tokenizer.controls}
     return grammar_for(
         reading.family,
-        dialogue.tools if reading.tools else (),
+        callable_tools(dialogue) if reading.tools else (),
         dialogue.choice,
         dialogue.format,
         thinking=reading.thinking,
         control=controls.__contains__,
     )
+
+
+def callable_tools(dialogue: Dialogue) -> tuple[Tool, ...]:
+    """The tools that a reply may call."""
+    allowed = dialogue.choice.allowed
+    return tuple(tool for tool in dialogue.tools if allowed is None or tool["function"]["name"] in allowed)
 
 
 def _begun(dialogue: Dialogue) -> tuple[Dialogue, str]:
@@ -121,5 +127,6 @@ def _check(dialogue: Dialogue) -> None:
     choice = dialogue.choice
     if choice.mode == "required" and not names:
         raise InvalidRequest("Invalid 'tool_choice': a call is required, but there are no 'tools'.", param="tool_choice")
-    if choice.name is not None and choice.name not in names:
-        raise InvalidRequest(f"Invalid 'tool_choice': there is no tool '{choice.name[:100]}'.", param="tool_choice")
+    for name in (choice.name, *(choice.allowed or ())):
+        if name is not None and name not in names:
+            raise InvalidRequest(f"Invalid 'tool_choice': there is no tool '{name[:100]}'.", param="tool_choice")

@@ -9,8 +9,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from headstart.api import responses_schema, schema
 from headstart.api.faults import ErrorBody
-from headstart.api.schema import BODIES
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request cannot be served; the message says why."},
@@ -22,6 +22,7 @@ STREAMED: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
+BODIES = (*schema.BODIES, *responses_schema.BODIES)
 _REF = "#/components/schemas/{model}"
 
 

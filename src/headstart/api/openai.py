@@ -80,7 +80,7 @@ def dialogue_of(form: Conversation, salt: str = "") -> Dialogue:
     return Dialogue(
         messages=tuple(_message(message) for message in form.messages),
         tools=tuple(tool.model_dump(exclude_none=True) for tool in form.tools or ()),
-        extra={**_effort(form.reasoning_effort), **(form.chat_template_kwargs or {})},
+        extra={**effort(form.reasoning_effort), **(form.chat_template_kwargs or {})},
         salt=salt,
         continues=bool(form.continue_final_message) and form.messages[-1].role == "assistant",
     )
@@ -94,9 +94,9 @@ def _message(form: ChatMessage) -> Message:
     return {"content": "", **message}
 
 
-def _effort(effort: str | None) -> dict[str, Any]:
-    """As templates of reasoning models ask for it."""
-    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+def effort(given: str | None) -> dict[str, Any]:
+    """How much to think, as templates of reasoning models ask for it."""
+    return {} if given is None else {"reasoning_effort": given, "enable_thinking": given != "none"}
 
 
 def _card(service: Service) -> dict[str, object]:
@@ -122,7 +122,7 @@ def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes)
     limit = form.max_completion_tokens if form.max_completion_tokens is not None else form.max_tokens
     dialogue = dialogue_of(form, form.cache_salt or "")
     dialogue = replace(dialogue, choice=form.choice, format=next(iter(form.formats), None))
-    made, reading = compose(service, runtime, dialogue, _wishes(form, top, limit), head.id)
+    made, reading = compose(service, runtime, dialogue, wishes(form, top, limit), head.id)
     how = {"usage": _wants_usage(form), "logprobs": top is not None, "progress": bool(form.return_progress)}
     teller = Chat(head, [made], reading, **how)
     return Asked([made], teller, bool(form.stream), lambda: remember(service, teller))
@@ -132,19 +132,19 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     form = parse(CompletionRequest, data)
     service.check_model(form.model)
     limit = 16 if form.max_tokens is None else form.max_tokens  # the endpoint's own default
-    wishes = _wishes(form, form.logprobs, limit)
+    wanted = wishes(form, form.logprobs, limit)
     scored = form.logprobs if form.echo else None
-    spelled = wishes.reuse and scored is None
+    spelled = wanted.reuse and scored is None
     prompts = [runtime.text_prompt(prompt, salt=form.cache_salt or "", spelled=spelled) for prompt in form.prompts]
     requests = [
         Request(
             prompt,
-            wishes.sampling,
-            wishes.max_tokens,
-            wishes.stop,
-            wishes.choices,
-            wishes.reuse,
-            wishes.ignore_eos,
+            wanted.sampling,
+            wanted.max_tokens,
+            wanted.stop,
+            wanted.choices,
+            wanted.reuse,
+            wanted.ignore_eos,
             prompt_logprobs=scored,
         )
         for prompt in prompts
@@ -176,7 +176,8 @@ def _wants_usage(form: Generation) -> bool:
     return bool(form.stream and options is not None and options.include_usage)
 
 
-def _wishes(form: Generation, logprobs: int | None, limit: int | None) -> Wishes:
+def wishes(form: Generation, logprobs: int | None, limit: int | None) -> Wishes:
+    """What a body wants of a reply. `limit`: most tokens; -1 and None for as many as fit."""
     return Wishes(
         sampling=_sampling(form, logprobs),
         max_tokens=None if limit == -1 else limit,

@@ -10,6 +10,7 @@ import json
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -34,6 +35,15 @@ RESERVED = frozenset(
     "self part messages tools salt spelled generation begun breakpoints add_generation_prompt strftime_now".split()
 )
 """Names in `chat_template_kwargs` that would replace what the request itself says."""
+
+
+def _nothing_reserved(value: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(RESERVED & value.keys()):
+        raise PydanticCustomError("template_kwargs", "may not contain '{name}'", {"name": taken[0]})
+    return value
+
+
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_nothing_reserved)]
 
 
 class _Form(BaseModel):
@@ -200,16 +210,9 @@ class Conversation(_Form):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: list[Tool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateArguments | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     continue_final_message: bool | None = None
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _nothing_reserved(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value and (taken := sorted(RESERVED & value.keys())):
-            raise PydanticCustomError("template_kwargs", "may not contain '{name}'", {"name": taken[0]})
-        return value
 
 
 class ChatRequest(Generation, Conversation):

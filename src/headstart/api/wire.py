@@ -47,6 +47,18 @@ def account(summary: Summary) -> dict[str, Any]:
     return {"timings": timings(summary), "headstart": headstart(summary)}
 
 
+def token_scores(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities, as chats and responses have them."""
+
+    def score(text: bytes, logprob: float) -> dict[str, Any]:
+        return {"token": _shown(text), "logprob": _finite(logprob), "bytes": list(text)}
+
+    return [
+        {**score(item.text, item.logprob), "top_logprobs": [score(text, logprob) for _, text, logprob in item.top]}
+        for item in logprobs
+    ]
+
+
 class OpenAI(Teller):
     """What both endpoints share. `usage`: the caller wants a usage chunk at the end."""
 
@@ -164,19 +176,7 @@ class Chat(OpenAI):
         return '"delta":{}'
 
     def scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        def score(text: bytes, logprob: float) -> dict[str, Any]:
-            return {"token": _shown(text), "logprob": _finite(logprob), "bytes": list(text)}
-
-        return {
-            "content": [
-                {
-                    **score(item.text, item.logprob),
-                    "top_logprobs": [score(text, logprob) for _, text, logprob in item.top],
-                }
-                for item in logprobs
-            ],
-            "refusal": None,
-        }
+        return {"content": token_scores(logprobs), "refusal": None}
 
     def choice(self, draft: Draft) -> dict[str, Any]:
         message = {"role": "assistant", "content": draft.text, "refusal": None}
