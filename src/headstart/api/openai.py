@@ -119,11 +119,12 @@ def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes)
     service.check_model(form.model)
     head = _head(service, runtime, "chatcmpl-")
     top = (form.top_logprobs or 0) if form.logprobs else None
-    limit = form.max_completion_tokens if form.max_completion_tokens is not None else form.max_tokens
+    limits = (form.max_completion_tokens, form.max_tokens, form.n_predict)
+    limit = next((limit for limit in limits if limit is not None), None)
     dialogue = dialogue_of(form, form.cache_salt or "")
     dialogue = replace(dialogue, choice=form.choice, format=next(iter(form.formats), None))
     made, reading = compose(service, runtime, dialogue, wishes(form, top, limit), head.id)
-    how = {"usage": _wants_usage(form), "logprobs": top is not None, "progress": bool(form.return_progress)}
+    how = {"usage": _wants_usage(form), "logprobs": top is not None, **told(form)}
     teller = Chat(head, [made], reading, **how)
     return Asked([made], teller, bool(form.stream), lambda: remember(service, teller))
 
@@ -161,7 +162,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
         firsts=firsts,
         usage=_wants_usage(form),
         logprobs=form.logprobs is not None,
-        progress=bool(form.return_progress),
+        **told(form),
     )
     return Asked(requests, teller, bool(form.stream))
 
@@ -176,11 +177,16 @@ def _wants_usage(form: Generation) -> bool:
     return bool(form.stream and options is not None and options.include_usage)
 
 
+def told(form: Generation) -> dict[str, bool]:
+    """What a caller wants to know beside the reply, as llama-server has it."""
+    return {"progress": bool(form.return_progress), "timed": bool(form.timings_per_token)}
+
+
 def wishes(form: Generation, logprobs: int | None, limit: int | None) -> Wishes:
-    """What a body wants of a reply. `limit`: most tokens; -1 and None for as many as fit."""
+    """What a body wants of a reply. `limit`: most tokens; None and less than 0 for as many as fit."""
     return Wishes(
         sampling=_sampling(form, logprobs),
-        max_tokens=None if limit == -1 else limit,
+        max_tokens=None if limit is not None and limit < 0 else limit,
         stop=form.stops,
         choices=form.n or 1,
         reuse=form.cache_prompt is not False,

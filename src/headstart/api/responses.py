@@ -165,7 +165,7 @@ class _Said:
 
 
 def _refers(item: Item) -> bool:
-    return item.get("type", "item_reference") == "item_reference"
+    return item.get("type") in (None, "item_reference")
 
 
 def _choice(choice: Choice, tools: Tools) -> Choice:

@@ -117,7 +117,9 @@ class ReferenceItem(_Form):
 class PassedOverItem(_Form):
     """See `PASSED_OVER`."""
 
-    model_config = ConfigDict(json_schema_extra={"properties": {"type": {"enum": sorted(PASSED_OVER)}}, "required": ["type"]})
+    model_config = ConfigDict(
+        json_schema_extra={"properties": {"type": {"enum": [*sorted(PASSED_OVER)]}}, "required": ["type"]}
+    )
 
     type: str
     id: str | None = None

@@ -76,7 +76,7 @@ class Responses:
     def item(self, salt: str, id: str) -> Item:
         """An item of a stored response. Raises UnknownResponse."""
         stored = self._stored.get((salt, PREFIX + id.partition("_")[2][:_DIGITS]))
-        items = (*stored.input, *stored.response["output"]) if stored is not None else ()
+        items: tuple[Item, ...] = (*stored.input, *stored.response["output"]) if stored is not None else ()
         for item in items:
             if item.get("id") == id:
                 return item
