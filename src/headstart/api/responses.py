@@ -59,7 +59,7 @@ async def input_tokens(request: HttpRequest) -> Response:
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(count)})
 
 
-@router.post("/v1/responses/compact", responses=ERRORS)
+@router.post("/v1/responses/compact", openapi_extra=takes(ResponsesInput), responses=ERRORS)
 async def compact(request: HttpRequest) -> Response:
     """Not supported: says what to do instead."""
     raise NotHere("Compaction is not supported: have the model sum up the conversation, and send the summary as a message.")
