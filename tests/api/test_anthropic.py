@@ -370,8 +370,8 @@ def fault(caught: pytest.ExceptionInfo[Any], status: int, kind: str) -> Any:
 
 
 def test_errors_are_the_sdks_own(server: Server, claude: Anthropic) -> None:
-    with pytest.raises(anthropic.NotFoundError, match="'claude-9'") as caught:
-        ask(claude, HI, model="claude-9")
+    with pytest.raises(anthropic.NotFoundError, match="'llama-9'") as caught:
+        ask(claude, HI, model="llama-9")
     fault(caught, 404, "not_found_error")
     with pytest.raises(anthropic.NotFoundError, match="no route POST /v1/messages/batches") as caught:
         claude.post("/v1/messages/batches", cast_to=object)

@@ -79,7 +79,7 @@ def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: by
 
 
 def _salt(service: Service, request: HttpRequest, form: CountTokensRequest) -> str:
-    return form.cache_salt or ""
+    return service.salt(request, form.metadata.user_id if form.metadata is not None else None, form.cache_salt)
 
 
 def _wishes(form: MessagesRequest) -> Wishes:

@@ -286,4 +286,4 @@ class MessagesRequest(CountTokensRequest):
     diagnostics: Diagnostics | None = None
 
 
-ANTHROPIC_BODIES: tuple[type[_Form], ...] = (MessagesRequest, CountTokensRequest)
+BODIES: tuple[type[_Form], ...] = (MessagesRequest, CountTokensRequest)

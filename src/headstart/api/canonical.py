@@ -16,11 +16,15 @@ Tool = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a reply may call. `required`: one tool at least, `name` if that is given. `parallel`: more than one."""
+    """What a reply may call. `required`: one tool at least, `name` if that is given. `parallel`: more than one.
+
+    `allowed`: only these; None for all. The prompt lists the others too, so that it stays the same.
+    """
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
     parallel: bool = True
+    allowed: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

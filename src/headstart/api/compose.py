@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headstart.api.canonical import Dialogue, Format
+from headstart.api.canonical import Dialogue, Format, Tool
 from headstart.api.draft import Reading
 from headstart.api.normalise import normalise, normalise_reply
 from headstart.api.service import Service
@@ -95,27 +95,39 @@ def remember(service: Service, teller: Teller) -> None:
         service.recall.reply(reading.dialogue.salt, reading.dialogue.messages[-1], draft.message)
 
 
+def controls_of(runtime: Runtime) -> Mapping[str, int]:
+    """Ids of the model's control tokens by their texts."""
+    return {control.text: control.id for control in runtime.engine.tokenizer.controls if control.text}
+
+
 def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
     dialogue = reading.dialogue
     choice = dialogue.choice
     named = {"type": "function", "function": {"name": choice.name}}
     return grammar_for(
         reading.family,
-        dialogue.tools if reading.tools else (),
+        callable_tools(dialogue) if reading.tools else (),
         choice.mode if choice.name is None else named,
         choice.parallel,
-        _response_format(dialogue.format),
+        response_format(dialogue.format),
         reading.thinking,
-        {control.text: control.id for control in runtime.engine.tokenizer.controls if control.text},
+        controls_of(runtime),
     )
 
 
-def _response_format(wanted: Format | None) -> Mapping[str, Any] | None:
+def response_format(wanted: Format | None) -> Mapping[str, Any] | None:
+    """A format as OpenAI says it."""
     if wanted is None or wanted.kind == "json_object":
         return None if wanted is None else {"type": "json_object"}
     if wanted.kind == "json_schema":
         return {"type": "json_schema", "json_schema": {"schema": json.loads(wanted.text), "strict": wanted.strict}}
     return {"type": wanted.kind, wanted.kind: wanted.text}
+
+
+def callable_tools(dialogue: Dialogue) -> tuple[Tool, ...]:
+    """The tools that a reply may call."""
+    allowed = dialogue.choice.allowed
+    return tuple(tool for tool in dialogue.tools if allowed is None or tool["function"]["name"] in allowed)
 
 
 def _begun(dialogue: Dialogue) -> tuple[Dialogue, str]:
@@ -131,7 +143,8 @@ def _begun(dialogue: Dialogue) -> tuple[Dialogue, str]:
 def _check(dialogue: Dialogue) -> None:
     names = [tool["function"].get("name") for tool in dialogue.tools]
     choice = dialogue.choice
-    if choice.name is not None and choice.name not in names:
-        raise InvalidRequest(f"Invalid 'tool_choice': there is no tool '{choice.name[:100]}'.", param="tool_choice")
     if choice.mode == "required" and not names:
         raise InvalidRequest("Invalid 'tool_choice': a call is required, but there are no 'tools'.", param="tool_choice")
+    for name in (choice.name, *(choice.allowed or ())):
+        if name is not None and name not in names:
+            raise InvalidRequest(f"Invalid 'tool_choice': there is no tool '{name[:100]}'.", param="tool_choice")

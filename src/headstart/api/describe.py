@@ -9,9 +9,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from headstart.api.anthropic_schema import ANTHROPIC_BODIES
+from headstart.api import anthropic_schema, responses_schema, schema
 from headstart.api.faults import AnthropicErrorBody, ErrorBody
-from headstart.api.schema import BODIES
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request cannot be served; the message says why."},
@@ -33,6 +32,7 @@ ANTHROPIC_STREAMED: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
+BODIES = (*schema.BODIES, *responses_schema.BODIES, *anthropic_schema.BODIES)
 _REF = "#/components/schemas/{model}"
 
 
@@ -47,7 +47,7 @@ def describe(app: FastAPI, *, keys: bool) -> dict[str, Any]:
     if app.openapi_schema is not None:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    _, schemas = models_json_schema([(form, "validation") for form in (*BODIES, *ANTHROPIC_BODIES)], ref_template=_REF)
+    _, schemas = models_json_schema([(form, "validation") for form in BODIES], ref_template=_REF)
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(schemas["$defs"])
     for path in document["paths"].values():

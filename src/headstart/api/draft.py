@@ -79,6 +79,8 @@ class Draft:
         finish: how it ended; `stopped_by`: the stop text that ended it.
         reasoning_tokens: about how many tokens were thought: those with which more of a thought became certain.
         report: what its prompt cost, as soon as it started.
+        began: when that was, in seconds after the call came in.
+        deltas: about how many tokens there are so far: those with which more of the text became certain.
     """
 
     index: int
@@ -93,6 +95,8 @@ class Draft:
     stopped_by: str | None = None
     reasoning_tokens: int = 0
     report: Report | None = None
+    began: float = 0.0
+    deltas: int = 0
     _parser: Parser | None = None
 
     def __post_init__(self) -> None:
@@ -105,6 +109,7 @@ class Draft:
 
     def take(self, event: Delta) -> Sequence[Piece]:
         """What is new with more text."""
+        self.deltas += 1
         self.logprobs.extend(event.logprobs)
         if self._parser is None:
             self.said.append(event.text)

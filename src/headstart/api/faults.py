@@ -87,7 +87,8 @@ class Form:
     status: Callable[[Exception], int]
 
 
-def _message(error: Exception) -> str:
+def message_of(error: Exception) -> str:
+    """What a caller is told of an error."""
     if isinstance(error, RequestError):
         return error.message
     if isinstance(error, HeadstartError):
@@ -104,7 +105,7 @@ def _openai(error: Exception, request_id: str) -> dict[str, Any]:
         rest = (error.type, error.param, error.code)
     else:
         rest = ("server_error", None, "engine_error" if isinstance(error, HeadstartError) else "internal_error")
-    return {"error": dict(zip(("message", "type", "param", "code"), (_message(error), *rest), strict=True))}
+    return {"error": dict(zip(("message", "type", "param", "code"), (message_of(error), *rest), strict=True))}
 
 
 ANTHROPIC_TYPES = {
@@ -123,7 +124,7 @@ ANTHROPIC_TYPES = {
 
 
 def _anthropic(error: Exception, request_id: str) -> dict[str, Any]:
-    message = _message(error)
+    message = message_of(error)
     if isinstance(error, ContextTooLong):
         # Clients look for the vendor's own words, and shorten the conversation.
         message = f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum. {message}"
@@ -174,7 +175,7 @@ async def on_error(request: Request, error: Exception) -> Response:
     if response.status_code == 500:
         service.unfinished(request_id, "error", str(error))
     else:
-        logs.refused(request_id, response.status_code, _message(error))
+        logs.refused(request_id, response.status_code, message_of(error))
     service.metrics.refused(response.status_code)
     return response
 

@@ -64,7 +64,7 @@ def dialogue_of(form: Conversation, salt: str = "") -> Dialogue:
     return Dialogue(
         messages=tuple(_message(message) for message in form.messages),
         tools=tuple(tool.model_dump(exclude_none=True) for tool in form.tools or ()),
-        extra={**_effort(form.reasoning_effort), **(form.chat_template_kwargs or {})},
+        extra={**effort(form.reasoning_effort), **(form.chat_template_kwargs or {})},
         salt=salt,
         continues=bool(form.continue_final_message) and form.messages[-1].role == "assistant",
     )
@@ -78,9 +78,9 @@ def _message(form: ChatMessage) -> Message:
     return {"content": "", **message}
 
 
-def _effort(effort: str | None) -> dict[str, Any]:
-    """As templates of reasoning models ask for it."""
-    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+def effort(given: str | None) -> dict[str, Any]:
+    """How much to think, as templates of reasoning models ask for it."""
+    return {} if given is None else {"reasoning_effort": given, "enable_thinking": given != "none"}
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -91,11 +91,12 @@ def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes)
     service.check_model(form.model)
     head = _head(service, runtime, "chatcmpl-")
     top = (form.top_logprobs or 0) if form.logprobs else None
-    limit = form.max_completion_tokens if form.max_completion_tokens is not None else form.max_tokens
+    limits = (form.max_completion_tokens, form.max_tokens, form.n_predict)
+    limit = next((limit for limit in limits if limit is not None), None)
     dialogue = dialogue_of(form, _salt(service, request, form))
     dialogue = replace(dialogue, choice=form.choice, format=next(iter(form.formats), None))
-    made, reading = compose(service, runtime, dialogue, _wishes(form, top, limit), head.id)
-    how = {"usage": _wants_usage(form), "logprobs": top is not None, "progress": bool(form.return_progress)}
+    made, reading = compose(service, runtime, dialogue, wishes(form, top, limit), head.id)
+    how = {"usage": _wants_usage(form), "logprobs": top is not None, **told(form)}
     teller = Chat(head, [made], reading, **how)
     return Asked([made], teller, bool(form.stream), lambda: remember(service, teller))
 
@@ -104,20 +105,20 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     form = parse(CompletionRequest, data)
     service.check_model(form.model)
     limit = 16 if form.max_tokens is None else form.max_tokens  # the endpoint's own default
-    wishes = _wishes(form, form.logprobs, limit)
+    wanted = wishes(form, form.logprobs, limit)
     scored = form.logprobs if form.echo else None
-    spelled = wishes.reuse and scored is None
+    spelled = wanted.reuse and scored is None
     salt = _salt(service, request, form)
     prompts = [runtime.text_prompt(prompt, salt=salt, spelled=spelled) for prompt in form.prompts]
     requests = [
         Request(
             prompt,
-            wishes.sampling,
-            wishes.max_tokens,
-            wishes.stop,
-            wishes.choices,
-            wishes.reuse,
-            wishes.ignore_eos,
+            wanted.sampling,
+            wanted.max_tokens,
+            wanted.stop,
+            wanted.choices,
+            wanted.reuse,
+            wanted.ignore_eos,
             prompt_logprobs=scored,
         )
         for prompt in prompts
@@ -134,7 +135,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
         firsts=firsts,
         usage=_wants_usage(form),
         logprobs=form.logprobs is not None,
-        progress=bool(form.return_progress),
+        **told(form),
     )
     return Asked(requests, teller, bool(form.stream))
 
@@ -153,10 +154,16 @@ def _wants_usage(form: Generation) -> bool:
     return bool(form.stream and options is not None and options.include_usage)
 
 
-def _wishes(form: Generation, logprobs: int | None, limit: int | None) -> Wishes:
+def told(form: Generation) -> dict[str, bool]:
+    """What a caller wants to know beside the reply, as llama-server has it."""
+    return {"progress": bool(form.return_progress), "timed": bool(form.timings_per_token)}
+
+
+def wishes(form: Generation, logprobs: int | None, limit: int | None) -> Wishes:
+    """What a body wants of a reply. `limit`: most tokens; None and less than 0 for as many as fit."""
     return Wishes(
         sampling=_sampling(form, logprobs),
-        max_tokens=None if limit == -1 else limit,
+        max_tokens=None if limit is not None and limit < 0 else limit,
         stop=form.stops,
         choices=form.n or 1,
         reuse=form.cache_prompt is not False,

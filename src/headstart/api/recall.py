@@ -43,6 +43,12 @@ class Recent(Generic[Key, Value]):
             while len(self._known) > self._limit or self._room < 0:
                 self._room += self._weigh(self._known.popitem(last=False)[1])
 
+    def drop(self, key: Key) -> None:
+        """Forgets a key, if it is there."""
+        with self._lock:
+            if key in self._known:
+                self._room += self._weigh(self._known.pop(key))
+
     def first(self, key: Key, make: Callable[[], Value]) -> Value:
         """The value of a key, made if there is none."""
         found = self.get(key)

@@ -10,6 +10,7 @@ import json
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -34,6 +35,15 @@ RESERVED = frozenset(
     "self part messages tools salt spelled generation begun breakpoints add_generation_prompt strftime_now".split()
 )
 """Names in `chat_template_kwargs` that would replace what the request itself says."""
+
+
+def _nothing_reserved(value: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(RESERVED & value.keys()):
+        raise PydanticCustomError("template_kwargs", "may not contain '{name}'", {"name": taken[0]})
+    return value
+
+
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_nothing_reserved)]
 
 
 class _Form(BaseModel):
@@ -165,7 +175,10 @@ class ResponseFormat(_Form):
 
 
 class Generation(_Form):
-    """What both endpoints share."""
+    """What all endpoints share. `id_slot` is a hint that nobody needs here: a prompt goes where most of it is.
+
+    `n_predict` is what llama-server calls `max_tokens`.
+    """
 
     model: str | None = None
     stream: bool | None = None
@@ -188,7 +201,10 @@ class Generation(_Form):
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     cache_prompt: bool | None = None
     return_progress: bool | None = None
+    timings_per_token: bool | None = None
     ignore_eos: bool | None = None
+    n_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = None
+    id_slot: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -201,16 +217,9 @@ class Conversation(_Form):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: list[Tool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateArguments | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     continue_final_message: bool | None = None
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _nothing_reserved(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value and (taken := sorted(RESERVED & value.keys())):
-            raise PydanticCustomError("template_kwargs", "may not contain '{name}'", {"name": taken[0]})
-        return value
 
 
 class ChatRequest(Generation, Conversation):
@@ -312,6 +321,67 @@ class CompletionRequest(Generation):
         return list(self.prompt)
 
 
+def _llama_prompt(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    if not isinstance(value, list):
+        return None
+    plain = any(isinstance(part, int) for part in value) or not value
+    return "mixed" if plain else "several"
+
+
+Mixed = Annotated[list[str | TokenId], Field(min_length=1)]
+LlamaPrompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Mixed, Tag("mixed")]
+    | Annotated[list[str | Mixed], Field(min_length=1, max_length=2048), Tag("several")],
+    Discriminator(
+        _llama_prompt,
+        custom_error_type="prompt_kind",
+        custom_error_message="Input should be a text, a list of tokens and texts, or a list of either",
+    ),
+]
+
+
+class LlamaRequest(Generation):
+    """Body of POST /completion, in llama-server's own form. `n_predict` 0 only fills the cache."""
+
+    prompt: LlamaPrompt
+    n_probs: Annotated[int, Field(ge=0, le=100)] | None = None
+    n_cmpl: Annotated[int, Field(ge=1, le=16)] | None = None
+    return_tokens: bool | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _bias_in_pairs(cls, value: Any) -> Any:
+        if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+            return value
+        return {str(token): -100.0 if bias is False else bias for token, bias in value}
+
+    @model_validator(mode="after")
+    def _one_format(self) -> LlamaRequest:
+        if self.grammar is not None and self.json_schema is not None:
+            raise InvalidRequest("Invalid 'grammar': a reply can have one format only.", param="grammar")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[str | int]]:
+        """Each prompt, as a text or as tokens and texts."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if any(isinstance(part, int) for part in self.prompt):
+            return [[part for part in self.prompt if not isinstance(part, list)]]
+        return [part for part in self.prompt if not isinstance(part, int)]
+
+    @property
+    def format(self) -> Format | None:
+        if self.json_schema is not None:
+            return Format("json_schema", json.dumps(self.json_schema))
+        return Format("grammar", self.grammar) if self.grammar else None
+
+
 class TemplateRequest(Conversation):
     """Body of POST /apply-template and of POST /v1/chat/completions/input_tokens."""
 
@@ -331,7 +401,14 @@ class DetokenizeRequest(_Form):
     tokens: list[TokenId]
 
 
-BODIES: tuple[type[_Form], ...] = (ChatRequest, CompletionRequest, TemplateRequest, TokenizeRequest, DetokenizeRequest)
+BODIES: tuple[type[_Form], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    LlamaRequest,
+    TemplateRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 Form = TypeVar("Form", bound=_Form)
 
 

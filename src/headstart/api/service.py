@@ -13,6 +13,7 @@ from headstart.api import tenants
 from headstart.api.faults import TooLarge
 from headstart.api.normalise import Ground
 from headstart.api.recall import Recall
+from headstart.api.responses_store import Responses
 from headstart.errors import HeadstartError, NotFound, Unavailable
 from headstart.observe import logs
 from headstart.observe.metrics import Metrics
@@ -53,6 +54,7 @@ class Service:
         self.keep_noise = frozenset(keep_noise)
         self.recall = Recall()
         self.policy = policy
+        self.responses = Responses()
         self.created = int(time.time())
         self._model_id = model_id
         self.metrics = Metrics(model_id or "", self.snapshot)

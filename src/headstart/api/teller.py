@@ -32,9 +32,15 @@ class Teller:
     Args:
         reading: how replies are read; None where text is all there is.
         progress: whether the caller wants to know how far the prefill is.
+        timed: whether it wants to know with each piece how long all took so far.
+
+    Attributes:
+        seconds: after the call came in; of the event that is being told.
     """
 
-    def __init__(self, requests: Sequence[Request], reading: Reading | None = None, *, progress: bool = False) -> None:
+    def __init__(
+        self, requests: Sequence[Request], reading: Reading | None = None, *, progress: bool = False, timed: bool = False
+    ) -> None:
         self.width = requests[0].choices
         self.reading = reading
         self.drafts = [
@@ -43,6 +49,8 @@ class Teller:
             for choice in range(self.width)
         ]
         self.wants_progress = progress
+        self.timed = timed
+        self.seconds = 0.0
 
     # ── an endpoint's own ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -62,7 +70,7 @@ class Teller:
         """The last words of a stream in which all went well."""
         raise NotImplementedError
 
-    def whole(self, summary: Summary) -> dict[str, Any]:
+    def whole(self, summary: Summary) -> dict[str, Any] | list[dict[str, Any]]:
         """The answer to a call without a stream."""
         raise NotImplementedError
 
@@ -94,6 +102,7 @@ class Teller:
 
     def tell(self, number: int, event: Event, seconds: float, summary: Callable[[int, int], Summary]) -> bytes:
         """An event, told. `summary`: the account of a choice of a prompt that is finished."""
+        self.seconds = seconds
         if type(event) is Delta:
             draft = self.draft(number, event.choice)
             pieces = draft.take(event)
@@ -103,6 +112,7 @@ class Teller:
         if isinstance(event, Started):
             draft = self.draft(number, event.choice)
             draft.start(event)
+            draft.began = seconds
             return self.begin(draft)
         if isinstance(event, Finished):
             draft = self.draft(number, event.choice)

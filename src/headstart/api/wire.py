@@ -9,13 +9,13 @@ import codecs
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headstart.api.draft import Draft, Reading
 from headstart.api.teller import Teller, frame
 from headstart.core.parsing import Calling, Piece, Said, Thought
-from headstart.observe.report import Summary, headstart, timings, usage
+from headstart.observe.report import Summary, headstart, summarise, timings, usage
 from headstart.runtime.request import Progress, Request, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
@@ -47,6 +47,26 @@ def account(summary: Summary) -> dict[str, Any]:
     return {"timings": timings(summary), "headstart": headstart(summary)}
 
 
+def token_scores(logprobs: Sequence[TokenLogprob], *, ids: bool = False) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities, as chats and responses have them; with their `ids`, as llama-server does."""
+
+    def score(token: int, text: bytes, logprob: float) -> dict[str, Any]:
+        scored = {"token": _shown(text), "logprob": _finite(logprob), "bytes": list(text)}
+        return {"id": token, **scored} if ids else scored
+
+    return [
+        {**score(item.token, item.text, item.logprob), "top_logprobs": [score(*other) for other in item.top]}
+        for item in logprobs
+    ]
+
+
+def timings_so_far(draft: Draft, seconds: float) -> dict[str, Any]:
+    """llama-server's `timings` of a reply that goes on, `seconds` after its call came in."""
+    assert draft.report is not None
+    report = replace(draft.report, completion=draft.deltas, decode=max(0.0, seconds - draft.began))
+    return timings(summarise([[report]]))
+
+
 class OpenAI(Teller):
     """What both endpoints share. `usage`: the caller wants a usage chunk at the end."""
 
@@ -62,8 +82,9 @@ class OpenAI(Teller):
         usage: bool = False,
         logprobs: bool = False,
         progress: bool = False,
+        timed: bool = False,
     ) -> None:
-        super().__init__(requests, reading, progress=progress)
+        super().__init__(requests, reading, progress=progress, timed=timed)
         self.head = head
         self.logprobs = logprobs
         self._usage = usage
@@ -126,6 +147,10 @@ class OpenAI(Teller):
     def _chunk(self, index: int, body: str, logprobs: str = "null", finish: str = "null", extra: str = "") -> bytes:
         return (f'{self._front}{index},{body},"logprobs":{logprobs},"finish_reason":{finish}}}]{extra}{self._end}').encode()
 
+    def _timings(self, draft: Draft) -> str:
+        told = json.dumps(timings_so_far(draft, self.seconds), separators=(",", ":")) if self.timed else ""
+        return f',"timings":{told}' if told else ""
+
     def _scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> str:
         return json.dumps(self.scores(draft, logprobs), separators=(",", ":")) if self.logprobs else "null"
 
@@ -143,9 +168,9 @@ class Chat(OpenAI):
         scores = self._scores(draft, logprobs)
         told = b""
         for piece in pieces:
-            told += self._chunk(draft.index, f'"delta":{self._delta(draft, piece)}', scores)
+            told += self._chunk(draft.index, f'"delta":{self._delta(draft, piece)}', scores, extra=self._timings(draft))
             scores = "null"
-        return told or self._chunk(draft.index, '"delta":{"content":""}', scores)
+        return told or self._chunk(draft.index, '"delta":{"content":""}', scores, extra=self._timings(draft))
 
     def _delta(self, draft: Draft, piece: Piece) -> str:
         if isinstance(piece, Said):
@@ -164,19 +189,7 @@ class Chat(OpenAI):
         return '"delta":{}'
 
     def scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        def score(text: bytes, logprob: float) -> dict[str, Any]:
-            return {"token": _shown(text), "logprob": _finite(logprob), "bytes": list(text)}
-
-        return {
-            "content": [
-                {
-                    **score(item.text, item.logprob),
-                    "top_logprobs": [score(text, logprob) for _, text, logprob in item.top],
-                }
-                for item in logprobs
-            ],
-            "refusal": None,
-        }
+        return {"content": token_scores(logprobs), "refusal": None}
 
     def choice(self, draft: Draft) -> dict[str, Any]:
         message = {"role": "assistant", "content": draft.text, "refusal": None}
@@ -215,7 +228,8 @@ class Text(OpenAI):
 
     def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
         text = "".join(piece.text for piece in pieces if isinstance(piece, Said))
-        return self._chunk(draft.index, f'"text":{json.dumps(text)}', self._scores(draft, logprobs))
+        scores = self._scores(draft, logprobs)
+        return self._chunk(draft.index, f'"text":{json.dumps(text)}', scores, extra=self._timings(draft))
 
     def empty(self) -> str:
         return '"text":""'

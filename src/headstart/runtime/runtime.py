@@ -220,6 +220,18 @@ class Runtime:
         self.scheduler.submit(ticket)
         return Handle(ticket, self.scheduler)
 
+    def erase(self, slot: int) -> int | None:
+        """Forgets what a slot holds, and nothing that is stored. Thread-safe; waits for the step under way.
+
+        Returns: how many tokens that was; None if the slot is in use.
+
+        Raises:
+            Unavailable: the runtime is closed.
+        """
+        if self._closed:
+            raise Unavailable("The server is shutting down.")
+        return self.scheduler.erase(slot).result()
+
     def observe(self, observer: Callable[[Outcome], None]) -> None:
         """Adds an observer of finished choices; it is called on the engine thread and must return at once."""
         self._observers.append(observer)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from headstart.core.blocks import Tokens, as_tokens
@@ -86,6 +87,7 @@ class Scheduler:
         self._observe = observe
         self._clock = clock
         self._inbox: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._erasures: queue.SimpleQueue[tuple[int, Future[int | None]]] = queue.SimpleQueue()
         self._running: list[Job] = []
         self._turn = 0
         self._placement = PLACEMENTS[placement]
@@ -113,6 +115,15 @@ class Scheduler:
     def wake(self) -> None:
         """Makes an idle loop look at cancelled tickets."""
         self._inbox.put(None)
+
+    def erase(self, number: int) -> Future[int | None]:
+        """Forgets what a slot holds; how many tokens that was, or None if it is in use. Runs between two steps."""
+        done: Future[int | None] = Future()
+        self._erasures.put((number, done))
+        self.wake()
+        if self._closed:  # the loop may have ended without seeing it
+            self._erase()
+        return done
 
     def prefills(self, seconds: float) -> int:
         """About how many tokens are prefilled in so long; 0 as long as nobody knows."""
@@ -142,6 +153,7 @@ class Scheduler:
                 self._take_in()
                 self.cache.spill.settle()
                 self._drop_cancelled()
+                self._erase()
                 self._admit()
                 self._decode()
                 self._prefill()
@@ -192,6 +204,18 @@ class Scheduler:
         if not self.cache.disk.on:
             return None
         return IDLE_SAVE if active and self.cache.spill.unsettled else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
+
+    def _erase(self) -> None:
+        while True:
+            try:
+                number, done = self._erasures.get_nowait()
+            except queue.Empty:
+                return
+            slot = self.slots[number]
+            count = None if slot.busy else len(slot)
+            if count and not self._closed:
+                self._admission.empty(slot)
+            done.set_result(count)
 
     def _drop_cancelled(self) -> None:
         if any(job.ticket.cancelled or job.ticket.over for job in self.waiting):
