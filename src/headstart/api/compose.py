@@ -143,8 +143,8 @@ def _begun(dialogue: Dialogue) -> tuple[Dialogue, str]:
 def _check(dialogue: Dialogue) -> None:
     names = [tool["function"].get("name") for tool in dialogue.tools]
     choice = dialogue.choice
-    if choice.mode == "required" and not names:
-        raise InvalidRequest("Invalid 'tool_choice': a call is required, but there are no 'tools'.", param="tool_choice")
     for name in (choice.name, *(choice.allowed or ())):
         if name is not None and name not in names:
             raise InvalidRequest(f"Invalid 'tool_choice': there is no tool '{name[:100]}'.", param="tool_choice")
+    if choice.mode == "required" and not names:
+        raise InvalidRequest("Invalid 'tool_choice': a call is required, but there are no 'tools'.", param="tool_choice")
