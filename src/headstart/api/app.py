@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from headstart import __version__
-from headstart.api import extras, openai
+from headstart.api import admin, extras, openai
 from headstart.api.describe import describe
 from headstart.api.edge import Edge
 from headstart.api.faults import on_error
@@ -79,6 +79,7 @@ def create_app(
     app.add_middleware(Edge, service=service, keys=tuple(api_keys))
     app.include_router(openai.router)
     app.include_router(extras.router)
+    app.include_router(admin.router)
     app.openapi = lambda: describe(app, keys=bool(api_keys))  # type: ignore[method-assign]
     return app
 

@@ -113,9 +113,11 @@ async def _serve(request: HttpRequest, understand: Understand) -> Response:
     data = await service.body(request)
     # Parsing, rendering and tokenising take milliseconds: never on the event loop, where every stream waits for them.
     work = await asyncio.to_thread(understand, service, runtime, data)
+    request_id: str = request.scope.get("request_id", "")
+    tenant: str = request.scope.get("tenant", "")
+    work = replace(work, requests=[replace(one, id=request_id, tenant=tenant) for one in work.requests])
     script = _script(service, runtime, work)
     call = Call(runtime, work.requests, request.receive, beat=service.keep_alive / 2, metrics=service.metrics, arrived=arrived)
-    request_id: str = request.scope.get("request_id", "")
     if work.form.stream:
         return EventStream(call, script, service, request_id, progress=bool(work.form.return_progress))
     try:

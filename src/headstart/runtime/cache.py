@@ -431,12 +431,15 @@ class Cache:
             self.spill.revive(pieces)
         self.fetch.fetched.clear()
 
-    def elsewhere(self, chain: Chain, salt: str) -> bool:
-        """Whether the prompt's beginning is on disk as computed by another model, engine or setting; for the same salt only."""
-        if len(chain) < self._grid:
-            return False
-        first = chain.block(0)
-        return any(block_id(root_id(other, salt), first) in keys for other, keys in self.disk.foreign().items())
+    def elsewhere(self, chain: Chain, salt: str) -> int:
+        """Leading tokens that are on disk as computed by another model, engine or setting; for the same salt only."""
+        most = 0
+        for other, keys in self.disk.foreign().items():
+            blocks, piece = 0, root_id(other, salt)
+            while blocks < len(chain.ids) and (piece := block_id(piece, chain.block(blocks))) in keys:
+                blocks += 1
+            most = max(most, blocks)
+        return most * self._grid
 
     def _stored(self, piece: BlockId) -> None:
         if (reply := self._retention.reply(piece)) >= 0:
