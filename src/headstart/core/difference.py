@@ -64,16 +64,20 @@ def common_text(a: str, b: str) -> int:
     return low
 
 
-def difference(ours: Prompt, theirs: Record) -> Difference | None:
-    """Where `ours` leaves the earlier prompt with its reply; None where it only continues or shortens that."""
+def difference(ours: Prompt, theirs: Record, beyond: int = 0) -> Difference | None:
+    """Where `ours` leaves the earlier prompt with its reply; None where it only continues or shortens that.
+
+    `beyond`: from which character on it counts in `again` what both have.
+    """
     at = common_text(ours.text, theirs.text)
     if at in (len(ours.text), len(theirs.text)):
         return None
     if ours.source is None or theirs.source is None:
         # A raw text has no parts. What both end with is what could have been reused.
         again = _common_end(ours.text[at:], theirs.text[at : len(theirs.text) - len(theirs.reply)])
-        return _Pair(ours, theirs, at).found(Cause.MESSAGE, "messages", None, at, again)
-    return _Pair(ours, theirs, at).difference()
+        again = min(again, max(0, len(ours.text) - beyond))
+        return _Pair(ours, theirs, at, beyond).found(Cause.MESSAGE, "messages", None, at, again)
+    return _Pair(ours, theirs, at, beyond).difference()
 
 
 def _common_end(a: str, b: str) -> int:
@@ -83,8 +87,9 @@ def _common_end(a: str, b: str) -> int:
 class _Pair:
     """Two prompts whose texts part at `at`. Messages are counted as the template saw them: without dropped ones."""
 
-    def __init__(self, ours: Prompt, theirs: Record, at: int) -> None:
+    def __init__(self, ours: Prompt, theirs: Record, at: int, beyond: int) -> None:
         self.ours, self.theirs, self.at = ours, theirs, at
+        self.beyond = max(at, beyond)
         self.a: Sequence[Message] = ours.source.messages if ours.source else ()
         self.b: Sequence[Message] = theirs.source.messages if theirs.source else ()
         self._head = len(exchanges(self.a)[0]) if ours.dropped else 0
@@ -129,12 +134,13 @@ class _Pair:
         mark = self.marks[number] if number < len(self.marks) else -1
         # In the header of a message, or in one whose content is not in the text, nothing of it is common.
         character = min(max(0, self.at - mark), len(_content(a))) if mark >= 0 else 0
-        later = self._again(number + 1)
-        ending = _common_end(_content(a)[character:], _content(b)[character:]) if cause is not Cause.COMPACTED else 0
-        # Behind the first user message of another conversation there is nothing to be had.
-        first = not any(message.get("role") == "assistant" for message in self.a[: number + 1])
-        fresh = cause is Cause.MESSAGE and first and not later and 2 * (character + ending) < len(_content(a))
-        return self.found(cause, where, number, character, later + ending, fresh=fresh)
+        ending = 0 if cause is Cause.COMPACTED else _common_end(_content(a)[character:], _content(b)[character:])
+        counted = min(ending, max(0, mark + len(_content(a)) - self.beyond)) if mark >= 0 else ending
+        # Where another conversation begins, there is nothing to be had of this one.
+        begins = not any(message.get("role") == "assistant" for message in self.a[: number + 1])
+        begins = begins and self.theirs.known.isdisjoint(map(key_of, self.a[number:]))
+        fresh = cause is not Cause.COMPACTED and begins and 2 * (character + ending) < len(_content(a))
+        return self.found(cause, where, number, character, self._again(number) + counted, fresh=fresh)
 
     def _message(self) -> int | None:
         """The message in which, or in whose header, the texts part because the messages differ."""
@@ -157,11 +163,11 @@ class _Pair:
     def _around(self) -> Difference | None:
         """The messages at that place are the same, but not what is written around them."""
         (tools, extra), (their_tools, their_extra) = self._options, self._their_options
-        again = self._again(0)
+        again, fresh = self._again(0), self.theirs.known.isdisjoint(map(key_of, self.a))
         if tools != their_tools:
-            return self.found(Cause.TOOLS, "tools", None, self.at, again)
+            return self.found(Cause.TOOLS, "tools", None, self.at, again, fresh=fresh)
         if extra != their_extra:
-            return self.found(Cause.TEMPLATE, "template", None, self.at, again)
+            return self.found(Cause.TEMPLATE, "template", None, self.at, again, fresh=fresh)
         if self._cut_out():
             number = max((number for number, mark in enumerate(self.marks) if 0 <= mark <= self.at), default=0)
             while number + 1 < len(self.a) and self.a[number].get("role") != "assistant":
@@ -214,7 +220,7 @@ class _Pair:
 
     def _again(self, first: int) -> int:
         """Characters of our messages from `first` on that the earlier prompt had too, with what is written around them."""
-        known = frozenset(self.theirs.keys)
+        known = self.theirs.known
         count, inside, begin = 0, False, 0
         for number in range(len(self.a)):
             if self.marks[number] < 0:
@@ -222,7 +228,7 @@ class _Pair:
             if inside:
                 count += max(0, self.marks[number] - begin)
             inside = number >= first and key_of(self.a[number]) in known
-            begin = max(self.marks[number], self.at)
+            begin = max(self.marks[number], self.beyond)
         return count + (max(0, self._end(len(self.a) - 1) - begin) if inside else 0)
 
 

@@ -124,12 +124,15 @@ def alike(records: Sequence[Record], asked: Asked, than: Record | None, least: i
         return None
     sizes = {key_of(message): len(str(message.get("content") or "")) for message in source.messages}
     ours = frozenset(sizes)
+    new = ours - than.known if than is not None else ours
 
     def common(record: Record) -> int:
-        return sum(sizes[key] for key in ours.intersection(record.keys))
+        return sum(sizes[key] for key in ours & record.known)
 
     best, most = None, (common(than) + least if than is not None else least, True)
     for record in reversed(records):
+        if new.isdisjoint(record.known):
+            continue  # then it has no more than `than` has
         mark = common(record), asked.session != "" and record.session == asked.session
         if mark > most:
             best, most = record, mark
@@ -203,14 +206,18 @@ def _of_salt(asked: Asked, records: Sequence[Record], cached: Cached, shared: in
 def _of_text(prompt: Prompt, record: Record, cached: Cached) -> list[Explanation]:
     """What differs in the text, unless as much was reused as if that did not; or the same text in other tokens."""
     shared = common_prefix(prompt.tokens, record.tokens)
-    there = difference(prompt, record)
+    start = max(cached.start, shared)
+    beyond = cached.start * len(prompt.text) // len(prompt) if cached.start > shared else 0
+    there = difference(prompt, record, beyond)
     spelled = _spelled(prompt, record, cached, shared, there)
     if spelled is not None:
         return [spelled]
-    if there is None or there.fresh or cached.start >= shared + cached.slack:
+    if there is None or there.fresh:
         return []
-    behind = max(1, len(prompt.text) - there.offset)
-    missed = min(round(there.again * (len(prompt) - shared) / behind), len(prompt) - 1 - cached.start)
+    behind = max(1, len(prompt.text) - max(there.offset, beyond))
+    missed = min(round(there.again * (len(prompt) - start) / behind), len(prompt) - 1 - cached.start)
+    if missed < cached.slack <= cached.start - shared:
+        return []
     return [
         Explanation(
             there.cause,

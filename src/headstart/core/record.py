@@ -68,6 +68,11 @@ class Record:
         return tuple(map(key_of, (*messages, self.answer) if self.reply else messages))
 
     @cached_property
+    def known(self) -> frozenset[int]:
+        """The keys, in no order."""
+        return frozenset(self.keys)
+
+    @cached_property
     def size(self) -> int:
         """Bytes, about."""
         source = self.source
