@@ -137,7 +137,7 @@ def _page(answer: dict[str, Any]) -> Text:
         line("", Text("… ").append(before, "dim").append("▼"))
         line("now", Text("… ").append(before, "dim").append(_shown(found["ours"]), "green"))
         line("before", Text("… ").append(before, "dim").append(_shown(found["theirs"]), "red"))
-    seconds = f", {found['seconds']:,.1f} s" if found["seconds"] else ""
+    seconds = f", {found['seconds']:,.3g} s" if found["seconds"] else ""
     line("cost", f"about {found['missed']:,} tokens computed again{seconds}")
     line("avoid", found["mend"])
     return page
@@ -157,4 +157,4 @@ def _place(found: dict[str, Any]) -> str:
 
 def _shown(text: str) -> str:
     """On one line: what cannot be seen is written as in JSON."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"')

@@ -131,7 +131,7 @@ def test_each_change_is_named_and_placed(server: Server, explain: Explain, mutat
     assert found["cause"] in page
     assert found["mend"] in page
     if found["where"] is not None:
-        assert json.dumps(found["ours"])[1:-1] in page.replace("¡", "\\u00a1")
+        assert json.dumps(found["ours"], ensure_ascii=False)[1:-1].replace('\\"', '"') in page
         assert mine["diverged_at"] == {key: found[key] for key in ("message", "character", "ours", "theirs")}
 
 
@@ -240,6 +240,25 @@ def test_reasoning_stripped(settle: str, explain: Explain) -> None:
         stripped["messages"].append({"role": "user", "content": "And by train?"})
         found = explained(server, send(server, stripped))["explanation"]
         assert found is None or found["cause"] == "reasoning_stripped"
+
+
+@pytest.mark.parametrize("header", ["", "<think>\n"])
+def test_the_client_drops_the_reasoning_of_a_reply(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reasoning in a reply's text, whether the model or the generation header begins it; the answer is too far behind it."""
+    template = CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n" + header)
+    thought = ("<think>\n" if not header else "") + "It may rain, and then again it may not. " * 3 + "\n</think>\n\n"
+    answer = "Take an umbrella, and good boots, for it is going to rain all over France this week."
+    tokenizer = FakeTokenizer(chat_template=template)
+    with start(slots=1, settle="off", tokenizer=tokenizer) as runtime, serving(runtime, model_id="fake") as server:
+        said = iter([*(thought + answer).encode()] * 2)
+        monkeypatch.setattr(runtime.engine, "sample", lambda slot, sampler: next(said))
+        body = conversation(1) | {"max_tokens": len(thought + answer)}
+        send(server, body)
+        response = send(server, following(body, answer, 1) | {"max_tokens": 1})
+        found = explained(server, response)["explanation"]
+        assert (found["cause"], found["where"], found["message"]) == ("reasoning_stripped", "messages", 6)
+        edited = following(body, answer.replace("Take", "Buy"), 1) | {"max_tokens": 1}
+        assert explained(server, send(server, edited))["explanation"]["cause"] == "message_changed"
 
 
 def test_after_a_restart(tmp_path: Path) -> None:

@@ -83,12 +83,10 @@ def test_what_cost_the_most_is_told() -> None:
 
 def test_what_was_found_beyond_the_difference_is_no_miss() -> None:
     """As after settling: the text differs from what was said, but not from what was computed when idle."""
-    earlier, now = (
-        prompt("system", "a question", "first answer", "then"),
-        prompt("system", "a question", "other answer", "then"),
-    )
+    earlier = prompt("system", "a question", "an answer, which the template changes later", "then")
+    now = prompt("system", "a question", "AN answer, which the template changes later", "something else, and longer")
     shared = common_prefix(earlier.tokens, now.tokens)
-    assert explained(now, remembered(earlier), start=len(now) - 4) is None
+    assert explained(now, remembered(earlier), start=len(now) - 40) is None
     found = explained(now, remembered(earlier), start=shared)
     assert found is not None
     assert found.cause is Cause.MESSAGE
@@ -145,6 +143,18 @@ def test_of_equals_the_one_of_the_same_session() -> None:
     asked = prompt("Be kind.", "first question, of some length", "its answer", roles="sua")
     assert alike([mine, others], Asked(b"r", asked, session="mine"), None, 0) is mine
     assert alike([mine, others], Asked(b"r", asked, session=""), None, 0) is others, "the latest"
+
+
+def test_a_summary_is_known_by_the_reply_that_it_was() -> None:
+    """A client may ask for it in a conversation of its own."""
+    long = remembered(prompt("system", "one question", "its answer", "another question", "another answer", "a third one"))
+    told = "The user has asked three things, and all of them were answered."
+    asked = prompt("system", "one more time: " + told + " Go on.")
+    for reply, cause in ((told, Cause.COMPACTED), ("Something else was said here, by somebody else.", None)):
+        helper = prompt("Sum it up.", "question, answer, question, answer")
+        other = Record(b"r", helper.text + reply, helper.tokens, reply=reply, source=helper.source)
+        found = explained(asked, long, other, start=len("1system\n system 1 "))
+        assert (found.cause if found is not None else None) is cause
 
 
 def test_raw_texts_have_a_place_too() -> None:

@@ -64,10 +64,12 @@ def common_text(a: str, b: str) -> int:
     return low
 
 
-def difference(ours: Prompt, theirs: Record, beyond: int = 0) -> Difference | None:
+def difference(ours: Prompt, theirs: Record, beyond: int = 0, recent: Sequence[Record] = ()) -> Difference | None:
     """Where `ours` leaves the earlier prompt with its reply; None where it only continues or shortens that.
 
-    `beyond`: from which character on it counts in `again` what both have.
+    Args:
+        beyond: from which character on it counts in `again` what both have.
+        recent: other requests, the reply to one of which may be a summary that has replaced the history.
     """
     at = common_text(ours.text, theirs.text)
     if at in (len(ours.text), len(theirs.text)):
@@ -76,8 +78,8 @@ def difference(ours: Prompt, theirs: Record, beyond: int = 0) -> Difference | No
         # A raw text has no parts. What both end with is what could have been reused.
         again = _common_end(ours.text[at:], theirs.text[at : len(theirs.text) - len(theirs.reply)])
         again = min(again, max(0, len(ours.text) - beyond))
-        return _Pair(ours, theirs, at, beyond).found(Cause.MESSAGE, "messages", None, at, again)
-    return _Pair(ours, theirs, at, beyond).difference()
+        return _Pair(ours, theirs, at, beyond, ()).found(Cause.MESSAGE, "messages", None, at, again)
+    return _Pair(ours, theirs, at, beyond, recent).difference()
 
 
 def _common_end(a: str, b: str) -> int:
@@ -87,8 +89,8 @@ def _common_end(a: str, b: str) -> int:
 class _Pair:
     """Two prompts whose texts part at `at`. Messages are counted as the template saw them: without dropped ones."""
 
-    def __init__(self, ours: Prompt, theirs: Record, at: int, beyond: int) -> None:
-        self.ours, self.theirs, self.at = ours, theirs, at
+    def __init__(self, ours: Prompt, theirs: Record, at: int, beyond: int, recent: Sequence[Record]) -> None:
+        self.ours, self.theirs, self.at, self.recent = ours, theirs, at, recent
         self.beyond = max(at, beyond)
         self.a: Sequence[Message] = ours.source.messages if ours.source else ()
         self.b: Sequence[Message] = theirs.source.messages if theirs.source else ()
@@ -213,9 +215,10 @@ class _Pair:
                 return there > place  # what follows was further back
         if len(self.a) > len(self.b):
             return False
-        said, reply = _content(a), self.theirs.reply.strip()
-        if len(reply) >= _QUOTE and reply in said:
-            return True
+        said = _content(a)
+        for reply in (record.reply.strip() for record in (self.theirs, *self.recent)):
+            if len(reply) >= _QUOTE and reply in said:
+                return True
         return len(self.b) - len(self.a) >= 2 and bool(_SUMMARY.search(said))
 
     def _again(self, first: int) -> int:

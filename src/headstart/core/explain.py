@@ -160,7 +160,7 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
         other = alike(mine, asked, near, least)
         for record in (near, other) if other is not near else (near,):
             if record is not None:
-                found += _of_text(asked.prompt, record, cached)
+                found += _of_text(asked.prompt, record, cached, mine)
     if found:
         return _explained(max(found, key=lambda one: one.tokens), cached)
     if start < cached.grid and (near is None or shared < max(SLACK, length // 2)):
@@ -203,12 +203,12 @@ def _of_salt(asked: Asked, records: Sequence[Record], cached: Cached, shared: in
     return [Explanation(Cause.SALT, token=max(cached.start, shared), tokens=missed)] if missed >= cached.slack else []
 
 
-def _of_text(prompt: Prompt, record: Record, cached: Cached) -> list[Explanation]:
+def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Record] = ()) -> list[Explanation]:
     """What differs in the text, unless as much was reused as if that did not; or the same text in other tokens."""
     shared = common_prefix(prompt.tokens, record.tokens)
     start = max(cached.start, shared)
     beyond = cached.start * len(prompt.text) // len(prompt) if cached.start > shared else 0
-    there = difference(prompt, record, beyond)
+    there = difference(prompt, record, beyond, recent)
     spelled = _spelled(prompt, record, cached, shared, there)
     if spelled is not None:
         return [spelled]
