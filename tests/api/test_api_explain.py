@@ -262,14 +262,18 @@ def test_the_client_drops_the_reasoning_of_a_reply(header: str, monkeypatch: pyt
 
 
 def test_after_a_restart(tmp_path: Path) -> None:
-    """What is on disk is found. Of another template nobody can tell: nothing but tokens is kept."""
-    other = STYLED.replace("<|im_start|>tools", "<|im_start|>functions")
-    for template, expected in ((STYLED, "first_time"), (STYLED, None), (other, "first_time")):
+    """What is on disk is found; that the template was another one is known although no text is kept."""
+    other, body, prompt = STYLED.replace("<|im_start|>tools", "<|im_start|>functions"), conversation(1), 0
+    for template, expected in ((STYLED, "first_time"), (STYLED, None), (other, "template_changed"), (other, None)):
         tokenizer = FakeTokenizer(chat_template=template)
         with start(tokenizer=tokenizer, cache_dir=tmp_path) as runtime, serving(runtime, model_id="fake") as server:
-            response = send(server, conversation(1))
+            response = send(server, body)
             assert cause(response) == expected
             assert (own(response)["cached"] > 0) == (expected is None)
+            assert own(response)["missed"] == (prompt if expected == "template_changed" else 0)
+            prompt = response.json()["usage"]["prompt_tokens"]
+            stranger = send(server, body | {"cache_salt": expected or template})
+            assert cause(stranger) == "first_time", "salts share nothing"
 
 
 # ── who may know ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from headstart.core.blocks import Tokens, common_prefix
 from headstart.core.causes import CAUSES, Cause
 from headstart.core.explain import Asked, Cached, Explanation, alike, compare, nearest
 from headstart.core.history import History, NoHistory
+from headstart.core.opening import Opening, Openings
 from headstart.core.prompt import Prompt, Prompter
 from headstart.core.record import Record
 from headstart.core.template import Template
@@ -41,6 +43,7 @@ def cached(start: int = 0, **options: Any) -> Cached:
         "sliceable": True,
         "rows": lambda: 0,
         "elsewhere": lambda: 0,
+        "otherwise": lambda: 0,
         "characters": characters,
         "pace": 0.5,
     }
@@ -62,6 +65,12 @@ def test_each_cause_is_told_to_people() -> None:
         assert meaning.mend.endswith(".")
         assert meaning.reason in ("cold", "fingerprint", "diverged", "evicted", "derived", "state", "disabled")
     assert len({meaning.what for meaning in CAUSES.values()}) == len(Cause)
+
+
+def test_the_page_has_them_all() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text("utf-8")
+    for cause, meaning in CAUSES.items():
+        assert f"| `{cause}` | {meaning.what} | `{meaning.anthropic}` | `{meaning.responses}` |" in page
 
 
 def test_what_was_missed_costs_what_prefill_costs() -> None:
@@ -112,6 +121,35 @@ def test_a_fingerprint_is_told_with_what_is_known_of_it() -> None:
         found = explained(prompt("system", "question"), elsewhere=lambda known=known: known)
         assert found is not None
         assert (found.cause, found.tokens) == (cause, known)
+
+
+def test_a_template_is_told_with_what_was_known_under_the_other_one() -> None:
+    asked = prompt("system", "question")
+    for known, cause in ((20, Cause.TEMPLATE), (999, Cause.TEMPLATE), (0, Cause.FIRST)):
+        found = explained(asked, otherwise=lambda known=known: known)
+        assert found is not None
+        assert (found.cause, found.tokens) == (cause, min(known, len(asked) - 1))
+
+
+def test_openings() -> None:
+    talk, openings = ("system", "first question", "answer", "another one"), Openings()
+    first, later = Opening.of(prompt(*talk[:2]), "template"), Opening.of(prompt(*talk), "template")
+    assert first is not None
+    assert later is not None
+    assert first.key == later.key
+    others = [prompt("other", "first question"), prompt(*talk[:2], salt="bob"), prompt(*talk[:2], tools=[{"name": "f"}])]
+    found = [Opening.of(other, "template") for other in others]
+    assert len({first.key, *(one.key for one in found if one is not None)}) == 4
+    assert [openings.learn(one) for one in (first, later, first)] == [True, False, False]
+    for template, options, known in (("template", {}, 0), ("another", {}, len(others[0])), ("template", {"style": "x"}, 1)):
+        now = Opening.of(prompt(*talk, **options), template)
+        assert now is not None
+        assert bool(openings.otherwise(now)) == bool(known)
+    assert Opening.unpack(first.key, first.pack()) == first
+    for key, packed in ((later.key[::-1], later.pack()), (first.key, first.pack()[:-1] + b"x"), (first.key, b"")):
+        with pytest.raises(ValueError, match="not the opening"):
+            Opening.unpack(key, packed)
+    assert Opening.of(PROMPTER.text("raw"), "template") is None
 
 
 @pytest.mark.parametrize(("tenants", "cause"), [(("a", "a"), Cause.SALT), (("a", "b"), Cause.FIRST), (("", ""), Cause.FIRST)])

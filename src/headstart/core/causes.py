@@ -61,8 +61,8 @@ CAUSES: dict[Cause, Meaning] = {
         "diverged",
         "unavailable",
         "input_changed",
-        "The chat template wrote something else around the same messages: other template options, or a date of its own.",
-        "Send the same chat_template_kwargs, and the same reasoning options, in every request of a conversation.",
+        "The same messages are rendered otherwise: by another template, with other options, or with a date of its own.",
+        "Keep one --chat-template, and send the same chat_template_kwargs in every request of a conversation.",
     ),
     Cause.TOOLS: Meaning(
         "diverged",

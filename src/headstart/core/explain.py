@@ -83,6 +83,7 @@ class Cached:
         start: leading tokens that were not computed.
         rows: leading tokens whose rows are known, with or without a checkpoint.
         elsewhere: leading tokens that are known from another fingerprint.
+        otherwise: tokens of an earlier prompt with the same beginning that was rendered by another template.
         characters: how many characters some tokens spell.
         pace: seconds of prefill a token; 0 if unknown.
     """
@@ -93,6 +94,7 @@ class Cached:
     sliceable: bool
     rows: Callable[[], int]
     elsewhere: Callable[[], int]
+    otherwise: Callable[[], int]
     characters: Callable[[Tokens], int]
     pace: float = 0.0
 
@@ -163,7 +165,11 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
                 found += _of_text(asked.prompt, record, cached, mine)
     if found:
         return _explained(max(found, key=lambda one: one.tokens), cached)
-    if start < cached.grid and (near is None or shared < max(SLACK, length // 2)):
+    if near is not None and shared >= max(SLACK, length // 2):
+        return None
+    if (known := min(cached.otherwise(), length - 1) - start) > 0:
+        return _explained(Explanation(Cause.TEMPLATE, token=start, tokens=known), cached)
+    if start < cached.grid:
         known = cached.elsewhere()
         return _explained(Explanation(Cause.FINGERPRINT if known else Cause.FIRST, tokens=known), cached)
     return None
@@ -174,11 +180,15 @@ def compare(ours: Prompt, theirs: Prompt, *, grid: int, pace: float, characters:
     shared = common_prefix(ours.tokens, theirs.tokens)
     record = Record(b"", theirs.text, theirs.tokens, len(theirs), source=theirs.source, salt=theirs.salt)
     start = 0 if ours.salt != theirs.salt else shared // grid * grid
-    cached = Cached(start, grid, False, True, lambda: 0, lambda: 0, characters, pace)
+    cached = Cached(start, grid, False, True, _nothing, _nothing, _nothing, characters, pace)
     if ours.salt != theirs.salt:
         return _explained(Explanation(Cause.SALT, tokens=shared), cached)
     found = _of_text(ours, record, cached)
     return _explained(found[0], cached) if found else None
+
+
+def _nothing() -> int:
+    return 0
 
 
 def _explained(found: Explanation, cached: Cached) -> Explanation:

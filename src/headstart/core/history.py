@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from headstart.core.explain import Asked, Cached, Explanation, explain
+from headstart.core.opening import Opening
+from headstart.core.prompt import Prompt
 from headstart.core.record import Record
 
 
@@ -18,6 +20,10 @@ class NoHistory:
 
     def remember(self, record: Record) -> None:
         """A request has ended."""
+
+    def opening(self, prompt: Prompt, template: str) -> Opening | None:
+        """By what a conversation is to be recognised after a restart; None if it is not."""
+        return None
 
     def last(self, seen: Callable[[Record], bool]) -> Record | None:
         """The latest of those for which `seen` is true. Thread-safe."""
@@ -45,6 +51,9 @@ class History(NoHistory):
         self._room -= record.size
         while self._room < 0 or len(self._records) > self._limit:
             self._room += self._records.popleft().size
+
+    def opening(self, prompt: Prompt, template: str) -> Opening | None:
+        return Opening.of(prompt, template)
 
     def last(self, seen: Callable[[Record], bool]) -> Record | None:
         # A copy is made in one step; to walk the deque itself while another thread appends is an error.

@@ -12,6 +12,7 @@ from headstart.core.blocks import Chain, common_prefix
 from headstart.core.checkpoints import Placement, firm
 from headstart.core.explain import Asked, Cached, Explanation
 from headstart.core.history import NoHistory
+from headstart.core.opening import Opening
 from headstart.core.planner import Costs, Mode, Plan, keepable, known, plan, restorable
 from headstart.engines.base import Engine
 from headstart.runtime.cache import Cache, Restored
@@ -56,6 +57,7 @@ class Admission:
         mode: Mode,
         placement: Placement,
         history: NoHistory,
+        template: str,
         clock: Callable[[], float],
     ) -> None:
         self.pace = Pace()
@@ -65,6 +67,7 @@ class Admission:
         self._mode = mode
         self._placement = placement
         self._history = history
+        self._template = template
         self._clock = clock
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -201,6 +204,7 @@ class Admission:
             traits.sliceable,
             rows=lambda: self._rows(job),
             elsewhere=lambda: self._cache.elsewhere(job.chain, request.prompt.salt),
+            otherwise=lambda: self._cache.otherwise(Opening.of(request.prompt, self._template)),
             characters=lambda tokens: len(b"".join(map(piece, tokens.tolist())).decode("utf-8", "replace")),
             pace=self.pace.prefill,
         )

@@ -92,7 +92,8 @@ class Scheduler:
         self._running: list[Job] = []
         self._turn = 0
         self._placement = PLACEMENTS[placement]
-        self._admission = Admission(engine, cache, self.slots, mode, self._placement, self.history, clock)
+        template = prompter.template.source
+        self._admission = Admission(engine, cache, self.slots, mode, self._placement, self.history, template, clock)
         self.settle = settle.NoSettle()
         if settles:
             self.settle = settle.Settle(engine, cache, self.slots, mode, prompter, self._admission, self._placement)
@@ -386,6 +387,9 @@ class Scheduler:
         job.finish(reason, report)
         self._release(job)
         self.history.remember(self._record(job, slot.canonical, report))
+        opening = self.history.opening(prompt, self._prompter.template.source)
+        if opening is not None and job.request.reuse:
+            self.cache.opened(job.chain, opening)
         if self._observe is not None:
             try:
                 self._observe(Outcome(report, reason))
