@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from typer.exceptions import TyperException
 
-from headstart import cli_cache, cli_replay
+from headstart import cli_cache, cli_explain, cli_replay
 from headstart.cli_options import (
     CACHE,
     NETWORK,
@@ -149,6 +149,15 @@ def serve(
             help="When idle, compute finished turns as they will come back: the next one then pays for its new message only.",
         ),
     ] = "on",
+    explain: Annotated[
+        str,
+        typer.Option(
+            envvar="HEADSTART_EXPLAIN",
+            metavar="on|off",
+            rich_help_panel=OPERATION,
+            help="Remember the latest requests, in memory, to say of each later one why it computed what it did.",
+        ),
+    ] = "on",
     stall: Annotated[
         float,
         typer.Option(
@@ -200,6 +209,7 @@ def serve(
         drain=drain_seconds,
         reuse=cast("Reuse", reuse),
         settle=cast("Switch", settle),
+        explain=cast("Switch", explain),
         overflow=cast("Overflow", overflow),
         queue=queue,
         stall=stall,
@@ -322,6 +332,7 @@ def warm(
 
 
 app.add_typer(cli_cache.app)
+app.command(epilog=cli_explain.EPILOG)(cli_explain.explain)
 app.command(epilog=cli_replay.EPILOG)(cli_replay.replay)
 
 

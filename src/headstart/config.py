@@ -41,6 +41,7 @@ class Settings:
         drain: seconds that closing may take to bring to disk what is not there yet.
         reuse: `fast` uses every row; `exact` only rows that make warm answers bit-identical to cold ones.
         settle: `on` makes finished turns canonical while the engine has nothing else to do.
+        explain: `on` remembers the latest requests, in memory, to say why later ones computed what they did.
         overflow: what to do with a conversation longer than the context.
         queue: requests that may wait; beyond it they are refused with 429.
         stall: seconds for which a running reply may pause while another prompt is prefilled.
@@ -65,6 +66,7 @@ class Settings:
     drain: float = 10.0
     reuse: Reuse = "fast"
     settle: Switch = "on"
+    explain: Switch = "on"
     overflow: Overflow = "error"
     queue: int = 64
     stall: float = 0.25
@@ -77,7 +79,13 @@ class Settings:
             if not isinstance(value, str | os.PathLike):
                 raise ConfigError(f"{_flag(name)} must be a path, not {value!r}.")
             object.__setattr__(self, name, Path(value))  # the only change that a frozen value sees
-        for name, choices in (("kv_type", KvType), ("reuse", Reuse), ("settle", Switch), ("overflow", Overflow)):
+        for name, choices in (
+            ("kv_type", KvType),
+            ("reuse", Reuse),
+            ("settle", Switch),
+            ("explain", Switch),
+            ("overflow", Overflow),
+        ):
             allowed = get_args(choices)
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{_flag(name)} must be {' or '.join(allowed)}, not {getattr(self, name)!r}.")

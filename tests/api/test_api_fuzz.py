@@ -40,6 +40,9 @@ ROUTES = [
     ("POST", "/apply-template"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/headstart/explain"),
+    ("GET", "/headstart/explain"),
+    ("GET", "/headstart/explain/{request_id}"),
     ("GET", "/v1/models/{model_id}"),
     *(("GET", path) for path in ("/", "/v1/models", "/health", "/v1/health", "/metrics", "/slots", "/props")),
 ]

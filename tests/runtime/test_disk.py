@@ -13,7 +13,7 @@ import pytest
 
 from harness import Oracle, ask, assistant, converse, submit, system, user
 from headstart.config import Settings
-from headstart.core.explain import Reason
+from headstart.core.causes import Cause
 from headstart.engines.fake import FakeEngine, FakeTokenizer
 from headstart.runtime import cache, runtime
 from headstart.runtime.request import Started
@@ -143,8 +143,8 @@ def test_other_weights_find_nothing_and_delete_nothing(tmp_path: Path) -> None:
         ask(rt, chat)
     with start(tmp_path, seed=1) as rt:
         report = ask(rt, chat).report
-        assert (report.cached, report.reason) == (0, Reason.FINGERPRINT)
-        assert ask(rt, chat, salt="bob").report.reason is Reason.COLD, "what another tenant has computed is not told"
+        assert (report.cached, report.cause) == (0, Cause.FINGERPRINT)
+        assert ask(rt, chat, salt="bob").report.cause is Cause.FIRST, "what another tenant has computed is not told"
     with start(tmp_path) as rt:
         assert ask(rt, chat).report.tiers["disk"] > 0
 

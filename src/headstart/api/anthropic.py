@@ -41,7 +41,7 @@ async def count_tokens(request: HttpRequest) -> Response:
         form = parse(CountTokensRequest, data)
         service.check_model(form.model)
         try:
-            return len(prompt_of(service, runtime, dialogue_of(form, _salt(service, request, form)))[1])
+            return len(prompt_of(service, runtime, dialogue_of(form, salt_of(service, request, form)))[1])
         except ContextTooLong as error:
             return error.prompt_tokens
 
@@ -54,7 +54,7 @@ async def count_tokens(request: HttpRequest) -> Response:
 def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
     form = parse(MessagesRequest, data)
     service.check_model(form.model)
-    salt = _salt(service, request, form)
+    salt = salt_of(service, request, form)
     message_id = f"msg_{uuid.uuid4().hex[:24]}"
     made, reading = compose(service, runtime, dialogue_of(form, salt), _wishes(form), message_id)
     previous = form.diagnostics.previous_message_id if form.diagnostics is not None else None
@@ -78,7 +78,8 @@ def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: by
     return Asked([made], teller, bool(form.stream), done)
 
 
-def _salt(service: Service, request: HttpRequest, form: CountTokensRequest) -> str:
+def salt_of(service: Service, request: HttpRequest, form: CountTokensRequest) -> str:
+    """The salt of a body's prompt."""
     return service.salt(request, form.metadata.user_id if form.metadata is not None else None, form.cache_salt)
 
 

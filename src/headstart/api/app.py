@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from headstart import __version__
-from headstart.api import anthropic, extras, llama, models, openai, responses
+from headstart.api import admin, anthropic, extras, llama, models, openai, responses
 from headstart.api.describe import describe
 from headstart.api.edge import Edge
 from headstart.api.faults import on_error
@@ -85,7 +85,7 @@ def create_app(
     for kind in (HeadstartError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, on_error)
     app.add_middleware(Edge, service=service, keys=keys)
-    for dialect in (openai, responses, anthropic, models, llama, extras):
+    for dialect in (openai, responses, anthropic, models, llama, extras, admin):
         app.include_router(dialect.router)
     app.openapi = lambda: describe(app, keys=keys.closed)  # type: ignore[method-assign]
     return app

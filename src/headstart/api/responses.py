@@ -53,7 +53,7 @@ async def input_tokens(request: HttpRequest) -> Response:
 
     def count() -> int:
         form = parse(ResponsesInput, data)
-        dialogue, _ = _Said(service, request, form).dialogue()
+        dialogue, _ = Said(service, request, form).dialogue()
         return len(prompt_of(service, runtime, dialogue)[1])
 
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(count)})
@@ -112,7 +112,7 @@ async def input_items(
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Said:
+class Said:
     """What a body says. `id`: of the response that will answer it. `size`: characters of what it goes on from, about.
 
     Raises:
@@ -178,7 +178,7 @@ def _choice(choice: Choice, tools: Tools) -> Choice:
 def _response(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
     form = parse(ResponsesRequest, data)
     id = PREFIX + uuid.uuid4().hex
-    said = _Said(service, request, form, id)
+    said = Said(service, request, form, id)
     dialogue, tools = said.dialogue()
     options, reasoning = form.prompt_cache_options, form.reasoning
     limit = 0 if options is not None and options.prewarm else form.max_output_tokens

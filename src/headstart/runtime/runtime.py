@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from headstart.config import Settings
+from headstart.core.blocks import Tokens
+from headstart.core.explain import Explanation, compare
 from headstart.core.planner import Mode
 from headstart.core.prompt import Prompt, Prompter
 from headstart.core.quota import quota
@@ -83,6 +85,7 @@ class Runtime:
             self._mode,
             stall=settings.stall,
             settles=settings.settle == "on",
+            explains=settings.explain == "on",
             observe=self._observed,
         )
         self._watchers: list[Callable[[Request], Sink]] = []
@@ -264,6 +267,16 @@ class Runtime:
             "counters": {memory.name: dict(self.cache.counters), disk.name: dict(disk.counters)},
             "settle": dict(self.scheduler.settle.counters),
         }
+
+    def compare(self, prompt: Prompt, earlier: Prompt) -> Explanation | None:
+        """What `prompt` would compute again right after `earlier`, and why; None for its new text only. Thread-safe."""
+        with self.tokenizer_open() as tokenizer:
+
+            def characters(tokens: Tokens) -> int:
+                return len(b"".join(map(tokenizer.piece, tokens.tolist())).decode("utf-8", "replace"))
+
+            pace = self.scheduler.pace
+            return compare(prompt, earlier, grid=self.engine.traits.grid, pace=pace, characters=characters)
 
     def close(self) -> None:
         """Fails what is running, and frees the model. Idempotent."""
