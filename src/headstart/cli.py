@@ -295,7 +295,8 @@ def warm(
     ],
     model: Model = "demo",
     role: Annotated[str, typer.Option(metavar="system|user", help="What a text is.")] = "system",
-    salt: Annotated[str, typer.Option(metavar="TEXT", help="Tenant: the `cache_salt` that its requests will have.")] = "",
+    salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` that its requests will have.")] = "",
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the keys that its requests will bring.")] = None,
     ctx: Ctx = None,
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
@@ -328,7 +329,7 @@ def warm(
     _check_files(settings)
     from headstart.warm import run
 
-    run(file, settings, role=role, salt=salt)
+    run(file, settings, role=role, salt=salt, tenant=tenant)
 
 
 app.add_typer(cli_cache.app)

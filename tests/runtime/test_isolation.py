@@ -384,35 +384,37 @@ def first_token(rt: Runtime, text: str, salt: str) -> float:
     return seconds
 
 
-def differences(rt: Runtime, pairs: int, asker: str, dice: random.Random) -> tuple[float, float]:
-    """How much sooner a prompt is answered that another tenant has asked than one that nobody has: the mean of pairs, as a
+def difference(rt: Runtime, pairs: int, asker: str, dice: random.Random) -> tuple[float, float]:
+    """How much sooner prompts are answered that another tenant has asked than those that nobody has: the mean of pairs, as a
     share of the time; and the chance of that by chance (a permutation test)."""
-    found, times = [], []
+    times = np.zeros((pairs, 2))  # of known ones and of strange ones
     for number in range(pairs):
-        known, strange = (f"{dice.random()} {number} " + dice.choice("abc") * 600 for _ in range(2))
-        ask(rt, [user(known)], salt=ALICE, max_tokens=1)
-        overwrite(rt)
-        order = [known, strange]
-        dice.shuffle(order)
-        took = {text: first_token(rt, text, asker) for text in order}
-        found.append(took[strange] - took[known])
-        times += took.values()
-    bound = 5 * np.median(np.abs(np.array(found)))  # what else the machine did must not decide
+        texts = [f"{dice.getrandbits(64):016x} " + "abc" * 80 for _ in range(2)]  # of one length
+        ask(rt, [user(texts[0])], salt=ALICE, max_tokens=1)
+        ask(rt, [user(f"{number} other things")], salt="others", max_tokens=1)
+        for which in dice.sample((0, 1), 2):
+            times[number, which] = first_token(rt, texts[which], asker)
+    found = times[:, 1] - times[:, 0]
+    bound = 3 * np.median(np.abs(found))  # a few that were interrupted must not decide
     clipped = np.clip(found, -bound, bound)
-    mean = float(clipped.mean())
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (10_000, pairs))
-    by_chance = np.abs((signs * clipped).mean(axis=1))
-    return mean / float(np.median(times)), float((by_chance >= abs(mean)).mean())
+    by_chance = np.abs((signs * clipped).mean(axis=1)) >= abs(clipped.mean())
+    return float(clipped.mean() / np.median(times)), float(by_chance.mean())
 
 
 @pytest.mark.slow
-def test_time_does_not_tell_what_another_tenant_has_asked(tmp_path: Path) -> None:
-    """Three rounds, as one in twenty fails by chance: a difference that is there shows in all."""
+def test_time_does_not_tell_what_another_tenant_has_asked() -> None:
+    """In one of three rounds, as one in twenty fails by chance and a busy machine more: what is there shows in all."""
     dice = random.Random(0)
-    with start(tmp_path, memory=64 << 20) as rt:
-        seen, chance = differences(rt, 60, ALICE, dice)
+    engine = FakeEngine(slots=1, ctx=512, grid=GRID, delay=0.002)
+    with Runtime(engine, Settings(memory_budget=64 << 20, settle="off")) as rt:
+        seen, chance = difference(rt, 100, ALICE, dice)
         assert seen > 0.05, "a hit must show in what is measured"
         assert chance < 0.05
-        rounds = [differences(rt, 500, BOB, dice) for _ in range(3)]
-    print(rounds)
-    assert any(abs(seen) < 0.01 and chance > 0.05 for seen, chance in rounds), rounds
+        rounds = []
+        while len(rounds) < 3:
+            rounds.append(difference(rt, 500, BOB, dice))
+            print(f"{seen:+.1%} for a hit, {rounds[-1][0]:+.2%} across tenants (p = {rounds[-1][1]:.2f})")
+            if abs(rounds[-1][0]) < 0.01 and rounds[-1][1] > 0.05:
+                return
+    pytest.fail(f"{rounds}")

@@ -231,7 +231,7 @@ class Messages(Teller):
     def _diagnostics(self, summary: Summary) -> dict[str, Any] | None:
         if not self.manner.compares:
             return None
-        found = diagnostics.anthropic(getattr(summary, "explanation", None), known=self.manner.known)
+        found = diagnostics.anthropic(summary.explanation, known=self.manner.known)
         return {"cache_miss_reason": found} if found is not None else None
 
     def _signature(self, index: int) -> str:
