@@ -212,6 +212,7 @@ def test_forced_texts_are_spelled_exactly_whatever_the_tokenizer_adds(kind: type
     assert json.loads(write(engine, of_schema(constant))) == {"name": "größe\n name"}
 
 
+@pytest.mark.slow
 def test_sentencepiece_vocabularies(gemma_model: Path) -> None:
     engine = LlamaEngine.load(replace(SMALL, model=str(gemma_model), slots=1))
     try:
@@ -255,6 +256,9 @@ def test_a_byte_that_no_token_says_is_an_error_of_the_request(fake: FakeEngine) 
         (of_schema({"type": "string", "not": {"const": "a"}}), 'Unimplemented keys: ["not"].'),
         (of_schema({"$ref": "#/$defs/missing"}), "missing"),
         (of_schema([1]), "Expecting object schema"),
+        (Grammar("regex", "\ud800"), "surrogates not allowed"),
+        (of_schema({"$ref": "#"}), "nothing satisfies it."),
+        (Grammar("regex", "[a--a]b"), "nothing satisfies it."),
         (of_schema({"type": "integer", "minimum": 3, "maximum": 2}), "Unsatisfiable"),
         (of_schema({"not": {}, "x-guidance": {"lenient": True}}), "Unimplemented"),
         (Grammar("regex", "a" * (MOST_TEXT + 1)), f"it has {MOST_TEXT + 1} bytes; {MOST_TEXT} are the most."),

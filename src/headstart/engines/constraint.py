@@ -44,7 +44,7 @@ LIMITS = LLParserLimits(
 
 NAMES = {"lark": "grammar", "json_schema": "JSON schema", "regex": "regular expression"}
 
-_JSON = {
+_JSON: Any = {
     "item_separator": ",",
     "key_separator": ":",
     "whitespace_flexible": True,
@@ -75,12 +75,21 @@ class Constraint:
 
         Raises EngineError: the grammar became too costly to follow, or nothing can follow.
         """
-        return np.flatnonzero(self._flags())
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        if self._matcher.is_error():
+            raise self._fault()
+        flags = np.unpackbits(self._bits.view(np.uint8), count=self._n_vocab, bitorder="little")
+        found = np.flatnonzero(flags.view(np.bool_))
+        if not len(found):
+            raise EngineError(f"nothing that this model can write goes on with {self._name}")
+        return found
 
     def mask(self, scores: npt.NDArray[Any]) -> None:
         """Gives all other tokens a score of -∞, and none of these. Raises what `allowed` raises."""
-        np.maximum(scores, np.finfo(scores.dtype).min, out=scores)  # a bias may have ruled out all that is left
-        scores[~self._flags()] = -np.inf
+        allowed = self.allowed()
+        kept = np.maximum(scores[allowed], np.finfo(scores.dtype).min)  # a bias may have ruled out all that is left
+        scores[:] = -np.inf
+        scores[allowed] = kept
 
     def take(self, token: int) -> None:
         """The reply goes on with `token`. Raises EngineError if it must not."""
@@ -88,15 +97,6 @@ class Constraint:
             raise self._fault()
         if token in self._eog and not self._matcher.is_accepting():
             raise EngineError(f"{self._name} wants a token that ends a reply before the reply is complete")
-
-    def _flags(self) -> npt.NDArray[np.bool_]:
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        if self._matcher.is_error():
-            raise self._fault()
-        flags = np.unpackbits(self._bits.view(np.uint8), count=self._n_vocab, bitorder="little").view(np.bool_)
-        if not flags.any():
-            raise EngineError(f"nothing that this model can write goes on with {self._name}")
-        return flags
 
     def _fault(self) -> EngineError:
         return EngineError(f"{self._name} could not be followed: {condense(self._matcher.get_error())}")
@@ -150,6 +150,7 @@ class Grammars:
         begun = time.monotonic()
         try:
             matcher = LLMatcher(self._trie, _SOURCES[grammar.kind](grammar.text), log_level=0, limits=LIMITS)
+            matcher.compute_bitmask()  # what a reply begins with; each copy keeps what this took
         except ValueError as error:
             return condense(str(error))
         if matcher.is_error():
@@ -161,7 +162,9 @@ class Grammars:
 def condense(words: str) -> str:
     """A message of llguidance on one line, without the excerpts from the grammar."""
     lines = [line.strip() for line in words.splitlines() if line.strip() and not _EXCERPT.match(line)]
-    said = " ".join(lines) or "for no known reason"
+    said = " ".join(lines).removesuffix(" <non-verbose/>.") or "for no known reason"
+    if said.startswith("NoExtension"):
+        return "nothing satisfies it."
     return (said if len(said) <= _MOST_WORDS else said[:_MOST_WORDS] + "…").rstrip(".") + "."
 
 
