@@ -7,6 +7,7 @@ import logging
 import random
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from driving import SMALL, empty
 from schemas import schema
 
 from headstart.engines.base import GREEDY, Engine, Grammar, Sampling, Step
-from headstart.engines.constraint import KEPT, MOST_TEXT, Grammars, condense
+from headstart.engines.constraint import KEPT, KEPT_TEXT, MOST_TEXT, Grammars, condense
 from headstart.engines.fake import END, START, STOP, FakeEngine, FakeTokenizer
 from headstart.engines.llama import LlamaEngine
 from headstart.errors import EngineError, InvalidRequest
@@ -336,6 +337,23 @@ def test_compiled_grammars_are_kept_within_a_bound(fake: FakeEngine, caplog: pyt
         assert len(caplog.records) == KEPT + 2  # making the tokenizer ready once
         fake.check_grammar(Grammar("regex", "a0"))  # gone, and compiled anew
         assert len(caplog.records) == KEPT + 3
+        for letter in "abc":
+            fake.check_grammar(Grammar("regex", letter * (KEPT_TEXT // 3 + 1)))
+        fake.check_grammar(Grammar("regex", f"a{KEPT}"))  # they left no room for it
+        assert len(caplog.records) == KEPT + 7
+
+
+def test_whoever_starts_a_known_grammar_waits_for_no_compiling(fake: FakeEngine) -> None:
+    """The engine's thread starts replies, and all others would wait with it."""
+    known, unknown = Grammar("regex", "ab"), Grammar("regex", "cd")
+    fake.check_grammar(known)
+    with fake._grammars._compiling, ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(fake.check_grammar, unknown)
+        assert pool.submit(fake.sampler, GREEDY, known).result(timeout=30)
+        assert not waiting.done()
+        fake._grammars._compiling.release()
+        waiting.result(timeout=30)
+        fake._grammars._compiling.acquire()
 
 
 # ── random schemas ───────────────────────────────────────────────────────────────────────────────────────────────────

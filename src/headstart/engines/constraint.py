@@ -29,8 +29,8 @@ log = logging.getLogger("headstart.constraint")
 MOST_TEXT = 1 << 18
 """Bytes of a grammar's text."""
 
-KEPT = 64
-"""Compiled grammars that are kept."""
+KEPT, KEPT_TEXT = 64, 1 << 19
+"""Compiled grammars that are kept, and bytes of their texts: at worst a compiled one takes 400 times as many."""
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -103,13 +103,18 @@ class Constraint:
 
 
 class Grammars:
-    """Compiled grammars of one tokenizer. Thread-safe; one is compiled at a time, so that they cost one core at most."""
+    """Compiled grammars of one tokenizer; the last used are kept. Thread-safe.
+
+    One is compiled at a time, so that they cost one core at most; whoever starts a known one does not wait for that.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._known: OrderedDict[Grammar, LLMatcher | str] = OrderedDict()  # or what is wrong with it
         self._trie: LLTokenizer | None = None
-        self._lock = threading.Lock()
+        self._text = 0  # bytes of what is known
+        self._lock = threading.Lock()  # of what is known
+        self._compiling = threading.Lock()
 
     def check(self, grammar: Grammar, param: str | None = None) -> None:
         """Compiles a grammar unless it is known. Takes up to some seconds.
@@ -126,21 +131,33 @@ class Grammars:
         return Constraint(matcher, f"the {NAMES[grammar.kind]} {text!r}", self._tokenizer.eog, self._tokenizer.n_vocab)
 
     def _compiled(self, grammar: Grammar, param: str | None) -> LLMatcher:
-        with self._lock:
-            found = self._known.get(grammar)
-            if found is None:
-                found = self._known[grammar] = self._compile(grammar)
-                if len(self._known) > KEPT:
-                    self._known.popitem(last=False)
-            self._known.move_to_end(grammar)
+        found = self._find(grammar)
+        if found is None:
+            size = _size(grammar)
+            if size > MOST_TEXT:
+                found = f"it has {size} bytes; {MOST_TEXT} are the most."
+            else:
+                with self._compiling:
+                    found = self._find(grammar) or self._keep(grammar, self._compile(grammar))
         if isinstance(found, str):
             raise InvalidRequest(f"This {NAMES[grammar.kind]} cannot be followed: {found}", param=param)
         return found
 
+    def _find(self, grammar: Grammar) -> LLMatcher | str | None:
+        with self._lock:
+            if grammar in self._known:
+                self._known.move_to_end(grammar)
+            return self._known.get(grammar)
+
+    def _keep(self, grammar: Grammar, compiled: LLMatcher | str) -> LLMatcher | str:
+        with self._lock:
+            self._known[grammar] = compiled
+            self._text += _size(grammar)
+            while len(self._known) > KEPT or self._text > KEPT_TEXT:
+                self._text -= _size(self._known.popitem(last=False)[0])
+        return compiled
+
     def _compile(self, grammar: Grammar) -> LLMatcher | str:
-        size = len(grammar.text.encode("utf-8", "replace"))
-        if size > MOST_TEXT:
-            return f"it has {size} bytes; {MOST_TEXT} are the most."
         if not self._tokenizer.eog:
             return "this model has no token that ends a reply."
         if self._trie is None:
@@ -155,8 +172,12 @@ class Grammars:
             return condense(str(error))
         if matcher.is_error():
             return condense(matcher.get_error())
-        log.debug("compiled a %s of %d bytes in %.3f s", NAMES[grammar.kind], size, time.monotonic() - begun)
+        log.debug("compiled a %s of %d bytes in %.3f s", NAMES[grammar.kind], _size(grammar), time.monotonic() - begun)
         return matcher
+
+
+def _size(grammar: Grammar) -> int:
+    return len(grammar.text.encode("utf-8", "replace"))
 
 
 def condense(words: str) -> str:
