@@ -65,7 +65,7 @@ class Given(BaseModel):
         if len(names) > 1:
             raise InvalidRequest(f"Invalid '{names[1]}': '{names[0]}' says already what the reply must be.", param=names[1])
         value = getattr(self, names[0])
-        if isinstance(value, type):
+        if isinstance(value, type) and issubclass(value, BaseModel):
             value = value.model_json_schema()
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         return names[0], Grammar(_KINDS[names[0]], text)

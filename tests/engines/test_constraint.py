@@ -7,6 +7,7 @@ import logging
 import random
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from driving import SMALL, empty
 from schemas import schema
 
 from headstart.engines.base import GREEDY, Engine, Grammar, Sampling, Step
-from headstart.engines.constraint import KEPT, MOST_TEXT, Grammars, condense
+from headstart.engines.constraint import KEPT, KEPT_TEXT, MOST_TEXT, Grammars, condense
 from headstart.engines.fake import END, START, STOP, FakeEngine, FakeTokenizer
 from headstart.engines.llama import LlamaEngine
 from headstart.errors import EngineError, InvalidRequest
@@ -212,6 +213,7 @@ def test_forced_texts_are_spelled_exactly_whatever_the_tokenizer_adds(kind: type
     assert json.loads(write(engine, of_schema(constant))) == {"name": "größe\n name"}
 
 
+@pytest.mark.slow
 def test_sentencepiece_vocabularies(gemma_model: Path) -> None:
     engine = LlamaEngine.load(replace(SMALL, model=str(gemma_model), slots=1))
     try:
@@ -255,6 +257,9 @@ def test_a_byte_that_no_token_says_is_an_error_of_the_request(fake: FakeEngine) 
         (of_schema({"type": "string", "not": {"const": "a"}}), 'Unimplemented keys: ["not"].'),
         (of_schema({"$ref": "#/$defs/missing"}), "missing"),
         (of_schema([1]), "Expecting object schema"),
+        (Grammar("regex", "\ud800"), "surrogates not allowed"),
+        (of_schema({"$ref": "#"}), "nothing satisfies it."),
+        (Grammar("regex", "[a--a]b"), "nothing satisfies it."),
         (of_schema({"type": "integer", "minimum": 3, "maximum": 2}), "Unsatisfiable"),
         (of_schema({"not": {}, "x-guidance": {"lenient": True}}), "Unimplemented"),
         (Grammar("regex", "a" * (MOST_TEXT + 1)), f"it has {MOST_TEXT + 1} bytes; {MOST_TEXT} are the most."),
@@ -332,6 +337,23 @@ def test_compiled_grammars_are_kept_within_a_bound(fake: FakeEngine, caplog: pyt
         assert len(caplog.records) == KEPT + 2  # making the tokenizer ready once
         fake.check_grammar(Grammar("regex", "a0"))  # gone, and compiled anew
         assert len(caplog.records) == KEPT + 3
+        for letter in "abc":
+            fake.check_grammar(Grammar("regex", letter * (KEPT_TEXT // 3 + 1)))
+        fake.check_grammar(Grammar("regex", f"a{KEPT}"))  # they left no room for it
+        assert len(caplog.records) == KEPT + 7
+
+
+def test_whoever_starts_a_known_grammar_waits_for_no_compiling(fake: FakeEngine) -> None:
+    """The engine's thread starts replies, and all others would wait with it."""
+    known, unknown = Grammar("regex", "ab"), Grammar("regex", "cd")
+    fake.check_grammar(known)
+    with fake._grammars._compiling, ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(fake.check_grammar, unknown)
+        assert pool.submit(fake.sampler, GREEDY, known).result(timeout=30)
+        assert not waiting.done()
+        fake._grammars._compiling.release()
+        waiting.result(timeout=30)
+        fake._grammars._compiling.acquire()
 
 
 # ── random schemas ───────────────────────────────────────────────────────────────────────────────────────────────────

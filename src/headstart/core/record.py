@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from headstart.core.blocks import BlockId, Tokens
-from headstart.core.template import Conversation
-from headstart.core.template import Message
+from headstart.core.template import Conversation, Message
 
 if TYPE_CHECKING:
     from headstart.core.explain import Explanation

@@ -5,7 +5,8 @@ logits and rows; it knows no requests, users or files. It is used from one threa
 several at once. (`examples/own_engine.py` implements the required part in about 100 lines.)
 
 Required: `tokenizer`, `traits`, `shape`, `fingerprint`, `prefill`, `decode`, `sampler`, `sample`, `logits`, `truncate`,
-`export_rows`, `import_rows`. Optional abilities are *traits*: data that the planner asks for, never a type that it tests.
+`export_rows`, `import_rows`. Optional abilities are *traits*: data that the planner asks for, never a type that it tests;
+and `check_grammar`, for replies that follow a grammar.
 
 Rows are opaque bytes: the rows of `n` consecutive tokens are one buffer of `n * shape.row_bytes` bytes whose inner order
 is the engine's own. What one engine exported, an engine with the same `fingerprint` can import, at the same positions.

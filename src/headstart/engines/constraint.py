@@ -29,8 +29,8 @@ log = logging.getLogger("headstart.constraint")
 MOST_TEXT = 1 << 18
 """Bytes of a grammar's text."""
 
-KEPT = 64
-"""Compiled grammars that are kept."""
+KEPT, KEPT_TEXT = 64, 1 << 19
+"""Compiled grammars that are kept, and bytes of their texts: at worst a compiled one takes 400 times as many."""
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -44,7 +44,7 @@ LIMITS = LLParserLimits(
 
 NAMES = {"lark": "grammar", "json_schema": "JSON schema", "regex": "regular expression"}
 
-_JSON = {
+_JSON: Any = {
     "item_separator": ",",
     "key_separator": ":",
     "whitespace_flexible": True,
@@ -75,12 +75,21 @@ class Constraint:
 
         Raises EngineError: the grammar became too costly to follow, or nothing can follow.
         """
-        return np.flatnonzero(self._flags())
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        if self._matcher.is_error():
+            raise self._fault()
+        flags = np.unpackbits(self._bits.view(np.uint8), count=self._n_vocab, bitorder="little")
+        found = np.flatnonzero(flags.view(np.bool_))
+        if not len(found):
+            raise EngineError(f"nothing that this model can write goes on with {self._name}")
+        return found
 
     def mask(self, scores: npt.NDArray[Any]) -> None:
         """Gives all other tokens a score of -∞, and none of these. Raises what `allowed` raises."""
-        np.maximum(scores, np.finfo(scores.dtype).min, out=scores)  # a bias may have ruled out all that is left
-        scores[~self._flags()] = -np.inf
+        allowed = self.allowed()
+        kept = np.maximum(scores[allowed], np.finfo(scores.dtype).min)  # a bias may have ruled out all that is left
+        scores[:] = -np.inf
+        scores[allowed] = kept
 
     def take(self, token: int) -> None:
         """The reply goes on with `token`. Raises EngineError if it must not."""
@@ -89,27 +98,23 @@ class Constraint:
         if token in self._eog and not self._matcher.is_accepting():
             raise EngineError(f"{self._name} wants a token that ends a reply before the reply is complete")
 
-    def _flags(self) -> npt.NDArray[np.bool_]:
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        if self._matcher.is_error():
-            raise self._fault()
-        flags = np.unpackbits(self._bits.view(np.uint8), count=self._n_vocab, bitorder="little").view(np.bool_)
-        if not flags.any():
-            raise EngineError(f"nothing that this model can write goes on with {self._name}")
-        return flags
-
     def _fault(self) -> EngineError:
         return EngineError(f"{self._name} could not be followed: {condense(self._matcher.get_error())}")
 
 
 class Grammars:
-    """Compiled grammars of one tokenizer. Thread-safe; one is compiled at a time, so that they cost one core at most."""
+    """Compiled grammars of one tokenizer; the last used are kept. Thread-safe.
+
+    One is compiled at a time, so that they cost one core at most; whoever starts a known one does not wait for that.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._known: OrderedDict[Grammar, LLMatcher | str] = OrderedDict()  # or what is wrong with it
         self._trie: LLTokenizer | None = None
-        self._lock = threading.Lock()
+        self._text = 0  # bytes of what is known
+        self._lock = threading.Lock()  # of what is known
+        self._compiling = threading.Lock()
 
     def check(self, grammar: Grammar, param: str | None = None) -> None:
         """Compiles a grammar unless it is known. Takes up to some seconds.
@@ -126,21 +131,33 @@ class Grammars:
         return Constraint(matcher, f"the {NAMES[grammar.kind]} {text!r}", self._tokenizer.eog, self._tokenizer.n_vocab)
 
     def _compiled(self, grammar: Grammar, param: str | None) -> LLMatcher:
-        with self._lock:
-            found = self._known.get(grammar)
-            if found is None:
-                found = self._known[grammar] = self._compile(grammar)
-                if len(self._known) > KEPT:
-                    self._known.popitem(last=False)
-            self._known.move_to_end(grammar)
+        found = self._find(grammar)
+        if found is None:
+            size = _size(grammar)
+            if size > MOST_TEXT:
+                found = f"it has {size} bytes; {MOST_TEXT} are the most."
+            else:
+                with self._compiling:
+                    found = self._find(grammar) or self._keep(grammar, self._compile(grammar))
         if isinstance(found, str):
             raise InvalidRequest(f"This {NAMES[grammar.kind]} cannot be followed: {found}", param=param)
         return found
 
+    def _find(self, grammar: Grammar) -> LLMatcher | str | None:
+        with self._lock:
+            if grammar in self._known:
+                self._known.move_to_end(grammar)
+            return self._known.get(grammar)
+
+    def _keep(self, grammar: Grammar, compiled: LLMatcher | str) -> LLMatcher | str:
+        with self._lock:
+            self._known[grammar] = compiled
+            self._text += _size(grammar)
+            while len(self._known) > KEPT or self._text > KEPT_TEXT:
+                self._text -= _size(self._known.popitem(last=False)[0])
+        return compiled
+
     def _compile(self, grammar: Grammar) -> LLMatcher | str:
-        size = len(grammar.text.encode("utf-8", "replace"))
-        if size > MOST_TEXT:
-            return f"it has {size} bytes; {MOST_TEXT} are the most."
         if not self._tokenizer.eog:
             return "this model has no token that ends a reply."
         if self._trie is None:
@@ -150,18 +167,25 @@ class Grammars:
         begun = time.monotonic()
         try:
             matcher = LLMatcher(self._trie, _SOURCES[grammar.kind](grammar.text), log_level=0, limits=LIMITS)
+            matcher.compute_bitmask()  # what a reply begins with; each copy keeps what this took
         except ValueError as error:
             return condense(str(error))
         if matcher.is_error():
             return condense(matcher.get_error())
-        log.debug("compiled a %s of %d bytes in %.3f s", NAMES[grammar.kind], size, time.monotonic() - begun)
+        log.debug("compiled a %s of %d bytes in %.3f s", NAMES[grammar.kind], _size(grammar), time.monotonic() - begun)
         return matcher
+
+
+def _size(grammar: Grammar) -> int:
+    return len(grammar.text.encode("utf-8", "replace"))
 
 
 def condense(words: str) -> str:
     """A message of llguidance on one line, without the excerpts from the grammar."""
     lines = [line.strip() for line in words.splitlines() if line.strip() and not _EXCERPT.match(line)]
-    said = " ".join(lines) or "for no known reason"
+    said = " ".join(lines).removesuffix(" <non-verbose/>.") or "for no known reason"
+    if said.startswith("NoExtension"):
+        return "nothing satisfies it."
     return (said if len(said) <= _MOST_WORDS else said[:_MOST_WORDS] + "…").rstrip(".") + "."
 
 

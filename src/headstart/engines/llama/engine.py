@@ -8,6 +8,7 @@ back the state at its end. Models whose state has a form that is not known are s
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,7 @@ class LlamaEngine(Engine):
         self._memory = lib.llama_get_memory(context)
         self.tokenizer = LlamaTokenizer(model)
         self._grammars = Grammars(self.tokenizer)
+        self._buffer = ctypes.c_float * self.tokenizer.n_vocab
         self._batch = Batch(llama_load.BATCH, slots)
         self._lengths = [0] * slots
         self._outputs: dict[int, int] = {}  # slot → index in the last call's batch
@@ -183,7 +185,8 @@ class LlamaEngine(Engine):
     def _logits(self, slot: int) -> Logits:
         """llama.cpp's own, until the next call."""
         pointer = lib.llama_get_logits_ith(self._context, self._output(slot))
-        return np.ctypeslib.as_array(pointer, (self.tokenizer.n_vocab,))
+        buffer: Any = self._buffer.from_address(ctypes.addressof(pointer.contents))
+        return np.frombuffer(buffer, np.float32)
 
     def _output(self, slot: int) -> int:
         output = self._outputs.get(slot)

@@ -29,6 +29,8 @@ class LlamaSampler:
     def __init__(self, sampling: Sampling, constraint: Constraint | None = None, *, n_vocab: int, ctx: int) -> None:
         self.constraint = constraint
         self._candidates = np.zeros(n_vocab if constraint else 0, _CANDIDATE)
+        data = self._candidates.ctypes.data_as(lib.llama_token_data_p)
+        self._array: Any = lib.llama_token_data_array(data=data)
         params = lib.llama_sampler_chain_default_params()
         params.no_perf = True
         self.chain: Any = lib.llama_sampler_chain_init(params)
@@ -45,8 +47,8 @@ class LlamaSampler:
         candidates = self._candidates[: len(allowed)]
         candidates["id"] = allowed
         candidates["logit"] = logits.take(allowed)
-        data = candidates.ctypes.data_as(lib.llama_token_data_p)
-        array = lib.llama_token_data_array(data=data, size=len(allowed), selected=-1, sorted=False)
+        array = self._array
+        array.size, array.selected, array.sorted = len(allowed), -1, False
         lib.llama_sampler_apply(self.chain, ctypes.byref(array))
         token = int(array.data[array.selected].id)
         lib.llama_sampler_accept(self.chain, token)
