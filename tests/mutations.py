@@ -105,7 +105,7 @@ def schema(body: Body) -> None:
 
 
 def arguments(body: Body) -> None:
-    body["messages"][2]["tool_calls"][0]["function"]["arguments"] = '{"city":"Paris"}'
+    body["messages"][2]["tool_calls"][0]["function"]["arguments"] = '{"city": "Lyon"}'
 
 
 def summary(chat: list[Any]) -> list[Any]:
@@ -142,7 +142,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("template options", put(chat_template_kwargs={"style": "terse"}), Cause.TEMPLATE, "template"),
     Mutation("first user message edited", say(1, "weather in Paris", "weather in Nice"), Cause.MESSAGE, "messages", 1),
     Mutation("blank in a user message", say(1, "here: what", "here:  what"), Cause.MESSAGE, "messages", 1),
-    Mutation("call with other spaces", arguments, Cause.MESSAGE, "messages", 2),
+    Mutation("call with another argument", arguments, Cause.MESSAGE, "messages", 2),
     Mutation("reply in the middle edited", say(4, "boots", "shoes"), Cause.MESSAGE, "messages", 4),
     Mutation("second user message edited", say(5, "Rome", "Oslo"), Cause.MESSAGE, "messages", 5),
     Mutation(

@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-import live
-from headstart.api.app import create_app
+from headstart.api.keys import Keys
 from headstart.cli import main
 from headstart.config import Settings
 from headstart.core.causes import CAUSES, Cause
@@ -21,7 +20,7 @@ from headstart.engines.fake import CHATML, FakeEngine, FakeTokenizer
 from headstart.runtime.runtime import Runtime
 from live import Server, serving
 from mutations import MUTATIONS, Body, Mutation, conversation, following
-from templates import REASONING
+from templates import TOOLS
 
 Explain = Callable[..., str]
 
@@ -221,7 +220,7 @@ def test_spelled_otherwise() -> None:
 
 @pytest.mark.parametrize("settle", ["on", "off"])
 def test_reasoning_stripped(settle: str, explain: Explain) -> None:
-    tokenizer = FakeTokenizer(chat_template=REASONING)
+    tokenizer = FakeTokenizer(chat_template=TOOLS)
     thought = "The user wants two cities, so I have to think of the road between them, and of its tolls."
     with start(slots=1, settle=settle, tokenizer=tokenizer) as runtime, serving(runtime, model_id="fake") as server:
         body: Body = {"max_tokens": 4, "ignore_eos": True, "messages": conversation(1)["messages"][:4]}
@@ -280,61 +279,62 @@ def test_after_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def tenants(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server that knows who asks: the header `x-tenant` says it."""
+def tenants(tmp_path: Path) -> Iterator[Server]:
+    """A server that knows alice, bob and carol by their keys."""
+    file = tmp_path / "keys"
+    file.write_text("".join(f"{name} = {name}-key\n" for name in ("alice", "bob", "carol")))
+    file.chmod(0o600)
+    with start() as runtime, serving(runtime, api_keys=Keys((), file), model_id="fake") as server:
+        yield server
 
-    def tenanted(*arguments: Any, **options: Any) -> Any:
-        app = create_app(*arguments, **options)
 
-        async def named(scope: Any, receive: Any, send: Any) -> None:
-            scope["tenant"] = dict(scope.get("headers", ())).get(b"x-tenant", b"").decode()
-            await app(scope, receive, send)
-
-        return named
-
-    monkeypatch.setattr(live, "create_app", tenanted)
+@pytest.fixture
+def opened() -> Iterator[Server]:
+    """A server that knows nobody."""
     with start() as runtime, serving(runtime, model_id="fake") as server:
         yield server
 
 
+def by(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {name}-key"} if name else {}
+
+
 def test_another_salt_of_the_same_tenant(tenants: Server) -> None:
     body = conversation(1)
-    send(tenants, body | {"cache_salt": "a"}, **{"x-tenant": "alice"})
-    response = send(tenants, body | {"cache_salt": "b"}, **{"x-tenant": "alice"})
+    send(tenants, body | {"cache_salt": "a"}, **by("alice"))
+    response = send(tenants, body | {"cache_salt": "b"}, **by("alice"))
     mine = own(response)
     assert (mine["cause"], mine["reason"], mine["cached"], mine["diverged_at"]) == ("salt_differs", "cold", 0, None)
     assert mine["missed"] == response.json()["usage"]["prompt_tokens"] - 1
 
 
 @pytest.mark.parametrize("other", ["bob", ""])
-def test_another_tenants_salt_reveals_nothing(tenants: Server, other: str) -> None:
+def test_another_tenants_salt_reveals_nothing(tenants: Server, opened: Server, other: str) -> None:
     """Fault: text, length or existence of another tenant's prompt in what an answer says."""
+    tenants = tenants if other else opened
     body = conversation(1)
-    send(tenants, body | {"cache_salt": "a"}, **{"x-tenant": "alice" if other else ""})
-    response = send(tenants, body | {"cache_salt": "b"}, **{"x-tenant": other})
-    stranger = send(tenants, conversation(2) | {"cache_salt": "c"}, **{"x-tenant": "carol" if other else ""})
+    send(tenants, body | {"cache_salt": "a"}, **by("alice" if other else ""))
+    response = send(tenants, body | {"cache_salt": "b"}, **by(other))
+    stranger = send(tenants, conversation(2) | {"cache_salt": "c"}, **by("carol" if other else ""))
     known, unknown = ({**own(one), "computed": 0, "cached": 0} for one in (response, stranger))
     assert known == unknown
     assert (known["cause"], known["missed"], known["diverged_at"]) == ("first_time", 0, None)
 
 
-def test_only_ones_own_requests_are_explained(tenants: Server) -> None:
-    def last(tenant: str, **query: str) -> httpx.Response:
-        return tenants.http.get("/headstart/explain", params=query, headers={"x-tenant": tenant})
+def test_only_ones_own_requests_are_explained(tenants: Server, opened: Server) -> None:
+    def last(server: Server, tenant: str = "", id: str = "", **query: str) -> httpx.Response:
+        return server.http.get("/headstart/explain" + id, params=query, headers=by(tenant))
 
-    assert last("alice").json()["error"]["code"] == "request_not_found"
-    alice = send(tenants, conversation(1) | {"cache_salt": "a"}, **{"x-tenant": "alice"})
-    nobody = send(tenants, conversation(2) | {"cache_salt": "n"})
-    assert last("alice").json()["id"] == alice.headers["x-request-id"]
-    for tenant, salt in (("bob", "a"), ("", "a"), ("", "")):
-        assert last(tenant, cache_salt=salt).status_code == 404
-        assert (
-            tenants.http.get(
-                f"/headstart/explain/{alice.headers['x-request-id']}", params={"cache_salt": salt}, headers={"x-tenant": tenant}
-            ).status_code
-            == 404
-        )
-    assert last("", cache_salt="n").json()["id"] == nobody.headers["x-request-id"]
+    assert last(tenants, "alice").json()["error"]["code"] == "request_not_found"
+    alice = send(tenants, conversation(1) | {"cache_salt": "a"}, **by("alice")).headers["x-request-id"]
+    assert last(tenants, "alice").json()["id"] == alice
+    assert last(tenants, "alice", "/" + alice).json()["id"] == alice
+    assert last(tenants, "bob", cache_salt="a").status_code == 404
+    assert last(tenants, "bob", "/" + alice, cache_salt="a").status_code == 404
+    nobody = send(opened, conversation(2) | {"cache_salt": "n"}).headers["x-request-id"]
+    assert last(opened).status_code == 404
+    assert last(opened, id="/" + nobody).status_code == 404
+    assert last(opened, cache_salt="n").json()["id"] == nobody
 
 
 def test_keys_are_needed_where_there_are_keys(explain: Explain) -> None:

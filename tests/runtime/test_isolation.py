@@ -18,8 +18,9 @@ from harness import Pending, ask, assistant, submit, system, user
 from headstart.api.tenants import POLICIES, salt
 from headstart.config import Settings
 from headstart.core.blocks import OWNER_END, Chain, as_tokens, root_id
-from headstart.core.explain import Reason
+from headstart.core.causes import Cause
 from headstart.core.index import Entry, Index
+from headstart.core.opening import Openings
 from headstart.core.quota import NoQuota, Quota, owner_of, quota
 from headstart.core.retention import Retention
 from headstart.core.spelling import Spellings
@@ -74,8 +75,7 @@ def check(rt: Runtime, chat: list[dict[str, str]], tier: str) -> None:
     for stranger in (BOB, "", "alice", ALICE.removesuffix(OWNER_END), ALICE + "x"):
         report = ask(rt, chat, salt=stranger, max_tokens=1).report
         assert (report.cached, report.computed) == (0, report.prompt)
-        assert report.reason is Reason.COLD
-        assert report.diverged_at is None
+        assert report.explanation is None or report.explanation.cause is Cause.FIRST
         if tier == "live":
             break  # or hers is overwritten
     report = ask(rt, chat, salt=ALICE, max_tokens=1).report
@@ -184,7 +184,7 @@ class Tier:
         self.memory = Memory(self.CELL, cells * self.CELL, 0, most)
         self.retention = Retention("memory", self.index, lambda entry: 1.0)
         self.counters: Counter[str] = Counter()
-        spill = Spill(self.index, self.memory, NoDisk(), Spellings(), _no_label, lambda _: None, lambda: 0.0)
+        spill = Spill(self.index, self.memory, NoDisk(), Spellings(), Openings(), _no_label, lambda _: None, lambda: 0.0)
         self.room = Room(
             self.index, self.memory, self.retention, spill, self.counters, ctx=64, transfer_bytes=0, keeps_on="disk"
         )

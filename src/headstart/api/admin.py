@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from headstart.api import tenants
 from headstart.api.compose import prompt_of
 from headstart.api.describe import ERRORS
 from headstart.api.diagnostics import anthropic, responses
@@ -39,15 +40,15 @@ class Pair(_Form):
 
 
 @router.get("/headstart/explain", responses=ERRORS)
-async def explain_last(request: HttpRequest, cache_salt: Salt = "") -> Response:
+async def explain_last(request: HttpRequest, cache_salt: Salt = "", user: Salt = "") -> Response:
     """Why the latest request computed what it computed."""
-    return _told(request, None, cache_salt)
+    return _told(request, None, cache_salt, user)
 
 
 @router.get("/headstart/explain/{request_id}", responses=ERRORS)
-async def explain_one(request: HttpRequest, request_id: str, cache_salt: Salt = "") -> Response:
+async def explain_one(request: HttpRequest, request_id: str, cache_salt: Salt = "", user: Salt = "") -> Response:
     """Why a request computed what it computed; its id is in the header `x-request-id` of its answer."""
-    return _told(request, request_id, cache_salt)
+    return _told(request, request_id, cache_salt, user)
 
 
 @router.post(
@@ -63,9 +64,11 @@ async def explain_pair(request: HttpRequest) -> Response:
     return JSONResponse(await asyncio.to_thread(_compared, service, runtime, request, pair))
 
 
-def _told(request: HttpRequest, request_id: str | None, salt: str) -> Response:
-    history = service_of(request).ready().scheduler.history
-    tenant: str = request.scope.get("tenant", "")
+def _told(request: HttpRequest, request_id: str | None, cache_salt: str, user: str) -> Response:
+    service = service_of(request)
+    history = service.ready().scheduler.history
+    salt = service.salt(request, user or None, cache_salt or None)
+    tenant = tenants.told(request.scope.get("tenant", tenants.OPEN), salt)
 
     def seen(record: Record) -> bool:
         # Where nobody knows who asks, salts are all that tells tenants apart.

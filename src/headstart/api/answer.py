@@ -10,6 +10,7 @@ from dataclasses import replace
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from headstart.api import tenants
 from headstart.api.call import Call, Disconnected
 from headstart.api.compose import Asked
 from headstart.api.faults import CLIENT_CLOSED
@@ -38,8 +39,10 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
     # Parsing, rendering and tokenising take milliseconds: never on the event loop, where every stream waits for them.
     asked = await asyncio.to_thread(understand, service, runtime, request, data)
     request_id: str = request.scope.get("request_id", "")
-    who = {"id": request_id, "tenant": request.scope.get("tenant", ""), "session": _session(request)}
-    requests = [replace(one, **who) for one in asked.requests]
+    tenant, session = request.scope.get("tenant", tenants.OPEN), _session(request)
+    requests = [
+        replace(one, id=request_id, tenant=tenants.told(tenant, one.prompt.salt), session=session) for one in asked.requests
+    ]
     call = Call(runtime, requests, request.receive, beat=service.keep_alive / 2, metrics=service.metrics, arrived=arrived)
     if asked.stream:
         return EventStream(call, asked, service, request_id)

@@ -76,5 +76,11 @@ def salt(policy: Policy, tenant: str, user: str | None, cache_salt: str | None) 
     return OWNER_END + given if OWNER_END in given else given
 
 
+def told(tenant: str, salt: str) -> str:
+    """Who may be told of a request: its owner, where owners are kept apart; else its tenant."""
+    owner, end, _ = salt.partition(OWNER_END)
+    return owner if end and owner else tenant
+
+
 def _digest(kind: str, parts: list[str]) -> str:
     return blake3(json.dumps([f"headstart.{kind}.1", *parts]).encode()).hexdigest()
