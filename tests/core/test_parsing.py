@@ -286,6 +286,32 @@ def test_what_is_no_call_is_text(name: str, reply: str) -> None:
         assert message_of(pieces)["content"] == reply
 
 
+def test_nothing_that_a_model_writes_is_an_error() -> None:
+    deep = 100_000
+    for reply in (
+        '<tool_call>{"function": ' * 5_000,
+        '<tool_call>{"a": {' * 2_000,
+        '<tool_call>{"name": "f", "arguments": ' + "[" * deep,
+        '<tool_call>{"name": "\\ud800", "arguments": "\\ud83d\\ude00\\ud800"}</tool_call>',
+    ):
+        message = message_of(parse("hermes", reply))
+        json.dumps(message, ensure_ascii=False).encode()
+    assert told("hermes", reply)[2] == [("\ufffd", "\U0001f600\ufffd")]
+    assert told("lfm", "<|tool_call_start|>[f(a=" + "[" * deep)[2] == []
+    assert told("lfm", "<|tool_call_start|>[f(a=" + "-" * deep + "1)]<|tool_call_end|>")[2] == []
+    assert told("lfm", "<|tool_call_start|>[f(" * 2_000)[2] == []
+    value = "[" * deep + "]" * deep
+    assert told("glm", f"<tool_call>f<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>")[2] == [
+        ("f", json.dumps({"a": value}))
+    ]
+
+
+def test_text_without_tools_goes_out_as_it_comes() -> None:
+    parser = Parser(BY_NAME["hermes"])
+    assert parser.feed("a ") == [Said("a ")]
+    assert parser.feed("\n<tool") == [Said("\n<tool")]
+
+
 def test_arguments_stream_as_they_are_written() -> None:
     parser = Parser(BY_NAME["hermes"], tools=True)
     assert parser.feed('Well <tool_call>\n{"name": "f", "argu') == [Said("Well")]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.core.casting import calls_in, cast, types_of
+from headstart.core.casting import calls_in, cast, paired, types_of
 from headstart.core.forms import Calls
 from headstart.core.scan import Reading, Scan, Sink
 
@@ -109,7 +109,7 @@ class CallReader:
 
     # ── forms of calls: each reads one, or gives False where nothing was announced ───────────────────────────────────
 
-    def _object(self, *, strict: bool = False) -> Reading[bool]:
+    def _object(self, *, strict: bool = False, nested: bool = False) -> Reading[bool]:
         """A JSON object. `strict`: it must have name and arguments, and nothing that a call has not."""
         scan, count = self._scan, self.count
         yield from scan.blanks()
@@ -130,8 +130,8 @@ class CallReader:
                     return True
             elif key in _NAMES and not name and (yield from scan.peek()) == '"':
                 name = (yield from self._string()) or ""
-            elif key == "function" and not name and (yield from scan.peek()) == "{":
-                if not (yield from self._object(strict=strict)):
+            elif key == "function" and not name and not nested and (yield from scan.peek()) == "{":
+                if not (yield from self._object(strict=strict, nested=True)):
                     break
             elif (strict and not plain and key not in _BESIDES) or not (yield from scan.value(raw.append)):
                 break
@@ -155,7 +155,7 @@ class CallReader:
         if (yield from self._scan.peek()) != '"' or not (yield from self._scan.value(raw.append)):
             return None
         try:
-            return str(json.loads("".join(raw), strict=False))
+            return paired(json.loads("".join(raw), strict=False))
         except ValueError:
             return None
 
@@ -279,10 +279,10 @@ def _unquoted(text: str) -> str:
     if not text.startswith('"'):
         return text
     try:
-        return str(json.loads(text, strict=False))
+        return paired(json.loads(text, strict=False))
     except ValueError:
         return text
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return paired(json.dumps(value, ensure_ascii=False))
