@@ -375,6 +375,8 @@ def test_reasoning_of_harmony() -> None:
         ('A\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\n\nB\n', "A\nB", [("f", "{}")]),
         ('<tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>', "<tool_call>", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": {}}</tool', "", [("f", "{}")]),
+        # What waited for its end in vain is text with all that follows.
+        ('<tool_call>{"a": {<tool_call>{"name": "f"}', '<tool_call>{"a": {<tool_call>{"name": "f"}', []),
     ],
 )
 def test_malformed_calls(reply: str, content: str, calls: list[tuple[str, str]]) -> None:
