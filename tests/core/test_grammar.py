@@ -7,19 +7,20 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import llama_cpp
 import numpy as np
 import pytest
-from llama_cpp import llama_cpp as lib
 from llguidance import LLMatcher, LLTokenizer
 
-import tiny
 from headstart.core.families import FAMILIES, GENERIC, THINK, Family
 from headstart.core.forms import Calls
 from headstart.core.grammar import Grammar, grammar_for
 from headstart.core.parsing import Parser, message_of
+from headstart.engines.llama.load import open_model
 from headstart.engines.llama.vocab import LlamaTokenizer
 from headstart.errors import InvalidRequest
 
@@ -28,21 +29,19 @@ BARE = Family("bare", BY_NAME["hermes"].calls)
 
 
 @pytest.fixture(scope="module")
-def tokens() -> Iterator[LLTokenizer]:
-    parameters = lib.llama_model_default_params()
-    parameters.vocab_only = True
-    model = lib.llama_model_load_from_file(str(tiny.demo_path()).encode(), parameters)
+def tokens(demo_model: Path) -> Iterator[LLTokenizer]:
+    model = open_model(demo_model, 0, lambda _: None)
     vocabulary = LlamaTokenizer(model)
     controls = {control.id for control in vocabulary.controls}
     pieces = [b"\xff" * (token in controls) + vocabulary.piece(token) for token in range(vocabulary.n_vocab)]
     yield LLTokenizer.from_llamacpp(
         tokens=pieces,
-        vocab_ptr=lib.llama_model_get_vocab(model),
-        tokenize_fptr=ctypes.cast(lib._lib.llama_tokenize, ctypes.c_void_p).value,
+        vocab_ptr=llama_cpp.llama_model_get_vocab(model),
+        tokenize_fptr=ctypes.cast(llama_cpp.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value,
         eos_token=sorted(vocabulary.eog),
         slices=None,
     )
-    lib.llama_model_free(model)
+    llama_cpp.llama_model_free(model)
 
 
 def compiled(tokens: LLTokenizer, grammar: Grammar | None) -> LLMatcher:
