@@ -92,6 +92,8 @@ FORCED: dict[str, tuple[str, ...]] = {
         "<|tool_call_end|><|tool_calls_section_end|>",
     ),
     "phi": ('<|tool_call|>[{"name": "', '", "arguments": ', "}]<|/tool_call|>"),
+    "phi-each": ('<|tool_call|>{"name": "', '", "arguments": ', "}<|/tool_call|>"),
+    "lfm-json": ('<|tool_call_start|>[{"name": "', '", "arguments": ', "}]<|tool_call_end|>"),
     "granite": ('<|tool_call|>[{"name": "', '", "arguments": ', "}]"),
     "cohere": ('<|START_ACTION|>[{"tool_name": "', '", "parameters": ', "}]<|END_ACTION|>"),
     "harmony": ("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""),

@@ -67,16 +67,12 @@ class CallReader:
 
     def _one(self) -> Reading[bool]:
         match self._calls.form:
-            case "object":
-                called = yield from self._object()
-            case "list":
-                called = yield from self._list()
             case "named":
                 called = yield from self._named()
             case "xml":
                 return (yield from self._xml())
             case _:
-                called = yield from self._python()
+                called = yield from self._listed()
         if called:
             yield from self._close(self._calls.close)
         return called
@@ -96,7 +92,7 @@ class CallReader:
             yield from scan.blanks()
         count = self.count
         while True:
-            called = yield from (self._python() if self._calls.form == "python" else self._object(strict=True))
+            called = yield from (self._listed() if self._calls.form == "python" else self._object(strict=True))
             if not called:
                 if self.count > count:
                     scan.rewind()
@@ -168,11 +164,20 @@ class CallReader:
         self._argue(_unquoted("".join(raw)))
         return whole
 
-    def _list(self) -> Reading[bool]:
-        scan, count = self._scan, self.count
+    def _listed(self) -> Reading[bool]:
+        """A list of objects or of Python calls, or one object: models write what others are taught."""
+        scan = self._scan
         yield from scan.blanks()
         if not (yield from scan.take("[")):
-            return False
+            return self._calls.form != "python" and (yield from self._object())
+        yield from scan.blanks()
+        if (yield from scan.peek()) != "{":
+            return (yield from self._python())
+        return bool(self._calls.open) and (yield from self._objects())
+
+    def _objects(self) -> Reading[bool]:
+        """Objects up to the bracket that closes their list."""
+        scan, count = self._scan, self.count
         while (yield from self._object()):
             scan.mark()
             yield from scan.blanks()
@@ -248,12 +253,9 @@ class CallReader:
         return True
 
     def _python(self) -> Reading[bool]:
+        """Python calls up to the bracket that closes their list."""
         scan, count = self._scan, self.count
         parts: list[str] = []
-        yield from scan.blanks()
-        if not (yield from scan.take("[")):
-            return False
-        yield from scan.blanks()
         name = yield from scan.word(_WORD)
         yield from scan.blanks()
         if not name or (yield from scan.peek()) != "(":
