@@ -7,19 +7,20 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
+import llama_cpp
 import numpy as np
 import pytest
-from llama_cpp import llama_cpp as lib
 from llguidance import LLMatcher, LLTokenizer
 
-import tiny
 from headstart.core.families import FAMILIES, GENERIC, THINK, Family
 from headstart.core.forms import Calls
 from headstart.core.grammar import Grammar, grammar_for
 from headstart.core.parsing import Parser, message_of
+from headstart.engines.llama.load import open_model
 from headstart.engines.llama.vocab import LlamaTokenizer
 from headstart.errors import InvalidRequest
 
@@ -28,21 +29,19 @@ BARE = Family("bare", BY_NAME["hermes"].calls)
 
 
 @pytest.fixture(scope="module")
-def tokens() -> Iterator[LLTokenizer]:
-    parameters = lib.llama_model_default_params()
-    parameters.vocab_only = True
-    model = lib.llama_model_load_from_file(str(tiny.demo_path()).encode(), parameters)
+def tokens(demo_model: Path) -> Iterator[LLTokenizer]:
+    model = open_model(demo_model, 0, lambda _: None)
     vocabulary = LlamaTokenizer(model)
     controls = {control.id for control in vocabulary.controls}
     pieces = [b"\xff" * (token in controls) + vocabulary.piece(token) for token in range(vocabulary.n_vocab)]
     yield LLTokenizer.from_llamacpp(
         tokens=pieces,
-        vocab_ptr=lib.llama_model_get_vocab(model),
-        tokenize_fptr=ctypes.cast(lib._lib.llama_tokenize, ctypes.c_void_p).value,
+        vocab_ptr=llama_cpp.llama_model_get_vocab(model),
+        tokenize_fptr=ctypes.cast(llama_cpp.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value,
         eos_token=sorted(vocabulary.eog),
         slices=None,
     )
-    lib.llama_model_free(model)
+    llama_cpp.llama_model_free(model)
 
 
 def compiled(tokens: LLTokenizer, grammar: Grammar | None) -> LLMatcher:
@@ -93,6 +92,8 @@ FORCED: dict[str, tuple[str, ...]] = {
         "<|tool_call_end|><|tool_calls_section_end|>",
     ),
     "phi": ('<|tool_call|>[{"name": "', '", "arguments": ', "}]<|/tool_call|>"),
+    "phi-each": ('<|tool_call|>{"name": "', '", "arguments": ', "}<|/tool_call|>"),
+    "lfm-json": ('<|tool_call_start|>[{"name": "', '", "arguments": ', "}]<|tool_call_end|>"),
     "granite": ('<|tool_call|>[{"name": "', '", "arguments": ', "}]"),
     "cohere": ('<|START_ACTION|>[{"tool_name": "', '", "parameters": ', "}]<|END_ACTION|>"),
     "harmony": ("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""),
@@ -275,6 +276,29 @@ def test_after_reasoning(tokens: LLTokenizer) -> None:
     assert takes(tokens, grammar, 'Hm {.</think>\n\n{"a": 1}')
 
 
+def test_parameters_that_a_schema_does_not_name(tokens: LLTokenizer) -> None:
+    for more, taken in (({}, False), ({"additionalProperties": True}, True), ({"additionalProperties": False}, False)):
+        schema = {"type": "object", "properties": {"city": {"type": "string"}}, **more}
+        function = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+        grammar = grammar_for(BARE, [function], "required")
+        assert takes(tokens, grammar, CALL)
+        assert takes(tokens, grammar, CALL.replace('"Paris"', '"Paris", "town": 1')) is taken
+    for schema in ({}, {"type": "object"}, None):
+        function = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+        for name, call in (
+            ("hermes", CALL),
+            ("lfm", '<|tool_call_start|>[weather(a=1, b="c")]<|tool_call_end|>'),
+            ("qwen-xml", "<tool_call>\n<function=weather>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
+        ):
+            assert takes(tokens, grammar_for(BY_NAME[name], [function], "required"), call), name
+
+
+def test_strings_of_python_have_no_escapes_of_json_alone(tokens: LLTokenizer) -> None:
+    grammar = grammar_for(BY_NAME["llama4"], tools(), "required")
+    assert takes(tokens, grammar, '[weather(city="a\\n\\u0001/")]')
+    assert not takes(tokens, grammar, '[weather(city="a\\/")]')
+
+
 def test_control_tokens_are_tokens(tokens: LLTokenizer) -> None:
     """With a control token as its mark, a call begins with that token, and no spelling of it does."""
     calls = Calls("object", open="<|im_start|>", close="<|im_end|>")
@@ -398,34 +422,98 @@ RANDOM_TOOLS = [
 RANDOM_TOOLS[0]["function"]["parameters"]["$defs"] = {"tag": {"enum": [1, "x", None]}}
 
 
+def written(tokens: LLTokenizer, matcher: LLMatcher, dice: random.Random, start: str = "") -> str | None:
+    """What a model writes that takes any token which the grammar leaves; None if it does not come to an end."""
+    ids: list[int] = tokens.tokenize_str(start)
+    assert matcher.consume_tokens(ids)
+    while not matcher.is_stopped() and len(ids) < 160:
+        allowed = np.setdiff1d(np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8)), tokens.eos_tokens)
+        if matcher.is_accepting() and (not len(allowed) or dice.random() < 0.5):
+            break
+        ids.append(int(dice.choice(allowed)))
+        assert matcher.consume_token(ids[-1])
+    return str(tokens.decode_str(ids)) if matcher.is_accepting() else None
+
+
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_whatever_a_model_writes_is_a_valid_call(tokens: LLTokenizer, name: str) -> None:
-    """A model that takes any token which the grammar leaves: the parser reads calls from it, and they are valid."""
     dice = random.Random(name)
     family = BY_NAME[name]
     schemas = {each["function"]["name"]: each["function"]["parameters"] for each in RANDOM_TOOLS}
     grammar = grammar_for(Family(name, family.calls), RANDOM_TOOLS, "required", parallel=False)
-    whole = 0
-    for _ in range(8):
-        matcher = compiled(tokens, grammar)
-        ids: list[int] = tokens.tokenize_str("<|channel|>commentary to=functions.") if name == "harmony" else []
-        assert matcher.consume_tokens(ids)  # what it thinks before is any text
-        while not matcher.is_stopped() and len(ids) < 160:
-            mask = matcher.compute_logit_bias()
-            allowed = np.setdiff1d(np.flatnonzero(np.frombuffer(mask, np.uint8)), tokens.eos_tokens)
-            if matcher.is_accepting() and (not len(allowed) or dice.random() < 0.5):
-                break
-            ids.append(int(dice.choice(allowed)))
-            assert matcher.consume_token(ids[-1])
-        if not matcher.is_accepting():
-            continue
-        whole += 1
+    start = "<|channel|>commentary to=functions." if name == "harmony" else ""  # before it comes any text
+    replies = [written(tokens, compiled(tokens, grammar), dice, start) for _ in range(8)]
+    whole = [reply for reply in replies if reply is not None]
+    assert len(whole) >= 2
+    for reply in whole:
         parser = Parser(family, tools=RANDOM_TOOLS)
-        message = message_of(parser.feed(tokens.decode_str(ids)) + parser.end())
+        message = message_of(parser.feed(reply) + parser.end())
         (call,) = message["tool_calls"]
         assert message["content"] == ""
         arguments = json.loads(call["function"]["arguments"])
         if family.calls is not None and family.calls.form == "xml":
             arguments.pop("name", None)  # free text
         jsonschema_rs.validate(schemas[call["function"]["name"]], arguments)
-    assert whole >= 2
+
+
+def value_of(text: str) -> Any:
+    """The JSON value; numbers beyond Python's floats are the largest of them, not infinite, which JSON has not."""
+    return json.loads(text, parse_float=lambda number: max(-1e308, min(1e308, float(number))))
+
+
+def some_schema(dice: random.Random, depth: int = 0) -> dict[str, Any]:
+    kinds = ["integer", "number", "boolean", "string", "enum", "null", "const"]
+    match dice.choice(kinds if depth > 2 else [*kinds, "array", "object", "object", "union"]):
+        case "integer":
+            low = dice.randint(-50, 50)
+            return {
+                "type": "integer",
+                **dice.choice([{}, {"minimum": low}, {"minimum": low, "maximum": low + dice.randint(0, 99)}]),
+            }
+        case "number":
+            return {"type": "number", **dice.choice([{}, {"minimum": -1.5}, {"exclusiveMaximum": 10}])}
+        case "string":
+            limits: list[dict[str, Any]] = [{"maxLength": 6}, {"pattern": "^[a-c]{1,4}$"}, {"minLength": 1, "maxLength": 3}]
+            return {"type": "string", **dice.choice([*limits, {"format": "date"}])}
+        case "enum":
+            return {"enum": dice.sample(["a", "é\n", '"', 1, -2.5, None, True, [1], {"k": "v"}], 3)}
+        case "const":
+            return {"const": dice.choice(["x\\y", 0, False, None])}
+        case "array":
+            return {"type": "array", "items": some_schema(dice, depth + 1), "minItems": dice.randint(0, 1), "maxItems": 2}
+        case "union":
+            return {"anyOf": [some_schema(dice, depth + 1) for _ in range(2)]}
+        case "object":
+            return some_object(dice, depth + 1)
+        case kind:
+            return {"type": kind}
+
+
+def some_object(dice: random.Random, depth: int = 0) -> dict[str, Any]:
+    names = dice.sample(["path", "Zahl", "a b", "é", 'q"', "n1", "_"], dice.randint(0, 4))
+    properties = {name: some_schema(dice, depth) for name in names}
+    required = [name for name in names if dice.random() < 0.7]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+@pytest.mark.parametrize("count", [25, pytest.param(1000, marks=pytest.mark.slow)])
+def test_random_schemas(tokens: LLTokenizer, count: int) -> None:
+    """Of tools and of answers: what is written is valid by its schema."""
+    dice = random.Random(count)
+    whole = 0
+    for number in range(count):
+        schema = some_object(dice)
+        function = {"name": f"f{number}", "parameters": schema, "strict": True}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+        called = grammar_for(BARE, [{"type": "function", "function": function}], "required", parallel=False)
+        reply = written(tokens, compiled(tokens, called), dice)
+        if reply is not None:
+            parser = Parser(BARE, tools=True)
+            (call,) = message_of(parser.feed(reply) + parser.end())["tool_calls"]
+            assert call["function"]["name"] == f"f{number}"
+            jsonschema_rs.validate(schema, value_of(call["function"]["arguments"]))
+        answer = written(tokens, compiled(tokens, grammar_for(BARE, None, response_format=form)), dice)
+        if answer is not None:
+            jsonschema_rs.validate(schema, value_of(answer))
+        whole += (reply is not None) + (answer is not None)
+    assert whole > count  # more than half of them come to an end

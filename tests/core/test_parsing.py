@@ -146,6 +146,15 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         "I look.",
         [("weather", PARIS), ("other", '{"a": [1, null], "b": {"c": true}}')],
     ),
+    ("lfm", f'<|tool_call_start|>[{{"name": "weather", "arguments": {PARIS}}}]<|tool_call_end|>', "", [("weather", PARIS)]),
+    ("lfm-json", "<|tool_call_start|>[weather(city='Paris', days=3)]<|tool_call_end|>", "", [("weather", PARIS)]),
+    ("phi", f'<|tool_call|>{{"name": "weather", "arguments": {PARIS}}}<|/tool_call|>', "", [("weather", PARIS)]),
+    (
+        "hermes",
+        f'<tool_call>\n[{{"name": "weather", "arguments": {PARIS}}}, {{"name": "other", "arguments": {{}}}}]\n</tool_call>',
+        "",
+        [("weather", PARIS), ("other", "{}")],
+    ),
     ("llama4", "[weather(city='Paris', days=3)]", "", [("weather", PARIS)]),
     ("llama4", "<|python_start|>[weather('Paris', days=3)]<|python_end|>", "", [("weather", PARIS)]),
     ("llama", f'{{"name": "weather", "parameters": {PARIS}}}', "", [("weather", PARIS)]),
@@ -178,15 +187,7 @@ def test_calls(family: str, reply: str, content: str, calls: list[tuple[str, str
 def test_without_tools_calls_are_text(family: str, reply: str, content: str, calls: list[tuple[str, str]]) -> None:
     got, _, none = told(family, reply, tools=())
     assert none == []
-    assert "".join(calls[0][1].split())[:9] in "".join(got.split()) or family in (
-        "qwen-xml",
-        "seed",
-        "minimax",
-        "glm",
-        "lfm",
-        "llama4",
-    )
-    assert got == reply or family == "harmony"
+    assert PARIS in got if family == "harmony" else got == reply
 
 
 @pytest.mark.parametrize(("family", "reply", "content", "calls"), CASES, ids=IDS)
@@ -286,6 +287,32 @@ def test_what_is_no_call_is_text(name: str, reply: str) -> None:
         assert message_of(pieces)["content"] == reply
 
 
+def test_nothing_that_a_model_writes_is_an_error() -> None:
+    deep = 100_000
+    for reply in (
+        '<tool_call>{"function": ' * 5_000,
+        '<tool_call>{"a": {' * 2_000,
+        '<tool_call>{"name": "f", "arguments": ' + "[" * deep,
+        '<tool_call>{"name": "\\ud800", "arguments": "\\ud83d\\ude00\\ud800"}</tool_call>',
+    ):
+        message = message_of(parse("hermes", reply))
+        json.dumps(message, ensure_ascii=False).encode()
+    assert told("hermes", reply)[2] == [("\ufffd", "\U0001f600\ufffd")]
+    assert told("lfm", "<|tool_call_start|>[f(a=" + "[" * deep)[2] == []
+    assert told("lfm", "<|tool_call_start|>[f(a=" + "-" * deep + "1)]<|tool_call_end|>")[2] == []
+    assert told("lfm", "<|tool_call_start|>[f(" * 2_000)[2] == []
+    value = "[" * deep + "]" * deep
+    assert told("glm", f"<tool_call>f<arg_key>a</arg_key><arg_value>{value}</arg_value></tool_call>")[2] == [
+        ("f", json.dumps({"a": value}))
+    ]
+
+
+def test_text_without_tools_goes_out_as_it_comes() -> None:
+    parser = Parser(BY_NAME["hermes"])
+    assert parser.feed("a ") == [Said("a ")]
+    assert parser.feed("\n<tool") == [Said("\n<tool")]
+
+
 def test_arguments_stream_as_they_are_written() -> None:
     parser = Parser(BY_NAME["hermes"], tools=True)
     assert parser.feed('Well <tool_call>\n{"name": "f", "argu') == [Said("Well")]
@@ -349,6 +376,8 @@ def test_reasoning_of_harmony() -> None:
         ('A\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\n\nB\n', "A\nB", [("f", "{}")]),
         ('<tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>', "<tool_call>", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": {}}</tool', "", [("f", "{}")]),
+        # What waited for its end in vain is text with all that follows.
+        ('<tool_call>{"a": {<tool_call>{"name": "f"}', '<tool_call>{"a": {<tool_call>{"name": "f"}', []),
     ],
 )
 def test_malformed_calls(reply: str, content: str, calls: list[tuple[str, str]]) -> None:

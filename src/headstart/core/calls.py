@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.core.casting import calls_in, cast, types_of
+from headstart.core.casting import calls_in, cast, paired, types_of
 from headstart.core.forms import Calls
 from headstart.core.scan import Reading, Scan, Sink
 
@@ -67,16 +67,12 @@ class CallReader:
 
     def _one(self) -> Reading[bool]:
         match self._calls.form:
-            case "object":
-                called = yield from self._object()
-            case "list":
-                called = yield from self._list()
             case "named":
                 called = yield from self._named()
             case "xml":
                 return (yield from self._xml())
             case _:
-                called = yield from self._python()
+                called = yield from self._listed()
         if called:
             yield from self._close(self._calls.close)
         return called
@@ -96,7 +92,7 @@ class CallReader:
             yield from scan.blanks()
         count = self.count
         while True:
-            called = yield from (self._python() if self._calls.form == "python" else self._object(strict=True))
+            called = yield from (self._listed() if self._calls.form == "python" else self._object(strict=True))
             if not called:
                 if self.count > count:
                     scan.rewind()
@@ -109,7 +105,7 @@ class CallReader:
 
     # ── forms of calls: each reads one, or gives False where nothing was announced ───────────────────────────────────
 
-    def _object(self, *, strict: bool = False) -> Reading[bool]:
+    def _object(self, *, strict: bool = False, nested: bool = False) -> Reading[bool]:
         """A JSON object. `strict`: it must have name and arguments, and nothing that a call has not."""
         scan, count = self._scan, self.count
         yield from scan.blanks()
@@ -130,8 +126,8 @@ class CallReader:
                     return True
             elif key in _NAMES and not name and (yield from scan.peek()) == '"':
                 name = (yield from self._string()) or ""
-            elif key == "function" and not name and (yield from scan.peek()) == "{":
-                if not (yield from self._object(strict=strict)):
+            elif key == "function" and not name and not nested and (yield from scan.peek()) == "{":
+                if not (yield from self._object(strict=strict, nested=True)):
                     break
             elif (strict and not plain and key not in _BESIDES) or not (yield from scan.value(raw.append)):
                 break
@@ -155,7 +151,7 @@ class CallReader:
         if (yield from self._scan.peek()) != '"' or not (yield from self._scan.value(raw.append)):
             return None
         try:
-            return str(json.loads("".join(raw), strict=False))
+            return paired(json.loads("".join(raw), strict=False))
         except ValueError:
             return None
 
@@ -168,11 +164,20 @@ class CallReader:
         self._argue(_unquoted("".join(raw)))
         return whole
 
-    def _list(self) -> Reading[bool]:
-        scan, count = self._scan, self.count
+    def _listed(self) -> Reading[bool]:
+        """A list of objects or of Python calls, or one object: models write what others are taught."""
+        scan = self._scan
         yield from scan.blanks()
         if not (yield from scan.take("[")):
-            return False
+            return self._calls.form != "python" and (yield from self._object())
+        yield from scan.blanks()
+        if (yield from scan.peek()) != "{":
+            return (yield from self._python())
+        return bool(self._calls.open) and (yield from self._objects())
+
+    def _objects(self) -> Reading[bool]:
+        """Objects up to the bracket that closes their list."""
+        scan, count = self._scan, self.count
         while (yield from self._object()):
             scan.mark()
             yield from scan.blanks()
@@ -248,12 +253,9 @@ class CallReader:
         return True
 
     def _python(self) -> Reading[bool]:
+        """Python calls up to the bracket that closes their list."""
         scan, count = self._scan, self.count
         parts: list[str] = []
-        yield from scan.blanks()
-        if not (yield from scan.take("[")):
-            return False
-        yield from scan.blanks()
         name = yield from scan.word(_WORD)
         yield from scan.blanks()
         if not name or (yield from scan.peek()) != "(":
@@ -279,10 +281,10 @@ def _unquoted(text: str) -> str:
     if not text.startswith('"'):
         return text
     try:
-        return str(json.loads(text, strict=False))
+        return paired(json.loads(text, strict=False))
     except ValueError:
         return text
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return paired(json.dumps(value, ensure_ascii=False))

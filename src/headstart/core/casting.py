@@ -23,6 +23,11 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     return found
 
 
+def paired(text: str) -> str:
+    """The text with halves of characters, as JSON's escapes name them, put together; lone ones are replaced."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def types_of(schema: Any) -> frozenset[str]:
     """The JSON types that a schema names, also as alternatives or by its constants; none if it does not say."""
     if not isinstance(schema, Mapping):
@@ -106,8 +111,7 @@ def _literal(node: ast.expr) -> Any:
         return {_key(key): _literal(value) for key, value in zip(node.keys, node.values, strict=True)}
     value = ast.literal_eval(node)
     if isinstance(value, str):
-        # JSON writes characters outside of the basic plane as two halves.
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return paired(value)
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise ValueError("no JSON value")

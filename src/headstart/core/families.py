@@ -7,6 +7,7 @@ know, and the family is the first whose parser reads that call back.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -117,11 +118,13 @@ FAMILIES = (
         ),
     ),
     Family("phi", Calls("list", open="<|tool_call|>", close="<|/tool_call|>")),
+    Family("phi-each", Calls("object", open="<|tool_call|>", close="<|/tool_call|>")),
     Family("granite", Calls("list", open="<|tool_call|>")),
     Family("cohere", Calls("list", open="<|START_ACTION|>", close="<|END_ACTION|>", name="tool_name", arguments="parameters")),
     Family(
         "harmony", Calls("channels"), extra=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
     ),
+    Family("lfm-json", Calls("list", open="<|tool_call_start|>", close="<|tool_call_end|>")),
     Family("lfm", Calls("python", open="<|tool_call_start|>", close="<|tool_call_end|>")),
     Family("llama4", Calls("python", begin="<|python_start|>", finish="<|python_end|>")),
     Family("llama", Calls("object", begin="<|python_tag|>", arguments="parameters", between="; ")),
@@ -148,8 +151,8 @@ _TOOL = {
 def family_of(template: Template) -> Family:
     """The family whose calls a template writes; never raises.
 
-    Where tools do not reach the rendered text it is `GENERIC`; where they do but no family reads the calls, `hermes`. Its
-    reasoning is what the template's source knows.
+    Where tools, or calls, do not reach the rendered text it is `GENERIC`; where they do but no family reads the calls,
+    `hermes`. Its reasoning is what the template's source knows.
     """
     found = _family(template)
     if found.calls is not None and found.calls.form == "channels":
@@ -162,25 +165,32 @@ def _family(template: Template) -> Family:
     header = _rendered(template, [asked], generation=True)
     if _PROBE not in header:
         return GENERIC
+    fallback = GENERIC
     for arguments in (_GIVEN, json.dumps(_GIVEN)):
         call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": arguments}}
         calling = _rendered(template, [asked, {"role": "assistant", "content": "", "tool_calls": [call]}], generation=False)
-        if not calling:
+        if calling.count(_PROBE) <= header.count(_PROBE):
             continue
+        fallback = FAMILIES[0]
         reply = _behind(header, calling)
         for family in chain.from_iterable(map(_variants, FAMILIES)):
-            if family.calls is not None and all(mark in reply for mark in _expected(family.calls)):
+            if family.calls is not None and _written_as(family.calls, reply):
                 parser = Parser(family, tools=[_TOOL])
                 if _is_probe(parser.feed(reply) + parser.end()):
                     key = "parameters" if '"parameters"' in reply else "arguments"
                     return replace(family, calls=replace(family.calls, arguments=key))
-    return FAMILIES[0]
+    return fallback
 
 
-def _expected(calls: Calls) -> tuple[str, ...]:
-    """What the probe's call must have in it."""
-    value = (f"{calls.blank}{_GIVEN['headstart_key']}{calls.blank}{calls.value_end}",) if calls.form == "xml" else ()
-    return (*calls.written, *value)
+def _written_as(calls: Calls, reply: str) -> bool:
+    """Whether the probe's call has the marks of `calls` in it, and between them what they say; parsers are more lenient."""
+    inside = {"object": r"\s*\{", "list": r"\s*\[\s*\{"}.get(calls.form, "")
+    value = f"{calls.blank}{_GIVEN['headstart_key']}{calls.blank}{calls.value_end}" if calls.form == "xml" else ""
+    return (
+        all(mark in reply for mark in calls.written)
+        and re.search(re.escape(calls.open) + inside, reply) is not None
+        and value in reply
+    )
 
 
 def _rendered(template: Template, messages: Sequence[Message], *, generation: bool) -> str:

@@ -145,6 +145,9 @@ class Parser:
 
     def _say(self, text: str) -> None:
         # Blanks wait for what follows: before a call they are the template's.
+        if self._calls is None and not self._trims:
+            self._out.append(Said(text))
+            return
         text = self._blank + text
         kept = text.rstrip()
         self._blank = text[len(kept) :]
@@ -198,6 +201,8 @@ class Parser:
         while found := (yield from scan.until(marks, self._say)):
             scan.mark(len(found))
             if not (yield from reader.read(found)):
+                # What waited for the end of the text in vain is not looked through again: that would take its square.
+                marks = () if scan.spent else marks
                 scan.rewind(len(found))
                 self._say(found)
 

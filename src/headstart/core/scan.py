@@ -50,6 +50,11 @@ class Scan:
         """Nothing more comes."""
         self.over = True
 
+    @property
+    def spent(self) -> bool:
+        """Whether all was read that ever comes."""
+        return self.over and self.at == len(self._text)
+
     def drop(self) -> None:
         """Leaves out the rest."""
         self.at, self.kept = len(self._text), None
