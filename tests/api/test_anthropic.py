@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
@@ -222,6 +224,20 @@ def test_reasoning_that_shall_not_be_shown(server: Server, claude: Anthropic) ->
         assert answer.usage.output_tokens_details.thinking_tokens > 100
 
 
+def test_hidden_reasoning_is_not_lost_in_a_tool_loop(server: Server, claude: Anthropic) -> None:
+    engine_of(server).say(THOUGHT + CALL, "Done.")
+    first = ask(claude, HI, tools=[LS], thinking={"type": "adaptive", "display": "omitted"})
+    thinking, call = first.content
+    assert thinking.thinking == ""
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "hosts"}
+    going_on = [*HI, first.to_param(), {"role": "user", "content": [result]}]
+    told = {"type": "thinking", "thinking": "They greet me.", "signature": thinking.signature}
+    shown: Any = [*HI, {"role": "assistant", "content": [told, call.to_dict()]}, {"role": "user", "content": [result]}]
+    second = ask(claude, going_on, tools=[LS])
+    assert prompt(second.usage) == claude.messages.count_tokens(model="fake", messages=shown, tools=[LS]).input_tokens  # type: ignore[list-item]
+    assert second.headstart["computed"] <= prompt(second.usage) - prompt(first.usage) - first.usage.output_tokens + 16
+
+
 def test_a_prefilled_reply_goes_on(server: Server, claude: Anthropic) -> None:
     engine_of(server).say(" Helios)", "Done.")
     asked = [{"role": "user", "content": "What is the Greek name of the sun?"}]
@@ -352,7 +368,14 @@ def test_the_models_have_both_vendors_fields(server: Server, claude: Anthropic) 
     assert (same.id, same.object, same.owned_by) == ("fake", "model", "headstart")
 
 
+def test_the_vendors_models_mean_the_served_one(server: Server, claude: Anthropic) -> None:
+    engine_of(server).say("It is me.")
+    assert ask(claude, HI, model="claude-haiku-4-5").model == "fake"
+    assert claude.messages.count_tokens(model="claude-opus-4-8", messages=HI).input_tokens > 0  # type: ignore[arg-type]
+
+
 def test_probes_are_answered(server: Server) -> None:
+    assert server.post("/api/event_logging/batch", json={"events": []}).status_code == 200
     assert server.http.head("/").status_code == 200
     assert server.http.get("/").json()["name"] == "headstart"
 
@@ -414,6 +437,9 @@ def test_a_key_is_needed() -> None:
     with Runtime(FakeEngine(slots=1, ctx=256)) as runtime, serving(runtime, **options) as server:
         with client_of(server, api_key=None, auth_token="sesame") as claude:
             assert ask(claude, HI, max_tokens=1).type == "message"
+        with client_of(server, api_key="sesame") as claude:
+            assert ask(claude, HI, max_tokens=1).type == "message"
+        assert httpx.head(server.url).status_code == 200
         with client_of(server, api_key=None, auth_token="guess") as claude:
             with pytest.raises(anthropic.AuthenticationError) as caught:
                 ask(claude, HI)
@@ -440,6 +466,27 @@ def test_a_full_queue_says_when_to_come_back(small: Server) -> None:
             assert int(fault(caught, 429, "rate_limit_error").response.headers["retry-after"]) >= 1
     wait_until(small.idle)
     engine_of(small).replies.clear()
+
+
+def test_a_reply_is_of_the_form_that_was_asked_for(small: Server) -> None:
+    """The fake model says anything: only a grammar makes JSON of it."""
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    with client_of(small) as claude:
+        answer = ask(claude, HI, output_config={"format": {"type": "json_schema", "schema": schema}})
+        assert answer.stop_reason == "end_turn"
+        assert 0 <= json.loads(answer.content[0].text)["n"] <= 99
+        tool = {"name": "count", "input_schema": schema, "strict": True}
+        called = ask(claude, HI, tools=[LS, tool], tool_choice={"type": "tool", "name": "count"})
+        (call,) = called.content
+        assert (called.stop_reason, call.type, call.name) == ("tool_use", "tool_use", "count")
+        assert 0 <= call.input["n"] <= 99
+        with pytest.raises(anthropic.BadRequestError, match="no tool 'other'"):
+            ask(claude, HI, tools=[LS], tool_choice={"type": "tool", "name": "other"})
 
 
 def test_a_caller_that_hangs_up_is_forgotten(small: Server) -> None:

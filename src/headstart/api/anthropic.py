@@ -48,6 +48,12 @@ async def count_tokens(request: HttpRequest) -> Response:
     return JSONResponse({"input_tokens": await asyncio.to_thread(count)})
 
 
+@router.post("/api/event_logging/{kind:path}", include_in_schema=False)
+async def event_logging(kind: str) -> Response:
+    """Claude Code's telemetry, thrown away unread. Refused, it would be sent again and again."""
+    return JSONResponse({})
+
+
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -256,7 +256,7 @@ class CountTokensRequest(Marked):
     def format(self) -> Format | None:
         """What the text of the reply must be. `output_format` is how a beta spelled it."""
         given = (self.output_config.format if self.output_config is not None else None) or self.output_format
-        return Format("json_schema", json.dumps(given.json_schema)) if given is not None else None
+        return Format("json_schema", json.dumps(given.json_schema), strict=True) if given is not None else None
 
     @property
     def hours(self) -> int:

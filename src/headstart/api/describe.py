@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from headstart.api import anthropic_schema, responses_schema, schema
+from headstart.api.edge import OPEN
 from headstart.api.faults import AnthropicErrorBody, ErrorBody
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -61,7 +62,7 @@ def describe(app: FastAPI, *, keys: bool) -> dict[str, Any]:
             "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
         }
         document["security"] = [{"key": []}, {"x-api-key": []}]
-        for name in ("/health", "/v1/health"):
+        for name in OPEN:
             document["paths"][name]["get"]["security"] = []
     app.openapi_schema = document
     return document

@@ -15,7 +15,7 @@ from headstart.api.keys import OPERATOR, Keys
 from headstart.api.service import Service
 from headstart.errors import RequestError
 
-OPEN = frozenset({"/health", "/v1/health"})
+OPEN = frozenset({"/", "/health", "/v1/health"})
 """Routes that need no key."""
 
 OF_ALL = frozenset({"/metrics", "/slots"})

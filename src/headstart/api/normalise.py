@@ -216,8 +216,8 @@ RULES: tuple[Rule, ...] = (
     Rule("roles", "developer and system; system messages where a template takes none, as a user's; one user in a row", _roles),
     Rule("parts", "a text, and a list of parts with that text", _parts),
     Rule("hints", "cache_control and prompt_cache_breakpoint: their places become checkpoints", _hints),
-    Rule("arguments", "arguments of tool calls in another spacing or order of keys", _arguments),
     Rule("schemas", "tools in another spacing or order of keys", _schemas),
+    Rule("arguments", "arguments of tool calls in another spacing or order of keys", _arguments),
     Rule("reasoning", "a reply without the reasoning that it came with", _reasoning),
     Rule("clock", "the date that a template writes: the one of the conversation's first request", _clock),
 )
