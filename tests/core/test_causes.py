@@ -160,6 +160,17 @@ def test_salts_of_others_are_never_told(tenants: tuple[str, str], cause: Cause) 
     assert found.tokens == (len(asked) - 1 if cause is Cause.SALT else 0)
 
 
+def test_tenants_that_share_a_salt_see_nothing_of_each_other() -> None:
+    """Their rows may be shared (`--isolate none`), but not their texts."""
+    asked, theirs = prompt("system", "a question about Rome, the city"), prompt("system", "a question about Oslo, the city")
+    found = explained(asked, remembered(theirs, tenant="bob"), tenant="alice")
+    assert found == Explanation(Cause.FIRST)
+    assert explained(asked, remembered(theirs, tenant="bob"), tenant="alice", start=24) is None
+    mine = explained(asked, remembered(theirs, tenant="alice"), tenant="alice", start=24)
+    assert mine is not None
+    assert "Oslo" in mine.theirs
+
+
 def test_the_nearest_is_the_one_with_most_in_common() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "Does something."}}
     talk = ("system prompt", "first question, of some length", "its answer, of some length", "then another one")

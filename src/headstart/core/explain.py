@@ -145,9 +145,9 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
     """Why more of a request was computed than it newly brings; None if that is all that was.
 
     Args:
-        records: earlier requests, the latest last. Of those with other salts only this tenant's own are looked at.
+        records: earlier requests, the latest last. Only this tenant's own are looked at, also where tenants share a salt.
     """
-    mine = [record for record in records if record.root == asked.root]
+    mine = [record for record in records if record.root == asked.root and record.tenant == asked.tenant]
     near, shared = nearest(mine, asked.prompt.tokens)
     length, start = len(asked.prompt), cached.start
     lost = min(shared, length - 1) - start
