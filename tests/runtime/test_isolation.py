@@ -4,6 +4,7 @@ can take the room that the quota leaves to another."""
 from __future__ import annotations
 
 import os
+import queue
 import random
 import time
 from collections import Counter
@@ -26,7 +27,7 @@ from headstart.core.retention import Retention
 from headstart.core.spelling import Spellings
 from headstart.engines.base import GREEDY
 from headstart.engines.fake import FakeEngine, FakeTokenizer
-from headstart.runtime.request import Request, Started
+from headstart.runtime.request import Event, Request, Started
 from headstart.runtime.room import Room
 from headstart.runtime.runtime import Runtime
 from headstart.runtime.spill import Spill
@@ -97,15 +98,21 @@ def test_an_open_tail_is_its_tenants_own() -> None:
         assert tail(ALICE) == 4
 
 
-def test_nobody_waits_for_another_tenants_prompt() -> None:
+@pytest.mark.parametrize(("other", "waits"), [(BOB, False), (ALICE, True)])
+def test_nobody_waits_for_another_tenants_prompt(other: str, waits: bool) -> None:
     """Who asks for what is being computed waits for it: that must not tell what another one is asking."""
+    told: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
     with Runtime(FakeEngine(slots=2, ctx=2048, grid=GRID, delay=0.005), Settings(memory_budget=1 << 20)) as rt:
-        chat = [system(SYSTEM * 4), user("a")]
-        for other, shared in ((BOB, False), (ALICE, True)):
-            chat[0] = system(f"{other} {SYSTEM * 4}")
-            first, second = (submit(rt, chat, salt=salt, max_tokens=1) for salt in (ALICE, other))
-            assert first.answer().report.cached <= GRID
-            assert (second.answer().report.cached > len(SYSTEM)) is shared
+        for name, who in (("first", ALICE), ("second", other)):
+            prompt = rt.chat_prompt([system(SYSTEM * 4), user("a")], salt=who)
+            rt.submit(Request(prompt, GREEDY, max_tokens=1), lambda event, name=name: told.put((name, event)))  # type: ignore[misc]
+        before: list[str] = []
+        while not (found := told.get(timeout=30)) or found[0] != "first" or not isinstance(found[1], Started):
+            before.append(found[0])
+        assert ("second" not in before) is waits, "they are computed in turn, or one after the other"
+        while found[0] != "second" or not isinstance(found[1], Started):
+            found = told.get(timeout=30)
+        assert (found[1].report.cached > len(SYSTEM)) is waits
 
 
 class Counting(FakeTokenizer):
@@ -280,10 +287,27 @@ def test_without_a_quota_a_flood_takes_all() -> None:
     assert tier.held(1) == 0
 
 
+def test_the_pieces_of_an_owner_go_one_by_one() -> None:
+    """Also those that nothing hangs on any more only since others have gone."""
+    tier = Tier(16, Quota(4 * Tier.CELL))
+    for owner in (0, 1):
+        tier.serve(owner, owner, 6, 0.0, needed=True)
+    who = owner_of(root_id(b"model", f"1{OWNER_END}"))
+    gone = []
+    for _ in range(7):
+        victim = tier.retention.victim((who,))
+        assert victim is not None
+        gone.append(victim.owner == who)
+        tier.room.drop(victim)
+    assert gone == [True] * 6 + [False]
+
+
 def test_room_that_nobody_else_wants_is_anybodys() -> None:
     tier = Tier(16, Quota(4 * Tier.CELL))
     tier.serve(0, 1, 16, 0.0, needed=False)
     assert tier.held(0) == 16
+    for later in range(1, 20):
+        tier.serve(0, 1, 16, later / 20, needed=False)
     tier.serve(1, 2, 3, 1.0, needed=False)
     assert (tier.held(0), tier.held(1)) == (13, 3), "who holds more than the quota gives way, whatever the newcomer is worth"
     tier.serve(1, 3, 4, 2.0, needed=True)
@@ -368,6 +392,10 @@ def test_a_flood_on_disk_leaves_another_tenants_chain_also_after_a_restart(tmp_p
         os.unlink(tmp_path / "index.sqlite")  # whose what is, the objects say
         disk = Disk(tmp_path, RESERVE + 16 * cell, share)
         disk.reconcile()
+        known = {bytes(32)}
+        for label in (row.label for row in disk.rows()):
+            assert not label.start or label.parent in known, "it comes before what it hangs on: nobody could say whose it is"
+            known.add(label.key)
         disk.close()
 
 
