@@ -104,7 +104,7 @@ def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
     dialogue = reading.dialogue
     choice = dialogue.choice
     named = {"type": "function", "function": {"name": choice.name}}
-    return grammar_for(
+    grammar = grammar_for(
         reading.family,
         callable_tools(dialogue) if reading.tools else (),
         choice.mode if choice.name is None else named,
@@ -113,6 +113,9 @@ def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
         reading.thinking,
         controls_of(runtime),
     )
+    if grammar is not None:
+        runtime.check_grammar(grammar, param="response_format" if dialogue.format is not None else "tools")
+    return grammar
 
 
 def response_format(wanted: Format | None) -> Mapping[str, Any] | None:

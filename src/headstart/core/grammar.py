@@ -31,9 +31,6 @@ Choice = Literal["auto", "none", "required"] | Mapping[str, Any]
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As templates write arguments, so that they come back as they were made."""
 
-_PYTHONIC = {**_COMPACT, "json_allowed_escapes": '"\\\\bfnrtu'}
-"""Without the escapes of JSON that Python has not."""
-
 _AIRY = {"whitespace_pattern": r"[ \n]{1,32}"}
 """Room for indentation, but not for blanks without end."""
 
@@ -243,7 +240,7 @@ def _python(rules: _Rules, number: int, function: Mapping[str, Any], before: str
     strict = bool(function.get("strict"))
     name = f"given_{number}"
     if before == "[" and not properties and not strict:
-        given = f'/[a-zA-Z_][a-zA-Z0-9_]*/ "=" {_json({}, {}, strict=False, layout=_PYTHONIC)}'
+        given = f'/[a-zA-Z_][a-zA-Z0-9_]*/ "=" {_json({}, {}, strict=False)}'
         rules.add(name, f'({given} (", " {given})*)?')
     elif before == "[":
         # For each place two rules: what may follow where nothing stands before, and where something does.
@@ -251,7 +248,7 @@ def _python(rules: _Rules, number: int, function: Mapping[str, Any], before: str
         rules.add(f"more_{name}_{len(properties)}", '""')
         for at, (key, schema) in enumerate(properties.items()):
             boolean = types_of(schema) == {"boolean"}
-            value = '("True" | "False")' if boolean else _json(schema, root, strict=strict, layout=_PYTHONIC)
+            value = '("True" | "False")' if boolean else _json(schema, root, strict=strict)
             part = f"{_quoted(key + '=')} {value} more_{name}_{at + 1}"
             skipped = key not in required
             rules.add(f"{name}_{at}", part + (f" | {name}_{at + 1}" if skipped else ""))
