@@ -98,7 +98,7 @@ def test_an_open_tail_is_its_tenants_own() -> None:
         assert tail(ALICE) == 4
 
 
-@pytest.mark.parametrize(("other", "waits"), [(BOB, False), (ALICE, True)])
+@pytest.mark.parametrize(("other", "waits"), [(BOB, False), (ALICE, True)], ids=["bob", "alice"])
 def test_nobody_waits_for_another_tenants_prompt(other: str, waits: bool) -> None:
     """Who asks for what is being computed waits for it: that must not tell what another one is asking."""
     told: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
@@ -109,7 +109,8 @@ def test_nobody_waits_for_another_tenants_prompt(other: str, waits: bool) -> Non
         before: list[str] = []
         while not (found := told.get(timeout=30)) or found[0] != "first" or not isinstance(found[1], Started):
             before.append(found[0])
-        assert ("second" not in before) is waits, "they are computed in turn, or one after the other"
+        alone = before.index("second") if "second" in before else len(before)
+        assert (alone > before.count("first") / 2) is waits, "they are computed in turn, or one after the other"
         while found[0] != "second" or not isinstance(found[1], Started):
             found = told.get(timeout=30)
         assert (found[1].report.cached > len(SYSTEM)) is waits
