@@ -26,7 +26,8 @@ Body = dict[str, Any]
 
 
 def tools() -> list[Body]:
-    schema = {"type": "object", "properties": {"path": {"type": "string", "description": text("path", 30)}}, "required": ["path"]}
+    path = {"type": "string", "description": text("path", 30)}
+    schema = {"type": "object", "properties": {"path": path}, "required": ["path"]}
     return [{"name": f"tool_{number}", "description": text(f"tool {number}", 120), "schema": schema} for number in range(15)]
 
 
@@ -81,7 +82,8 @@ def responses(body: Body) -> Body:
         else:
             items.append({"type": "message", **one})
     listed = [
-        {"type": "function", "name": one["name"], "description": one["description"], "parameters": one["schema"]} for one in tools()
+        {"type": "function", "name": one["name"], "description": one["description"], "parameters": one["schema"]}
+        for one in tools()
     ]
     rest_of = {"max_output_tokens": 16, "stream": True, "temperature": 0, "store": False}
     return {"instructions": system["content"], "input": items, "tools": listed, **rest_of}
