@@ -257,8 +257,10 @@ class Prompter:
         cuts = np.flatnonzero(np.isin(said, self._ids)).tolist()
         parts = [said[begin:end] for begin, end in zip([0, *(cut + 1 for cut in cuts)], [*cuts, len(said)], strict=True)]
         texts = written = [self._text(part) for part in parts]
-        if self._text(said) == reply and prompt.source is not None and (message is not None or _BLANK.search(reply)):
-            returned = self._returned(prompt.source, reply, message or {"role": "assistant", "content": reply})
+        message = message or {"role": "assistant", "content": reply}
+        as_said = message == {"role": "assistant", "content": reply} and _BLANK.search(reply) is None
+        if self._text(said) == reply and prompt.source is not None and not as_said:
+            returned = self._returned(prompt.source, reply, message)
             if len(returned) == len(parts) and [control for _, control in returned[:-1]] == said[cuts].tolist():
                 written = [text for text, _ in returned]
         learned = []

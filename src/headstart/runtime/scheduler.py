@@ -25,6 +25,7 @@ from headstart.core.history import History, NoHistory
 from headstart.core.planner import Mode, next_call
 from headstart.core.prompt import Prompter
 from headstart.core.record import Record
+from headstart.core.template import Message
 from headstart.engines.base import Engine, Step
 from headstart.errors import EngineError, HeadstartError, Unavailable
 from headstart.runtime import settle
@@ -407,16 +408,16 @@ class Scheduler:
             # The next turn goes on at what the caller saw, not behind the stop text.
             self.engine.truncate(slot.number, len(job.chain) + len(delivered))
             slot.truncate(len(job.chain) + len(delivered))
-        returned = job.request.returns(reply.text) if job.request.returns is not None else None
+        said = {"role": "assistant", "content": reply.text}
+        returned = job.request.returns(reply.text) if job.request.returns is not None else said
         for spelled in self._prompter.remember(prompt, reply.text, delivered, returned):  # before it can be sent back
             self.cache.spelled(job.chain, spelled)
         self.cache.replied(slot, len(reply.tokens))
         if job.request.choices == 1 and job.request.reuse and reply.tokens:
-            message = returned or {"role": "assistant", "content": reply.text}
-            self.settle.add(prompt, message, tuple(slot.ids))
+            self.settle.add(prompt, returned, tuple(slot.ids))
         job.finish(reason, report)
         self._release(job)
-        self.history.remember(self._record(job, slot.canonical, report))
+        self.history.remember(self._record(job, slot.canonical, report, returned))
         opening = self.history.opening(prompt, self._prompter.template.source)
         if opening is not None and job.request.reuse:
             self.cache.opened(job.chain, opening)
@@ -426,7 +427,7 @@ class Scheduler:
             except Exception:
                 log.exception("an observer failed")
 
-    def _record(self, job: Job, canonical: int, report: Report) -> Record:
+    def _record(self, job: Job, canonical: int, report: Report, returned: Message) -> Record:
         request, reply = job.request, job.reply.text
         return Record(
             job.root,
@@ -435,6 +436,7 @@ class Scheduler:
             canonical,
             reply,
             source=request.prompt.source,
+            returned=returned,
             id=request.id,
             tenant=request.tenant,
             salt=request.prompt.salt,
