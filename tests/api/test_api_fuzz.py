@@ -82,3 +82,21 @@ def test_the_document_is_true_and_nothing_is_a_server_error(schema: Any, method:
         case.call_and_validate(checks=CHECKS, timeout=30)
 
     run()
+
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HI, "max_tokens": 4}),
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 4}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 4}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 4}),
+    ],
+)
+def test_a_stream_is_what_the_document_says(schema: Any, path: str, body: dict[str, Any]) -> None:
+    case = schema[path]["POST"].Case(body={**body, "stream": True}, media_type="application/json")
+    response = case.call_and_validate(checks=CHECKS, timeout=30)
+    assert response.headers["content-type"][0].startswith("text/event-stream")

@@ -13,6 +13,12 @@ from headstart.api import anthropic_schema, responses_schema, schema
 from headstart.api.edge import OPEN
 from headstart.api.faults import AnthropicErrorBody, ErrorBody
 
+_EVENT: dict[str, Any] = {
+    "type": "object",
+    "description": "One event of the stream.",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request cannot be served; the message says why."},
     503: {"model": ErrorBody, "description": "Loading or shutting down."},
@@ -20,7 +26,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer; with `stream`, server-sent events that end with `data: [DONE]`.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": _EVENT}},
     }
 }
 ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
@@ -30,7 +36,7 @@ ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
 ANTHROPIC_STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer; with `stream`, server-sent events that end with `message_stop`.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": _EVENT}},
     }
 }
 BODIES = (*schema.BODIES, *responses_schema.BODIES, *anthropic_schema.BODIES)
