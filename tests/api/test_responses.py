@@ -14,17 +14,19 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 import templates
 from headstart.config import Settings
+from headstart.core import grammar
 from headstart.engines.base import Sampler
 from headstart.engines.fake import END, FakeEngine, FakeTokenizer
 from headstart.runtime.runtime import Runtime
 from live import Server, raw, serving, wait_until
 
 NUMBER = itertools.count()
+ITEMS: TypeAdapter[ResponseItem] = TypeAdapter(ResponseItem)
 EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 WEATHER: dict[str, Any] = {
@@ -350,6 +352,9 @@ def test_a_conversation_goes_on_from_an_id(stage: Stage) -> None:
         instructions="Answer in one word.",
     )
     assert again.input_tokens == second.usage.input_tokens
+    third = stage.create("Bern.", input="a third", previous_response_id=second.id, instructions="Answer in one word.")
+    assert third.usage is not None
+    assert third.usage.input_tokens > second.usage.input_tokens + second.usage.output_tokens
     bare = stage.create("Bern.", input="another one", previous_response_id=first.id)
     assert bare.usage is not None
     assert bare.usage.input_tokens < second.usage.input_tokens  # instructions do not carry over
@@ -377,6 +382,13 @@ def test_what_was_stored_is_listed_and_deleted(stage: Stage) -> None:
     assert answer.usage is not None
     assert by_hand.usage is not None
     assert answer.usage.input_tokens == by_hand.usage.input_tokens
+    loop = [
+        {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "r"},
+        {"type": "reasoning", "id": "rs_theirs", "encrypted_content": "x"},
+    ]
+    for item in client.responses.input_items.list(stage.create("ok", input=[user("?"), *loop]).id).data:
+        ITEMS.validate_python(item.model_dump(exclude_none=True))
     client.responses.delete(made.id)
     for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
         with pytest.raises(openai.NotFoundError):
@@ -488,6 +500,20 @@ def test_tools_in_a_namespace_are_called_by_both_names(stage: Stage) -> None:
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens + first.usage.output_tokens - 2
 
 
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    return {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name} for name in names]}
+
+
+def test_a_tool_that_is_not_allowed_stays_in_the_prompt(stage: Stage) -> None:
+    text, other = fresh(), {**WEATHER, "name": "tides"}
+    both = stage.create(CALL, input=text, tools=[WEATHER, other])
+    some = stage.create(CALL, input=text, tools=[WEATHER, other], tool_choice=allowed("weather", mode="required"))
+    assert both.usage is not None
+    assert some.usage is not None
+    assert some.usage.input_tokens == both.usage.input_tokens == some.usage.input_tokens_details.cached_tokens + 1
+    assert some.output[0].type == "function_call"
+
+
 def test_tools_of_other_servers_are_named_and_never_called(stage: Stage) -> None:
     """An agent sends them always: to refuse them would be to refuse the agent."""
     tools: Any = [WEATHER, {"type": "web_search", "search_context_size": "low"}, {"type": "local_shell"}]
@@ -521,6 +547,21 @@ def test_a_schema_is_parsed_by_the_client(stage: Stage) -> None:
     assert parsed.text.format.type == "json_schema"
 
 
+@pytest.mark.skipif("placeholder" in (grammar.__doc__ or ""), reason="nothing follows a schema yet")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_is_kept_to(stage: Stage, stream: bool) -> None:
+    """The model says what it likes; what it likes is no JSON."""
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    text = {"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}}
+    answer = stage.stream(input=fresh(), text=text)[-1].response if stream else stage.create(input=fresh(), text=text)
+    assert set(json.loads(answer.output_text)) == {"ok"}
+
+
 # ── diagnostics, errors ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -547,6 +588,7 @@ def test_a_comparison_is_answered_where_it_is_asked_for(stage: Stage) -> None:
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "nope"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": allowed("nope")}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
@@ -29,8 +29,24 @@ from headstart.runtime.runtime import Runtime
 
 router = APIRouter()
 
-CacheSalt = Annotated[str | None, Query(min_length=1, max_length=1024)]
-"""The `cache_salt` of the body that made a response, if it had one: without it the response is another tenant's."""
+
+def _salt(service: Service, request: HttpRequest, user: str | None, cache_salt: str | None) -> str:
+    """The tenant's salt: of prompts, and of what is stored."""
+    return cache_salt or ""
+
+
+def _whose(
+    request: HttpRequest,
+    cache_salt: Annotated[str | None, Query(min_length=1, max_length=1024)] = None,
+    user: Annotated[str | None, Query(max_length=1024)] = None,
+) -> str:
+    """The salt of a stored response: its body's `cache_salt` and `user`, if it had any, are given in the query."""
+    service = service_of(request)
+    service.ready()
+    return _salt(service, request, user, cache_salt)
+
+
+Whose = Annotated[str, Depends(_whose)]
 
 
 class NotHere(RequestError):
@@ -66,21 +82,17 @@ async def compact(request: HttpRequest) -> Response:
 
 
 @router.get("/v1/responses/{response_id}", responses=ERRORS)
-async def retrieve(request: HttpRequest, response_id: str, cache_salt: CacheSalt = None, stream: bool = False) -> Response:
+async def retrieve(request: HttpRequest, response_id: str, salt: Whose, stream: bool = False) -> Response:
     """A stored response."""
-    service = service_of(request)
-    service.ready()
     if stream:
         raise InvalidRequest("Invalid 'stream': a response that is complete is not streamed again.", param="stream")
-    return JSONResponse(service.responses.get(_salt(service, request, None, cache_salt), response_id).response)
+    return JSONResponse(service_of(request).responses.get(salt, response_id).response)
 
 
 @router.delete("/v1/responses/{response_id}", responses=ERRORS)
-async def delete(request: HttpRequest, response_id: str, cache_salt: CacheSalt = None) -> Response:
+async def delete(request: HttpRequest, response_id: str, salt: Whose) -> Response:
     """Forgets a stored response."""
-    service = service_of(request)
-    service.ready()
-    service.responses.drop(_salt(service, request, None, cache_salt), response_id)
+    service_of(request).responses.drop(salt, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -88,15 +100,13 @@ async def delete(request: HttpRequest, response_id: str, cache_salt: CacheSalt =
 async def input_items(
     request: HttpRequest,
     response_id: str,
+    salt: Whose,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
-    cache_salt: CacheSalt = None,
 ) -> Response:
     """The items of the body that a stored response answered."""
-    service = service_of(request)
-    service.ready()
-    stored = service.responses.get(_salt(service, request, None, cache_salt), response_id)
+    stored = service_of(request).responses.get(salt, response_id)
     items = [listed(item) for item in (stored.input if order == "asc" else reversed(stored.input))]
     if after is not None:
         ids = [item["id"] for item in items]
@@ -109,16 +119,11 @@ async def input_items(
     return JSONResponse({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
 
 
-def _salt(service: Service, request: HttpRequest, user: str | None, cache_salt: str | None) -> str:
-    """The tenant's salt: of prompts, and of what is stored."""
-    return cache_salt or ""
-
-
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class _Said:
-    """What a body says. `id`: of the response that will answer it. `size`: characters of what it goes on from, about.
+    """What a body says. `id`: of the response that will answer it. `before`: what it goes on from.
 
     Raises:
         UnknownResponse: it goes on from a response, or refers to an item, that is not stored.
@@ -129,17 +134,15 @@ class _Said:
         service.check_model(form.model)
         self.form = form
         self.salt = _salt(service, request, form.safety_identifier or form.user, form.cache_salt)
-        self.before: tuple[Item, ...] = ()
-        self.size = 0
+        self.before: Stored | None = None
         if form.previous_response_id is not None:
-            previous = service.responses.get(self.salt, form.previous_response_id, "previous_response_id")
-            self.before, self.size = previous.context, previous.size
+            self.before = service.responses.get(self.salt, form.previous_response_id, "previous_response_id")
         self.own = identified(self._items(service), id)
         self.tools = tools_of(form.tools or ())
 
     def dialogue(self) -> tuple[Dialogue, Tools]:
         form = self.form
-        messages = messages_of((*self.before, *self.own))
+        messages = messages_of((*(self.before.context if self.before is not None else ()), *self.own))
         if form.instructions:
             messages.insert(0, {"role": "system", "content": form.instructions})
         if not messages:
@@ -189,13 +192,13 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
     asked = replace(wishes(form, form.logprobs, limit), choices=1)
     made, reading = compose(service, runtime, dialogue, asked, id)
     summary = (reasoning.summary or reasoning.generate_summary) if reasoning is not None else None
+    summary = None if summary == "none" else summary
     compared = options.comparison_response_id if options is not None else None
 
     def keep(response: dict[str, Any]) -> None:
         service.responses.meet(said.salt, id)
         if form.store is not False:
-            context = (*said.before, *said.own, *response["output"])
-            service.responses.put(said.salt, Stored(response, said.own, context, said.size + len(data) + len(str(response))))
+            service.responses.put(said.salt, Stored.of(response, said.own, said.before))
 
     teller = Told(
         _head(service, runtime, form, made, id, summary),
