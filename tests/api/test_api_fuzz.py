@@ -26,6 +26,8 @@ ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions/input_tokens"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/responses"),
     ("POST", "/v1/responses/input_tokens"),
     ("POST", "/v1/responses/compact"),
@@ -38,8 +40,11 @@ ROUTES = [
     ("POST", "/apply-template"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/headstart/explain"),
+    ("GET", "/headstart/explain"),
+    ("GET", "/headstart/explain/{request_id}"),
     ("GET", "/v1/models/{model_id}"),
-    *(("GET", path) for path in ("/v1/models", "/health", "/v1/health", "/metrics", "/slots", "/props")),
+    *(("GET", path) for path in ("/", "/v1/models", "/health", "/v1/health", "/metrics", "/slots", "/props")),
 ]
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from headstart.api import tenants
 from headstart.api.call import Call, Disconnected
 from headstart.api.compose import Asked
 from headstart.api.faults import CLIENT_CLOSED
 from headstart.api.service import Service, service_of
 from headstart.api.stream import EventStream
 from headstart.runtime.runtime import Runtime
+
+SESSIONS = ("x-claude-code-session-id", "x-session-affinity", "x-session-id")
+"""Headers in which clients name a conversation."""
 
 Understand = Callable[[Service, Runtime, HttpRequest, bytes], Asked]
 """Reads a body. Raises RequestError."""
@@ -33,8 +38,12 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
     data = await service.body(request)
     # Parsing, rendering and tokenising take milliseconds: never on the event loop, where every stream waits for them.
     asked = await asyncio.to_thread(understand, service, runtime, request, data)
-    call = Call(runtime, asked.requests, request.receive, beat=service.keep_alive / 2, metrics=service.metrics, arrived=arrived)
     request_id: str = request.scope.get("request_id", "")
+    tenant, session = request.scope.get("tenant", tenants.OPEN), _session(request)
+    requests = [
+        replace(one, id=request_id, tenant=tenants.told(tenant, one.prompt.salt), session=session) for one in asked.requests
+    ]
+    call = Call(runtime, requests, request.receive, beat=service.keep_alive / 2, metrics=service.metrics, arrived=arrived)
     if asked.stream:
         return EventStream(call, asked, service, request_id)
     try:
@@ -51,3 +60,8 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
     summary = call.summary()
     service.finished(request_id, summary, call.reasons, call.seconds)
     return JSONResponse(asked.teller.whole(summary))
+
+
+def _session(request: HttpRequest) -> str:
+    """What a client says of the conversation that its request belongs to."""
+    return next((given for name in SESSIONS if (given := request.headers.get(name))), "")[:128]

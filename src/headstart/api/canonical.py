@@ -29,10 +29,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What the text of a reply must be. `text`: a JSON schema, regular expression or grammar, as `kind` says."""
+    """What the text of a reply must be. `text`: a JSON schema, regular expression or grammar, as `kind` says.
+
+    `strict`: a schema with a word that cannot be guaranteed is refused.
+    """
 
     kind: Literal["json_object", "json_schema", "regex", "grammar"]
     text: str = ""
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)

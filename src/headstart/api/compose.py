@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from headstart.api.canonical import Dialogue, Tool
+from headstart.api.canonical import Dialogue, Format, Tool
 from headstart.api.draft import Reading
-from headstart.api.normalise import normalise
+from headstart.api.normalise import normalise, normalise_reply
 from headstart.api.service import Service
 from headstart.api.teller import Teller
 from headstart.core.grammar import Grammar, grammar_for
@@ -65,7 +67,7 @@ def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wish
     _check(dialogue)
     dialogue, prompt = prompt_of(service, runtime, dialogue, spelled=wishes.reuse)
     family = runtime.prompter.family
-    thinking = family.thinks(prompt.text)
+    thinking = family.opened(prompt.text)
     calls = bool(dialogue.tools) and dialogue.choice.mode != "none"
     begun = prompt.source.begun if prompt.source is not None else ""
     reading = Reading(dialogue, family, calls, thinking, begun, seed)
@@ -79,7 +81,7 @@ def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wish
         ignore_eos=wishes.ignore_eos,
         grammar=_grammar(runtime, reading),
         visible=runtime.prompter.visible,
-        returns=reading.message,
+        returns=lambda text: normalise_reply(reading.message(text), dialogue, service.ground, service.keep_noise),
     )
     return request, reading
 
@@ -93,17 +95,33 @@ def remember(service: Service, teller: Teller) -> None:
         service.recall.reply(reading.dialogue.salt, reading.dialogue.messages[-1], draft.message)
 
 
+def controls_of(runtime: Runtime) -> Mapping[str, int]:
+    """Ids of the model's control tokens by their texts."""
+    return {control.text: control.id for control in runtime.engine.tokenizer.controls if control.text}
+
+
 def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
-    dialogue, tokenizer = reading.dialogue, runtime.engine.tokenizer
-    controls = {control.text for control in tokenizer.controls}
+    dialogue = reading.dialogue
+    choice = dialogue.choice
+    named = {"type": "function", "function": {"name": choice.name}}
     return grammar_for(
         reading.family,
         callable_tools(dialogue) if reading.tools else (),
-        dialogue.choice,
-        dialogue.format,
-        thinking=reading.thinking,
-        control=controls.__contains__,
+        choice.mode if choice.name is None else named,
+        choice.parallel,
+        response_format(dialogue.format),
+        reading.thinking,
+        controls_of(runtime),
     )
+
+
+def response_format(wanted: Format | None) -> Mapping[str, Any] | None:
+    """A format as OpenAI says it."""
+    if wanted is None or wanted.kind == "json_object":
+        return None if wanted is None else {"type": "json_object"}
+    if wanted.kind == "json_schema":
+        return {"type": "json_schema", "json_schema": {"schema": json.loads(wanted.text), "strict": wanted.strict}}
+    return {"type": wanted.kind, wanted.kind: wanted.text}
 
 
 def callable_tools(dialogue: Dialogue) -> tuple[Tool, ...]:
@@ -125,8 +143,8 @@ def _begun(dialogue: Dialogue) -> tuple[Dialogue, str]:
 def _check(dialogue: Dialogue) -> None:
     names = [tool["function"].get("name") for tool in dialogue.tools]
     choice = dialogue.choice
-    if choice.mode == "required" and not names:
-        raise InvalidRequest("Invalid 'tool_choice': a call is required, but there are no 'tools'.", param="tool_choice")
     for name in (choice.name, *(choice.allowed or ())):
         if name is not None and name not in names:
             raise InvalidRequest(f"Invalid 'tool_choice': there is no tool '{name[:100]}'.", param="tool_choice")
+    if choice.mode == "required" and not names:
+        raise InvalidRequest("Invalid 'tool_choice': a call is required, but there are no 'tools'.", param="tool_choice")

@@ -35,6 +35,11 @@ class Reading:
     begun: str
     seed: str
 
+    @property
+    def parsed(self) -> bool:
+        """Whether there can be more in a reply than text."""
+        return self.tools or self.family.reasoning is not None or bool(self.family.extra)
+
     def parser(self) -> Parser:
         return Parser(self.family, tools=self.dialogue.tools if self.tools else (), thinking=self.thinking)
 
@@ -42,16 +47,16 @@ class Reading:
         digest = blake3(f"{self.seed}/{choice}/{index}".encode()).hexdigest()
         return f"call_{digest[:24]}"
 
-    def message(self, text: str) -> Message:
+    def message(self, text: str) -> dict[str, Any]:
         """The message that a caller makes of a whole reply, and sends back."""
         parser = self.parser()
         pieces = [*parser.feed(text), *parser.end()]
         calls = sum(isinstance(piece, Calling) for piece in pieces)
         return self.complete(message_of(pieces, [self.call_id(0, index) for index in range(calls)]))
 
-    def complete(self, message: Message) -> Message:
+    def complete(self, message: Message) -> dict[str, Any]:
         """With what the caller had begun."""
-        return {**message, "content": self.begun + (message.get("content") or "")} if self.begun else message
+        return {**message, "content": self.begun + (message.get("content") or "")}
 
 
 @dataclass(slots=True)
@@ -96,7 +101,7 @@ class Draft:
 
     def __post_init__(self) -> None:
         if self.reading is not None:
-            self._parser = self.reading.parser()
+            self._parser = self.reading.parser() if self.reading.parsed else None
 
     def start(self, event: Started) -> None:
         self.report = event.report

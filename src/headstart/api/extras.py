@@ -24,6 +24,13 @@ from headstart.runtime.runtime import Runtime
 router = APIRouter()
 
 
+@router.head("/", include_in_schema=False)
+@router.get("/", responses=ERRORS)
+async def root(request: HttpRequest) -> Response:
+    """Who answers here. Some clients ask before they send anything else."""
+    return JSONResponse({"name": "headstart", "version": __version__, "docs": "/docs"})
+
+
 @router.get("/health", responses=ERRORS)
 @router.get("/v1/health", responses=ERRORS)
 async def health(request: HttpRequest) -> Response:
@@ -107,7 +114,7 @@ async def props(request: HttpRequest) -> Response:
                 "overflow": runtime.overflow,
                 "grid": runtime.engine.traits.grid,
                 "notes": list(runtime.engine.traits.notes),
-                "tiers": runtime.snapshot()["tiers"],
+                "tiers": runtime.snapshot()["tiers"] if request.scope["operator"] else {},
             },
         }
     )
@@ -125,7 +132,7 @@ async def tokenize(request: HttpRequest) -> Response:
     service = service_of(request)
     runtime = service.ready()
     form = parse(TokenizeRequest, await service.body(request))
-    return JSONResponse({"tokens": await asyncio.to_thread(_tokens, runtime, form)})
+    return JSONResponse({"tokens": await asyncio.to_thread(_tokens, runtime, form, service.salt(request))})
 
 
 @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest), responses=ERRORS)
@@ -144,20 +151,20 @@ def _text(runtime: Runtime, form: DetokenizeRequest) -> str:
         return b"".join(map(tokenizer.piece, form.tokens)).decode("utf-8", "replace")
 
 
-def _tokens(runtime: Runtime, form: TokenizeRequest) -> list[Any]:
+def _tokens(runtime: Runtime, form: TokenizeRequest, salt: str) -> list[Any]:
     with runtime.tokenizer_open() as tokenizer:
-        tokens = _split(runtime, tokenizer, form)
+        tokens = _split(runtime, tokenizer, form, salt)
         if not form.with_pieces:
             return tokens
         return [{"id": token, "piece": _readable(tokenizer.piece(token))} for token in tokens]
 
 
-def _split(runtime: Runtime, tokenizer: Tokenizer, form: TokenizeRequest) -> list[int]:
+def _split(runtime: Runtime, tokenizer: Tokenizer, form: TokenizeRequest, salt: str) -> list[int]:
     bos = tokenizer.bos
     if not form.parse_special:
         plain = tokenizer.tokenize(form.content)
         return [bos.id, *plain] if form.add_special and bos is not None else plain
-    tokens: list[int] = runtime.prompter.text(form.content, spelled=False).tokens.tolist()
+    tokens: list[int] = runtime.prompter.text(form.content, salt=salt, spelled=False).tokens.tolist()
     added = bos is not None and not form.content.startswith(bos.text)
     return tokens[1:] if added and not form.add_special else tokens
 

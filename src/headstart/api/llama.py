@@ -11,8 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.api.answer import answer
-from headstart.api.canonical import Choice
-from headstart.api.compose import Asked
+from headstart.api.compose import Asked, controls_of, response_format
 from headstart.api.describe import ERRORS, STREAMED, takes
 from headstart.api.draft import Draft
 from headstart.api.openai import told, wishes
@@ -48,7 +47,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     scored = form.n_probs or (0 if form.return_tokens else None)  # a token's id comes with its score
     limit = form.n_predict if form.n_predict is not None else form.max_tokens
     wanted = wishes(form, scored, limit)
-    salt = form.cache_salt or ""
+    salt = service.salt(request, form.safety_identifier or form.user, form.cache_salt)
     requests = [
         Request(
             _prompt(runtime, given, salt, spelled=wanted.reuse),
@@ -62,8 +61,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
         for given in form.prompts
     ]
     if form.format is not None:
-        controls = {control.text for control in runtime.engine.tokenizer.controls}
-        grammar = grammar_for(_PLAIN, (), Choice(), form.format, thinking=False, control=controls.__contains__)
+        grammar = grammar_for(_PLAIN, response_format=response_format(form.format), controls=controls_of(runtime))
         requests = [replace(one, grammar=grammar) for one in requests]
     return Asked(requests, Completion(service.model_id, requests, form), bool(form.stream))
 

@@ -16,6 +16,7 @@ from headstart.api.canonical import Dialogue, Message
 from headstart.api.recall import Recall
 from headstart.core.arguments import canonical_arguments, canonical_tool
 from headstart.core.template import Template
+from headstart.errors import ConfigError
 
 JOIN = "\n"
 """Between the text parts of one message (as llama-server and vLLM do)."""
@@ -55,6 +56,19 @@ def normalise(dialogue: Dialogue, ground: Ground, keep: Collection[str] = ()) ->
         if rule.name not in keep:
             dialogue = rule.apply(dialogue, ground)
     return dialogue
+
+
+def normalise_reply(message: Message, dialogue: Dialogue, ground: Ground, keep: Collection[str] = ()) -> Message:
+    """A reply to a canonical dialogue, as it will be in the canonical form of the next one."""
+    alone = replace(dialogue, messages=(message,))
+    return message if "arguments" in keep else _arguments(alone, ground).messages[0]
+
+
+def check_rules(names: Collection[str]) -> None:
+    """Raises ConfigError for a rule that does not exist."""
+    known = [rule.name for rule in RULES]
+    if strange := sorted(set(names) - set(known)):
+        raise ConfigError(f"--keep-noise knows no '{strange[0]}'; there are {', '.join(known)}.")
 
 
 def parts_of(message: Message) -> list[dict[str, Any]]:
@@ -161,18 +175,16 @@ def _arguments(dialogue: Dialogue, ground: Ground) -> Dialogue:
 
     def canonical(call: dict[str, Any]) -> dict[str, Any]:
         function = call["function"]
-        arguments = canonical_arguments(function.get("arguments"), schemas.get(function.get("name")))
+        arguments = canonical_arguments(function.get("arguments"), schemas.get(function["name"]))
+        if ground.template.text_arguments and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
         return {**call, "function": {**function, "arguments": arguments}}
 
-    return replace(
-        dialogue,
-        messages=tuple(
-            {**message, "tool_calls": [canonical(call) for call in message["tool_calls"]]}
-            if message.get("tool_calls")
-            else message
-            for message in dialogue.messages
-        ),
-    )
+    def said(message: Message) -> Message:
+        calls = message.get("tool_calls")
+        return {**message, "tool_calls": [canonical(call) for call in calls]} if calls else message
+
+    return replace(dialogue, messages=tuple(map(said, dialogue.messages)))
 
 
 def _schemas(dialogue: Dialogue, ground: Ground) -> Dialogue:
@@ -204,8 +216,8 @@ RULES: tuple[Rule, ...] = (
     Rule("roles", "developer and system; system messages where a template takes none, as a user's; one user in a row", _roles),
     Rule("parts", "a text, and a list of parts with that text", _parts),
     Rule("hints", "cache_control and prompt_cache_breakpoint: their places become checkpoints", _hints),
-    Rule("arguments", "arguments of tool calls in another spacing or order of keys", _arguments),
     Rule("schemas", "tools in another spacing or order of keys", _schemas),
+    Rule("arguments", "arguments of tool calls in another spacing or order of keys", _arguments),
     Rule("reasoning", "a reply without the reasoning that it came with", _reasoning),
     Rule("clock", "the date that a template writes: the one of the conversation's first request", _clock),
 )

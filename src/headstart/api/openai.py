@@ -1,4 +1,4 @@
-"""OpenAI's routes: chat completions, completions, models."""
+"""OpenAI's routes: chat completions, completions."""
 
 from __future__ import annotations
 
@@ -46,23 +46,6 @@ async def input_tokens(request: HttpRequest) -> Response:
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
 
-@router.get("/v1/models", responses=ERRORS)
-async def models(request: HttpRequest) -> Response:
-    """Lists the served model."""
-    service = service_of(request)
-    service.ready()
-    return JSONResponse({"object": "list", "data": [_card(service)]})
-
-
-@router.get("/v1/models/{model_id:path}", responses=ERRORS)
-async def model(request: HttpRequest, model_id: str) -> Response:
-    """Describes the served model."""
-    service = service_of(request)
-    service.ready()
-    service.check_model(model_id)
-    return JSONResponse(_card(service))
-
-
 async def render(request: HttpRequest) -> Prompt:
     """The prompt of a body with messages."""
     service = service_of(request)
@@ -70,7 +53,8 @@ async def render(request: HttpRequest) -> Prompt:
     data = await service.body(request)
 
     def build() -> Prompt:
-        return prompt_of(service, runtime, dialogue_of(parse(TemplateRequest, data)))[1]
+        form = parse(TemplateRequest, data)
+        return prompt_of(service, runtime, dialogue_of(form, service.salt(request)))[1]
 
     return await asyncio.to_thread(build)
 
@@ -99,18 +83,6 @@ def effort(given: str | None) -> dict[str, Any]:
     return {} if given is None else {"reasoning_effort": given, "enable_thinking": given != "none"}
 
 
-def _card(service: Service) -> dict[str, object]:
-    runtime = service.ready()
-    return {
-        "id": service.model_id,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "headstart",
-        "aliases": list(service.aliases),
-        "meta": {"n_ctx": runtime.ctx, "n_vocab": runtime.engine.tokenizer.n_vocab, **runtime.engine.facts.details},
-    }
-
-
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -121,7 +93,7 @@ def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes)
     top = (form.top_logprobs or 0) if form.logprobs else None
     limits = (form.max_completion_tokens, form.max_tokens, form.n_predict)
     limit = next((limit for limit in limits if limit is not None), None)
-    dialogue = dialogue_of(form, form.cache_salt or "")
+    dialogue = dialogue_of(form, _salt(service, request, form))
     dialogue = replace(dialogue, choice=form.choice, format=next(iter(form.formats), None))
     made, reading = compose(service, runtime, dialogue, wishes(form, top, limit), head.id)
     how = {"usage": _wants_usage(form), "logprobs": top is not None, **told(form)}
@@ -136,7 +108,8 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     wanted = wishes(form, form.logprobs, limit)
     scored = form.logprobs if form.echo else None
     spelled = wanted.reuse and scored is None
-    prompts = [runtime.text_prompt(prompt, salt=form.cache_salt or "", spelled=spelled) for prompt in form.prompts]
+    salt = _salt(service, request, form)
+    prompts = [runtime.text_prompt(prompt, salt=salt, spelled=spelled) for prompt in form.prompts]
     requests = [
         Request(
             prompt,
@@ -170,6 +143,10 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
 def _head(service: Service, runtime: Runtime, prefix: str) -> Head:
     fingerprint = "fp_" + runtime.engine.fingerprint.hex()[:12]
     return Head(prefix + uuid.uuid4().hex, int(time.time()), service.model_id, fingerprint)
+
+
+def _salt(service: Service, request: HttpRequest, form: Generation) -> str:
+    return service.salt(request, form.safety_identifier or form.user, form.cache_salt)
 
 
 def _wants_usage(form: Generation) -> bool:

@@ -80,6 +80,7 @@ class Recall:
         self._now = now
         self._reasoning: Recent[bytes, str] = Recent(limit, size, len)
         self._began: Recent[bytes, Clock] = Recent(limit, limit)
+        self._told: Recent[bytes, bool] = Recent(limit, limit)
 
     def reply(self, salt: str, before: Mapping[str, Any], message: Mapping[str, Any]) -> None:
         """Remembers a reply to the message `before`."""
@@ -90,6 +91,14 @@ class Recall:
     def reasoning(self, salt: str, before: Mapping[str, Any], message: Mapping[str, Any]) -> str | None:
         """The reasoning of a reply that came back without it: known by the id of a tool call, or by what it said to what."""
         return self._reasoning.get(_name(salt, before, message))
+
+    def told(self, salt: str, message_id: str) -> None:
+        """Remembers that an answer was given."""
+        self._told.put(_digest("told", salt, message_id), True)
+
+    def has_told(self, salt: str, message_id: str) -> bool:
+        """Whether an answer with this id was given lately."""
+        return self._told.get(_digest("told", salt, message_id)) is not None
 
     def clock(self, salt: str, beginning: str) -> Clock:
         """The moment at which a conversation with this beginning was seen first."""

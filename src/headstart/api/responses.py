@@ -30,20 +30,11 @@ from headstart.runtime.runtime import Runtime
 router = APIRouter()
 
 
-def _salt(service: Service, request: HttpRequest, user: str | None, cache_salt: str | None) -> str:
-    """The tenant's salt: of prompts, and of what is stored."""
-    return cache_salt or ""
-
-
-def _whose(
-    request: HttpRequest,
-    cache_salt: Annotated[str | None, Query(min_length=1, max_length=1024)] = None,
-    user: Annotated[str | None, Query(max_length=1024)] = None,
-) -> str:
-    """The salt of a stored response: its body's `cache_salt` and `user`, if it had any, are given in the query."""
+def _whose(request: HttpRequest, cache_salt: Annotated[str | None, Query(min_length=1, max_length=1024)] = None) -> str:
+    """Whose a stored response is: without the `cache_salt` of the body that made it, it is another tenant's."""
     service = service_of(request)
     service.ready()
-    return _salt(service, request, user, cache_salt)
+    return service.salt(request, None, cache_salt)
 
 
 Whose = Annotated[str, Depends(_whose)]
@@ -69,7 +60,7 @@ async def input_tokens(request: HttpRequest) -> Response:
 
     def count() -> int:
         form = parse(ResponsesInput, data)
-        dialogue, _ = _Said(service, request, form).dialogue()
+        dialogue, _ = Said(service, request, form).dialogue()
         return len(prompt_of(service, runtime, dialogue)[1])
 
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(count)})
@@ -82,17 +73,17 @@ async def compact(request: HttpRequest) -> Response:
 
 
 @router.get("/v1/responses/{response_id}", responses=ERRORS)
-async def retrieve(request: HttpRequest, response_id: str, salt: Whose, stream: bool = False) -> Response:
+async def retrieve(request: HttpRequest, response_id: str, owner: Whose, stream: bool = False) -> Response:
     """A stored response."""
     if stream:
         raise InvalidRequest("Invalid 'stream': a response that is complete is not streamed again.", param="stream")
-    return JSONResponse(service_of(request).responses.get(salt, response_id).response)
+    return JSONResponse(service_of(request).responses.get(owner, response_id).response)
 
 
 @router.delete("/v1/responses/{response_id}", responses=ERRORS)
-async def delete(request: HttpRequest, response_id: str, salt: Whose) -> Response:
+async def delete(request: HttpRequest, response_id: str, owner: Whose) -> Response:
     """Forgets a stored response."""
-    service_of(request).responses.drop(salt, response_id)
+    service_of(request).responses.drop(owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -100,13 +91,13 @@ async def delete(request: HttpRequest, response_id: str, salt: Whose) -> Respons
 async def input_items(
     request: HttpRequest,
     response_id: str,
-    salt: Whose,
+    owner: Whose,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> Response:
     """The items of the body that a stored response answered."""
-    stored = service_of(request).responses.get(salt, response_id)
+    stored = service_of(request).responses.get(owner, response_id)
     items = [listed(item) for item in (stored.input if order == "asc" else reversed(stored.input))]
     if after is not None:
         ids = [item["id"] for item in items]
@@ -122,7 +113,7 @@ async def input_items(
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Said:
+class Said:
     """What a body says. `id`: of the response that will answer it. `before`: what it goes on from.
 
     Raises:
@@ -133,10 +124,11 @@ class _Said:
     def __init__(self, service: Service, request: HttpRequest, form: ResponsesInput, id: str = PREFIX) -> None:
         service.check_model(form.model)
         self.form = form
-        self.salt = _salt(service, request, form.safety_identifier or form.user, form.cache_salt)
+        self.salt = service.salt(request, form.safety_identifier or form.user, form.cache_salt)
+        self.owner = service.salt(request, None, form.cache_salt)  # of what is stored: asking for it names no user
         self.before: Stored | None = None
         if form.previous_response_id is not None:
-            self.before = service.responses.get(self.salt, form.previous_response_id, "previous_response_id")
+            self.before = service.responses.get(self.owner, form.previous_response_id, "previous_response_id")
         self.own = identified(self._items(service), id)
         self.tools = tools_of(form.tools or ())
 
@@ -164,7 +156,7 @@ class _Said:
         if isinstance(given, str):
             return [{"type": "message", "role": "user", "content": given}]
         items = [item.model_dump(exclude_none=True) for item in given]
-        return [service.responses.item(self.salt, item["id"]) if _refers(item) else item for item in items]
+        return [service.responses.item(self.owner, item["id"]) if _refers(item) else item for item in items]
 
 
 def _refers(item: Item) -> bool:
@@ -185,7 +177,7 @@ def _choice(choice: Choice, tools: Tools) -> Choice:
 def _response(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
     form = parse(ResponsesRequest, data)
     id = PREFIX + uuid.uuid4().hex
-    said = _Said(service, request, form, id)
+    said = Said(service, request, form, id)
     dialogue, tools = said.dialogue()
     options, reasoning = form.prompt_cache_options, form.reasoning
     limit = 0 if options is not None and options.prewarm else form.max_output_tokens
@@ -196,9 +188,9 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
     compared = options.comparison_response_id if options is not None else None
 
     def keep(response: dict[str, Any]) -> None:
-        service.responses.meet(said.salt, id)
+        service.responses.meet(said.owner, id)
         if form.store is not False:
-            service.responses.put(said.salt, Stored.of(response, said.own, said.before))
+            service.responses.put(said.owner, Stored.of(response, said.own, said.before))
 
     teller = Told(
         _head(service, runtime, form, made, id, summary),
@@ -208,7 +200,7 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
         summarised=summary is not None,
         sealed=form.includes("reasoning.encrypted_content"),
         logprobs=form.logprobs is not None,
-        known=None if compared is None else service.responses.met(said.salt, compared),
+        known=None if compared is None else service.responses.met(said.owner, compared),
         keep=keep,
     )
     return Asked([made], teller, bool(form.stream), lambda: remember(service, teller))

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headstart.api.diagnostics import responses
 from headstart.api.draft import Draft, Reading
-from headstart.api.faults import form
+from headstart.api.faults import message_of
 from headstart.api.responses_items import Item, Tools
 from headstart.api.responses_output import Output, Told
 from headstart.api.responses_store import item_id
@@ -88,7 +89,7 @@ class Response(Teller):
     def fail(self, error: Exception) -> bytes:
         code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
         code = "invalid_prompt" if isinstance(error, ContextTooLong) else code
-        fault = {"code": code, "message": form(error)["error"]["message"]}
+        fault = {"code": code, "message": message_of(error)}
         failed = {**self._head, "status": "failed", "error": fault, "output": self._output.items}
         return self._opening() + self._frame({"type": "response.failed", "response": failed})
 
@@ -118,7 +119,7 @@ class Response(Teller):
             **account(summary),
         }
         if self._known is not None:
-            whole["prompt_cache_diagnostics"] = diagnostics(summary, known=self._known)
+            whole["prompt_cache_diagnostics"] = responses(summary.explanation, known=self._known)
         if self._tools.ignored:
             whole["headstart"]["ignored_tools"] = list(self._tools.ignored)
         self._keep(whole)
@@ -176,10 +177,3 @@ def usage(summary: Summary, reasoning: int) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": summary.prompt + summary.completion,
     }
-
-
-def diagnostics(summary: Summary, *, known: bool) -> dict[str, Any]:
-    """`prompt_cache_diagnostics`."""
-    if not known:
-        return {"type": "comparison_response_not_found"}
-    return {"type": "cache_hit" if summary.reason is None else "unavailable"}

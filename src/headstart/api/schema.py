@@ -196,6 +196,7 @@ class Generation(_Form):
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: dict[TokenKey, Bias] | None = None
     user: str | None = None
+    safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     cache_prompt: bool | None = None
@@ -240,11 +241,12 @@ class ChatRequest(Generation, Conversation):
     def formats(self) -> list[Format]:
         """What the reply must be; more than one is too many."""
         given = self.response_format
-        asked = given.json_schema.json_schema if given is not None and given.json_schema is not None else None
-        schemas = [schema for schema in (asked, self.json_schema, self.guided_json) if schema is not None]
+        asked = given.json_schema if given is not None else None
+        schemas = [schema for schema in (asked and asked.json_schema, self.json_schema, self.guided_json) if schema is not None]
+        strict = asked is not None and bool(asked.strict)
         return [
             *([Format("json_object")] if given is not None and given.type == "json_object" else []),
-            *(Format("json_schema", json.dumps(schema)) for schema in schemas),
+            *(Format("json_schema", json.dumps(schema), strict) for schema in schemas),
             *([Format("regex", self.guided_regex)] if self.guided_regex is not None else []),
             *([Format("grammar", self.grammar)] if self.grammar is not None else []),
         ]

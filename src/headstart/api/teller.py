@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headstart.api.draft import Draft, Reading
-from headstart.api.faults import form
+from headstart.api.faults import OPENAI
 from headstart.core.parsing import Piece
 from headstart.observe.report import Summary
 from headstart.runtime.request import Delta, Event, Finished, Progress, Request, Started, TokenLogprob
@@ -76,7 +76,7 @@ class Teller:
 
     def fail(self, error: Exception) -> bytes:
         """The last words of a stream that failed after its beginning."""
-        return frame(form(error))
+        return frame(OPENAI.body(error, ""))
 
     def beat(self) -> bytes:
         """What keeps a silent line alive."""

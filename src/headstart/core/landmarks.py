@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -13,6 +13,9 @@ from headstart.core.checkpoints import Landmarks
 from headstart.core.template import Message
 
 _NONE = as_tokens([])
+
+_HEAD = 200
+"""Characters by which a message's content is found in the rendered text."""
 
 
 class Places:
@@ -41,6 +44,20 @@ class Places:
         at, part = self._pieces[number]
         ours = np.concatenate([_NONE, *self._parts[part:]])
         return self._starts[part] + common_prefix(self._spell(self._rendered[at:offset]), ours)
+
+
+def contents(messages: Sequence[Message], rendered: str) -> Iterator[int]:
+    """For each message, where its content begins in the rendered text; -1 if it is not there as it was given."""
+    # Offsets are in the rendered text; escapes before them are rare and shift them by a character each.
+    cursor = 0
+    for message in messages:
+        content = message.get("content")
+        said = content.strip() if isinstance(content, str) else ""
+        at = rendered.find(said[:_HEAD], cursor) if said else -1
+        if at >= 0 and isinstance(content, str):
+            cursor = at + len(said[:_HEAD])
+            at = max(0, at - content.index(said))  # blanks before it count, whether the template keeps them or not
+        yield at
 
 
 def landmarks(

@@ -8,7 +8,7 @@ are escaped before rendering and end as plain text: nobody forges a turn.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,37 +19,22 @@ from headstart.core.blocks import Tokens, as_tokens, common_prefix, utf8
 from headstart.core.checkpoints import Landmarks
 from headstart.core.escape import MARK, Escaper
 from headstart.core.families import adapt, family_of
-from headstart.core.landmarks import Places, landmarks
+from headstart.core.landmarks import Places, contents, landmarks
 from headstart.core.memo import Memo
-from headstart.core.parsing import meaning
+from headstart.core.parsing import Parser, meaning, message_of
+from headstart.core.pieces import Pieces
 from headstart.core.slide import Replays, exchanges, slide
 from headstart.core.spelling import Spelled, Spellings, text_digest
-from headstart.core.template import Message, Template
-from headstart.engines.base import Control, Tokenizer
+from headstart.core.template import Conversation, Message, Template
+from headstart.engines.base import Tokenizer
 from headstart.errors import InvalidRequest
 
-_SPACE = " \t\n\v\f\r"
-"""What control tokens swallow: C's `isspace`, as in llama.cpp; Python's own notion is wider."""
-
 _NONE = as_tokens([])
-
-_HEAD = 200
-"""Characters by which a message's content is found in the rendered text."""
 
 _BLANK = re.compile(r"\A\s|\s\Z")
 
 _SENTINELS = ("1", "2")
 """Two messages that have no token in common."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """What a prompt was rendered from. `begun`: the beginning of the reply, given by the caller."""
-
-    messages: tuple[Message, ...]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    begun: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,6 +74,10 @@ class Prompt:
         return None, offset
 
 
+def _digest(salt: str) -> Any:  # of a head, whose tokens follow
+    return blake3(b"headstart.head.2" + text_digest(salt))
+
+
 @dataclass
 class Prompter:
     """Builds prompts for one model. Thread-safe.
@@ -110,13 +99,13 @@ class Prompter:
 
     def __post_init__(self) -> None:
         controls = sorted(self.tokenizer.controls, key=lambda control: -len(control.text))
-        self._controls = {control.text: control for control in controls if control.text}
-        self._split = re.compile("|".join(map(re.escape, self._controls))) if self._controls else None
+        self._pieces = Pieces(controls)
         self._escaper = Escaper(controls)
+        self._ids = [control.id for control in controls]
         self._single = {control.text: as_tokens(control.id) for control in controls}
         self._memo = Memo(self.memo_bytes)
         self.family = family_of(self.template)
-        self.visible = frozenset(self._controls[text].id for text in self.family.visible if text in self._controls)
+        self.visible = frozenset(control.id for control in controls if control.text in self.family.visible)
         self._replays = Replays()
 
     def chat(
@@ -156,7 +145,7 @@ class Prompter:
     ) -> Prompt:
         """`forget`: replies keep their tokens for the last time, and the keys of what was known of them are added here."""
         safe, rendered = self._render(source, generation=generation)
-        marks = tuple(self._marks(safe, rendered))
+        marks = tuple(contents(safe, rendered))
         prompt = self._build(rendered, salt, marks, safe, spelled=spelled, breakpoints=breakpoints, forget=forget)
         return replace(prompt, source=source)
 
@@ -169,8 +158,8 @@ class Prompter:
         messages, tools = adapt(self.family, safe, tools)
         rendered = self.template.render(messages, tools=tools, generation=generation, **self._escaper.escape(source.extra))
         if source.begun:
-            opened = self.family.closing if self.family.thinks(rendered) else ""
-            rendered += opened + self._escaper.escape(source.begun)
+            reasoning = self.family.reasoning if self.family.opened(rendered) else None
+            rendered += (reasoning.ending if reasoning else "") + self._escaper.escape(source.begun)
         return safe, rendered
 
     def stem(
@@ -202,10 +191,12 @@ class Prompter:
         return replace(self.tokens(one.tokens[: length + 1].tolist(), salt=salt), landmarks=one.landmarks)
 
     def _calls(self, reply: Message, tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:
-        """The calls in a reply, after which a tool's result is what comes next; one without a name if they are in its text."""
-        mark = self.family.mark if tools else None
-        written = mark is not None and mark in (reply.get("content") or "")
-        return reply.get("tool_calls") or ([{"id": "call_0"}] if written else [])
+        """The calls in a reply, after which a tool's result is what comes next, also if they are in its text."""
+        if reply.get("tool_calls") or not tools:
+            return reply.get("tool_calls") or ()
+        parser = Parser(self.family, tools=tools)
+        calls: Sequence[Mapping[str, Any]] = message_of(parser.feed(reply.get("content") or "")).get("tool_calls") or ()
+        return calls
 
     def slide(
         self,
@@ -249,53 +240,68 @@ class Prompter:
         """
         if any(not 0 <= token < self.tokenizer.n_vocab for token in tokens):
             raise InvalidRequest(f"Tokens must lie in [0, {self.tokenizer.n_vocab}).", param="prompt")
-        text = b"".join(map(self.tokenizer.piece, tokens)).decode("utf-8", "replace")
-        return Prompt(text, as_tokens(tokens), salt)
+        given = as_tokens(tokens)
+        return Prompt(self._text(given), given, salt)
 
     def remember(self, prompt: Prompt, reply: str, tokens: Sequence[int], message: Message | None = None) -> list[Spelled]:
-        """Learns how a reply was spelled, and returns what the tokenizer would spell otherwise.
+        """Learns how a reply was spelled, part by part between control tokens; returns what the tokenizer spells otherwise.
 
         Args:
             tokens: those whose bytes were wholly delivered in `reply`, and no more.
             message: what the caller will send back, if that is not just the reply's text. It is found again by what the
                 template writes for it: then blanks, or the order of a call's arguments, may differ from what was delivered.
         """
-        if not self.spelling or not prompt.head or not tokens:
+        said = as_tokens(tokens)
+        if not self.spelling or not prompt.head or not reply.startswith(self._text(said)):
             return []
-        delivered = b"".join(map(self.tokenizer.piece, tokens)).decode("utf-8", "replace")
-        if not delivered or not reply.startswith(delivered):
-            return []
-        reply_tokens = as_tokens(tokens)
-        texts = {delivered: None}
-        if len(delivered) == len(reply) and prompt.source is not None and (message is not None or _BLANK.search(reply)):
-            message = message or {"role": "assistant", "content": reply}
-            texts |= dict.fromkeys(self._returned(prompt, delivered, message))
+        cuts = np.flatnonzero(np.isin(said, self._ids)).tolist()
+        parts = [said[begin:end] for begin, end in zip([0, *(cut + 1 for cut in cuts)], [*cuts, len(said)], strict=True)]
+        texts = written = [self._text(part) for part in parts]
+        if self._text(said) == reply and prompt.source is not None and (message is not None or _BLANK.search(reply)):
+            returned = self._returned(prompt.source, reply, message or {"role": "assistant", "content": reply})
+            if len(returned) == len(parts) and [control for _, control in returned[:-1]] == said[cuts].tolist():
+                written = [text for text, _ in returned]
         learned = []
-        for text in texts:
-            whole = as_tokens(self.tokenizer.tokenize(prompt.lead + text))
-            if np.array_equal(np.concatenate([prompt.lead_tokens, reply_tokens]), whole):
-                self.spellings.forget(prompt.head, prompt.lead, text)
-            else:
-                learned.append(self.spellings.remember(prompt.head, prompt.lead, text, reply_tokens))
+        for number, part in enumerate(parts):
+            for text in dict.fromkeys(filter(None, (texts[number], written[number]))) if len(part) else ():
+                whole = as_tokens(self.tokenizer.tokenize(prompt.lead + text))
+                if np.array_equal(np.concatenate([prompt.lead_tokens, part]), whole):
+                    self.spellings.forget(prompt.head, prompt.lead, text)
+                else:
+                    learned.append(self.spellings.remember(prompt.head, prompt.lead, text, part))
+            upto = cuts[number] + 1 if number < len(cuts) else len(said)
+            head = _digest(prompt.salt).update(np.concatenate([prompt.tokens, said[:upto]]).tobytes()).digest()
+            prompt = replace(prompt, head=head, lead="", lead_tokens=_NONE)
         return learned
 
-    def _returned(self, prompt: Prompt, reply: str, message: Message) -> Iterator[str]:
-        """What the template writes behind the prompt for a reply that comes back, if it means the same."""
-        source = prompt.source
-        assert source is not None
+    def _returned(self, source: Conversation, reply: str, message: Message) -> list[tuple[str, int | None]]:
+        """What the template writes behind the prompt for a reply that comes back, if it means the same: the pieces between
+        control tokens, and the control tokens behind all but the last."""
         try:
             before = self._render(source, generation=True)[1]
             whole = replace(source, messages=(*source.messages, message), begun="")
             after = self._render(whole, generation=False)[1]
         except InvalidRequest:
-            return
-        if after.startswith(before):
-            written = next((text for _, text, _ in self._pieces(after[len(before) :])), "")
-            thinking = self.family.thinks(before)
-            if written and meaning(self.family, written, source.tools, thinking) == meaning(
-                self.family, reply, source.tools, thinking
-            ):
-                yield written
+            return []
+        if not after.startswith(before):
+            return []
+        thinking = self.family.opened(before)
+        meant = meaning(self.family, reply, source.tools, thinking)
+        text = ""
+        pieces: list[tuple[str, int | None]] = []
+        for _, piece, control in self._pieces.of(after[len(before) :]):
+            # Without a control token behind it, nothing tells where the reply ends and the template goes on.
+            if control is None:
+                return []
+            text += piece
+            if meaning(self.family, text, source.tools, thinking) == meant:
+                return [*pieces, (piece, None)]
+            text += control.text
+            pieces.append((piece, control.id))
+        return []
+
+    def _text(self, tokens: Tokens) -> str:
+        return b"".join(map(self.tokenizer.piece, tokens.tolist())).decode("utf-8", "replace")
 
     def forget(
         self,
@@ -327,13 +333,13 @@ class Prompter:
     ) -> Prompt:
         parts: list[Tokens] = []
         places: list[tuple[int, int]] = []  # of each piece: where it begins in the text, and its first part
-        digest = blake3(b"headstart.head.1" + utf8(salt) + b"\0")
+        digest = _digest(salt)
         bos = self.tokenizer.bos
         if bos is not None and not rendered.startswith(bos.text):
             parts.append(as_tokens(bos.id))
         hashed = 0
         lead, lead_at = "", len(parts)
-        for at, text, control in self._pieces(rendered):
+        for at, text, control in self._pieces.of(rendered):
             places.append((at, len(parts)))
             for part in parts[hashed:]:
                 digest.update(part.tobytes())
@@ -386,34 +392,3 @@ class Prompter:
         if end:
             parts.append(self._memo.get(salt, text[:end], self.tokenizer.tokenize))
         return parts[::-1]
-
-    def _pieces(self, rendered: str) -> Iterator[tuple[int, str, Control | None]]:
-        """Plain pieces, unescaped, each with where it begins and the control token that follows it."""
-        position = 0
-        strip_left = False
-        if self._split is not None:
-            for found in self._split.finditer(rendered):
-                control = self._controls[found[0]]
-                plain = Escaper.unescape(rendered[position : found.start()])
-                if strip_left:
-                    plain = plain.lstrip(_SPACE)
-                yield position, (plain.rstrip(_SPACE) if control.lstrip else plain), control
-                position, strip_left = found.end(), control.rstrip
-        rest = Escaper.unescape(rendered[position:])
-        if strip_left:
-            rest = rest.lstrip(_SPACE)
-        if rest:
-            yield position, rest, None
-
-    @staticmethod
-    def _marks(messages: Sequence[Message], rendered: str) -> Iterator[int]:
-        # Offsets are in the rendered text; escapes before them are rare and shift them by a character each.
-        cursor = 0
-        for message in messages:
-            content = message.get("content")
-            said = content.strip() if isinstance(content, str) else ""
-            at = rendered.find(said[:_HEAD], cursor) if said else -1
-            if at >= 0 and isinstance(content, str):
-                cursor = at + len(said[:_HEAD])
-                at = max(0, at - content.index(said))  # blanks before it count, whether the template keeps them or not
-            yield at

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 
 from headstart.core.blocks import Tokens, as_tokens
 from headstart.core.checkpoints import PLACEMENTS
-from headstart.core.explain import History, Record
+from headstart.core.history import History, NoHistory
 from headstart.core.planner import Mode, next_call
 from headstart.core.prompt import Prompter
+from headstart.core.record import Record
 from headstart.engines.base import Engine, Step
 from headstart.errors import EngineError, HeadstartError, Unavailable
 from headstart.runtime import settle
@@ -57,6 +58,7 @@ class Scheduler:
         stall: seconds that a prefill call may take while replies are running.
         patience: the same while none is.
         settles: whether finished turns are made canonical when there is nothing else to do.
+        explains: whether the latest requests are remembered, to explain later ones.
         placement: a row of `PLACEMENTS`.
         observe: told of every finished choice, on the engine thread.
     """
@@ -71,6 +73,7 @@ class Scheduler:
         stall: float = 0.25,
         patience: float = 1.0,
         settles: bool = True,
+        explains: bool = True,
         placement: str = "lattice",
         observe: Callable[[Outcome], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -78,7 +81,7 @@ class Scheduler:
         self.engine = engine
         self.cache = cache
         self.slots = [Slot(number, engine.shape, engine.traits.grid) for number in range(engine.shape.slots)]
-        self.history = History()
+        self.history = History() if explains else NoHistory()
         self.waiting: deque[Job] = deque()
         self._prompter = prompter
         self._mode = mode
@@ -91,7 +94,8 @@ class Scheduler:
         self._running: list[Job] = []
         self._turn = 0
         self._placement = PLACEMENTS[placement]
-        self._admission = Admission(engine, cache, self.slots, mode, self._placement, self.history, clock)
+        template = prompter.template.source
+        self._admission = Admission(engine, cache, self.slots, mode, self._placement, self.history, template, clock)
         self.settle = settle.NoSettle()
         if settles:
             self.settle = settle.Settle(engine, cache, self.slots, mode, prompter, self._admission, self._placement)
@@ -128,6 +132,11 @@ class Scheduler:
     def prefills(self, seconds: float) -> int:
         """About how many tokens are prefilled in so long; 0 as long as nobody knows."""
         return self._admission.pace.tokens(seconds)
+
+    @property
+    def pace(self) -> float:
+        """Measured seconds of prefill a token; 0 as long as nobody knows."""
+        return self._admission.pace.prefill
 
     def close(self) -> None:
         """Fails what is running and waiting, and ends the thread. Idempotent."""
@@ -291,16 +300,21 @@ class Scheduler:
                 if len(job.slot) % self.engine.traits.grid == 0:
                     job.mark = self.cache.mark(job.slot, job.mark)
             # All are drawn before any is delivered: delivering wakes other threads, and they would compete for this one's time.
-            for job, token, scored in [(job, *self._draw(job)) for job in batch]:
-                self._accept(job, token, scored)
+            for job, drawn in [(job, self._draw(job)) for job in batch]:
+                if drawn is not None:
+                    self._accept(job, *drawn)
 
-    def _draw(self, job: Job) -> tuple[int, tuple[TokenLogprob, ...]]:
-        """The next token of a reply, with its log-probability if asked for."""
+    def _draw(self, job: Job) -> tuple[int, tuple[TokenLogprob, ...]] | None:
+        """The next token of a reply, with its log-probability if asked for; None if the job has failed."""
         assert job.slot is not None
         assert job.sampler is not None
         number, top = job.slot.number, job.request.sampling.logprobs
         logits = self.engine.logits(number) if top is not None else None
-        token = self.engine.sample(number, job.sampler)
+        try:
+            token = self.engine.sample(number, job.sampler)
+        except Exception as error:
+            self._fail(job, error, computed=True)
+            return None
         return token, (token_logprob(logits, token, top or 0, self.engine),) if logits is not None else ()
 
     def _accept(self, job: Job, token: int, scored: tuple[TokenLogprob, ...]) -> None:
@@ -369,8 +383,8 @@ class Scheduler:
         job.start(job.report(self._mode_name, self._clock()), logits)
         if job.request.max_tokens == 0:
             self._finish(job, "length")
-        else:
-            self._accept(job, *self._draw(job))
+        elif (drawn := self._draw(job)) is not None:
+            self._accept(job, *drawn)
 
     def _is_canonical(self, slot: Slot, start: int, size: int, length: int) -> bool:
         if self._mode.any_cut:
@@ -402,21 +416,42 @@ class Scheduler:
             self.settle.add(prompt, message, tuple(slot.ids))
         job.finish(reason, report)
         self._release(job)
-        self.history.remember(Record(job.root, prompt.text + reply.text, _joined(job), slot.canonical))
+        self.history.remember(self._record(job, slot.canonical, report))
+        opening = self.history.opening(prompt, self._prompter.template.source)
+        if opening is not None and job.request.reuse:
+            self.cache.opened(job.chain, opening)
         if self._observe is not None:
             try:
                 self._observe(Outcome(report, reason))
             except Exception:
                 log.exception("an observer failed")
 
-    def _fail(self, job: Job, fault: Exception) -> None:
-        """Something failed for this job: its slot's content is undefined, so it is forgotten, never saved."""
+    def _record(self, job: Job, canonical: int, report: Report) -> Record:
+        request, reply = job.request, job.reply.text
+        return Record(
+            job.root,
+            request.prompt.text + reply,
+            _joined(job),
+            canonical,
+            reply,
+            source=request.prompt.source,
+            id=request.id,
+            tenant=request.tenant,
+            salt=request.prompt.salt,
+            session=request.session,
+            time=self._clock(),
+            explanation=report.explanation,
+            account=report,
+        )
+
+    def _fail(self, job: Job, fault: Exception, *, computed: bool = False) -> None:
+        """Something failed for this job: unless all was `computed`, its slot's content is undefined: forgotten, never saved."""
         error = fault if isinstance(fault, HeadstartError) else EngineError(f"internal error: {fault!r}")
         log.error("request failed: %s", error)
         job.ticket.emit(Failed(error))
         slot = job.slot
         self._release(job)
-        if slot is not None:
+        if slot is not None and not computed:
             self._admission.empty(slot)
 
     def _release(self, job: Job) -> None:
