@@ -12,7 +12,9 @@ import pytest
 import templates
 from headstart.core.capabilities import capabilities
 from headstart.core.template import FALLBACK, Template
-from live import Server, events, raw, wait_until
+from headstart.engines.fake import STOP, FakeEngine, FakeTokenizer
+from headstart.runtime.runtime import Runtime
+from live import Server, events, raw, serving, wait_until
 
 NUMBER = itertools.count()
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
@@ -96,6 +98,13 @@ def test_prompts_are_texts_and_tokens_in_any_mix(fake: Server, prompt: Any, text
     answer = complete(fake, prompt)
     assert answer["prompt"] == text
     assert answer["content"] == complete(fake, text)["content"]
+
+
+def test_only_the_beginning_has_the_token_of_a_beginning() -> None:
+    engine = FakeEngine(tokenizer=FakeTokenizer(bos=STOP))
+    with Runtime(engine) as runtime, serving(runtime, model_id="fake") as server:
+        for prompt, tokens in ((["b", 97, "c"], 4), ([97, "b"], 2), ("ab", 3)):
+            assert complete(server, prompt, n_predict=0)["tokens_evaluated"] == tokens
 
 
 def test_several_prompts_and_several_replies_are_a_list(fake: Server) -> None:

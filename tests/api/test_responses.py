@@ -6,25 +6,25 @@ import asyncio
 import base64
 import itertools
 import json
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 import templates
 from headstart.config import Settings
-from headstart.engines.base import Sampler
-from headstart.engines.fake import END, FakeEngine, FakeTokenizer
+from headstart.engines.fake import FakeEngine, FakeTokenizer
 from headstart.runtime.runtime import Runtime
 from live import Server, raw, serving, wait_until
+from scripted import Scripted
 
 NUMBER = itertools.count()
+ITEMS: TypeAdapter[ResponseItem] = TypeAdapter(ResponseItem)
 EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 WEATHER: dict[str, Any] = {
@@ -43,39 +43,20 @@ PATCH: dict[str, Any] = {"type": "custom", "name": "patch", "description": "Appl
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
 
-class Scripted(FakeEngine):
-    """Says what it is told, reply by reply; without a script, what it likes. All but the choice of tokens is the engine's."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.replies: deque[str] = deque()
-        self._saying: dict[int, deque[int]] = {}
-
-    def prefill(self, slot: int, tokens: Any, *, logits: bool) -> None:
-        super().prefill(slot, tokens, logits=logits)
-        if logits and self.replies:
-            self._saying[slot] = deque([*self.tokenizer.tokenize(self.replies.popleft()), END.id])
-
-    def sample(self, slot: int, sampler: Sampler) -> int:
-        said = self._saying.get(slot)
-        return said.popleft() if said else super().sample(slot, sampler)
-
-
 @dataclass
 class Stage:
     """A server and what its model will say."""
 
     server: Server
     engine: Scripted
-    last: list[Any] = field(default_factory=list)
 
     def create(self, *replies: str, **options: Any) -> Response:
-        self.engine.replies.extend(replies)
-        extra = {key: options.pop(key) for key in ("cache_salt", "seed", "ignore_eos") if key in options}
+        self.engine.say(*replies)
+        extra = {key: options.pop(key) for key in ("cache_salt", "logit_bias") if key in options}
         options = {"model": "fake", "max_output_tokens": 400, "temperature": 0, "extra_body": extra, **options}
         answer: Response = self.server.openai.responses.create(**options)
         if not options.get("stream"):
-            Response.model_validate(answer.model_dump(warnings=False))  # the client itself does not check
+            Response.model_validate(answer.model_dump(by_alias=True, warnings=False))  # the client itself does not check
         return answer
 
     def stream(self, *replies: str, **options: Any) -> list[Any]:
@@ -84,7 +65,8 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    engine = Scripted(slots=2, ctx=8192, grid=16, batch=512, tokenizer=FakeTokenizer(chat_template=templates.TOOLS))
+    tokenizer = FakeTokenizer(chat_template=templates.TOOLS)
+    engine = Scripted(FakeEngine(slots=2, ctx=8192, grid=16, batch=512, tokenizer=tokenizer))
     with Runtime(engine, Settings(memory_budget=32 << 20)) as runtime:
         with serving(runtime, model_id="fake") as server:
             yield Stage(server, engine)
@@ -256,7 +238,7 @@ def kinds(events: list[Any]) -> list[str]:
 def test_events_come_in_the_vendors_order_and_form(stage: Stage) -> None:
     reply = f"<think>\nI look.\n</think>\n\nOne moment.\n{CALL}\n{CALL}"
     body = {"model": "fake", "input": fresh(), "tools": [WEATHER], "stream": True, "max_output_tokens": 400}
-    stage.engine.replies.append(reply)
+    stage.engine.say(reply)
     text = stage.server.post("/v1/responses", json=body).text
     told = []
     for block in text.strip().split("\n\n"):
@@ -290,7 +272,7 @@ def test_events_come_in_the_vendors_order_and_form(stage: Stage) -> None:
 def test_a_stream_says_the_same_as_a_whole_answer(stage: Stage) -> None:
     text, reply = fresh(), f"<think>\nI look.\n</think>\n\nWait.\n{CALL}"
     whole = stage.create(reply, input=text, tools=[WEATHER])
-    stage.engine.replies.append(reply)
+    stage.engine.say(reply)
     with stage.server.openai.responses.stream(model="fake", input=text, tools=[WEATHER], max_output_tokens=400) as stream:  # type: ignore[list-item]
         kinds_told = {event.type for event in stream}
         final = stream.get_final_response()
@@ -312,7 +294,7 @@ def test_a_stream_says_the_same_as_a_whole_answer(stage: Stage) -> None:
 
 def test_a_silent_line_is_kept_alive_by_events(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headstart.api.responses_wire.PATIENCE", 0.0)
-    monkeypatch.setattr(stage.engine, "delay", 0.05)
+    monkeypatch.setattr(stage.engine.engine, "delay", 0.05)
     told = stage.stream("ok", input=fresh("x" * 3000))
     assert [event.type for event in told].count("response.in_progress") >= 3
     assert [event.sequence_number for event in told] == list(range(len(told)))
@@ -321,10 +303,10 @@ def test_a_silent_line_is_kept_alive_by_events(stage: Stage, monkeypatch: pytest
 def test_the_async_client_streams_too(stage: Stage) -> None:
     async def ask() -> tuple[str, Response]:
         async with AsyncOpenAI(base_url=f"{stage.server.url}/v1", api_key="none", max_retries=0) as client:
-            stage.engine.replies.append("drip")
+            stage.engine.say("drip")
             stream = await client.responses.create(model="fake", input=fresh(), stream=True, max_output_tokens=99)
             text = "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
-            stage.engine.replies.append("drop")
+            stage.engine.say("drop")
             return text, await client.responses.create(model="fake", input=fresh(), max_output_tokens=99)
 
     text, whole = asyncio.run(ask())
@@ -350,6 +332,9 @@ def test_a_conversation_goes_on_from_an_id(stage: Stage) -> None:
         instructions="Answer in one word.",
     )
     assert again.input_tokens == second.usage.input_tokens
+    third = stage.create("Bern.", input="a third", previous_response_id=second.id, instructions="Answer in one word.")
+    assert third.usage is not None
+    assert third.usage.input_tokens > second.usage.input_tokens + second.usage.output_tokens
     bare = stage.create("Bern.", input="another one", previous_response_id=first.id)
     assert bare.usage is not None
     assert bare.usage.input_tokens < second.usage.input_tokens  # instructions do not carry over
@@ -377,6 +362,13 @@ def test_what_was_stored_is_listed_and_deleted(stage: Stage) -> None:
     assert answer.usage is not None
     assert by_hand.usage is not None
     assert answer.usage.input_tokens == by_hand.usage.input_tokens
+    loop = [
+        {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "r"},
+        {"type": "reasoning", "id": "rs_theirs", "encrypted_content": "x"},
+    ]
+    for item in client.responses.input_items.list(stage.create("ok", input=[user("?"), *loop]).id).data:
+        ITEMS.validate_python(item.model_dump(exclude_none=True))
     client.responses.delete(made.id)
     for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
         with pytest.raises(openai.NotFoundError):
@@ -471,7 +463,7 @@ def test_tools_that_take_a_text(stage: Stage) -> None:
     second = stage.create("Done.", input=[user(text), *items(first), result], tools=[PATCH])
     assert first.usage is not None
     assert second.usage is not None
-    assert second.usage.input_tokens > first.usage.input_tokens + len("*** Begin")
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens + first.usage.output_tokens - 2
 
 
 def test_tools_in_a_namespace_are_called_by_both_names(stage: Stage) -> None:
@@ -486,6 +478,41 @@ def test_tools_in_a_namespace_are_called_by_both_names(stage: Stage) -> None:
     assert first.usage is not None
     assert second.usage is not None
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens + first.usage.output_tokens - 2
+
+
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    return {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name} for name in names]}
+
+
+def test_a_tool_that_is_not_allowed_stays_in_the_prompt(stage: Stage) -> None:
+    text, other = fresh(), {**WEATHER, "name": "tides"}
+    both = stage.create(CALL, input=text, tools=[WEATHER, other])
+    some = stage.create(CALL, input=text, tools=[WEATHER, other], tool_choice=allowed("weather", mode="required"))
+    assert both.usage is not None
+    assert some.usage is not None
+    assert some.usage.input_tokens == both.usage.input_tokens == some.usage.input_tokens_details.cached_tokens + 1
+    assert some.output[0].type == "function_call"
+
+
+def test_only_allowed_tools_are_called_where_a_call_is_required(stage: Stage) -> None:
+    """The model says what it likes, and so calls what it may."""
+    parameters = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    tools: Any = [{"type": "function", "name": name, "parameters": parameters, "strict": True} for name in ("a", "b", "c")]
+    called = set()
+    for _ in range(16):
+        choice = allowed("a", "c", mode="required")
+        answer = stage.create(input=fresh(), tools=tools, tool_choice=choice, parallel_tool_calls=False)
+        if answer.status == "completed":  # it may think for ever
+            (call,) = [item for item in answer.output if item.type == "function_call"]
+            assert set(json.loads(call.arguments)) == {"ok"}
+            called.add(call.name)
+    assert called
+    assert called <= {"a", "c"}
 
 
 def test_tools_of_other_servers_are_named_and_never_called(stage: Stage) -> None:
@@ -513,12 +540,27 @@ class City(BaseModel):
 
 
 def test_a_schema_is_parsed_by_the_client(stage: Stage) -> None:
-    stage.engine.replies.append('{"name": "Oslo", "people": 5}')
+    stage.engine.say('{"name": "Oslo", "people": 5}')
     parsed = stage.server.openai.responses.parse(model="fake", input=fresh(), text_format=City, max_output_tokens=400)
     assert parsed.output_parsed == City(name="Oslo", people=5)
     assert parsed.text is not None
     assert parsed.text.format is not None
     assert parsed.text.format.type == "json_schema"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_is_kept_to(stage: Stage, stream: bool) -> None:
+    """The model says what it likes; what it likes is no JSON."""
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    text = {"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}}
+    options: dict[str, Any] = {"input": fresh(), "text": text, "logit_bias": {str(ord("<")): -100}}  # it does not think
+    answer = stage.stream(**options)[-1].response if stream else stage.create(**options)
+    assert set(json.loads(answer.output_text)) == {"ok"}
 
 
 # ── diagnostics, errors ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -547,6 +589,7 @@ def test_a_comparison_is_answered_where_it_is_asked_for(stage: Stage) -> None:
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "nope"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": allowed("nope")}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
@@ -589,7 +632,7 @@ def test_a_stream_that_fails_says_so(stage: Stage) -> None:
 
 
 def test_a_caller_that_hangs_up_is_cancelled(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage.engine, "delay", 0.01)
+    monkeypatch.setattr(stage.engine.engine, "delay", 0.01)
     body = {"input": fresh(), "stream": True, "max_output_tokens": 2000, "ignore_eos": True}
     with raw(stage.server, "/v1/responses", body) as line:
         assert line.recv(64).startswith(b"HTTP/1.1 200")

@@ -18,7 +18,7 @@ def stored(number: int, size: int = 1) -> Stored:
     id = f"{PREFIX}{number:032x}"
     own = identified([{"type": "message", "role": "user", "content": f"question {number}"}], id)
     output = {"type": "message", "id": item_id("message", id, "0"), "role": "assistant", "content": []}
-    return Stored({"id": id, "output": [output]}, own, (*own, output), size)
+    return Stored({"id": id, "output": [output]}, own, (*own, output), 0, size)
 
 
 def kept(store: Responses, numbers: range) -> list[int]:
@@ -53,6 +53,14 @@ def test_characters_are_bounded_too() -> None:
     store.drop("", stored(0).response["id"])
     store.put("", stored(2, 50))
     assert kept(store, range(3)) == [1, 2]
+
+
+def test_a_line_of_responses_counts_what_it_goes_on_from() -> None:
+    one = Stored.of(stored(1).response, stored(1).input, None)
+    two = Stored.of(stored(2).response, stored(2).input, one)
+    assert two.context == (*one.context, *stored(2).context)
+    assert two.held == 2 * one.held
+    assert one.held < one.size < two.size
 
 
 def test_items_are_found_by_their_ids_in_their_own_salt_only() -> None:

@@ -25,7 +25,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The answer; with `stream`, server-sent events that end with `data: [DONE]`.",
+        "description": "The answer; with `stream`, server-sent events.",
         "content": {"text/event-stream": {"schema": _EVENT}},
     }
 }

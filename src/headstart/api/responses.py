@@ -8,7 +8,7 @@ import uuid
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
@@ -29,8 +29,15 @@ from headstart.runtime.runtime import Runtime
 
 router = APIRouter()
 
-CacheSalt = Annotated[str | None, Query(min_length=1, max_length=1024)]
-"""The `cache_salt` of the body that made a response, if it had one: without it the response is another tenant's."""
+
+def _whose(request: HttpRequest, cache_salt: Annotated[str | None, Query(min_length=1, max_length=1024)] = None) -> str:
+    """Whose a stored response is: without the `cache_salt` of the body that made it, it is another tenant's."""
+    service = service_of(request)
+    service.ready()
+    return service.salt(request, None, cache_salt)
+
+
+Whose = Annotated[str, Depends(_whose)]
 
 
 class NotHere(RequestError):
@@ -66,21 +73,17 @@ async def compact(request: HttpRequest) -> Response:
 
 
 @router.get("/v1/responses/{response_id}", responses=ERRORS)
-async def retrieve(request: HttpRequest, response_id: str, cache_salt: CacheSalt = None, stream: bool = False) -> Response:
+async def retrieve(request: HttpRequest, response_id: str, owner: Whose, stream: bool = False) -> Response:
     """A stored response."""
-    service = service_of(request)
-    service.ready()
     if stream:
         raise InvalidRequest("Invalid 'stream': a response that is complete is not streamed again.", param="stream")
-    return JSONResponse(service.responses.get(service.salt(request, None, cache_salt), response_id).response)
+    return JSONResponse(service_of(request).responses.get(owner, response_id).response)
 
 
 @router.delete("/v1/responses/{response_id}", responses=ERRORS)
-async def delete(request: HttpRequest, response_id: str, cache_salt: CacheSalt = None) -> Response:
+async def delete(request: HttpRequest, response_id: str, owner: Whose) -> Response:
     """Forgets a stored response."""
-    service = service_of(request)
-    service.ready()
-    service.responses.drop(service.salt(request, None, cache_salt), response_id)
+    service_of(request).responses.drop(owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -88,15 +91,13 @@ async def delete(request: HttpRequest, response_id: str, cache_salt: CacheSalt =
 async def input_items(
     request: HttpRequest,
     response_id: str,
+    owner: Whose,
     after: str | None = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
-    cache_salt: CacheSalt = None,
 ) -> Response:
     """The items of the body that a stored response answered."""
-    service = service_of(request)
-    service.ready()
-    stored = service.responses.get(service.salt(request, None, cache_salt), response_id)
+    stored = service_of(request).responses.get(owner, response_id)
     items = [listed(item) for item in (stored.input if order == "asc" else reversed(stored.input))]
     if after is not None:
         ids = [item["id"] for item in items]
@@ -113,7 +114,7 @@ async def input_items(
 
 
 class Said:
-    """What a body says. `id`: of the response that will answer it. `size`: characters of what it goes on from, about.
+    """What a body says. `id`: of the response that will answer it. `before`: what it goes on from.
 
     Raises:
         UnknownResponse: it goes on from a response, or refers to an item, that is not stored.
@@ -125,17 +126,15 @@ class Said:
         self.form = form
         self.salt = service.salt(request, form.safety_identifier or form.user, form.cache_salt)
         self.owner = service.salt(request, None, form.cache_salt)  # of what is stored: asking for it names no user
-        self.before: tuple[Item, ...] = ()
-        self.size = 0
+        self.before: Stored | None = None
         if form.previous_response_id is not None:
-            previous = service.responses.get(self.owner, form.previous_response_id, "previous_response_id")
-            self.before, self.size = previous.context, previous.size
+            self.before = service.responses.get(self.owner, form.previous_response_id, "previous_response_id")
         self.own = identified(self._items(service), id)
         self.tools = tools_of(form.tools or ())
 
     def dialogue(self) -> tuple[Dialogue, Tools]:
         form = self.form
-        messages = messages_of((*self.before, *self.own))
+        messages = messages_of((*(self.before.context if self.before is not None else ()), *self.own))
         if form.instructions:
             messages.insert(0, {"role": "system", "content": form.instructions})
         if not messages:
@@ -185,13 +184,13 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
     asked = replace(wishes(form, form.logprobs, limit), choices=1)
     made, reading = compose(service, runtime, dialogue, asked, id)
     summary = (reasoning.summary or reasoning.generate_summary) if reasoning is not None else None
+    summary = None if summary == "none" else summary
     compared = options.comparison_response_id if options is not None else None
 
     def keep(response: dict[str, Any]) -> None:
         service.responses.meet(said.owner, id)
         if form.store is not False:
-            context = (*said.before, *said.own, *response["output"])
-            service.responses.put(said.owner, Stored(response, said.own, context, said.size + len(data) + len(str(response))))
+            service.responses.put(said.owner, Stored.of(response, said.own, said.before))
 
     teller = Told(
         _head(service, runtime, form, made, id, summary),

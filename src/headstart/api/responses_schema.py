@@ -13,7 +13,8 @@ from headstart.api.schema import Generation, Hinted, TemplateArguments, _Form
 from headstart.errors import InvalidRequest
 
 Status = Literal["in_progress", "completed", "incomplete"]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Word = Annotated[str, StringConstraints(max_length=32)]
+"""One of a list that grows from one client's version to the next."""
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
 
 PASSED_OVER = frozenset(
@@ -219,13 +220,13 @@ class TextFormat(_Form):
 
 class TextOptions(_Form):
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Word | None = None
 
 
 class ReasoningOptions(_Form):
-    effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    effort: Word | None = None
+    summary: Word | None = None
+    generate_summary: Word | None = None
 
 
 class CacheOptions(_Form):

@@ -25,13 +25,22 @@ class Stored:
         response: as it was answered.
         input: the items of its own body.
         context: what a response that follows it begins with: the items of all before it, its own, its output.
-        size: characters of all that, about.
+        held: characters of the context, about; `size`: of all.
     """
 
     response: dict[str, Any]
     input: tuple[Item, ...]
     context: tuple[Item, ...]
+    held: int
     size: int
+
+    @classmethod
+    def of(cls, response: dict[str, Any], input: tuple[Item, ...], before: Stored | None) -> Stored:
+        """What is to be stored of a response that goes on from `before`."""
+        new = (*input, *response["output"])
+        held = sum(len(str(item)) for item in new) + (before.held if before is not None else 0)
+        context = (*before.context, *new) if before is not None else new
+        return cls(response, input, context, held, held + len(str(response)))
 
 
 class Responses:
