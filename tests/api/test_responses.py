@@ -49,6 +49,7 @@ class Stage:
 
     server: Server
     engine: Scripted
+    runtime: Runtime
 
     def create(self, *replies: str, **options: Any) -> Response:
         self.engine.say(*replies)
@@ -69,7 +70,7 @@ def stage() -> Iterator[Stage]:
     engine = Scripted(FakeEngine(slots=2, ctx=8192, grid=16, batch=512, tokenizer=tokenizer))
     with Runtime(engine, Settings(memory_budget=32 << 20)) as runtime:
         with serving(runtime, model_id="fake") as server:
-            yield Stage(server, engine)
+            yield Stage(server, engine, runtime)
         runtime.cache.check()
 
 
@@ -529,6 +530,58 @@ def test_tools_of_other_servers_are_named_and_never_called(stage: Stage) -> None
     assert own["headstart"]["ignored_tools"] == ["web_search", "local_shell"]
     search: Any = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}}
     assert stage.create("ok", input=[user(text), search]).output_text == "ok"
+
+
+def test_an_agents_loop_as_codex_sends_it(stage: Stage) -> None:
+    """Stateless, streamed, ids left out, its own fields beside the vendor's: each request pays for what is new."""
+    head = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandbox: read-only. " * 20}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "<environment>2026</environment>"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": fresh("how is Oslo?")}]},
+    ]
+    body = {
+        "model": "fake",
+        "instructions": "You are an agent. " * 40,
+        "tools": [{**WEATHER, "strict": False}, {"type": "web_search", "external_web_access": True}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "text": {"verbosity": "low"},
+        "prompt_cache_key": "019a-thread",
+        "client_metadata": {"session": "x"},
+        "store": False,
+        "stream": True,
+        "max_output_tokens": 400,
+    }
+
+    def turn(items: list[dict[str, Any]], reply: str) -> dict[str, Any]:
+        stage.engine.say(reply)
+        text = stage.server.post("/v1/responses", json={**body, "input": items}).text
+        told = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+        assert told[-1]["type"] == "response.completed", told[-1]
+        done: dict[str, Any] = told[-1]["response"]
+        done["items"] = [event["item"] for event in told if event["type"] == "response.output_item.done"]
+        return done
+
+    def returned(item: dict[str, Any]) -> dict[str, Any]:
+        kept = {key: value for key, value in item.items() if key not in ("id", "status")}
+        return {**kept, "content": None} if item["type"] == "reasoning" else kept
+
+    first = turn(head, f"<think>\nI look it up.\n</think>\n\n{CALL}")
+    result = {"type": "function_call_output", "call_id": first["items"][-1]["call_id"], "output": "Chunk 7: rain"}
+    items = [*head, *map(returned, first["items"]), result]
+    second = turn(items, "It rains.")
+    said = first["usage"]["input_tokens"] + first["usage"]["output_tokens"]
+    assert second["usage"]["input_tokens_details"]["cached_tokens"] >= said - 2
+    wait_until(lambda: stage.server.idle() and not stage.runtime.scheduler.settle.pending)
+    follow = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And tomorrow?"}]}
+    third = turn([*items, *map(returned, second["items"]), follow], "Sun.")
+    new = len("<|im_end|>") + len("And tomorrow?") + 40
+    assert third["headstart"]["computed"] <= new + stage.engine.traits.grid
+    other = turn([*head[:2], {**head[2], "content": fresh("another session")}], "Yes.")
+    shared = len("You are an agent. ") * 40 + len("Sandbox: read-only. ") * 20
+    assert other["usage"]["input_tokens_details"]["cached_tokens"] >= shared
 
 
 # ── formats ──────────────────────────────────────────────────────────────────────────────────────────────────────────
