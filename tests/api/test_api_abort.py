@@ -17,6 +17,8 @@ from live import serving, wait_until
 
 CLIENTS = 64
 SECONDS = 600.0 if os.environ.get("HEADSTART_SLOW") else 3.0
+ANSWERS = 30
+"""The least that there is to compare, however long that takes on a busy machine."""
 
 
 def script(dice: random.Random) -> list[dict[str, Any]]:
@@ -35,7 +37,7 @@ async def client(number: int, url: str, until: float, answers: list[tuple[list[d
     aborted = refused = 0
     loop = asyncio.get_running_loop()
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-        while loop.time() < until:
+        while loop.time() < until or len(answers) < ANSWERS:
             messages, stream = script(dice), dice.random() < 0.5
             body = {"messages": messages, "max_tokens": 16, "temperature": 0, "stream": stream}
             call = asyncio.create_task(http.post("/v1/chat/completions", json=body))
@@ -75,7 +77,7 @@ def test_callers_that_hang_up_harm_nobody() -> None:
         evicted = runtime.snapshot()["counters"]["memory"].get("evicted", 0)
         assert server.metric("vllm:request_success_total", finished_reason="error") == 0
     assert sum(aborted for aborted, _ in counts) >= 20
-    assert len(answers) >= 30
+    assert len(answers) >= ANSWERS
     assert evicted > 0
     cold: dict[str, str] = {}
     with (
