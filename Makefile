@@ -15,8 +15,8 @@ help: ## Show this list
 demo: $(READY) ## Chat with the bundled model over HTTP, and show what was computed and what was not (2 minutes)
 	$(BIN)/headstart demo
 
-test: $(READY) ## Run the tests, with the real engine and the real model
-	$(BIN)/python -m pytest
+test: $(READY) ## Run the tests, with the real engine and the real model, two at a time
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(READY) ## Run all tests, also those that take long
 	$(BIN)/python -m pytest --slow
@@ -37,6 +37,8 @@ bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plot
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python -m benchmarks.state
 	$(BIN)/python -m benchmarks.settle
+	$(BIN)/python -m benchmarks.constrained
+	$(BIN)/python -m benchmarks.http
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

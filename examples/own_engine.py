@@ -19,6 +19,7 @@ from headstart.engines.base import (
     Control,
     Engine,
     Facts,
+    Grammar,
     Logits,
     Rows,
     Sampler,
@@ -28,6 +29,7 @@ from headstart.engines.base import (
     Step,
     Traits,
 )
+from headstart.engines.constraint import Constraint, Grammars
 from headstart.runtime.request import Delta, Event, Failed, Finished, Request
 from headstart.runtime.runtime import Runtime
 
@@ -53,10 +55,11 @@ class Bytes:
 
 
 class Choice:
-    """A sampler: temperature and seed are all that this engine knows."""
+    """A sampler: temperature, seed and grammar are all that this engine knows."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, constraint: Constraint | None) -> None:
         self.temperature, self.random = sampling.temperature, np.random.default_rng(sampling.seed)
+        self.constraint = constraint
 
     def close(self) -> None:
         return
@@ -68,6 +71,7 @@ class Attention(Engine):
     def __init__(self) -> None:
         random = np.random.default_rng(1)
         self.tokenizer = Bytes()
+        self.grammars = Grammars(self.tokenizer)
         # Every token is computed alone, so it matters neither how a prompt is cut into calls nor who computes a row.
         self.traits = Traits(grid=GRID, decode_is_prefill=True)
         self.shape = Shape(SLOTS, CTX, 8 * GRID, row_bytes=4 * WIDTH * (ORDER + 1), transfer_bytes=0)
@@ -106,16 +110,22 @@ class Attention(Engine):
             self._append(step.slot, step.token)
             self._predict(step.slot)
 
-    def sampler(self, sampling: Sampling) -> Choice:
-        return Choice(sampling)
+    def sampler(self, sampling: Sampling, grammar: Grammar | None = None) -> Choice:
+        return Choice(sampling, self.grammars.start(grammar) if grammar else None)
+
+    def check_grammar(self, grammar: Grammar, param: str | None = None) -> None:
+        self.grammars.check(grammar, param)
 
     def sample(self, slot: int, sampler: Sampler) -> int:
         assert isinstance(sampler, Choice)
         logits = self.current[slot].astype(np.float64)
-        if sampler.temperature <= 0:
-            return int(logits.argmax())
-        odds = np.exp((logits - logits.max()) / sampler.temperature)
-        return int(sampler.random.choice(len(odds), p=odds / odds.sum()))
+        if sampler.constraint is not None:
+            sampler.constraint.mask(logits)
+        odds = np.exp((logits - logits.max()) / max(sampler.temperature, 1e-6))
+        token = int(sampler.random.choice(len(odds), p=odds / odds.sum()))
+        if sampler.constraint is not None:
+            sampler.constraint.take(token)
+        return token
 
     def logits(self, slot: int) -> Logits:
         return self.current[slot].copy()

@@ -4,6 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+import hypothesis
 import pytest
 from platformdirs import user_cache_path
 
@@ -13,6 +14,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Threads that spin while they wait for each other make two tests on two cores a hundred times slower than one.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# No test asserts a time, and hypothesis' own limit of 200 ms an example would.
+hypothesis.settings.register_profile("headstart", deadline=None)
+hypothesis.settings.load_profile("headstart")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

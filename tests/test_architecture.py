@@ -20,9 +20,10 @@ ALLOWED: dict[str, set[str]] = {
     "config": set(),
     "core": {"engines.base"},
     "engines.base": set(),
-    "engines.fake": {"engines.base"},
+    "engines.constraint": {"engines.base"},
+    "engines.fake": {"engines.base", "engines.constraint"},
     "engines": {"config"},
-    "stores": {"core.reuse"},  # arithmetic on uses: what goes first is one question, in memory and on disk
+    "stores": {"core.reuse", "core.quota"},  # arithmetic: what goes first, and whose, is one question in memory and on disk
     "runtime": {"config", "core", "engines.base", "stores"},
     "observe": {"config", "core", "engines.base", "runtime"},
     "api": {"config", "core", "engines.base", "runtime", "observe", "library"},

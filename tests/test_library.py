@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import pydantic
 import pytest
 
 import headstart
@@ -372,3 +374,52 @@ def test_the_real_model(demo_model: Path) -> None:
     for use in (lambda: hs.chat(chat), lambda: hs.complete("Rivers"), lambda: asyncio.run(hs.achat("Rivers"))):
         with pytest.raises(headstart.Unavailable):  # the model's vocabulary is gone: to use it would end the process
             use()
+
+
+# ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class River(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    name: Annotated[str, pydantic.Field(max_length=9)]
+    length: Annotated[int, pydantic.Field(ge=0, le=9999)]
+
+
+def test_a_reply_is_what_the_caller_wants_it_to_be(hs: headstart.Headstart) -> None:
+    schema = River.model_json_schema()
+    for wanted in (schema, River):
+        reply = hs.chat(CHAT, json_schema=wanted, max_tokens=300)
+        assert reply.finish_reason == "stop"
+        assert River.model_validate_json(reply.text).length >= 0
+    assert re.fullmatch("[a-f]{4}", hs.complete("Code: ", regex="[a-f]{4}").text)
+    assert hs.complete("Code: ", grammar='start: "yes" | "no"').text in ("yes", "no")
+    assert re.fullmatch("[a-f]{4}", "".join(hs.chat(CHAT, regex="[a-f]{4}", stream=True)))
+
+
+def test_a_grammar_works_for_asyncio(hs: headstart.Headstart) -> None:
+    async def run() -> str:
+        return (await hs.achat(CHAT, regex="[a-f]{4}")).text
+
+    assert re.fullmatch("[a-f]{4}", asyncio.run(run()))
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "words"),
+    [
+        ({"json_schema": {"type": "word"}}, "json_schema", "Invalid type: word"),
+        ({"json_schema": {"const": {1, 2}}}, "json_schema.const", ""),
+        ({"json_schema": "text"}, "json_schema", ""),
+        ({"regex": "("}, "regex", "unclosed group"),
+        ({"regex": ""}, "regex", "at least 1 character"),
+        ({"grammar": "start: x"}, "grammar", "x"),
+        ({"regex": "a", "grammar": "start: /a/"}, "regex", "'grammar' says already"),
+    ],
+)
+def test_what_cannot_be_followed_names_its_option(
+    hs: headstart.Headstart, options: dict[str, Any], param: str, words: str
+) -> None:
+    with pytest.raises(headstart.InvalidRequest) as caught:
+        hs.chat(CHAT, **options)
+    assert caught.value.param == param
+    assert words in caught.value.message
+    assert idle(hs)

@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 
 import headstart
+from headstart.api import tenants
+from headstart.api.keys import Key
 from headstart.cli import main
 from headstart.errors import ConfigError
 from headstart.warm import Wanted, read
 
 SYSTEM = "You keep the house, and you know where everything is. " * 12
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def salt_of_team(cache_salt: str) -> str:
+    """The salt that a server gives to requests with a key named `team`."""
+    return tenants.salt(tenants.policy_of(None, several=True), Key.of("secret", "team").tenant, "user", cache_salt)
 
 
 def warm(*arguments: str, memory: str = "64MiB") -> int:
@@ -42,7 +49,8 @@ def test_the_first_request_computes_its_own_words_only(
     written = {"text": SYSTEM, "body": body, "lines": f"{body}\n\n{body}\n"}[form]
     file, folder = tmp_path / "prompts", tmp_path / "cache"
     file.write_text(written)
-    assert warm(str(file), str(tiny_model), "--cache-dir", str(folder), "--salt", "alice") == 0
+    whose, salt = ((), "alice") if form != "body" else (("--tenant", "team"), salt_of_team("alice"))
+    assert warm(str(file), str(tiny_model), "--cache-dir", str(folder), "--salt", "alice", *whose) == 0
     told = capsys.readouterr().out
     assert "stored: " in told
     assert ("ready: 2 prompts of" if form == "lines" else "ready: 1 prompt of") in told
@@ -53,7 +61,7 @@ def test_the_first_request_computes_its_own_words_only(
         assert f"│ {identity} │" in capsys.readouterr().out.splitlines()[-2]
     with headstart.open(tiny_model, ctx=2048, cache_dir=folder) as hs:
         chat.append({"role": "user", "content": "Where is the key?"})
-        alice = hs.chat(chat, max_tokens=1, salt="alice", tools=tools or ()).report
+        alice = hs.chat(chat, max_tokens=1, salt=salt, tools=tools or ()).report
         assert alice.tiers["disk"] == alice.restored >= alice.prompt - 128 > 0
         bob = hs.chat(chat, max_tokens=1, salt="bob", tools=tools or ()).report
         assert bob.cached == 0

@@ -6,13 +6,34 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from typer.exceptions import TyperException
 
-from headstart import cli_cache, cli_replay
+from headstart import cli_cache, cli_explain, cli_replay
+from headstart.cli_options import (
+    CACHE,
+    NETWORK,
+    OPERATION,
+    ApiKeyFile,
+    Budget,
+    CacheDir,
+    ChatTemplate,
+    Ctx,
+    DiskBudget,
+    GpuLayers,
+    Isolate,
+    KeepNoise,
+    Kv,
+    Lora,
+    Model,
+    ReuseMode,
+    Slots,
+    TenantDisk,
+    TenantMemory,
+    Threads,
+)
 from headstart.config import KvType, Overflow, Reuse, Settings, Switch, default_cache_dir
 from headstart.errors import ConfigError, HeadstartError
 
@@ -30,6 +51,8 @@ SERVE_EPILOG = """
 `headstart serve qwen.gguf --reuse exact` — warm answers with the very bits of cold ones, or no start
 
 `headstart serve qwen.gguf --host 0.0.0.0 --api-key "$KEY" --log-format json`
+
+`headstart serve qwen.gguf --api-key-file keys.txt --tenant-memory 25%` — tenants share nothing, and none floods the cache
 
 Every option can also be set in the environment, like `HEADSTART_MEMORY_BUDGET=8GiB`.
 """
@@ -52,119 +75,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-
-
-MODEL_HELP = "Path of a `.gguf` file, or `demo` for the bundled SmolLM2-135M-Instruct."
-NETWORK, COMPUTE, MODEL_PANEL, CACHE, OPERATION = "Network", "Speed and memory", "Model", "Reuse", "Operation"
-
-Model = Annotated[str, typer.Argument(envvar="HEADSTART_MODEL", help=MODEL_HELP)]
-Ctx = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        envvar="HEADSTART_CTX",
-        metavar="TOKENS",
-        rich_help_panel=COMPUTE,
-        help="Tokens that one conversation may hold.",
-        show_default="the model's own, less if memory is short",
-    ),
-]
-Slots = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        envvar="HEADSTART_SLOTS",
-        metavar="N",
-        rich_help_panel=COMPUTE,
-        help="Conversations computed at the same time; any number of others is kept in --memory-budget.",
-        show_default="what fits, at most 4",
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        envvar="HEADSTART_THREADS",
-        metavar="N",
-        rich_help_panel=COMPUTE,
-        help="CPU threads. Leave some cores to other busy programs.",
-        show_default="all cores",
-    ),
-]
-GpuLayers = Annotated[
-    int,
-    typer.Option(
-        min=-1,
-        envvar="HEADSTART_GPU_LAYERS",
-        metavar="N",
-        rich_help_panel=COMPUTE,
-        help="Layers to put on a GPU; -1 for all. Needs llama-cpp-python built for it.",
-    ),
-]
-Kv = Annotated[
-    str,
-    typer.Option(
-        envvar="HEADSTART_KV_TYPE",
-        metavar="f16|bf16|q8_0",
-        rich_help_panel=COMPUTE,
-        help="Type of keys and values. q8_0 takes half the memory; with bf16 and q8_0 exact mode can often reuse replies.",
-    ),
-]
-Budget = Annotated[
-    int,
-    typer.Option(
-        parser=cli_cache.size,
-        envvar="HEADSTART_MEMORY_BUDGET",
-        metavar="SIZE",
-        rich_help_panel=CACHE,
-        help="Host memory for conversations that no slot holds: a hard limit. Written like 4GiB, 512MiB or 2G.",
-        show_default="4GiB",
-    ),
-]
-ReuseMode = Annotated[
-    str,
-    typer.Option(
-        envvar="HEADSTART_REUSE",
-        metavar="fast|exact",
-        rich_help_panel=CACHE,
-        help="`fast` reuses everything. `exact` only what leaves answers bit-identical to those of an empty cache; "
-        "it refuses to start where that cannot be proved.",
-    ),
-]
-CacheDir = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="HEADSTART_CACHE_DIR",
-        metavar="FOLDER",
-        rich_help_panel=CACHE,
-        help="Where conversations outlive the server. Several servers may share it.",
-        show_default="this platform's cache folder",
-    ),
-]
-DiskBudget = Annotated[
-    int,
-    typer.Option(
-        parser=cli_cache.size,
-        envvar="HEADSTART_DISK_BUDGET",
-        metavar="SIZE",
-        rich_help_panel=CACHE,
-        help="The most that the folder may occupy: a hard limit, and never more than half of what is free there.",
-        show_default="20GiB",
-    ),
-]
-ChatTemplate = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="HEADSTART_CHAT_TEMPLATE",
-        metavar="FILE",
-        rich_help_panel=MODEL_PANEL,
-        help="Jinja chat template, instead of the model's own.",
-    ),
-]
-Lora = Annotated[
-    Path | None,
-    typer.Option(envvar="HEADSTART_LORA", metavar="FILE", rich_help_panel=MODEL_PANEL, help="LoRA adapter (`.gguf`)."),
-]
 
 
 @app.command(epilog=SERVE_EPILOG)
@@ -192,6 +102,11 @@ def serve(
             show_default="none: open",
         ),
     ] = None,
+    api_key_file: ApiKeyFile = None,
+    isolate: Isolate = None,
+    keep_noise: KeepNoise = None,
+    tenant_memory: TenantMemory = cast(float, "100%"),  # noqa: B008  (typer parses defaults too)
+    tenant_disk: TenantDisk = cast(float, "100%"),  # noqa: B008
     ctx: Ctx = None,
     slots: Slots = None,
     threads: Threads = None,
@@ -199,7 +114,7 @@ def serve(
     kv_type: Kv = "f16",
     chat_template: ChatTemplate = None,
     lora: Lora = None,
-    memory_budget: Budget = cast(int, "4GiB"),  # noqa: B008  (typer parses defaults too)
+    memory_budget: Budget = cast(int, "4GiB"),  # noqa: B008
     cache_dir: CacheDir = None,
     disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008
     no_disk: Annotated[
@@ -232,6 +147,15 @@ def serve(
             metavar="on|off",
             rich_help_panel=CACHE,
             help="When idle, compute finished turns as they will come back: the next one then pays for its new message only.",
+        ),
+    ] = "on",
+    explain: Annotated[
+        str,
+        typer.Option(
+            envvar="HEADSTART_EXPLAIN",
+            metavar="on|off",
+            rich_help_panel=OPERATION,
+            help="Remember the latest requests, in memory, to say of each later one why it computed what it did.",
         ),
     ] = "on",
     stall: Annotated[
@@ -280,9 +204,12 @@ def serve(
         memory_budget=memory_budget,
         cache_dir=None if no_disk else cache_dir or default_cache_dir(),
         disk_budget=disk_budget,
+        tenant_memory=tenant_memory,
+        tenant_disk=tenant_disk,
         drain=drain_seconds,
         reuse=cast("Reuse", reuse),
         settle=cast("Switch", settle),
+        explain=cast("Switch", explain),
         overflow=cast("Overflow", overflow),
         queue=queue,
         stall=stall,
@@ -291,7 +218,17 @@ def serve(
     from headstart.api.serve import serve as run
 
     with _exit_on_signals():
-        run(settings, host, port, tuple(api_key or ()), cast("LogFormat", log_format), load=lambda s: _load(s, log_format))
+        run(
+            settings,
+            host,
+            port,
+            tuple(api_key or ()),
+            cast("LogFormat", log_format),
+            key_file=api_key_file,
+            isolate=isolate,
+            keep_noise=keep_noise or (),
+            load=lambda s: _load(s, log_format),
+        )
 
 
 @app.command()
@@ -358,7 +295,8 @@ def warm(
     ],
     model: Model = "demo",
     role: Annotated[str, typer.Option(metavar="system|user", help="What a text is.")] = "system",
-    salt: Annotated[str, typer.Option(metavar="TEXT", help="Tenant: the `cache_salt` that its requests will have.")] = "",
+    salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` that its requests will have.")] = "",
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the keys that its requests will bring.")] = None,
     ctx: Ctx = None,
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
@@ -391,10 +329,11 @@ def warm(
     _check_files(settings)
     from headstart.warm import run
 
-    run(file, settings, role=role, salt=salt)
+    run(file, settings, role=role, salt=salt, tenant=tenant)
 
 
 app.add_typer(cli_cache.app)
+app.command(epilog=cli_explain.EPILOG)(cli_explain.explain)
 app.command(epilog=cli_replay.EPILOG)(cli_replay.replay)
 
 

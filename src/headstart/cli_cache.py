@@ -13,7 +13,7 @@ import typer
 
 from headstart.config import default_cache_dir
 from headstart.errors import ConfigError
-from headstart.units import parse_size, show_size
+from headstart.units import parse_portion, parse_size, show_size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,6 +35,14 @@ def size(text: str) -> int:
     """Bytes of an option like `4GiB`."""
     try:
         return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
+
+
+def portion(text: str) -> float:
+    """A share like `25%`, or the bytes of a size."""
+    try:
+        return parse_portion(text)
     except ValueError as error:
         raise typer.BadParameter(f"{error}.") from None
 

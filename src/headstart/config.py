@@ -35,9 +35,13 @@ class Settings:
         memory_budget: bytes of host memory for rows that no slot holds (hard).
         cache_dir: folder of the disk tier; None for none.
         disk_budget: bytes on disk (hard), and never more than half of what is free there.
+        tenant_memory: the most that one tenant may hold of the memory tier when others want room: up to 1 a share of its
+            budget, of which all is no limit; above that bytes.
+        tenant_disk: the same of the disk tier.
         drain: seconds that closing may take to bring to disk what is not there yet.
         reuse: `fast` uses every row; `exact` only rows that make warm answers bit-identical to cold ones.
         settle: `on` makes finished turns canonical while the engine has nothing else to do.
+        explain: `on` remembers the latest requests, in memory, to say why later ones computed what they did.
         overflow: what to do with a conversation longer than the context.
         queue: requests that may wait; beyond it they are refused with 429.
         stall: seconds for which a running reply may pause while another prompt is prefilled.
@@ -57,9 +61,12 @@ class Settings:
     memory_budget: int = 4 * GIB
     cache_dir: Path | None = None
     disk_budget: int = 20 * GIB
+    tenant_memory: float = 1.0
+    tenant_disk: float = 1.0
     drain: float = 10.0
     reuse: Reuse = "fast"
     settle: Switch = "on"
+    explain: Switch = "on"
     overflow: Overflow = "error"
     queue: int = 64
     stall: float = 0.25
@@ -72,7 +79,13 @@ class Settings:
             if not isinstance(value, str | os.PathLike):
                 raise ConfigError(f"{_flag(name)} must be a path, not {value!r}.")
             object.__setattr__(self, name, Path(value))  # the only change that a frozen value sees
-        for name, choices in (("kv_type", KvType), ("reuse", Reuse), ("settle", Switch), ("overflow", Overflow)):
+        for name, choices in (
+            ("kv_type", KvType),
+            ("reuse", Reuse),
+            ("settle", Switch),
+            ("explain", Switch),
+            ("overflow", Overflow),
+        ):
             allowed = get_args(choices)
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{_flag(name)} must be {' or '.join(allowed)}, not {getattr(self, name)!r}.")
@@ -88,6 +101,9 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{_flag(name)} must be at least {least}, not {value}.")
+        for name in ("tenant_memory", "tenant_disk"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"{_flag(name)} must be a share like 25% or a size like 2GiB, not {getattr(self, name)}.")
         if not 0 <= self.drain < float("inf"):
             raise ConfigError(f"--drain-seconds must be a number of seconds, not {self.drain}.")
         if not 0 < self.stall < float("inf"):

@@ -140,7 +140,7 @@ def check_warm(runtime: Runtime) -> Check:
     warm, second = _compute(runtime, prompt)
     if second.restored < wanted:
         return Check(
-            False, f"only {second.restored} of {wanted} tokens were restored ({second.reason})", first.ttft, second.ttft
+            False, f"only {second.restored} of {wanted} tokens were restored ({second.cause})", first.ttft, second.ttft
         )
     times = f"cold {1e3 * first.prefill:.0f} ms, restored {1e3 * second.prefill:.0f} ms"
     if cold != warm:

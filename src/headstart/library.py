@@ -18,13 +18,19 @@ import dataclasses
 import os
 import queue
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Self, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
 
 from headstart.config import Settings, default_cache_dir
-from headstart.core.template import Message
+from headstart.core.prompt import Prompt
+from headstart.core.template import Message, Template
 from headstart.errors import Cancelled, ConfigError, InvalidRequest
 from headstart.runtime.request import Delta, Event, Failed, Finished, FinishReason, Progress, Report, Request, Sink
 from headstart.runtime.runtime import Handle, Runtime
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from headstart.options import Given
 
 Messages = str | Sequence[Message]
 """A conversation; a bare text is one user message."""
@@ -37,6 +43,9 @@ class Options(TypedDict, total=False):
     stop: texts that end the reply and are not part of it.
     salt: tenant; what one salt computed is never used for another.
     reuse: False computes the prompt anew, from nothing that is cached; what it computes is kept as any other's.
+    json_schema: what the reply must be: a JSON schema, or a pydantic model, whose `model_validate_json` then takes the text.
+    regex: the same, as a regular expression (of Rust) that the whole reply matches.
+    grammar: the same, in llguidance's Lark. A reply that `max_tokens` or `stop` cuts off is only its beginning.
     """
 
     max_tokens: int | None
@@ -53,6 +62,9 @@ class Options(TypedDict, total=False):
     penalty_last_n: int
     logit_bias: Mapping[int, float]
     seed: int | None
+    json_schema: Mapping[str, Any] | type[BaseModel] | None
+    regex: str | None
+    grammar: str | None
 
 
 class ChatOptions(Options, total=False):
@@ -207,8 +219,12 @@ class Headstart:
             reply = hs.chat([{"role": "user", "content": "Hello"}], max_tokens=50, temperature=0.0)
             print(reply.text, reply.report.cached, "of", reply.report.prompt, "tokens were cached")
 
+            rivers = {"type": "array", "items": {"type": "string"}, "maxItems": 3}
+            json.loads(hs.chat("Name three rivers.", json_schema=rivers).text)
+
         Raises:
-            InvalidRequest: messages that the chat template refuses, or options out of range.
+            InvalidRequest: messages that the chat template refuses, options out of range, or a grammar that cannot be
+                followed.
             ContextTooLong: the conversation exceeds the context.
             Overloaded: the queue is full.
             EngineError: the engine failed to compute.
@@ -269,7 +285,7 @@ class Headstart:
 
         Raises what `chat` raises.
         """
-        chat, tools, template = _canonical(messages, tools, template)
+        chat, tools, template = _canonical(messages, tools, template, self.runtime.prompter.template)
         request = Request(self.runtime.stem_prompt(chat, tools=tools, salt=salt, **template), max_tokens=0)
         events: queue.SimpleQueue[Finished | Failed] = queue.SimpleQueue()
 
@@ -306,10 +322,12 @@ class Headstart:
     def _chat(self, messages: Messages, options: dict[str, Any]) -> Request:
         from headstart.options import Given
 
-        chat, tools, template = _canonical(messages, options.pop("tools", None), options.pop("template", None))
+        chat, tools, template = _canonical(
+            messages, options.pop("tools", None), options.pop("template", None), self.runtime.prompter.template
+        )
         checked = Given.of(options)
         prompt = self.runtime.chat_prompt(chat, tools=tools, salt=checked.salt, spelled=checked.reuse, **template)
-        return checked.request(prompt)
+        return self._request(checked, prompt)
 
     def _complete(self, text: str, options: dict[str, Any]) -> Request:
         from headstart.options import Given
@@ -317,7 +335,13 @@ class Headstart:
         if not isinstance(text, str):
             raise InvalidRequest(f"text must be a text, not {text!r:.100}.", param="text")
         checked = Given.of(options)
-        return checked.request(self.runtime.text_prompt(text, salt=checked.salt, spelled=checked.reuse))
+        return self._request(checked, self.runtime.text_prompt(text, salt=checked.salt, spelled=checked.reuse))
+
+    def _request(self, checked: Given, prompt: Prompt) -> Request:
+        option, grammar = checked.grammar_given()
+        if grammar is not None:
+            self.runtime.check_grammar(grammar, param=option)
+        return checked.request(prompt, grammar)
 
     def _serve(self, request: Request, stream: bool) -> Reply | Stream:
         running = Stream(lambda sink: self.runtime.submit(request, sink))
@@ -341,12 +365,14 @@ class Headstart:
 
 
 def _canonical(
-    messages: Messages, tools: Any, template: Any
+    messages: Messages, tools: Any, template: Any, source: Template
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]]:
     """Messages, tools and template variables in the one canonical form, as over HTTP. Raises InvalidRequest."""
     from pydantic import ValidationError
 
-    from headstart.api.normalise import normalise, normalise_tools
+    from headstart.api.normalise import Ground, normalise
+    from headstart.api.openai import dialogue_of
+    from headstart.api.recall import Recall
     from headstart.api.schema import Conversation, condense
 
     said: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
@@ -361,7 +387,8 @@ def _canonical(
         form = Conversation.model_validate(talk)
     except ValidationError as error:
         raise condense(error, talk) from None
-    return normalise(form.messages), normalise_tools(form.tools), form.chat_template_kwargs or {}
+    dialogue = normalise(dialogue_of(form), Ground(source, Recall()))
+    return list(dialogue.messages), list(dialogue.tools) or None, dict(dialogue.extra)
 
 
 def open(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from headstart.api.schema import condense
 from headstart.core.prompt import Prompt
-from headstart.engines.base import Sampling
+from headstart.engines.base import Grammar, Sampling
+from headstart.errors import InvalidRequest
 from headstart.runtime.request import Request
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -41,6 +43,9 @@ class Given(BaseModel):
     penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] = _DEFAULT.penalty_last_n
     logit_bias: Mapping[Count, Annotated[float, Field(ge=float("-inf"), le=3e38)]] = {}
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    grammar: Text | None = None
+    json_schema: dict[str, JsonValue] | type[BaseModel] | None = None
+    regex: Text | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Given:
@@ -52,14 +57,30 @@ class Given(BaseModel):
         except ValidationError as error:
             raise condense(error, options) from None
 
-    def request(self, prompt: Prompt) -> Request:
+    def grammar_given(self) -> tuple[str, Grammar] | tuple[None, None]:
+        """The option that says what the reply must be, and what that is. Raises InvalidRequest if several do."""
+        names = [name for name in _KINDS if getattr(self, name) is not None]
+        if not names:
+            return None, None
+        if len(names) > 1:
+            raise InvalidRequest(f"Invalid '{names[1]}': '{names[0]}' says already what the reply must be.", param=names[1])
+        value = getattr(self, names[0])
+        if isinstance(value, type) and issubclass(value, BaseModel):
+            value = value.model_json_schema()
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return names[0], Grammar(_KINDS[names[0]], text)
+
+    def request(self, prompt: Prompt, grammar: Grammar | None = None) -> Request:
         return Request(
             prompt,
             Sampling(**{name: getattr(self, name) for name in _SAMPLING}, logit_bias=tuple(self.logit_bias.items())),
             max_tokens=self.max_tokens,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
             reuse=self.reuse,
+            grammar=grammar,
         )
 
 
 _SAMPLING = {field.name for field in dataclasses.fields(Sampling)} & Given.model_fields.keys() - {"logit_bias"}
+
+_KINDS: dict[str, Literal["lark", "json_schema", "regex"]] = {"grammar": "lark", "json_schema": "json_schema", "regex": "regex"}

@@ -24,6 +24,23 @@ def parse_size(text: str) -> int:
     return int(size)
 
 
+def parse_portion(text: str) -> float:
+    """A share of something, as a number up to 1, of `25%` or `0.25`; or bytes, of what `parse_size` takes.
+
+    Raises:
+        ValueError: it is neither, or nothing at all.
+    """
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = 2.0
+    found = share if percent or share <= 1 else float(parse_size(text))
+    if found <= 0 or (percent and found > 1):
+        raise ValueError(f"'{text[:20]}' is no share; write it like 25%, 0.25 or 2GiB")
+    return found
+
+
 def show_size(size: float) -> str:
     """`size` bytes with three digits and a binary unit."""
     for unit in ("B", "KiB", "MiB"):

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from headstart.api import tenants
 from headstart.config import Settings
 from headstart.console import loading
 from headstart.core.blocks import BlockId, Chain, root_id
@@ -50,11 +51,12 @@ class Warmed:
     ids: tuple[BlockId, ...]
 
 
-def run(file: str, settings: Settings, *, role: str = "system", salt: str = "") -> None:
+def run(file: str, settings: Settings, *, role: str = "system", salt: str = "", tenant: str | None = None) -> None:
     """Warms all prompts of `file` (`-` for standard input), and says what that took.
 
     Args:
         salt: of prompts that bring no `cache_salt`.
+        tenant: name of the keys that will ask; None for a server that keeps no keys apart.
 
     Raises:
         ConfigError: the file cannot be read or makes no sense, a prompt in it cannot be served, or nothing can be stored.
@@ -75,7 +77,7 @@ def run(file: str, settings: Settings, *, role: str = "system", salt: str = "") 
         before = cache.disk.used
         warmed: list[Warmed] = []
         try:
-            for prompt in _warm(hs, prompts, salt, console):
+            for prompt in _warm(hs, [_salted(prompt, salt, tenant) for prompt in prompts], console):
                 warmed.append(prompt)
         finally:
             with console.status("writing"):
@@ -90,7 +92,14 @@ def run(file: str, settings: Settings, *, role: str = "system", salt: str = "") 
         raise HeadstartError(f"{missing:,} of {_count(len(wanted), 'block')} {_why(cache, folder)}")
 
 
-def _warm(hs: Headstart, prompts: Sequence[Wanted], salt: str, console: Console) -> Iterator[Warmed]:
+def _salted(prompt: Wanted, salt: str, tenant: str | None) -> Wanted:
+    """The prompt with the salt that a server gives to it."""
+    who = tenants.OPEN if tenant is None else tenants.tenant_of("name", tenant)
+    given = tenants.salt(tenants.POLICIES["key"], who, None, prompt.options.get("salt", salt))
+    return replace(prompt, options={**prompt.options, "salt": given})
+
+
+def _warm(hs: Headstart, prompts: Sequence[Wanted], console: Console) -> Iterator[Warmed]:
     engine, chains = hs.runtime.engine, list[Chain]()
 
     def watch(request: Request) -> Sink:
@@ -107,7 +116,7 @@ def _warm(hs: Headstart, prompts: Sequence[Wanted], salt: str, console: Console)
                 report = hs.warm(
                     prompt.messages,
                     progress=lambda done, total, task=task: bar.update(task, completed=done, total=total),  # type: ignore[misc]
-                    **{"salt": salt, **prompt.options},
+                    **prompt.options,
                 )
             except ContextTooLong as error:
                 size = f"{_count(error.prompt_tokens, 'token')}, but a conversation may hold {error.limit:,}"

@@ -17,6 +17,8 @@ from live import serving, wait_until
 
 CLIENTS = 64
 SECONDS = 600.0 if os.environ.get("HEADSTART_SLOW") else 3.0
+ANSWERS, ABORTS = 30, 20
+"""The least that there has to be, however long that takes on a busy machine."""
 
 
 def script(dice: random.Random) -> list[dict[str, Any]]:
@@ -30,12 +32,13 @@ def script(dice: random.Random) -> list[dict[str, Any]]:
     return messages[:-1]
 
 
-async def client(number: int, url: str, until: float, answers: list[tuple[list[dict[str, Any]], str]]) -> tuple[int, int]:
+async def client(
+    number: int, url: str, until: float, answers: list[tuple[list[dict[str, Any]], str]], hung_up: list[int]
+) -> None:
     dice = random.Random(number)
-    aborted = refused = 0
     loop = asyncio.get_running_loop()
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-        while loop.time() < until:
+        while loop.time() < until or len(answers) < ANSWERS or len(hung_up) < ABORTS:
             messages, stream = script(dice), dice.random() < 0.5
             body = {"messages": messages, "max_tokens": 16, "temperature": 0, "stream": stream}
             call = asyncio.create_task(http.post("/v1/chat/completions", json=body))
@@ -43,39 +46,38 @@ async def client(number: int, url: str, until: float, answers: list[tuple[list[d
             try:
                 response = await asyncio.wait_for(call, patience)
             except TimeoutError:
-                aborted += 1
+                hung_up.append(number)
                 continue
             assert response.status_code in (200, 429), response.text
             if response.status_code == 429:
-                refused += 1
                 await asyncio.sleep(dice.uniform(0.1, 0.5))
             elif stream:
                 assert response.text.endswith("data: [DONE]\n\n")
                 assert '"error"' not in response.text
             else:
                 answers.append((messages, response.json()["choices"][0]["message"]["content"]))
-    return aborted, refused
 
 
 @pytest.mark.timeout(int(SECONDS) + 120)
 def test_callers_that_hang_up_harm_nobody() -> None:
     answers: list[tuple[list[dict[str, Any]], str]] = []
+    hung_up: list[int] = []
 
-    async def crowd(url: str) -> list[tuple[int, int]]:
+    async def crowd(url: str) -> None:
         until = asyncio.get_running_loop().time() + SECONDS
-        return await asyncio.gather(*(client(number, url, until, answers) for number in range(CLIENTS)))
+        await asyncio.gather(*(client(number, url, until, answers, hung_up) for number in range(CLIENTS)))
 
     # A budget that holds a third of it, so that eviction takes part.
     settings = Settings(reuse="exact", queue=24, memory_budget=20_000)
     engine = FakeEngine(slots=4, ctx=1024, delay=0.0005)
     with Runtime(engine, settings) as runtime, serving(runtime, model_id="fake") as server:
-        counts = asyncio.run(crowd(server.url))
+        asyncio.run(crowd(server.url))
         wait_until(lambda: server.idle() and not runtime.scheduler.settle.pending)
         runtime.cache.check()
         evicted = runtime.snapshot()["counters"]["memory"].get("evicted", 0)
         assert server.metric("vllm:request_success_total", finished_reason="error") == 0
-    assert sum(aborted for aborted, _ in counts) >= 20
-    assert len(answers) >= 30
+    assert len(hung_up) >= ABORTS
+    assert len(answers) >= ANSWERS
     assert evicted > 0
     cold: dict[str, str] = {}
     with (

@@ -45,7 +45,10 @@ def test_an_answer_has_the_openai_form_and_accounts_for_itself(fake: Server) -> 
     assert usage.prompt_tokens_details.cached_tokens == timings["cache_n"] == own["cached"] == 0
     assert timings["prompt_n"] == own["computed"] == usage.prompt_tokens
     assert timings["prompt_per_second"] == pytest.approx(1e3 * timings["prompt_n"] / timings["prompt_ms"], rel=0.01)
-    assert set(own) == {*("cached", "live", "restored", "computed", "tiers", "mode", "reason", "diverged_at", "dropped")}
+    assert set(own) == {
+        *("cached", "live", "restored", "computed", "tiers", "mode", "dropped"),
+        *("reason", "diverged_at", "cause", "missed", "seconds", "mend"),
+    }
     assert own["mode"] == "fast"
 
 
@@ -213,7 +216,7 @@ def test_tools_and_calls_reach_the_template(fake: Server) -> None:
     prompt = fake.post("/apply-template", json={"messages": messages, "tools": tools}).json()["prompt"]
     assert '"name": "add", "parameters": {"type": "object"}}' in prompt
     assert "cache_control" not in prompt
-    assert r"{\"b\": 2,\"a\":1}" in prompt  # arguments exactly as given
+    assert '"arguments": {"a": 1, "b": 2}' in prompt  # in one order, however they were given
     assert chat(fake, messages, tools=tools).usage.prompt_tokens > len(prompt) / 2
 
 

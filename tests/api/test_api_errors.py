@@ -58,7 +58,13 @@ CHAT: list[tuple[Any, str | None, str]] = [
     ({"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "less"),
     ({"messages": HI, "top_logprobs": 2}, "top_logprobs", "needs 'logprobs'"),
     ({"messages": HI, "cache_salt": ""}, "cache_salt", "at least 1"),
-    ({"messages": HI, "response_format": {"type": "json_object"}}, "response_format.type", "not supported yet"),
+    ({"messages": HI, "response_format": {"type": "json_schema"}}, "response_format", "needs a json_schema"),
+    ({"messages": HI, "response_format": {"type": "xml"}}, "response_format.type", "'json_object' or 'json_schema'"),
+    ({"messages": HI, "grammar": "x", "guided_regex": "y"}, "response_format", "one format only"),
+    ({"messages": HI, "tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search' is not supported"),
+    ({"messages": HI, "tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "required"),
+    ({"messages": HI, "tool_choice": "required"}, "tool_choice", "no 'tools'"),
+    ({"messages": HI, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "no tool 'f'"),
     ({"messages": HI, "tools": {}}, "tools", "list"),
     ({"messages": HI, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "'messages'"),
     ({"messages": HI, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "'self'"),
@@ -120,11 +126,11 @@ def test_a_bad_completion_body_is_refused(fake: Server, body: Any, param: str | 
 
 def test_an_unknown_model_is_named_beside_the_served_one(fake: Server) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        fake.openai.chat.completions.create(model="gpt-9", messages=HI)  # type: ignore[arg-type]
+        fake.openai.chat.completions.create(model="llama-9", messages=HI)  # type: ignore[arg-type]
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-    assert "'gpt-9'" in str(caught.value)
+    assert "'llama-9'" in str(caught.value)
     assert "'fake'" in str(caught.value)
-    assert fault(fake.http.get("/v1/models/gpt-9"), 404)["code"] == "model_not_found"
+    assert fault(fake.http.get("/v1/models/llama-9"), 404)["code"] == "model_not_found"
 
 
 def test_a_prompt_that_is_too_long_says_both_numbers(fake: Server) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.api.normalise import normalise, normalise_tools
-from headstart.api.schema import ChatMessage, ChatRequest, CompletionRequest, parse
+from headstart.api.schema import ChatRequest, CompletionRequest, parse
 from headstart.errors import InvalidRequest
 
 JSON = st.recursive(
@@ -44,20 +42,3 @@ def test_any_body_is_understood_or_refused_in_one_sentence(body: Any) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_understood(data: bytes) -> None:
     assert complaint(ChatRequest, data)[-1:] in ("", ".")
-
-
-def test_normalising_changes_nothing_in_place() -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"z":1, "a":2}'}, "cache_control": {}}
-    tool = {"type": "function", "function": {"name": "f"}, "cache_control": {"type": "ephemeral"}}
-    before = copy.deepcopy((call, tool))
-    message = ChatMessage.model_validate({"role": "assistant", "tool_calls": [call], "reasoning_content": "hm"})
-    [made] = normalise([message])
-    assert made == {
-        "role": "assistant",
-        "content": "",
-        "reasoning_content": "hm",
-        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"z":1, "a":2}'}}],
-    }
-    assert normalise_tools([tool]) == [{"type": "function", "function": {"name": "f"}}]
-    assert normalise_tools([]) is None
-    assert (call, tool) == before

@@ -26,11 +26,25 @@ ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions/input_tokens"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("POST", "/v1/responses/compact"),
+    ("GET", "/v1/responses/{response_id}"),
+    ("DELETE", "/v1/responses/{response_id}"),
+    ("GET", "/v1/responses/{response_id}/input_items"),
+    ("POST", "/completion"),
+    ("POST", "/completions"),
+    ("POST", "/slots/{slot}"),
     ("POST", "/apply-template"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
+    ("POST", "/headstart/explain"),
+    ("GET", "/headstart/explain"),
+    ("GET", "/headstart/explain/{request_id}"),
     ("GET", "/v1/models/{model_id}"),
-    *(("GET", path) for path in ("/v1/models", "/health", "/v1/health", "/metrics", "/slots", "/props")),
+    *(("GET", path) for path in ("/", "/v1/models", "/health", "/v1/health", "/metrics", "/slots", "/props")),
 ]
 
 
@@ -68,3 +82,21 @@ def test_the_document_is_true_and_nothing_is_a_server_error(schema: Any, method:
         case.call_and_validate(checks=CHECKS, timeout=30)
 
     run()
+
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HI, "max_tokens": 4}),
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 4}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 4}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 4}),
+    ],
+)
+def test_a_stream_is_what_the_document_says(schema: Any, path: str, body: dict[str, Any]) -> None:
+    case = schema[path]["POST"].Case(body={**body, "stream": True}, media_type="application/json")
+    response = case.call_and_validate(checks=CHECKS, timeout=30)
+    assert response.headers["content-type"][0].startswith("text/event-stream")

@@ -83,7 +83,7 @@ def test_a_key_may_have_any_letters(encoding: str) -> None:
     with Runtime(FakeEngine()) as runtime, serving(runtime, key="plain", api_keys=["plain", key, "ключ"]) as server:
 
         def status(given: bytes) -> int:
-            return httpx.get(f"{server.url}/slots", headers={"authorization": b"Bearer " + given}).status_code
+            return httpx.get(f"{server.url}/props", headers={"authorization": b"Bearer " + given}).status_code
 
         assert status(key.encode(encoding)) == 200
         assert status("ключ".encode()) == 200
@@ -169,7 +169,7 @@ def test_metrics_have_the_names_that_dashboards_know_and_agree_with_the_answers(
         assert server.metric("vllm:request_success_total") == 4
         assert server.metric("vllm:time_to_first_token_seconds_count") == 4
         assert 15 <= server.metric("vllm:inter_token_latency_seconds_count") <= 20
-        assert server.metric("headstart:misses_total", reason="cold") >= 1
+        assert server.metric("headstart:misses_total", cause="first_time") >= 1
         assert server.metric("headstart:refused_total", status="400") == 1
         assert server.metric("vllm:num_requests_running") == server.metric("vllm:num_requests_waiting") == 0
         assert server.metric("headstart:store_used_bytes", tier="memory") > 0
@@ -271,7 +271,7 @@ def test_serve_listens_logs_and_ends_gracefully() -> None:
         logged = [json.loads(line) for line in process.stderr]
     done = next(line for line in logged if line["event"] == "finished")
     assert (done["prompt"], done["computed"], done["cached"], done["completion"]) == (11, 11, 0, 60)
-    assert {"restored", "ttft_ms", "tokens_per_s", "reason", "id"} <= set(done)
+    assert {"restored", "ttft_ms", "tokens_per_s", "cause", "id"} <= set(done)
 
 
 def test_serve_fails_with_the_loaders_own_words() -> None:

@@ -7,7 +7,6 @@ import pytest
 from headstart.core.template import FALLBACK, Template
 from headstart.engines.fake import CHATML
 from headstart.errors import InvalidRequest, ModelError
-from templates import REASONING, TOOLS
 
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -99,12 +98,3 @@ def test_sandbox(source: str) -> None:
         text = ""
     assert before == HELLO
     assert not any(leak in text for leak in ("class", "list", "builtins", "1"))
-
-
-def test_what_a_call_begins_with_is_the_template_s_own_word() -> None:
-    assert Template(TOOLS, {}).call_mark == "<tool_call>"
-    assert Template(REASONING, {}).call_mark is None
-    bracket = "{% if m.tool_calls %}[TOOL_CALLS] {{ m.tool_calls | tojson }}{% endif %}"
-    mistral = "{% for m in messages %}{{ m.role + ': ' + m.content }}" + bracket + "{% endfor %}"
-    assert Template(mistral, {}).call_mark == "[TOOL_CALLS]"
-    assert Template("{{ raise_exception('no assistants') if messages | length > 1 }}", {}).call_mark is None

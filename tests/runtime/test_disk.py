@@ -13,7 +13,7 @@ import pytest
 
 from harness import Oracle, ask, assistant, converse, submit, system, user
 from headstart.config import Settings
-from headstart.core.explain import Reason
+from headstart.core.causes import Cause
 from headstart.engines.fake import FakeEngine, FakeTokenizer
 from headstart.runtime import cache, runtime
 from headstart.runtime.request import Started
@@ -87,7 +87,8 @@ def test_how_replies_were_spelled_is_known_after_a_restart(tmp_path: Path) -> No
     with opened("exact") as rt, opened("exact", None) as cold:
         assert ask(rt, chat[:-1]).text == ask(cold, chat[:-1]).text, "exact mode spells as the tokenizer does"
     with closing(sqlite3.connect(tmp_path / "index.sqlite")) as db, db:
-        assert db.execute("SELECT COUNT(*) FROM notes").fetchone()[0] == respelled
+        kinds = dict(db.execute("SELECT length(key), COUNT(*) FROM notes GROUP BY length(key)"))
+        assert kinds == {64: respelled, 32: 1}, "spellings, and the conversation's opening"
         db.execute("UPDATE notes SET value = CAST(substr(value, 1, length(value) - 4) || x'01000000' AS BLOB)")
     with opened() as rt, opened(folder=None) as cold:
         assert rt.chat_prompt(chat[:-1]).tokens.tolist() == cold.chat_prompt(chat[:-1]).tokens.tolist(), "garbage is not used"
@@ -143,8 +144,8 @@ def test_other_weights_find_nothing_and_delete_nothing(tmp_path: Path) -> None:
         ask(rt, chat)
     with start(tmp_path, seed=1) as rt:
         report = ask(rt, chat).report
-        assert (report.cached, report.reason) == (0, Reason.FINGERPRINT)
-        assert ask(rt, chat, salt="bob").report.reason is Reason.COLD, "what another tenant has computed is not told"
+        assert (report.cached, report.cause) == (0, Cause.FINGERPRINT)
+        assert ask(rt, chat, salt="bob").report.cause is Cause.FIRST, "what another tenant has computed is not told"
     with start(tmp_path) as rt:
         assert ask(rt, chat).report.tiers["disk"] > 0
 

@@ -11,7 +11,7 @@ import pytest
 from harness import Answer, Messages, Oracle, ask, assistant, converse, submit, system, user
 from headstart.config import Settings
 from headstart.core.blocks import root_id
-from headstart.core.explain import Reason
+from headstart.core.causes import Cause
 from headstart.engines.base import Sampling
 from headstart.engines.fake import FakeEngine
 from headstart.errors import ConfigError, ContextTooLong, EngineError, InvalidRequest, Overloaded, Unavailable
@@ -206,22 +206,21 @@ def test_every_miss_has_a_reason() -> None:
     """Fault: no reason for a miss anywhere."""
     with runtime("fast", slots=1, budget=0) as rt:
         chat = [system(SYSTEM), user("first"), assistant("reply"), user("second")]
-        assert ask(rt, chat).report.reason is Reason.COLD
+        assert ask(rt, chat).report.cause is Cause.FIRST
         edited = [chat[0], user("fiRst"), *chat[2:]]
         report = ask(rt, edited).report
-        assert report.reason is Reason.DIVERGED
-        assert report.diverged_at is not None
-        assert report.diverged_at.message == 1
-        assert report.diverged_at.character == 2
-        assert report.diverged_at.ours.startswith("Rst")
-        assert report.diverged_at.theirs.startswith("rst")
+        found = report.explanation
+        assert found is not None
+        assert (found.cause, found.where, found.message, found.character) == (Cause.MESSAGE, "messages", 1, 2)
+        assert found.ours.startswith("Rst")
+        assert found.theirs.startswith("rst")
         ask(rt, [user("somebody else")])
-        assert ask(rt, chat).report.reason is Reason.EVICTED
-        assert ask(rt, chat, reuse=False).report.reason is Reason.DISABLED
+        assert ask(rt, chat).report.cause is Cause.EVICTED
+        assert ask(rt, chat, reuse=False).report.cause is Cause.DISABLED
     with runtime("exact", slots=1) as rt:
         first = ask(rt, chat, max_tokens=40)
         report = ask(rt, [*chat, assistant(first.text), user("third")]).report
-        assert report.reason is Reason.DERIVED
+        assert report.cause is Cause.DERIVED
 
 
 # ── the engine fails ─────────────────────────────────────────────────────────────────────────────────────────────────

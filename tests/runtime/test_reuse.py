@@ -208,6 +208,6 @@ def test_a_model_that_cannot_be_cut_only_ever_grows() -> None:
         edited = [system(SYSTEM), user("another"), *grown[2:]]
         warm = ask(rt, edited, keep_logits=True)
         assert warm.report.cached == 0
-        assert warm.report.reason is not None
+        assert warm.report.cause is not None
         assert warm.text == ask(cold, edited).text
         cold.close()

@@ -13,11 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from headstart import __version__
-from headstart.api import extras, openai
+from headstart.api import admin, anthropic, extras, llama, models, openai, responses
 from headstart.api.describe import describe
 from headstart.api.edge import Edge
 from headstart.api.faults import on_error
+from headstart.api.keys import Keys
 from headstart.api.service import Service
+from headstart.api.tenants import policy_of
 from headstart.errors import HeadstartError
 from headstart.runtime.runtime import Runtime
 
@@ -25,7 +27,9 @@ from headstart.runtime.runtime import Runtime
 def create_app(
     load: Runtime | Callable[[], Runtime],
     *,
-    api_keys: Sequence[str] = (),
+    api_keys: Keys | Sequence[str] = (),
+    isolate: str | None = None,
+    keep_noise: Sequence[str] = (),
     model_id: str | None = None,
     aliases: Sequence[str] = (),
     keep_alive: float = 5.0,
@@ -39,6 +43,8 @@ def create_app(
         load: a runtime, which stays the caller's to close; or a function that makes one, which is called in a thread while
             `/health` and everything else answer 503. A runtime so made is closed at shutdown.
         api_keys: any of them is needed, except for `/health`; none means that the server is open.
+        isolate: a row of `tenants.POLICIES`; None for what suits the keys.
+        keep_noise: rows of `normalise.RULES` that are left out.
         model_id: name to serve the model under; None for the engine's own.
         aliases: other names that requests may give.
         keep_alive: most seconds of silence on a stream.
@@ -46,7 +52,9 @@ def create_app(
         on_ready: called on the event loop as soon as requests are served, if `load` is a function.
         on_failure: told on the event loop if `load` raises.
     """
-    service = Service(model_id, aliases, keep_alive=keep_alive, max_body=max_body)
+    keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
+    policy = policy_of(isolate, several=keys.several)
+    service = Service(model_id, aliases, keep_alive=keep_alive, max_body=max_body, keep_noise=keep_noise, policy=policy)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -76,10 +84,10 @@ def create_app(
         service.open(load)
     for kind in (HeadstartError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, on_error)
-    app.add_middleware(Edge, service=service, keys=tuple(api_keys))
-    app.include_router(openai.router)
-    app.include_router(extras.router)
-    app.openapi = lambda: describe(app, keys=bool(api_keys))  # type: ignore[method-assign]
+    app.add_middleware(Edge, service=service, keys=keys)
+    for dialect in (openai, responses, anthropic, models, llama, extras, admin):
+        app.include_router(dialect.router)
+    app.openapi = lambda: describe(app, keys=keys.closed)  # type: ignore[method-assign]
     return app
 
 

@@ -9,19 +9,37 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from headstart.api.faults import ErrorBody
-from headstart.api.schema import BODIES
+from headstart.api import anthropic_schema, responses_schema, schema
+from headstart.api.edge import OPEN
+from headstart.api.faults import AnthropicErrorBody, ErrorBody
 
+_EVENT: dict[str, Any] = {
+    "type": "object",
+    "description": "One event of the stream.",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request cannot be served; the message says why."},
     503: {"model": ErrorBody, "description": "Loading or shutting down."},
 }
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The answer; with `stream`, server-sent events that end with `data: [DONE]`.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "description": "The answer; with `stream`, server-sent events.",
+        "content": {"text/event-stream": {"schema": _EVENT}},
     }
 }
+ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": AnthropicErrorBody, "description": "The request cannot be served; the message says why."},
+    529: {"model": AnthropicErrorBody, "description": "Loading or shutting down."},
+}
+ANTHROPIC_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream`, server-sent events that end with `message_stop`.",
+        "content": {"text/event-stream": {"schema": _EVENT}},
+    }
+}
+BODIES = (*schema.BODIES, *responses_schema.BODIES, *anthropic_schema.BODIES)
 _REF = "#/components/schemas/{model}"
 
 
@@ -45,9 +63,12 @@ def describe(app: FastAPI, *, keys: bool) -> dict[str, Any]:
     for unused in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(unused, None)
     if keys:
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"key": []}]
-        for name in ("/health", "/v1/health"):
+        components["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        document["security"] = [{"key": []}, {"x-api-key": []}]
+        for name in OPEN:
             document["paths"][name]["get"]["security"] = []
     app.openapi_schema = document
     return document

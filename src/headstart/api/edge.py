@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-import hmac
 import re
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 
 import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headstart.api.faults import Unauthorized, answer
+from headstart.api.faults import Forbidden, Unauthorized, answer
+from headstart.api.keys import OPERATOR, Keys
 from headstart.api.service import Service
+from headstart.errors import RequestError
 
-OPEN = frozenset({"/health", "/v1/health"})
+OPEN = frozenset({"/", "/health", "/v1/health"})
 """Routes that need no key."""
+
+OF_ALL = frozenset({"/metrics", "/slots"})
+"""Routes that tell of all tenants: where these are kept apart, for the operator only."""
+
+ID_HEADERS = (b"x-request-id", b"request-id")
+"""Where OpenAI's clients look for a request's id, and where Anthropic's do."""
 
 _SANE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def _spelled(key: str) -> list[bytes]:
-    """The bytes that clients send for a key: beyond ASCII some write UTF-8 and others Latin-1."""
-    found = [key.encode("utf-8", "surrogateescape")]
-    with suppress(UnicodeEncodeError):
-        found.append(key.encode("latin-1"))
-    return found
-
-
 class Edge:
-    """ASGI middleware. `keys`: any of them opens the server; none means it is open."""
+    """ASGI middleware. Notes in the scope who asks: `request_id`, `tenant` (a digest), and whether it is the `operator`."""
 
-    def __init__(self, app: ASGIApp, service: Service, keys: Sequence[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, service: Service, keys: Keys) -> None:
         self._app = app
         self._service = service
-        self._keys = [spelled for key in keys for spelled in _spelled(key)]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,19 +43,20 @@ class Edge:
         given = headers.get("x-request-id", "")
         request_id = given if _SANE.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         scope["request_id"] = request_id
-        stamp = (b"x-request-id", request_id.encode())
+        stamps = [(name, request_id.encode()) for name in ID_HEADERS]
         started = False
 
         async def stamped(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message["headers"], stamp]
+                message["headers"] = [*message["headers"], *stamps]
             await send(message)
 
-        if not self._admits(scope["path"], next((value for name, value in headers.raw if name == b"authorization"), b"")):
-            self._service.metrics.refused(401)
-            await answer(Unauthorized("Give an API key: 'Authorization: Bearer <key>'."))(scope, receive, stamped)
+        refusal = self._admit(scope, headers)
+        if refusal is not None:
+            self._service.metrics.refused(refusal.status)
+            await answer(refusal, scope)(scope, receive, stamped)
             return
         try:
             await self._app(scope, receive, stamped)
@@ -66,13 +65,29 @@ class Edge:
             if started:
                 raise
             self._service.unfinished(request_id, "error", repr(error))
-            await answer(error)(scope, receive, stamped)
+            await answer(error, scope)(scope, receive, stamped)
 
-    def _admits(self, path: str, authorization: bytes) -> bool:
-        if not self._keys or path in OPEN:
-            return True
-        scheme, _, key = authorization.partition(b" ")
-        given = key.strip()
-        # Every key is compared, so the time says nothing about which one came close.
-        matches = [hmac.compare_digest(given, known) for known in self._keys]
-        return scheme.lower() == b"bearer" and any(matches)
+    def _admit(self, scope: Scope, headers: Headers) -> RequestError | None:
+        """Notes who asks; what is wrong with that, if anything is."""
+        path = scope["path"]
+        if path in OPEN:
+            return None
+        key = self._keys.find(_brought(headers))
+        if key is None:
+            return Unauthorized("Give an API key: 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
+        scope["tenant"] = key.tenant
+        scope["operator"] = key.operator or not self._service.policy.isolates
+        if path in OF_ALL and not scope["operator"]:
+            return Forbidden(f"{path} tells of all tenants: it needs the key that is named '{OPERATOR}' in --api-key-file.")
+        return None
+
+
+def _brought(headers: Headers) -> Iterator[bytes]:
+    """What a request brings as keys, in OpenAI's and in Anthropic's header."""
+    for name, value in headers.raw:
+        if name == b"x-api-key":
+            yield value.strip()
+        elif name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                yield key.strip()

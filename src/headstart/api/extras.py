@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from headstart import __version__
 from headstart.api.describe import ERRORS, takes
+from headstart.api.faults import ErrorBody
 from headstart.api.openai import render
 from headstart.api.schema import DetokenizeRequest, TemplateRequest, TokenizeRequest, parse
 from headstart.api.service import service_of
+from headstart.core.capabilities import capabilities
 from headstart.engines.base import Sampling, Tokenizer
 from headstart.errors import InvalidRequest
 from headstart.observe.metrics import CONTENT_TYPE
 from headstart.runtime.runtime import Runtime
 
 router = APIRouter()
+
+
+@router.head("/", include_in_schema=False)
+@router.get("/", responses=ERRORS)
+async def root(request: HttpRequest) -> Response:
+    """Who answers here. Some clients ask before they send anything else."""
+    return JSONResponse({"name": "headstart", "version": __version__, "docs": "/docs"})
 
 
 @router.get("/health", responses=ERRORS)
@@ -30,8 +39,7 @@ async def health(request: HttpRequest) -> Response:
     if service.runtime is not None:
         return JSONResponse({"status": "ok"})
     message = f"The model could not be loaded: {service.failure}" if service.failure else "Loading model"
-    # The numeric code is llama-server's, and what its clients wait for.
-    return JSONResponse({"error": {"code": 503, "message": message, "type": "unavailable_error"}}, 503)
+    return _llama_error(503, "unavailable_error", message)  # what its clients wait for
 
 
 @router.get(
@@ -45,9 +53,39 @@ async def metrics(request: HttpRequest) -> Response:
 
 
 @router.get("/slots", responses=ERRORS)
-async def slots(request: HttpRequest) -> Response:
-    """The live sequences."""
-    return JSONResponse(service_of(request).ready().snapshot()["slots"])
+async def slots(request: HttpRequest, fail_on_no_slot: str = "") -> Response:
+    """The live sequences. With `fail_on_no_slot=1` it is an error if all are in use."""
+    found = service_of(request).ready().snapshot()["slots"]
+    if fail_on_no_slot not in ("", "0") and all(slot["is_processing"] for slot in found):
+        return _llama_error(503, "unavailable_error", "no slot available")
+    return JSONResponse(found)
+
+
+@router.post(
+    "/slots/{slot}",
+    responses={**ERRORS, 501: {"model": ErrorBody, "description": "Saving and restoring are not needed."}},
+)
+async def slot(
+    request: HttpRequest, slot: int, action: Annotated[str, Query(json_schema_extra={"enum": ["erase"]})]
+) -> Response:
+    """Forgets what a slot holds; what is stored stays."""
+    runtime = service_of(request).ready()
+    if action in ("save", "restore"):
+        mend = "conversations are kept by themselves, in memory and under --cache-dir, and found again in any slot"
+        return _llama_error(501, "not_supported_error", f"There is no need to {action} a slot: {mend}.")
+    if action != "erase":
+        return _llama_error(400, "invalid_request_error", "Invalid action: it must be erase.")
+    if not 0 <= slot < runtime.engine.shape.slots:
+        return _llama_error(400, "invalid_request_error", "Invalid slot ID")
+    erased = await asyncio.to_thread(runtime.erase, slot)
+    if erased is None:
+        return _llama_error(409, "invalid_request_error", f"Slot {slot} is in use.")
+    return JSONResponse({"id_slot": slot, "n_erased": erased})
+
+
+def _llama_error(code: int, kind: str, message: str) -> Response:
+    """An error in llama-server's form, whose code is a number."""
+    return JSONResponse({"error": {"code": code, "message": message, "type": kind}}, code)
 
 
 @router.get("/props", responses=ERRORS)
@@ -67,6 +105,7 @@ async def props(request: HttpRequest) -> Response:
             "model_alias": service.model_id,
             "model_path": runtime.settings.model,
             "chat_template": runtime.prompter.template.source,
+            "chat_template_caps": capabilities(runtime.prompter.template),
             "modalities": {"vision": False, "audio": False},
             "build_info": f"headstart {__version__} ({runtime.engine.facts.engine})",
             "is_sleeping": False,
@@ -75,7 +114,7 @@ async def props(request: HttpRequest) -> Response:
                 "overflow": runtime.overflow,
                 "grid": runtime.engine.traits.grid,
                 "notes": list(runtime.engine.traits.notes),
-                "tiers": runtime.snapshot()["tiers"],
+                "tiers": runtime.snapshot()["tiers"] if request.scope["operator"] else {},
             },
         }
     )
@@ -93,7 +132,7 @@ async def tokenize(request: HttpRequest) -> Response:
     service = service_of(request)
     runtime = service.ready()
     form = parse(TokenizeRequest, await service.body(request))
-    return JSONResponse({"tokens": await asyncio.to_thread(_tokens, runtime, form)})
+    return JSONResponse({"tokens": await asyncio.to_thread(_tokens, runtime, form, service.salt(request))})
 
 
 @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest), responses=ERRORS)
@@ -112,20 +151,20 @@ def _text(runtime: Runtime, form: DetokenizeRequest) -> str:
         return b"".join(map(tokenizer.piece, form.tokens)).decode("utf-8", "replace")
 
 
-def _tokens(runtime: Runtime, form: TokenizeRequest) -> list[Any]:
+def _tokens(runtime: Runtime, form: TokenizeRequest, salt: str) -> list[Any]:
     with runtime.tokenizer_open() as tokenizer:
-        tokens = _split(runtime, tokenizer, form)
+        tokens = _split(runtime, tokenizer, form, salt)
         if not form.with_pieces:
             return tokens
         return [{"id": token, "piece": _readable(tokenizer.piece(token))} for token in tokens]
 
 
-def _split(runtime: Runtime, tokenizer: Tokenizer, form: TokenizeRequest) -> list[int]:
+def _split(runtime: Runtime, tokenizer: Tokenizer, form: TokenizeRequest, salt: str) -> list[int]:
     bos = tokenizer.bos
     if not form.parse_special:
         plain = tokenizer.tokenize(form.content)
         return [bos.id, *plain] if form.add_special and bos is not None else plain
-    tokens: list[int] = runtime.prompter.text(form.content, spelled=False).tokens.tolist()
+    tokens: list[int] = runtime.prompter.text(form.content, salt=salt, spelled=False).tokens.tolist()
     added = bos is not None and not form.content.startswith(bos.text)
     return tokens[1:] if added and not form.add_special else tokens
 

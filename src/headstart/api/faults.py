@@ -1,17 +1,24 @@
-"""Faults: every error in OpenAI's form, `{"error": {"message", "type", "param", "code"}}`."""
+"""Faults: every error in the form of the vendor whose path it is on.
+
+OpenAI      {"error": {"message", "type", "param", "code"}}
+Anthropic   {"type": "error", "error": {"type", "message"}, "request_id"}
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
-from headstart.errors import HeadstartError, InvalidRequest, NotFound, Overloaded, RequestError
+from headstart.errors import ContextTooLong, HeadstartError, InvalidRequest, NotFound, Overloaded, RequestError
 from headstart.observe import logs
 
 CLIENT_CLOSED = 499
@@ -26,9 +33,22 @@ class ErrorObject(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The form of every error."""
+    """The form of errors, except on Anthropic's paths."""
 
     error: ErrorObject
+
+
+class AnthropicErrorObject(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(BaseModel):
+    """The form of errors on Anthropic's paths."""
+
+    type: Literal["error"]
+    error: AnthropicErrorObject
+    request_id: str
 
 
 class TooLarge(RequestError):
@@ -41,6 +61,12 @@ class Unauthorized(RequestError):
     code = "invalid_api_key"
 
 
+class Forbidden(RequestError):
+    status = 403
+    type = "permission_error"
+    code = "operator_only"
+
+
 class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"
@@ -50,29 +76,85 @@ class UnknownRoute(NotFound):
     code = "unknown_route"
 
 
-def form(error: Exception) -> dict[str, Any]:
-    """The error object, with its `error` key."""
+# ── forms ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a vendor says an error. `body`: of an error and the request's id."""
+
+    body: Callable[[Exception, str], dict[str, Any]]
+    status: Callable[[Exception], int]
+
+
+def message_of(error: Exception) -> str:
+    """What a caller is told of an error."""
     if isinstance(error, RequestError):
-        parts = (error.message, error.type, error.param, error.code)
-    elif isinstance(error, HeadstartError):
-        parts = (f"The engine failed: {error}", "server_error", None, "engine_error")
-    else:
-        parts = ("The server failed; its log says why.", "server_error", None, "internal_error")
-    return {"error": dict(zip(("message", "type", "param", "code"), parts, strict=True))}
+        return error.message
+    if isinstance(error, HeadstartError):
+        return f"The engine failed: {error}"
+    return "The server failed; its log says why."
 
 
-def status(error: Exception) -> int:
+def _status(error: Exception) -> int:
     return error.status if isinstance(error, RequestError) else 500
 
 
-def answer(error: Exception) -> JSONResponse:
+def _openai(error: Exception, request_id: str) -> dict[str, Any]:
+    if isinstance(error, RequestError):
+        rest = (error.type, error.param, error.code)
+    else:
+        rest = ("server_error", None, "engine_error" if isinstance(error, HeadstartError) else "internal_error")
+    return {"error": dict(zip(("message", "type", "param", "code"), (message_of(error), *rest), strict=True))}
+
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""By status; others are `invalid_request_error`."""
+
+
+def _anthropic(error: Exception, request_id: str) -> dict[str, Any]:
+    message = message_of(error)
+    if isinstance(error, ContextTooLong):
+        # Clients look for the vendor's own words, and shorten the conversation.
+        message = f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum. {message}"
+    kind = ANTHROPIC_TYPES.get(_anthropic_status(error), "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def _anthropic_status(error: Exception) -> int:
+    status = _status(error)
+    return 529 if status == 503 else status
+
+
+OPENAI = Form(_openai, _status)
+ANTHROPIC = Form(_anthropic, _anthropic_status)
+
+
+def form_of(path: str) -> Form:
+    """The form of errors on a path."""
+    return ANTHROPIC if path == "/v1/messages" or path.startswith("/v1/messages/") else OPENAI
+
+
+def answer(error: Exception, scope: Scope) -> JSONResponse:
     """The HTTP answer to an error."""
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(form(error), status(error), headers)
+    form = form_of(scope["path"])
+    return JSONResponse(form.body(error, scope.get("request_id", "")), form.status(error), headers)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
@@ -86,14 +168,14 @@ async def on_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, RequestValidationError):
         faults = "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
         error = InvalidRequest(f"The request is invalid: {faults}.")
-    response = answer(error)
+    response = answer(error, request.scope)
     response.headers.update(headers)
     service = request.app.state.service
     request_id = request.scope.get("request_id", "")
     if response.status_code == 500:
         service.unfinished(request_id, "error", str(error))
     else:
-        logs.refused(request_id, response.status_code, form(error)["error"]["message"])
+        logs.refused(request_id, response.status_code, message_of(error))
     service.metrics.refused(response.status_code)
     return response
 

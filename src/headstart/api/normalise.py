@@ -1,62 +1,223 @@
-"""Normalise: one canonical form of messages and tools, so that two ways to say the same render to the same text.
+"""Normalise: the noise that clients put into a conversation, undone before it is rendered.
 
-    "content": "a"                          ≡  "content": [{"type": "text", "text": "a"}]
-    "role": "developer"                     ≡  "role": "system"
-    "cache_control": …, "index": …          are not part of a prompt
-
-Values are never changed in place: what comes out shares only what nobody writes to.
+Two ways to say the same must give the same prompt. Each kind of noise is a row of `RULES`, in the order in which they apply;
+`--keep-noise NAME` leaves one out. Values are never changed in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from headstart.api.schema import ChatMessage, TextPart, ToolCall
+from headstart.api.canonical import Dialogue, Message
+from headstart.api.recall import Recall
+from headstart.core.arguments import canonical_arguments, canonical_tool
+from headstart.core.template import Template
+from headstart.errors import ConfigError
 
 JOIN = "\n"
 """Between the text parts of one message (as llama-server and vLLM do)."""
 
+BETWEEN = "\n\n"
+"""Between messages that a template takes as one only."""
+
 HINTS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 """Keys that tell a cache something and a model nothing."""
 
+_MARKS = "\0marks"
+"""Where a message's parts had hints, between `parts` and `hints`: characters of its content."""
 
-def normalise(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as templates get them: `content` is always a string; absent fields are absent."""
-    return [_message(message) for message in messages]
-
-
-def normalise_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Tools without hints to the cache; None if there are none."""
-    return [_without_hints(tool) for tool in tools] if tools else None
+_BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 
 
-def _message(message: ChatMessage) -> dict[str, Any]:
-    form: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": _text(message.content),
-    }
-    for key in ("name", "reasoning_content", "tool_call_id"):
-        value = getattr(message, key)
-        if value is not None:
-            form[key] = value
-    if message.tool_calls:
-        form["tool_calls"] = [_call(call) for call in message.tool_calls]
-    return form
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What rules stand on."""
+
+    template: Template
+    recall: Recall
 
 
-def _text(content: str | Sequence[TextPart] | None) -> str:
-    if content is None:
-        return ""
-    return content if isinstance(content, str) else JOIN.join(part.text for part in content)
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One kind of noise. `what`: what is the same with it and without it."""
+
+    name: str
+    what: str
+    apply: Callable[[Dialogue, Ground], Dialogue]
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    # Keys in one order, for templates that write the whole call; arguments as given, for they are the model's own text.
-    function = {"name": call.function.name, "arguments": call.function.arguments}
-    form = {"type": call.type, "function": {key: value for key, value in function.items() if value is not None}}
-    return form if call.id is None else {"id": call.id, **form}
+def normalise(dialogue: Dialogue, ground: Ground, keep: Collection[str] = ()) -> Dialogue:
+    """The canonical form of a conversation. `keep`: rules to leave out."""
+    for rule in RULES:
+        if rule.name not in keep:
+            dialogue = rule.apply(dialogue, ground)
+    return dialogue
 
 
-def _without_hints(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: item for key, item in value.items() if key not in HINTS}
+def normalise_reply(message: Message, dialogue: Dialogue, ground: Ground, keep: Collection[str] = ()) -> Message:
+    """A reply to a canonical dialogue, as it will be in the canonical form of the next one."""
+    alone = replace(dialogue, messages=(message,))
+    return message if "arguments" in keep else _arguments(alone, ground).messages[0]
+
+
+def check_rules(names: Collection[str]) -> None:
+    """Raises ConfigError for a rule that does not exist."""
+    known = [rule.name for rule in RULES]
+    if strange := sorted(set(names) - set(known)):
+        raise ConfigError(f"--keep-noise knows no '{strange[0]}'; there are {', '.join(known)}.")
+
+
+def parts_of(message: Message) -> list[dict[str, Any]]:
+    """A message's content as text parts."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content or ())
+
+
+# ── rules ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _billing(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    first = dialogue.messages[0] if dialogue.messages else {}
+    if first.get("role") not in ("system", "developer"):
+        return dialogue
+    content = first.get("content")
+    if isinstance(content, str):
+        kept: Any = _BILLING.sub("", content, count=1) if _BILLING.match(content) else content
+    else:
+        kept = [part for part in content or () if not _BILLING.fullmatch(part["text"])]
+    if kept == content:
+        return dialogue
+    rest = dialogue.messages[1:]
+    return replace(dialogue, messages=({**first, "content": kept}, *rest) if kept else rest)
+
+
+def _roles(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    messages = [{**message, "role": "system"} if message["role"] == "developer" else message for message in dialogue.messages]
+    if not ground.template.late_system:
+        lead = next((number for number, message in enumerate(messages) if message["role"] != "system"), len(messages))
+        head = [_merged(messages[:lead])] if lead else []
+        messages = head + [{**one, "role": "user"} if one["role"] == "system" else one for one in messages[lead:]]
+    if not ground.template.neighbours:
+        joined: list[Message] = []
+        for message in messages:
+            if joined and message["role"] == joined[-1]["role"] == "user":
+                joined[-1] = _merged([joined[-1], message])
+            else:
+                joined.append(message)
+        messages = joined
+    return replace(dialogue, messages=tuple(messages))
+
+
+def _merged(messages: Sequence[Message]) -> Message:
+    if len(messages) == 1:
+        return messages[0]
+    parts: list[dict[str, Any]] = []
+    for message in messages:
+        own = parts_of(message)
+        if parts and own:
+            parts[-1] = {**parts[-1], "text": parts[-1]["text"] + BETWEEN.removesuffix(JOIN)}
+        parts += own
+    return {**messages[0], "content": parts}
+
+
+def _parts(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    return replace(dialogue, messages=tuple(map(_joined, dialogue.messages)))
+
+
+def _joined(message: Message) -> Message:
+    content = message.get("content")
+    if isinstance(content, str):
+        return message
+    text, marks = "", []
+    for part in content or ():
+        text += (JOIN if text else "") + part["text"]
+        if HINTS & part.keys():
+            marks.append(len(text))
+    return {**message, "content": text, **({_MARKS: marks} if marks else {})}
+
+
+def _hints(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    breakpoints = list(dialogue.breakpoints)
+    for number, message in enumerate(dialogue.messages):
+        content = message.get("content")
+        marks = message.get(_MARKS, [])
+        if HINTS & message.keys() and isinstance(content, str):
+            marks = [*marks, len(content)]
+        breakpoints += [(number, mark) for mark in marks]
+    return replace(
+        dialogue,
+        messages=tuple(map(_without_hints, dialogue.messages)),
+        tools=tuple(map(_without_hints, dialogue.tools)),
+        breakpoints=tuple(dict.fromkeys(breakpoints)),
+    )
+
+
+def _without_hints(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kept = {key: item for key, item in value.items() if key not in HINTS and key != _MARKS}
+    if isinstance(kept.get("content"), list):
+        kept["content"] = [_without_hints(part) for part in kept["content"]]
+    if kept.get("tool_calls"):
+        kept["tool_calls"] = [_without_hints(call) for call in kept["tool_calls"]]
+    return kept
+
+
+def _arguments(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    functions = [tool["function"] for tool in dialogue.tools]
+    schemas = {function["name"]: function.get("parameters") for function in functions}
+
+    def canonical(call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        arguments = canonical_arguments(function.get("arguments"), schemas.get(function["name"]))
+        if ground.template.text_arguments and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+    def said(message: Message) -> Message:
+        calls = message.get("tool_calls")
+        return {**message, "tool_calls": [canonical(call) for call in calls]} if calls else message
+
+    return replace(dialogue, messages=tuple(map(said, dialogue.messages)))
+
+
+def _schemas(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    return replace(dialogue, tools=tuple(canonical_tool(tool) for tool in dialogue.tools))
+
+
+def _reasoning(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    messages = list(dialogue.messages)
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant" and number and not message.get("reasoning_content"):
+            reasoning = ground.recall.reasoning(dialogue.salt, messages[number - 1], message)
+            if reasoning is not None:
+                messages[number] = {**message, "reasoning_content": reasoning}
+    return replace(dialogue, messages=tuple(messages))
+
+
+def _clock(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    if "strftime_now" not in ground.template.source or "strftime_now" in dialogue.extra:
+        return dialogue
+    roles = [message["role"] for message in dialogue.messages]
+    until = roles.index("user") + 1 if "user" in roles else len(roles)
+    beginning = json.dumps([dialogue.tools, dialogue.messages[:until]], default=str)
+    clock = ground.recall.clock(dialogue.salt, beginning)
+    return replace(dialogue, extra={**dialogue.extra, "strftime_now": clock})
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("billing", "Claude Code's first system block, which names its version and differs between conversations", _billing),
+    Rule("roles", "developer and system; system messages where a template takes none, as a user's; one user in a row", _roles),
+    Rule("parts", "a text, and a list of parts with that text", _parts),
+    Rule("hints", "cache_control and prompt_cache_breakpoint: their places become checkpoints", _hints),
+    Rule("schemas", "tools in another spacing or order of keys", _schemas),
+    Rule("arguments", "arguments of tool calls in another spacing or order of keys", _arguments),
+    Rule("reasoning", "a reply without the reasoning that it came with", _reasoning),
+    Rule("clock", "the date that a template writes: the one of the conversation's first request", _clock),
+)

@@ -1,55 +1,42 @@
-"""OpenAI's routes: chat completions, completions, models."""
+"""OpenAI's routes: chat completions, completions."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from headstart.api.call import Call, Disconnected
+from headstart.api.answer import answer
+from headstart.api.canonical import Dialogue, Message
+from headstart.api.compose import Asked, Wishes, compose, prompt_of, remember
 from headstart.api.describe import ERRORS, STREAMED, takes
-from headstart.api.faults import CLIENT_CLOSED
-from headstart.api.normalise import normalise, normalise_tools
-from headstart.api.schema import ChatRequest, CompletionRequest, Generation, TemplateRequest, parse
+from headstart.api.schema import ChatMessage, ChatRequest, CompletionRequest, Conversation, Generation, TemplateRequest, parse
 from headstart.api.service import Service, service_of
-from headstart.api.stream import EventStream, Script
-from headstart.api.wire import Chat, Dialect, Head, Text
+from headstart.api.wire import Chat, Head, Text
 from headstart.core.prompt import Prompt
 from headstart.engines.base import Sampling
-from headstart.runtime.request import Request
+from headstart.runtime.request import Request, TokenLogprob
 from headstart.runtime.runtime import Runtime
 
 router = APIRouter()
-Understand = Callable[[Service, Runtime, bytes], "Work"]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A body, understood: one request for each prompt, and how to answer. `salt` and `model` are already checked."""
-
-    form: Generation
-    requests: list[Request]
-    dialect: type[Dialect]
-    logprobs: bool
-    echo: bool = False
 
 
 @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest), responses={**ERRORS, **STREAMED})
 async def chat_completions(request: HttpRequest) -> Response:
     """Continues a conversation."""
-    return await _serve(request, _chat)
+    return await answer(request, _chat)
 
 
 @router.post("/v1/completions", openapi_extra=takes(CompletionRequest), responses={**ERRORS, **STREAMED})
 async def completions(request: HttpRequest) -> Response:
     """Continues raw texts or tokens."""
-    return await _serve(request, _completion)
+    return await answer(request, _completion)
 
 
 @router.post("/v1/chat/completions/input_tokens", openapi_extra=takes(TemplateRequest), responses=ERRORS)
@@ -57,23 +44,6 @@ async def input_tokens(request: HttpRequest) -> Response:
     """Counts the tokens of a conversation."""
     prompt = await render(request)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt)})
-
-
-@router.get("/v1/models", responses=ERRORS)
-async def models(request: HttpRequest) -> Response:
-    """Lists the served model."""
-    service = service_of(request)
-    service.ready()
-    return JSONResponse({"object": "list", "data": [_card(service)]})
-
-
-@router.get("/v1/models/{model_id:path}", responses=ERRORS)
-async def model(request: HttpRequest, model_id: str) -> Response:
-    """Describes the served model."""
-    service = service_of(request)
-    service.ready()
-    service.check_model(model_id)
-    return JSONResponse(_card(service))
 
 
 async def render(request: HttpRequest) -> Prompt:
@@ -84,105 +54,116 @@ async def render(request: HttpRequest) -> Prompt:
 
     def build() -> Prompt:
         form = parse(TemplateRequest, data)
-        return runtime.chat_prompt(
-            normalise(form.messages), tools=normalise_tools(form.tools), **(form.chat_template_kwargs or {})
-        )
+        return prompt_of(service, runtime, dialogue_of(form, service.salt(request)))[1]
 
     return await asyncio.to_thread(build)
 
 
-def _card(service: Service) -> dict[str, object]:
-    runtime = service.ready()
-    return {
-        "id": service.model_id,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "headstart",
-        "aliases": list(service.aliases),
-        "meta": {"n_ctx": runtime.ctx, "n_vocab": runtime.engine.tokenizer.n_vocab, **runtime.engine.facts.details},
-    }
-
-
-# ── the life of a call ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def _serve(request: HttpRequest, understand: Understand) -> Response:
-    arrived = time.monotonic()
-    service = service_of(request)
-    runtime = service.ready()
-    data = await service.body(request)
-    # Parsing, rendering and tokenising take milliseconds: never on the event loop, where every stream waits for them.
-    work = await asyncio.to_thread(understand, service, runtime, data)
-    script = _script(service, runtime, work)
-    call = Call(runtime, work.requests, request.receive, beat=service.keep_alive / 2, metrics=service.metrics, arrived=arrived)
-    request_id: str = request.scope.get("request_id", "")
-    if work.form.stream:
-        return EventStream(call, script, service, request_id, progress=bool(work.form.return_progress))
-    try:
-        async with call:
-            while not call.done:
-                for number, event in await call.take():
-                    script.take(number, event)
-    except Disconnected:
-        service.unfinished(request_id, "abort")
-        return Response(status_code=CLIENT_CLOSED)
-    if call.failure is not None:
-        raise call.failure
-    summary = call.summary()
-    service.finished(request_id, summary, call.reasons, call.seconds)
-    return JSONResponse(script.dialect.answer(script.choices, summary))
-
-
-def _script(service: Service, runtime: Runtime, work: Work) -> Script:
-    options = work.form.stream_options
-    head = Head(
-        ("chatcmpl-" if work.dialect is Chat else "cmpl-") + uuid.uuid4().hex,
-        int(time.time()),
-        service.model_id,
-        "fp_" + runtime.engine.fingerprint.hex()[:12],
+def dialogue_of(form: Conversation, salt: str = "") -> Dialogue:
+    """What a body says, in the form that all dialects share."""
+    return Dialogue(
+        messages=tuple(_message(message) for message in form.messages),
+        tools=tuple(tool.model_dump(exclude_none=True) for tool in form.tools or ()),
+        extra={**effort(form.reasoning_effort), **(form.chat_template_kwargs or {})},
+        salt=salt,
+        continues=bool(form.continue_final_message) and form.messages[-1].role == "assistant",
     )
-    wants_usage = bool(work.form.stream and options is not None and options.include_usage)
-    dialect = work.dialect(head, usage=wants_usage, logprobs=work.logprobs)
-    with runtime.tokenizer_open() as tokenizer:
-        return Script(dialect, work.requests, tokenizer.piece, echo=work.echo)
+
+
+def _message(form: ChatMessage) -> Message:
+    message = form.model_dump(exclude_none=True)
+    spelled = message.pop("reasoning", None)
+    if spelled and "reasoning_content" not in message:
+        message["reasoning_content"] = spelled
+    return {"content": "", **message}
+
+
+def effort(given: str | None) -> dict[str, Any]:
+    """How much to think, as templates of reasoning models ask for it."""
+    return {} if given is None else {"reasoning_effort": given, "enable_thinking": given != "none"}
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _chat(service: Service, runtime: Runtime, data: bytes) -> Work:
+def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
     form = parse(ChatRequest, data)
     service.check_model(form.model)
+    head = _head(service, runtime, "chatcmpl-")
     top = (form.top_logprobs or 0) if form.logprobs else None
-    sampling = _sampling(form, top)
-    prompt = runtime.chat_prompt(
-        normalise(form.messages),
-        tools=normalise_tools(form.tools),
-        salt=form.cache_salt or "",
-        spelled=form.cache_prompt is not False,
-        **(form.chat_template_kwargs or {}),
-    )
-    limit = form.max_completion_tokens if form.max_completion_tokens is not None else form.max_tokens
-    return Work(form, [_request(form, prompt, sampling, limit)], Chat, top is not None)
+    limits = (form.max_completion_tokens, form.max_tokens, form.n_predict)
+    limit = next((limit for limit in limits if limit is not None), None)
+    dialogue = dialogue_of(form, _salt(service, request, form))
+    dialogue = replace(dialogue, choice=form.choice, format=next(iter(form.formats), None))
+    made, reading = compose(service, runtime, dialogue, wishes(form, top, limit), head.id)
+    how = {"usage": _wants_usage(form), "logprobs": top is not None, **told(form)}
+    teller = Chat(head, [made], reading, **how)
+    return Asked([made], teller, bool(form.stream), lambda: remember(service, teller))
 
 
-def _completion(service: Service, runtime: Runtime, data: bytes) -> Work:
+def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
     form = parse(CompletionRequest, data)
     service.check_model(form.model)
-    sampling = _sampling(form, form.logprobs)
     limit = 16 if form.max_tokens is None else form.max_tokens  # the endpoint's own default
+    wanted = wishes(form, form.logprobs, limit)
     scored = form.logprobs if form.echo else None
-    spelled = form.cache_prompt is not False and scored is None
-    prompts = [runtime.text_prompt(prompt, salt=form.cache_salt or "", spelled=spelled) for prompt in form.prompts]
-    requests = [replace(_request(form, prompt, sampling, limit), prompt_logprobs=scored) for prompt in prompts]
-    return Work(form, requests, Text, form.logprobs is not None, bool(form.echo))
+    spelled = wanted.reuse and scored is None
+    salt = _salt(service, request, form)
+    prompts = [runtime.text_prompt(prompt, salt=salt, spelled=spelled) for prompt in form.prompts]
+    requests = [
+        Request(
+            prompt,
+            wanted.sampling,
+            wanted.max_tokens,
+            wanted.stop,
+            wanted.choices,
+            wanted.reuse,
+            wanted.ignore_eos,
+            prompt_logprobs=scored,
+        )
+        for prompt in prompts
+    ]
+    firsts: list[TokenLogprob] = []
+    if scored is not None:
+        with runtime.tokenizer_open() as tokenizer:
+            tokens = [int(prompt.tokens[0]) for prompt in prompts]
+            firsts = [TokenLogprob(token, tokenizer.piece(token), 0.0) for token in tokens]
+    teller = Text(
+        _head(service, runtime, "cmpl-"),
+        requests,
+        echoed=[prompt.text for prompt in prompts] if form.echo else (),
+        firsts=firsts,
+        usage=_wants_usage(form),
+        logprobs=form.logprobs is not None,
+        **told(form),
+    )
+    return Asked(requests, teller, bool(form.stream))
 
 
-def _request(form: Generation, prompt: Prompt, sampling: Sampling, limit: int | None) -> Request:
-    return Request(
-        prompt=prompt,
-        sampling=sampling,
-        max_tokens=None if limit == -1 else limit,
+def _head(service: Service, runtime: Runtime, prefix: str) -> Head:
+    fingerprint = "fp_" + runtime.engine.fingerprint.hex()[:12]
+    return Head(prefix + uuid.uuid4().hex, int(time.time()), service.model_id, fingerprint)
+
+
+def _salt(service: Service, request: HttpRequest, form: Generation) -> str:
+    return service.salt(request, form.safety_identifier or form.user, form.cache_salt)
+
+
+def _wants_usage(form: Generation) -> bool:
+    options = form.stream_options
+    return bool(form.stream and options is not None and options.include_usage)
+
+
+def told(form: Generation) -> dict[str, bool]:
+    """What a caller wants to know beside the reply, as llama-server has it."""
+    return {"progress": bool(form.return_progress), "timed": bool(form.timings_per_token)}
+
+
+def wishes(form: Generation, logprobs: int | None, limit: int | None) -> Wishes:
+    """What a body wants of a reply. `limit`: most tokens; None and less than 0 for as many as fit."""
+    return Wishes(
+        sampling=_sampling(form, logprobs),
+        max_tokens=None if limit is not None and limit < 0 else limit,
         stop=form.stops,
         choices=form.n or 1,
         reuse=form.cache_prompt is not False,

@@ -6,9 +6,11 @@ prompt; of them only those that headstart reads are named here.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -22,14 +24,26 @@ from pydantic import (
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError, from_json
 
+from headstart.api.canonical import Choice, Format
 from headstart.errors import InvalidRequest
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
-RESERVED = frozenset({"self", "part", "messages", "tools", "salt", "spelled", "generation", "add_generation_prompt"})
+RESERVED = frozenset(
+    "self part messages tools salt spelled generation begun breakpoints add_generation_prompt strftime_now".split()
+)
 """Names in `chat_template_kwargs` that would replace what the request itself says."""
+
+
+def _nothing_reserved(value: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(RESERVED & value.keys()):
+        raise PydanticCustomError("template_kwargs", "may not contain '{name}'", {"name": taken[0]})
+    return value
+
+
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_nothing_reserved)]
 
 
 class _Form(BaseModel):
@@ -46,7 +60,14 @@ _SPEAKING: list[JsonDict] = [
 """What `ChatMessage._says_something` asks, for the document."""
 
 
-class TextPart(_Form):
+class Hinted(_Form):
+    """What may carry a hint to a cache: it marks a breakpoint, and is no part of a prompt."""
+
+    cache_control: dict[str, Any] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class TextPart(Hinted):
     """A part of a message's content. Only text can be read."""
 
     type: Literal["text"]
@@ -74,7 +95,7 @@ class ToolCall(_Form):
     function: FunctionCall
 
 
-class ChatMessage(_Form):
+class ChatMessage(Hinted):
     model_config = ConfigDict(json_schema_extra={"anyOf": [*_SPEAKING]})
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
@@ -83,6 +104,7 @@ class ChatMessage(_Form):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> ChatMessage:
@@ -97,19 +119,66 @@ class StreamOptions(_Form):
     include_usage: bool | None = None
 
 
-class ResponseFormat(_Form):
-    type: Literal["text"]
+class Function(_Form):
+    """A function that a reply may call."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Hinted):
+    """A tool. Only functions can be called."""
+
+    type: Literal["function"]
+    function: Function
 
     @field_validator("type", mode="before")
     @classmethod
-    def _only_text(cls, value: Any) -> Any:
-        if isinstance(value, str) and value != "text":
-            raise PydanticCustomError("response_format", "'{kind}' is not supported yet", {"kind": value[:40]})
+    def _only_functions(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != "function":
+            raise PydanticCustomError("tool", "'{kind}' is not supported: tools are functions", {"kind": value[:40]})
         return value
 
 
+class Named(_Form):
+    name: str
+
+
+class NamedTool(_Form):
+    type: Literal["function"]
+    function: Named
+
+
+class JsonSchema(_Form):
+    """`schema` is a JSON schema. With `strict` what cannot be guaranteed is refused."""
+
+    name: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Form):
+    """What a reply must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_given(self) -> ResponseFormat:
+        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.json_schema is None):
+            raise PydanticCustomError("response_format", "needs a json_schema with a schema")
+        return self
+
+
 class Generation(_Form):
-    """What both endpoints share."""
+    """What all endpoints share. `id_slot` is a hint that nobody needs here: a prompt goes where most of it is.
+
+    `n_predict` is what llama-server calls `max_tokens`.
+    """
 
     model: str | None = None
     stream: bool | None = None
@@ -127,11 +196,15 @@ class Generation(_Form):
     repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: dict[TokenKey, Bias] | None = None
     user: str | None = None
+    safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     cache_prompt: bool | None = None
     return_progress: bool | None = None
+    timings_per_token: bool | None = None
     ignore_eos: bool | None = None
+    n_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = None
+    id_slot: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -143,24 +216,54 @@ class Conversation(_Form):
     """Messages and what the template is given beside them."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _nothing_reserved(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value and (taken := sorted(RESERVED & value.keys())):
-            raise PydanticCustomError("template_kwargs", "may not contain '{name}'", {"name": taken[0]})
-        return value
+    tools: list[Tool] | None = None
+    chat_template_kwargs: TemplateArguments | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    continue_final_message: bool | None = None
 
 
 class ChatRequest(Generation, Conversation):
-    """Body of POST /v1/chat/completions."""
+    """Body of POST /v1/chat/completions. `grammar`, `json_schema` and `guided_…`: llama-server's and vLLM's formats."""
+
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | None = None
+    guided_regex: str | None = None
 
     max_completion_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
+
+    @property
+    def formats(self) -> list[Format]:
+        """What the reply must be; more than one is too many."""
+        given = self.response_format
+        asked = given.json_schema if given is not None else None
+        schemas = [schema for schema in (asked and asked.json_schema, self.json_schema, self.guided_json) if schema is not None]
+        strict = asked is not None and bool(asked.strict)
+        return [
+            *([Format("json_object")] if given is not None and given.type == "json_object" else []),
+            *(Format("json_schema", json.dumps(schema), strict) for schema in schemas),
+            *([Format("regex", self.guided_regex)] if self.guided_regex is not None else []),
+            *([Format("grammar", self.grammar)] if self.grammar is not None else []),
+        ]
+
+    @property
+    def choice(self) -> Choice:
+        """What the reply may call."""
+        parallel = self.parallel_tool_calls is not False
+        if isinstance(self.tool_choice, NamedTool):
+            return Choice("required", self.tool_choice.function.name, parallel)
+        return Choice(self.tool_choice or "auto", None, parallel)
+
+    @model_validator(mode="after")
+    def _one_format(self) -> ChatRequest:
+        if len(self.formats) > 1:
+            raise InvalidRequest("Invalid 'response_format': a reply can have one format only.", param="response_format")
+        return self
 
     @model_validator(mode="after")
     def _top_of_something(self) -> ChatRequest:
@@ -218,6 +321,67 @@ class CompletionRequest(Generation):
         return list(self.prompt)
 
 
+def _llama_prompt(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "text"
+    if not isinstance(value, list):
+        return None
+    plain = any(isinstance(part, int) for part in value) or not value
+    return "mixed" if plain else "several"
+
+
+Mixed = Annotated[list[str | TokenId], Field(min_length=1)]
+LlamaPrompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[Mixed, Tag("mixed")]
+    | Annotated[list[str | Mixed], Field(min_length=1, max_length=2048), Tag("several")],
+    Discriminator(
+        _llama_prompt,
+        custom_error_type="prompt_kind",
+        custom_error_message="Input should be a text, a list of tokens and texts, or a list of either",
+    ),
+]
+
+
+class LlamaRequest(Generation):
+    """Body of POST /completion, in llama-server's own form. `n_predict` 0 only fills the cache."""
+
+    prompt: LlamaPrompt
+    n_probs: Annotated[int, Field(ge=0, le=100)] | None = None
+    n_cmpl: Annotated[int, Field(ge=1, le=16)] | None = None
+    return_tokens: bool | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _bias_in_pairs(cls, value: Any) -> Any:
+        if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+            return value
+        return {str(token): -100.0 if bias is False else bias for token, bias in value}
+
+    @model_validator(mode="after")
+    def _one_format(self) -> LlamaRequest:
+        if self.grammar is not None and self.json_schema is not None:
+            raise InvalidRequest("Invalid 'grammar': a reply can have one format only.", param="grammar")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[str | int]]:
+        """Each prompt, as a text or as tokens and texts."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if any(isinstance(part, int) for part in self.prompt):
+            return [[part for part in self.prompt if not isinstance(part, list)]]
+        return [part for part in self.prompt if not isinstance(part, int)]
+
+    @property
+    def format(self) -> Format | None:
+        if self.json_schema is not None:
+            return Format("json_schema", json.dumps(self.json_schema))
+        return Format("grammar", self.grammar) if self.grammar else None
+
+
 class TemplateRequest(Conversation):
     """Body of POST /apply-template and of POST /v1/chat/completions/input_tokens."""
 
@@ -237,7 +401,14 @@ class DetokenizeRequest(_Form):
     tokens: list[TokenId]
 
 
-BODIES: tuple[type[_Form], ...] = (ChatRequest, CompletionRequest, TemplateRequest, TokenizeRequest, DetokenizeRequest)
+BODIES: tuple[type[_Form], ...] = (
+    ChatRequest,
+    CompletionRequest,
+    LlamaRequest,
+    TemplateRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 Form = TypeVar("Form", bound=_Form)
 
 

@@ -12,6 +12,9 @@ import structlog
 import uvicorn
 
 from headstart.api.app import create_app
+from headstart.api.keys import Keys
+from headstart.api.normalise import check_rules
+from headstart.api.tenants import policy_of
 from headstart.config import Settings
 from headstart.errors import ConfigError, HeadstartError
 from headstart.observe import logs
@@ -57,22 +60,29 @@ def serve(
     api_keys: Sequence[str] = (),
     log_format: logs.LogFormat = "console",
     *,
+    key_file: Path | None = None,
+    isolate: str | None = None,
+    keep_noise: Sequence[str] = (),
     load: Callable[[Settings], Runtime],
 ) -> None:
     """Serves a model until it is told to stop (SIGINT, SIGTERM).
 
     Args:
+        key_file: more keys, one a line.
+        isolate: a row of `tenants.POLICIES`; None for what suits the keys.
+        keep_noise: rows of `normalise.RULES` that are left out.
         load: makes the runtime; called in a thread, while `/health` says that the model is loading.
 
     Raises:
-        ConfigError: host, port or model cannot be used.
+        ConfigError: host, port, keys or model cannot be used.
     """
-    if not all(key.strip() for key in api_keys):
-        raise ConfigError("--api-key must not be empty; is the variable that it comes from set?")
     logs.configure(log_format)
     log = structlog.get_logger("headstart")
+    keys = Keys(api_keys, key_file)
+    policy_of(isolate, several=keys.several)
+    check_rules(keep_noise)
     bound = listen(host, port)
-    if not api_keys and not _is_local(bound.getsockname()[0]):
+    if not keys.closed and not _is_local(bound.getsockname()[0]):
         log.warning("open to the network without a key: everyone who reaches it can use it; give --api-key", host=host)
     failures: list[HeadstartError] = []
 
@@ -85,7 +95,9 @@ def serve(
 
     app = create_app(
         lambda: load(settings),
-        api_keys=api_keys,
+        api_keys=keys,
+        isolate=isolate,
+        keep_noise=keep_noise,
         model_id=path.stem if path.suffix == ".gguf" else settings.model,
         aliases=tuple(dict.fromkeys(name for name in (settings.model, path.name) if name)),
         on_ready=lambda: log.info("listening", url=f"{address}/v1", health=f"{address}/health"),

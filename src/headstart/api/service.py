@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
+from headstart.api import tenants
 from headstart.api.faults import TooLarge
+from headstart.api.normalise import Ground
+from headstart.api.recall import Recall
+from headstart.api.responses_store import Responses
 from headstart.errors import HeadstartError, NotFound, Unavailable
 from headstart.observe import logs
 from headstart.observe.metrics import Metrics
 from headstart.observe.report import Summary
 from headstart.runtime.runtime import Runtime
+
+_VENDORS = re.compile(r"(claude|gpt|chatgpt|codex|o\d)\b")
+"""Names that clients send unless they are told otherwise. Nobody who calls a server of his own means a model of theirs."""
 
 
 class Service:
@@ -24,16 +32,29 @@ class Service:
         aliases: other names that callers may use.
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a request's body.
+        keep_noise: rules of `normalise` that are left out.
+        policy: what keeps requests apart.
     """
 
     def __init__(
-        self, model_id: str | None = None, aliases: Sequence[str] = (), *, keep_alive: float = 5.0, max_body: int = 64 << 20
+        self,
+        model_id: str | None = None,
+        aliases: Sequence[str] = (),
+        *,
+        keep_alive: float = 5.0,
+        max_body: int = 64 << 20,
+        keep_noise: Sequence[str] = (),
+        policy: tenants.Policy = tenants.POLICIES["none"],
     ) -> None:
         self.runtime: Runtime | None = None
         self.failure: HeadstartError | None = None
         self.aliases = tuple(aliases)
         self.keep_alive = keep_alive
         self.max_body = max_body
+        self.keep_noise = frozenset(keep_noise)
+        self.recall = Recall()
+        self.policy = policy
+        self.responses = Responses()
         self.created = int(time.time())
         self._model_id = model_id
         self.metrics = Metrics(model_id or "", self.snapshot)
@@ -55,13 +76,27 @@ class Service:
             raise Unavailable(f"The model could not be loaded: {self.failure}" if self.failure else "Loading model")
         return self.runtime
 
+    @property
+    def ground(self) -> Ground:
+        """What the rules against noise stand on."""
+        return Ground(self.ready().prompter.template, self.recall)
+
     def check_model(self, name: str | None) -> None:
-        """Raises NotFound for a model that is not served here; no name means this one."""
-        if name is not None and name != self.model_id and name not in self.aliases:
+        """Raises NotFound for a model that is not served here; no name means this one, and so does a vendor's."""
+        if name is not None and name not in (self.model_id, *self.aliases) and _VENDORS.match(name) is None:
             raise NotFound(f"The model '{name[:200]}' is not served here; the served one is '{self.model_id}'.", param="model")
 
     def snapshot(self) -> dict[str, Any] | None:
         return self.runtime.snapshot() if self.runtime is not None else None
+
+    def salt(self, request: HttpRequest, user: str | None = None, cache_salt: str | None = None) -> str:
+        """The salt of everything that is tokenised or computed for a request, whatever its route. Thread-safe.
+
+        Args:
+            user: whom its body names as the one who asks.
+            cache_salt: of its body.
+        """
+        return tenants.salt(self.policy, request.scope.get("tenant", tenants.OPEN), user, cache_salt)
 
     async def body(self, request: HttpRequest) -> bytes:
         """The whole body. Raises TooLarge."""

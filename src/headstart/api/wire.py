@@ -1,4 +1,4 @@
-"""Wire: events → the bytes and objects of OpenAI's two endpoints.
+"""Wire: events → the bytes and objects of OpenAI's two endpoints for chats and texts.
 
 Chunks are put together by hand: a chunk costs one string format and one JSON string.
 """
@@ -8,12 +8,15 @@ from __future__ import annotations
 import codecs
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from headstart.observe.report import Summary, headstart, timings, usage
-from headstart.runtime.request import Progress, TokenLogprob
+from headstart.api.draft import Draft, Reading
+from headstart.api.teller import Teller, frame
+from headstart.core.parsing import Calling, Piece, Said, Thought
+from headstart.observe.report import Summary, headstart, summarise, timings, usage
+from headstart.runtime.request import Progress, Request, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
 FLOOR = -9999.0
@@ -39,43 +42,49 @@ class Head:
         }
 
 
-@dataclass(slots=True)
-class Choice:
-    """One reply as it grows. `index`: its place in the answer."""
-
-    index: int
-    prompt: str = ""
-    text: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    first: TokenLogprob | None = None
-    finish: str | None = None
-    offset: int = 0
-    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace"))
-
-
-def comment(text: str) -> bytes:
-    """An SSE comment: keeps the line alive, and every client skips it."""
-    return f": {text}\n\n".encode()
-
-
-def frame(value: dict[str, Any]) -> bytes:
-    """An SSE data line."""
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
-
-
 def account(summary: Summary) -> dict[str, Any]:
     """What headstart adds to an answer."""
     return {"timings": timings(summary), "headstart": headstart(summary)}
 
 
-class Dialect:
-    """How one endpoint says it. `usage`: the caller wants a usage chunk at the end."""
+def token_scores(logprobs: Sequence[TokenLogprob], *, ids: bool = False) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities, as chats and responses have them; with their `ids`, as llama-server does."""
 
-    whole: str
+    def score(token: int, text: bytes, logprob: float) -> dict[str, Any]:
+        scored = {"token": _shown(text), "logprob": _finite(logprob), "bytes": list(text)}
+        return {"id": token, **scored} if ids else scored
+
+    return [
+        {**score(item.token, item.text, item.logprob), "top_logprobs": [score(*other) for other in item.top]}
+        for item in logprobs
+    ]
+
+
+def timings_so_far(draft: Draft, seconds: float) -> dict[str, Any]:
+    """llama-server's `timings` of a reply that goes on, `seconds` after its call came in."""
+    assert draft.report is not None
+    report = replace(draft.report, completion=draft.deltas, decode=max(0.0, seconds - draft.began))
+    return timings(summarise([[report]]))
+
+
+class OpenAI(Teller):
+    """What both endpoints share. `usage`: the caller wants a usage chunk at the end."""
+
+    kind: str
     part: str
 
-    def __init__(self, head: Head, *, usage: bool = False, logprobs: bool = False) -> None:
+    def __init__(
+        self,
+        head: Head,
+        requests: Sequence[Request],
+        reading: Reading | None = None,
+        *,
+        usage: bool = False,
+        logprobs: bool = False,
+        progress: bool = False,
+        timed: bool = False,
+    ) -> None:
+        super().__init__(requests, reading, progress=progress, timed=timed)
         self.head = head
         self.logprobs = logprobs
         self._usage = usage
@@ -85,46 +94,34 @@ class Dialect:
 
     # one endpoint's own
 
-    def opening(self, choice: Choice) -> bytes:
-        """The chunk that a reply begins with."""
-        raise NotImplementedError
-
-    def body(self, text: str) -> str:
-        """The part of a choice that carries text."""
-        raise NotImplementedError
-
     def empty(self) -> str:
-        """The same in a choice without text."""
+        """The part of a choice that carries text, where there is none."""
         raise NotImplementedError
 
-    def scores(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         """The `logprobs` object of some tokens."""
         raise NotImplementedError
 
-    def message(self, choice: Choice) -> dict[str, Any]:
-        """The part of a whole answer's choice that carries text."""
+    def choice(self, draft: Draft) -> dict[str, Any]:
+        """What a whole answer's choice has beside its index and its end."""
         raise NotImplementedError
 
     # common to both
 
-    def delta(self, choice: Choice, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
-        """A chunk with more text."""
-        scores = json.dumps(self.scores(choice, logprobs), separators=(",", ":")) if self.logprobs else "null"
-        return self._chunk(choice.index, self.body(text), scores)
-
-    def ending(self, choice: Choice, summary: Summary) -> bytes:
-        """The last chunk of a reply: how it ended, and what it cost."""
+    def finish(self, draft: Draft, summary: Summary) -> bytes:
         extra = json.dumps(account(summary), separators=(",", ":"))[1:-1]
-        return self._chunk(choice.index, self.empty(), "null", f'"{choice.finish}"', f",{extra}")
+        return self._chunk(draft.index, self.empty(), "null", f'"{draft.finish}"', f",{extra}")
 
-    def totals(self, summary: Summary) -> bytes:
-        """The last chunk of all, for those who asked for usage."""
+    def close(self, summary: Summary) -> bytes:
         if not self._usage:
-            return b""
-        return frame({**self.head.fields(self.part), "choices": [], "usage": usage(summary), **account(summary)})
+            return DONE
+        return frame({**self.head.fields(self.part), "choices": [], **self._account(summary)}) + DONE
 
-    def progress(self, index: int, event: Progress, seconds: float) -> bytes:
+    def progress(self, draft: Draft, event: Progress, seconds: float) -> bytes:
         """llama-server's `prompt_progress`."""
+        told = super().progress(draft, event, seconds)
+        if not self.wants_progress:
+            return told
         state = {
             "total": event.total,
             "cache": event.cached,
@@ -132,115 +129,146 @@ class Dialect:
             "time_ms": round(1e3 * seconds),
         }
         extra = ',"prompt_progress":' + json.dumps(state, separators=(",", ":"))
-        return self._chunk(index, self.empty(), extra=extra)
+        return told + self._chunk(draft.index, self.empty(), extra=extra)
 
-    def answer(self, choices: Iterable[Choice], summary: Summary) -> dict[str, Any]:
-        """A whole answer."""
+    def whole(self, summary: Summary) -> dict[str, Any]:
         return {
-            **self.head.fields(self.whole),
-            "choices": [
-                {
-                    "index": choice.index,
-                    **self.message(choice),
-                    "logprobs": self.scores(choice, choice.logprobs) if self.logprobs else None,
-                    "finish_reason": choice.finish,
-                }
-                for choice in choices
-            ],
-            "usage": usage(summary),
-            **account(summary),
+            **self.head.fields(self.kind),
+            "choices": [{"index": draft.index, **self.choice(draft), "finish_reason": draft.finish} for draft in self.drafts],
+            **self._account(summary),
         }
+
+    def _account(self, summary: Summary) -> dict[str, Any]:
+        used = usage(summary)
+        if self.reading is not None:
+            used["completion_tokens_details"] = {"reasoning_tokens": sum(draft.reasoning_tokens for draft in self.drafts)}
+        return {"usage": used, **account(summary)}
 
     def _chunk(self, index: int, body: str, logprobs: str = "null", finish: str = "null", extra: str = "") -> bytes:
         return (f'{self._front}{index},{body},"logprobs":{logprobs},"finish_reason":{finish}}}]{extra}{self._end}').encode()
 
+    def _timings(self, draft: Draft) -> str:
+        told = json.dumps(timings_so_far(draft, self.seconds), separators=(",", ":")) if self.timed else ""
+        return f',"timings":{told}' if told else ""
 
-class Chat(Dialect):
+    def _scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> str:
+        return json.dumps(self.scores(draft, logprobs), separators=(",", ":")) if self.logprobs else "null"
+
+
+class Chat(OpenAI):
     """/v1/chat/completions."""
 
-    whole = "chat.completion"
+    kind = "chat.completion"
     part = "chat.completion.chunk"
 
-    def opening(self, choice: Choice) -> bytes:
-        return self._chunk(choice.index, '"delta":{"role":"assistant","content":""}')
+    def begin(self, draft: Draft) -> bytes:
+        return self._chunk(draft.index, '"delta":{"role":"assistant","content":""}')
 
-    def body(self, text: str) -> str:
-        return f'"delta":{{"content":{json.dumps(text)}}}'
+    def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
+        scores = self._scores(draft, logprobs)
+        told = b""
+        for piece in pieces:
+            told += self._chunk(draft.index, f'"delta":{self._delta(draft, piece)}', scores, extra=self._timings(draft))
+            scores = "null"
+        return told or self._chunk(draft.index, '"delta":{"content":""}', scores, extra=self._timings(draft))
+
+    def _delta(self, draft: Draft, piece: Piece) -> str:
+        if isinstance(piece, Said):
+            return f'{{"content":{json.dumps(piece.text)}}}'
+        if isinstance(piece, Thought):
+            return f'{{"reasoning_content":{json.dumps(piece.text)}}}'
+        call: dict[str, Any] = {"index": piece.index}
+        if isinstance(piece, Calling):
+            call |= {"id": draft.called[piece.index].id, "type": "function"}
+            call["function"] = {"name": piece.name, "arguments": ""}
+        else:
+            call["function"] = {"arguments": piece.text}
+        return json.dumps({"tool_calls": [call]}, separators=(",", ":"))
 
     def empty(self) -> str:
         return '"delta":{}'
 
-    def scores(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        def score(text: bytes, logprob: float) -> dict[str, Any]:
-            return {"token": _shown(text), "logprob": _finite(logprob), "bytes": list(text)}
+    def scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return {"content": token_scores(logprobs), "refusal": None}
 
-        return {
-            "content": [
-                {
-                    **score(item.text, item.logprob),
-                    "top_logprobs": [score(text, logprob) for _, text, logprob in item.top],
-                }
-                for item in logprobs
-            ],
-            "refusal": None,
-        }
-
-    def message(self, choice: Choice) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": "".join(choice.text), "refusal": None}}
+    def choice(self, draft: Draft) -> dict[str, Any]:
+        message = {"role": "assistant", "content": draft.text, "refusal": None}
+        if draft.thought:
+            message["reasoning_content"] = draft.reasoning
+        if draft.called:
+            message["content"] = draft.text or None
+            message["tool_calls"] = draft.message["tool_calls"]
+        return {"message": message, "logprobs": self.scores(draft, draft.logprobs) if self.logprobs else None}
 
 
-class Text(Dialect):
-    """/v1/completions."""
+class Text(OpenAI):
+    """/v1/completions. `echoed`: the prompts, if they are part of the answer; `firsts`: their first tokens, if scored."""
 
-    whole = part = "text_completion"
+    kind = part = "text_completion"
 
-    def opening(self, choice: Choice) -> bytes:
-        if not choice.prompt:
+    def __init__(
+        self,
+        head: Head,
+        requests: Sequence[Request],
+        *,
+        echoed: Sequence[str] = (),
+        firsts: Sequence[TokenLogprob] = (),
+        **how: bool,
+    ) -> None:
+        super().__init__(head, requests, None, **how)
+        self._columns = {draft.index: _Columns() for draft in self.drafts}
+        self._echoed = [text for text in echoed for _ in range(self.width)]
+        self._firsts = [first for first in firsts for _ in range(self.width)]
+
+    def begin(self, draft: Draft) -> bytes:
+        if not self._echoed:
             return b""
-        scores = "null"
-        if choice.first is not None:
-            scores = json.dumps(self._prompt_scores(choice), separators=(",", ":"))
-        return self._chunk(choice.index, self.body(choice.prompt), scores)
+        scores = json.dumps(self._prompt_scores(draft), separators=(",", ":")) if self._firsts else "null"
+        return self._chunk(draft.index, f'"text":{json.dumps(self._echoed[draft.index])}', scores)
 
-    def body(self, text: str) -> str:
-        return f'"text":{json.dumps(text)}'
+    def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
+        text = "".join(piece.text for piece in pieces if isinstance(piece, Said))
+        scores = self._scores(draft, logprobs)
+        return self._chunk(draft.index, f'"text":{json.dumps(text)}', scores, extra=self._timings(draft))
 
     def empty(self) -> str:
         return '"text":""'
 
-    def scores(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return _columns(choice, [(item, True) for item in logprobs])
+    def scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return self._columns[draft.index].of([(item, True) for item in logprobs])
 
-    def message(self, choice: Choice) -> dict[str, Any]:
-        return {"text": choice.prompt + "".join(choice.text)}
+    def choice(self, draft: Draft) -> dict[str, Any]:
+        before = self._prompt_scores(draft) if self._firsts else None
+        scores = self.scores(draft, draft.logprobs) if self.logprobs else None
+        if before is not None and scores is not None:
+            scores = {name: before[name] + scores[name] for name in scores}
+        echoed = self._echoed[draft.index] if self._echoed else ""
+        return {"text": echoed + draft.text, "logprobs": scores}
 
-    def answer(self, choices: Iterable[Choice], summary: Summary) -> dict[str, Any]:
-        listed = list(choices)
-        before = [self._prompt_scores(choice) if choice.first is not None else None for choice in listed]
-        made = super().answer(listed, summary)
-        for columns, choice in zip(before, made["choices"], strict=True):
-            if columns is not None and choice["logprobs"] is not None:
-                choice["logprobs"] = {name: columns[name] + choice["logprobs"][name] for name in columns}
-        return made
-
-    @staticmethod
-    def _prompt_scores(choice: Choice) -> dict[str, Any]:
+    def _prompt_scores(self, draft: Draft) -> dict[str, Any]:
         # Nothing precedes the first token, so it has no probability.
-        assert choice.first is not None
-        return _columns(choice, [(choice.first, False), *((item, True) for item in choice.prompt_logprobs)])
+        items = [(self._firsts[draft.index], False), *((item, True) for item in draft.prompt_logprobs)]
+        return self._columns[draft.index].of(items)
 
 
-def _columns(choice: Choice, items: Sequence[tuple[TokenLogprob, bool]]) -> dict[str, Any]:
-    columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for item, known in items:
-        token = _shown(item.text)
-        columns["tokens"].append(token)
-        columns["token_logprobs"].append(_finite(item.logprob) if known else None)
-        top = {_shown(text): _finite(logprob) for _, text, logprob in reversed(item.top)}
-        columns["top_logprobs"].append({**top, token: _finite(item.logprob)} if known else None)
-        columns["text_offset"].append(choice.offset)
-        choice.offset += len(choice.decoder.decode(item.text))
-    return columns
+class _Columns:
+    """Log-probabilities in columns. Each token's offset follows from those before it."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def of(self, items: Sequence[tuple[TokenLogprob, bool]]) -> dict[str, Any]:
+        columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for item, known in items:
+            token = _shown(item.text)
+            columns["tokens"].append(token)
+            columns["token_logprobs"].append(_finite(item.logprob) if known else None)
+            top = {_shown(text): _finite(logprob) for _, text, logprob in reversed(item.top)}
+            columns["top_logprobs"].append({**top, token: _finite(item.logprob)} if known else None)
+            columns["text_offset"].append(self._offset)
+            self._offset += len(self._decoder.decode(item.text))
+        return columns
 
 
 def _shown(text: bytes) -> str:

@@ -7,7 +7,8 @@ Everything here is a pure function of the tokens, so the chain of a prefix is a 
 
 The form that is hashed is a contract: changing it changes every id. It is the BLAKE3 of
 ``b"headstart.block.1" ‖ parent id (32 bytes) ‖ tokens as little-endian int32``; the root's is the BLAKE3 of
-``b"headstart.root.1" ‖ len(fingerprint) as u64 ‖ fingerprint ‖ salt as UTF-8``; a checkpoint's is the BLAKE3 of
+``b"headstart.root.1" ‖ len(fingerprint) as u64 ‖ fingerprint ‖ salt as UTF-8``, but that its first 8 bytes are those of the
+salt's owner, which is what the salt has before its first NUL; a checkpoint's is the BLAKE3 of
 ``b"headstart.checkpoint.1" ‖ id of the piece whose end it is at``.
 """
 
@@ -20,8 +21,14 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from headstart.core.quota import OWNER
+
 BlockId = bytes
 Tokens = npt.NDArray[np.int32]
+
+
+OWNER_END = "\0"
+"""What ends the owner's part of a salt; one without it is all owner."""
 
 
 def as_tokens(values: object) -> Tokens:
@@ -37,9 +44,13 @@ def utf8(text: str) -> bytes:
 
 
 def root_id(fingerprint: bytes, salt: str) -> BlockId:
-    """The parent of every first block: no block of another model, setting or tenant can have the same id."""
-    head = b"headstart.root.1" + len(fingerprint).to_bytes(8, "little")
-    return blake3(head + fingerprint + utf8(salt)).digest()
+    """The parent of every first block: no block of another model, setting or tenant can have the same id.
+
+    Whoever has it knows whose the chain is: see `core/quota`.
+    """
+    head = b"headstart.root.1" + len(fingerprint).to_bytes(8, "little") + fingerprint
+    owner = blake3(head + utf8(salt.partition(OWNER_END)[0])).digest(OWNER)
+    return owner + blake3(head + utf8(salt)).digest()[OWNER:]
 
 
 def block_id(parent: BlockId, tokens: Tokens) -> BlockId:

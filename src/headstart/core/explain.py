@@ -1,110 +1,258 @@
-"""Explain: why a request computed what it computed."""
+"""Explain: why a request computed what it computed.
+
+The prompt is compared with the nearest earlier one: the one that shares the most leading tokens or, where hardly any are
+shared, the one that has the most messages in common. Of all that may have kept tokens from being reused, what cost the most
+of them is told.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from headstart.core.blocks import BlockId, Tokens, common_prefix
+from headstart.core.causes import CAUSES, Cause, Meaning, Where
+from headstart.core.difference import Difference, difference
 from headstart.core.prompt import Prompt
+from headstart.core.record import Record, key_of
 
-WINDOW = 40
-"""Characters of both texts that a divergence shows."""
-
-
-class Reason(StrEnum):
-    """Why tokens that could have been reused were not; the most telling one."""
-
-    COLD = "cold"  # nothing like it was seen recently
-    FINGERPRINT = "fingerprint"  # known only as computed by other weights, another engine or other settings
-    DIVERGED = "diverged"  # the text differs from the nearest earlier one: see diverged_at
-    EVICTED = "evicted"  # seen before, but its rows had to go
-    DERIVED = "derived"  # exact mode does not use rows born in decoding
-    STATE = "state"  # this model's state cannot be cut at that point
-    DISABLED = "disabled"  # the request asked not to reuse
+SLACK = 8
+"""Tokens beside a block that may be computed again without a reason: what a tokenizer joins where a text goes on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
-    """The first difference from the nearest earlier prompt + reply.
+class Explanation:
+    """Why tokens were computed that could have been reused.
 
     Attributes:
-        message: index of the message that differs; None in what the template adds around messages.
-        character: offset in the rendered text (in that message's content, where `message` is known).
+        message: index of the first message that differs; None where no message does.
+        where: the part of the request in which the texts part; None if they do not.
+        character: of the first difference, in that message's content or else in the rendered text.
+        token: the first one that was not reused for this reason.
+        before: up to 20 characters of common text right before the difference.
         ours, theirs: 40 characters from there, of this prompt and of the earlier one.
+        tokens: about how many were computed that could have been reused but for this.
+        seconds: what these took, by the measured speed of prefill; 0 if that is not known.
     """
 
-    message: int | None
-    character: int
-    ours: str
-    theirs: str
+    cause: Cause
+    message: int | None = None
+    where: Where | None = None
+    character: int = 0
+    token: int = 0
+    before: str = ""
+    ours: str = ""
+    theirs: str = ""
+    tokens: int = 0
+    seconds: float = 0.0
 
+    @property
+    def meaning(self) -> Meaning:
+        return CAUSES[self.cause]
 
-def _common_text(a: str, b: str) -> int:
-    """Length of the common prefix, by bisection over slices (each compared in C)."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
+    @property
+    def mend(self) -> str:
+        """How to avoid it."""
+        return self.meaning.mend
 
-
-def diverge(ours: Prompt, theirs: str) -> Divergence | None:
-    """Where `ours` leaves the earlier text; None where it only continues or shortens it."""
-    at = _common_text(ours.text, theirs)
-    if at in (len(ours.text), len(theirs)):
-        return None
-    message, character = ours.locate(at)
-    return Divergence(message, character, ours.text[at : at + WINDOW], theirs[at : at + WINDOW])
+    @property
+    def diverged_at(self) -> dict[str, Any] | None:
+        """The first difference, as `headstart.diverged_at` has it; None if the texts do not part."""
+        if self.where is None:
+            return None
+        return {"message": self.message, "character": self.character, "ours": self.ours, "theirs": self.theirs}
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """An earlier prompt with its reply. `canonical`: leading tokens whose rows were canonical when it ended."""
+class Asked:
+    """A request as it came. `tenant`: "" if nobody knows who asks; `session`: a hint, "" for none."""
 
     root: BlockId
-    text: str
-    tokens: Tokens
-    canonical: int
-
-    @property
-    def size(self) -> int:
-        return len(self.text) + len(self.tokens)
+    prompt: Prompt
+    reuse: bool = True
+    tenant: str = ""
+    session: str = ""
 
 
-class History:
-    """Recent prompts with their replies, for explanations only.
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """What the cache had of it.
 
-    Args:
-        records: most of them.
-        size: most characters and tokens of all together.
+    Attributes:
+        start: leading tokens that were not computed.
+        rows: leading tokens whose rows are known, with or without a checkpoint.
+        elsewhere: leading tokens that are known from another fingerprint.
+        otherwise: tokens of an earlier prompt with the same beginning that was rendered by another template.
+        characters: how many characters some tokens spell.
+        pace: seconds of prefill a token; 0 if unknown.
     """
 
-    def __init__(self, records: int = 256, size: int = 32_000_000) -> None:
-        self._limit = records
-        self._room = size
-        self._records: deque[Record] = deque()
+    start: int
+    grid: int
+    exact: bool
+    sliceable: bool
+    rows: Callable[[], int]
+    elsewhere: Callable[[], int]
+    otherwise: Callable[[], int]
+    characters: Callable[[Tokens], int]
+    pace: float = 0.0
 
-    def remember(self, record: Record) -> None:
-        self._records.append(record)
-        self._room -= record.size
-        while self._room < 0 or len(self._records) > self._limit:
-            self._room += self._records.popleft().size
+    @property
+    def slack(self) -> int:
+        return self.grid + SLACK
 
-    def nearest(self, root: BlockId, tokens: Tokens) -> tuple[Record | None, int]:
-        """Of the records with this root, the one that shares the most leading tokens, and how many."""
-        best, shared = None, 0
-        for record in reversed(self._records):
-            other = record.tokens
-            if record.root != root or len(other) <= shared or shared >= len(tokens) or other[shared] != tokens[shared]:
-                continue  # cannot share more than the best so far
-            length = common_prefix(other, tokens)
-            if length > shared:
-                best, shared = record, length
-        return best, shared
+
+def nearest(records: Sequence[Record], tokens: Tokens) -> tuple[Record | None, int]:
+    """The record that shares the most leading tokens, the latest of several, and how many."""
+    best, shared = None, 0
+    for record in reversed(records):
+        other = record.tokens
+        if len(other) <= shared or shared >= len(tokens) or other[shared] != tokens[shared]:
+            continue  # cannot share more than the best so far
+        length = common_prefix(other, tokens)
+        if length > shared:
+            best, shared = record, length
+    return best, shared
+
+
+def alike(records: Sequence[Record], asked: Asked, than: Record | None, least: int) -> Record | None:
+    """The record with the most messages in common, by characters; of several one of the same session, then the latest.
+
+    None unless it has over `least` characters more in common than the record `than`.
+    """
+    source = asked.prompt.source
+    if source is None:
+        return None
+    sizes = {key_of(message): len(str(message.get("content") or "")) for message in source.messages}
+    ours = frozenset(sizes)
+    new = ours - than.known if than is not None else ours
+
+    def common(record: Record) -> int:
+        return sum(sizes[key] for key in ours & record.known)
+
+    best, most = None, (common(than) + least if than is not None else least, True)
+    for record in reversed(records):
+        if new.isdisjoint(record.known):
+            continue  # then it has no more than `than` has
+        mark = common(record), asked.session != "" and record.session == asked.session
+        if mark > most:
+            best, most = record, mark
+    return best
+
+
+def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanation | None:
+    """Why more of a request was computed than it newly brings; None if that is all that was.
+
+    Args:
+        records: earlier requests, the latest last. Only this tenant's own are looked at, also where tenants share a salt.
+    """
+    mine = [record for record in records if record.root == asked.root and record.tenant == asked.tenant]
+    near, shared = nearest(mine, asked.prompt.tokens)
+    length, start = len(asked.prompt), cached.start
+    lost = min(shared, length - 1) - start
+    if not asked.reuse:
+        return _explained(Explanation(Cause.DISABLED, tokens=max(0, lost)), cached)
+    found: list[Explanation] = []
+    if near is not None and lost >= cached.slack:
+        found.append(Explanation(_of_rows(near, cached), token=start, tokens=lost))
+    if length - max(start, shared) >= SLACK:
+        found += _of_salt(asked, records, cached, shared)
+        least = cached.slack if shared >= min(SLACK, length) else 0
+        other = alike(mine, asked, near, least)
+        for record in (near, other) if other is not near else (near,):
+            if record is not None:
+                found += _of_text(asked.prompt, record, cached, mine)
+    if found:
+        return _explained(max(found, key=lambda one: one.tokens), cached)
+    if near is not None and shared >= max(SLACK, length // 2):
+        return None
+    if (known := min(cached.otherwise(), length - 1) - start) > 0:
+        return _explained(Explanation(Cause.TEMPLATE, token=start, tokens=known), cached)
+    if start < cached.grid:
+        known = cached.elsewhere()
+        return _explained(Explanation(Cause.FINGERPRINT if known else Cause.FIRST, tokens=known), cached)
+    return None
+
+
+def compare(ours: Prompt, theirs: Prompt, *, grid: int, pace: float, characters: Callable[[Tokens], int]) -> Explanation | None:
+    """What a request would compute again right after another one, in a cache that forgets nothing."""
+    shared = common_prefix(ours.tokens, theirs.tokens)
+    record = Record(b"", theirs.text, theirs.tokens, len(theirs), source=theirs.source, salt=theirs.salt)
+    start = 0 if ours.salt != theirs.salt else shared // grid * grid
+    cached = Cached(start, grid, False, True, _nothing, _nothing, _nothing, characters, pace)
+    if ours.salt != theirs.salt:
+        return _explained(Explanation(Cause.SALT, tokens=shared), cached)
+    found = _of_text(ours, record, cached)
+    return _explained(found[0], cached) if found else None
+
+
+def _nothing() -> int:
+    return 0
+
+
+def _explained(found: Explanation, cached: Cached) -> Explanation:
+    return replace(found, seconds=found.tokens * cached.pace)
+
+
+def _of_rows(near: Record, cached: Cached) -> Cause:
+    """Why tokens that are known were computed all the same."""
+    if cached.exact and cached.start >= near.canonical // cached.grid * cached.grid:
+        return Cause.DERIVED
+    if not cached.sliceable and cached.rows() - cached.start >= cached.grid:
+        return Cause.CHECKPOINT
+    return Cause.EVICTED
+
+
+def _of_salt(asked: Asked, records: Sequence[Record], cached: Cached, shared: int) -> list[Explanation]:
+    if not asked.tenant:
+        return []  # then salts are all that tells tenants apart, and nobody learns of another's
+    others = [record for record in records if record.tenant == asked.tenant and record.root != asked.root]
+    there = min(nearest(others, asked.prompt.tokens)[1], len(asked.prompt) - 1)
+    missed = there - max(cached.start, shared)
+    return [Explanation(Cause.SALT, token=max(cached.start, shared), tokens=missed)] if missed >= cached.slack else []
+
+
+def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Record] = ()) -> list[Explanation]:
+    """What differs in the text, unless as much was reused as if that did not; or the same text in other tokens."""
+    shared = common_prefix(prompt.tokens, record.tokens)
+    start = max(cached.start, shared)
+    beyond = cached.start * len(prompt.text) // len(prompt) if cached.start > shared else 0
+    there = difference(prompt, record, beyond, recent)
+    spelled = _spelled(prompt, record, cached, shared, there)
+    if spelled is not None:
+        return [spelled]
+    if there is None or there.fresh:
+        return []
+    behind = max(1, len(prompt.text) - max(there.offset, beyond))
+    missed = min(round(there.again * (len(prompt) - start) / behind), len(prompt) - 1 - cached.start)
+    if missed < cached.slack <= cached.start - shared:
+        return []
+    return [
+        Explanation(
+            there.cause,
+            there.message,
+            there.where,
+            there.character,
+            shared,
+            there.before,
+            there.ours,
+            there.theirs,
+            max(0, missed),
+        )
+    ]
+
+
+def _spelled(prompt: Prompt, record: Record, cached: Cached, shared: int, there: Difference | None) -> Explanation | None:
+    """Whether the tokens part well before the texts do."""
+    least = cached.slack
+    same = there.offset if there is not None else min(len(prompt.text), len(record.text))
+    about = same * len(prompt) // max(1, len(prompt.text))
+    if about - max(shared, cached.start) < least or shared >= len(record.tokens) - 2 or shared >= len(prompt) - 2:
+        return None
+    at = cached.characters(prompt.tokens[:shared])
+    behind = max(1, len(prompt.text) - at)
+    missed = round((same - at) * (len(prompt) - shared) / behind)
+    if missed < least:
+        return None
+    return Explanation(Cause.SPELLED, token=shared, tokens=min(missed, len(prompt) - 1 - cached.start))

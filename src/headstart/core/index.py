@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from headstart.core.blocks import BlockId, Chain, Tokens, checkpoint_id, common_prefix
+from headstart.core.quota import owner_of
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +26,7 @@ class Entry:
         state: whether it is a checkpoint, at `stop`; otherwise it is rows.
         gap: tokens of prefill that a checkpoint saves, back to the one before it on its line; 0 if that is not known.
         firm: whether somebody is expected to go on from this checkpoint (`core/checkpoints`).
+        owner: whose it is; empty until the index knows it.
     """
 
     id: BlockId
@@ -36,6 +38,7 @@ class Entry:
     state: bool = False
     gap: int = 0
     firm: bool = True
+    owner: bytes = b""
 
     @property
     def stop(self) -> int:
@@ -178,6 +181,8 @@ class Index:
         known = self._entries.get(entry.id)
         if known is None:
             self._entries[entry.id] = known = entry
+            above = self._entries.get(entry.parent)
+            entry.owner = entry.owner or (owner_of(entry.parent) if above is None else above.owner)
             if not entry.state:
                 self._children.setdefault(_place(entry), {})[entry.id] = entry
                 self._following.setdefault(entry.parent, {})[entry.id] = entry

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -13,6 +13,9 @@ from headstart.core.checkpoints import Landmarks
 from headstart.core.template import Message
 
 _NONE = as_tokens([])
+
+_HEAD = 200
+"""Characters by which a message's content is found in the rendered text."""
 
 
 class Places:
@@ -43,11 +46,28 @@ class Places:
         return self._starts[part] + common_prefix(self._spell(self._rendered[at:offset]), ours)
 
 
-def landmarks(messages: Sequence[Message], marks: Sequence[int], places: Places) -> Landmarks:
+def contents(messages: Sequence[Message], rendered: str) -> Iterator[int]:
+    """For each message, where its content begins in the rendered text; -1 if it is not there as it was given."""
+    # Offsets are in the rendered text; escapes before them are rare and shift them by a character each.
+    cursor = 0
+    for message in messages:
+        content = message.get("content")
+        said = content.strip() if isinstance(content, str) else ""
+        at = rendered.find(said[:_HEAD], cursor) if said else -1
+        if at >= 0 and isinstance(content, str):
+            cursor = at + len(said[:_HEAD])
+            at = max(0, at - content.index(said))  # blanks before it count, whether the template keeps them or not
+        yield at
+
+
+def landmarks(
+    messages: Sequence[Message], marks: Sequence[int], places: Places, breakpoints: Sequence[tuple[int, int]] = ()
+) -> Landmarks:
     """The landmarks of a conversation. Where a content is not found in the text, the one before it stands in.
 
     Args:
         marks: for each message, where its content begins in the rendered text; -1 if it is not there.
+        breakpoints: what the caller marked: (number of a message, characters of its content).
     """
 
     def end(number: int) -> int:
@@ -60,4 +80,5 @@ def landmarks(messages: Sequence[Message], marks: Sequence[int], places: Places)
     user = max((number for number, role in enumerate(roles) if role == "user"), default=-1)
     anchor = places.position(marks[first]) if first >= 0 and marks[first] >= 0 else 0
     header = end(len(roles) - 1)
-    return Landmarks(anchor, header if user == len(roles) - 1 else end(user), header)
+    marked = (places.position(marks[number] + at) for number, at in breakpoints if number < len(marks) and marks[number] >= 0)
+    return Landmarks(anchor, header if user == len(roles) - 1 else end(user), header, tuple(marked))

@@ -8,7 +8,7 @@ are escaped before rendering and end as plain text: nobody forges a turn.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,38 +17,24 @@ from blake3 import blake3
 
 from headstart.core.blocks import Tokens, as_tokens, common_prefix, utf8
 from headstart.core.checkpoints import Landmarks
-from headstart.core.landmarks import Places, landmarks
+from headstart.core.escape import MARK, Escaper
+from headstart.core.families import adapt, family_of
+from headstart.core.landmarks import Places, contents, landmarks
 from headstart.core.memo import Memo
+from headstart.core.parsing import Parser, meaning, message_of
+from headstart.core.pieces import Pieces
 from headstart.core.slide import Replays, exchanges, slide
 from headstart.core.spelling import Spelled, Spellings, text_digest
-from headstart.core.template import Message, Template
-from headstart.engines.base import Control, Tokenizer
+from headstart.core.template import Conversation, Message, Template
+from headstart.engines.base import Tokenizer
 from headstart.errors import InvalidRequest
-
-# A noncharacter that marks an escaped control spelling. Its own occurrences in a text are doubled, and a spelling never
-# begins with it, so that unescaping is unambiguous.
-_MARK = "\ufdd0"
-_UNMARK = re.compile(_MARK + "(" + _MARK + "?)")
-
-_SPACE = " \t\n\v\f\r"
-"""What control tokens swallow: C's `isspace`, as in llama.cpp; Python's own notion is wider."""
 
 _NONE = as_tokens([])
 
-_HEAD = 200
-"""Characters by which a message's content is found in the rendered text."""
+_BLANK = re.compile(r"\A\s|\s\Z")
 
 _SENTINELS = ("1", "2")
 """Two messages that have no token in common."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """What a prompt was rendered from."""
-
-    messages: tuple[Message, ...]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,33 +74,17 @@ class Prompt:
         return None, offset
 
 
-class Escaper:
-    """Escapes control spellings in callers' strings, and undoes it in rendered text."""
-
-    def __init__(self, controls: Iterable[Control]) -> None:
-        spellings = sorted((re.escape(control.text) for control in controls if control.text), key=len, reverse=True)
-        self._risky = re.compile("|".join([_MARK, *spellings]))
-
-    def escape(self, value: Any) -> Any:
-        """The same value with all its strings escaped, keys included."""
-        if isinstance(value, str):
-            if self._risky.search(value) is None:
-                return value
-            return self._risky.sub(lambda m: _MARK * 2 if m[0] == _MARK else m[0][0] + _MARK + m[0][1:], value)
-        if isinstance(value, Mapping):
-            return {self.escape(key): self.escape(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.escape(item) for item in value]
-        return value
-
-    @staticmethod
-    def unescape(text: str) -> str:
-        return _UNMARK.sub(r"\1", text) if _MARK in text else text
+def _digest(salt: str) -> Any:  # of a head, whose tokens follow
+    return blake3(b"headstart.head.2" + text_digest(salt))
 
 
 @dataclass
 class Prompter:
     """Builds prompts for one model. Thread-safe.
+
+    Attributes:
+        family: how the model writes reasoning and tool calls.
+        visible: the control tokens that it does so with.
 
     Args:
         spelling: whether replies are matched by how they were really spelled (fast mode).
@@ -129,11 +99,13 @@ class Prompter:
 
     def __post_init__(self) -> None:
         controls = sorted(self.tokenizer.controls, key=lambda control: -len(control.text))
-        self._controls = {control.text: control for control in controls if control.text}
-        self._split = re.compile("|".join(map(re.escape, self._controls))) if self._controls else None
+        self._pieces = Pieces(controls)
         self._escaper = Escaper(controls)
+        self._ids = [control.id for control in controls]
         self._single = {control.text: as_tokens(control.id) for control in controls}
         self._memo = Memo(self.memo_bytes)
+        self.family = family_of(self.template)
+        self.visible = frozenset(control.id for control in controls if control.text in self.family.visible)
         self._replays = Replays()
 
     def chat(
@@ -144,36 +116,51 @@ class Prompter:
         salt: str = "",
         generation: bool = True,
         spelled: bool = True,
+        begun: str = "",
+        breakpoints: Sequence[tuple[int, int]] = (),
         **extra: Any,
     ) -> Prompt:
-        """The prompt of a conversation. `spelled`: whether earlier replies in it keep the tokens that they were made of.
+        """The prompt of a conversation.
+
+        Args:
+            spelled: whether earlier replies in it keep the tokens that they were made of.
+            begun: the beginning of the reply.
+            breakpoints: where the caller expects to come back to: (number of a message, characters of its content).
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
         """
-        return self._chat(messages, tools, salt, extra, generation=generation, spelled=spelled)
+        source = Conversation(tuple(messages), tools, extra, begun)
+        return self._chat(source, salt, generation=generation, spelled=spelled, breakpoints=breakpoints)
 
     def _chat(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
+        source: Conversation,
         salt: str,
-        extra: Mapping[str, Any],
         *,
         generation: bool,
         spelled: bool,
+        breakpoints: Sequence[tuple[int, int]] = (),
         forget: list[bytes] | None = None,
     ) -> Prompt:
         """`forget`: replies keep their tokens for the last time, and the keys of what was known of them are added here."""
-        if not messages:
+        safe, rendered = self._render(source, generation=generation)
+        marks = tuple(contents(safe, rendered))
+        prompt = self._build(rendered, salt, marks, safe, spelled=spelled, breakpoints=breakpoints, forget=forget)
+        return replace(prompt, source=source)
+
+    def _render(self, source: Conversation, *, generation: bool) -> tuple[Sequence[Message], str]:
+        """Messages whose control spellings are escaped, and the text that they render to."""
+        if not source.messages:
             raise InvalidRequest("A conversation needs at least one message.", param="messages")
-        safe = self._escaper.escape(list(messages))
-        rendered = self.template.render(
-            safe, tools=self._escaper.escape(tools) if tools else None, generation=generation, **self._escaper.escape(extra)
-        )
-        source = Conversation(tuple(messages), tools, extra)
-        marks = tuple(self._marks(safe, rendered))
-        return replace(self._build(rendered, salt, marks, safe, spelled=spelled, forget=forget), source=source)
+        safe = self._escaper.escape(list(source.messages))
+        tools = self._escaper.escape(source.tools) if source.tools else None
+        messages, tools = adapt(self.family, safe, tools)
+        rendered = self.template.render(messages, tools=tools, generation=generation, **self._escaper.escape(source.extra))
+        if source.begun:
+            reasoning = self.family.reasoning if self.family.opened(rendered) else None
+            rendered += (reasoning.ending if reasoning else "") + self._escaper.escape(source.begun)
+        return safe, rendered
 
     def stem(
         self,
@@ -204,10 +191,12 @@ class Prompter:
         return replace(self.tokens(one.tokens[: length + 1].tolist(), salt=salt), landmarks=one.landmarks)
 
     def _calls(self, reply: Message, tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:
-        """The calls in a reply, after which a tool's result is what comes next; one without a name if they are in its text."""
-        mark = self.template.call_mark if tools else None
-        written = mark is not None and mark in (reply.get("content") or "")
-        return reply.get("tool_calls") or ([{"id": "call_0"}] if written else [])
+        """The calls in a reply, after which a tool's result is what comes next, also if they are in its text."""
+        if reply.get("tool_calls") or not tools:
+            return reply.get("tool_calls") or ()
+        parser = Parser(self.family, tools=tools)
+        calls: Sequence[Mapping[str, Any]] = message_of(parser.feed(reply.get("content") or "")).get("tool_calls") or ()
+        return calls
 
     def slide(
         self,
@@ -241,7 +230,7 @@ class Prompter:
 
     def text(self, text: str, *, salt: str = "", spelled: bool = True) -> Prompt:
         """The prompt of a raw text; control spellings in it are control tokens."""
-        return self._build(text.replace(_MARK, _MARK * 2), salt, (), (), spelled=spelled)
+        return self._build(text.replace(MARK, MARK * 2), salt, (), (), spelled=spelled)
 
     def tokens(self, tokens: Sequence[int], *, salt: str = "") -> Prompt:
         """The prompt of given tokens.
@@ -251,25 +240,70 @@ class Prompter:
         """
         if any(not 0 <= token < self.tokenizer.n_vocab for token in tokens):
             raise InvalidRequest(f"Tokens must lie in [0, {self.tokenizer.n_vocab}).", param="prompt")
-        text = b"".join(map(self.tokenizer.piece, tokens)).decode("utf-8", "replace")
-        return Prompt(text, as_tokens(tokens), salt)
+        given = as_tokens(tokens)
+        return Prompt(self._text(given), given, salt)
 
-    def remember(self, prompt: Prompt, reply: str, tokens: Sequence[int]) -> Spelled | None:
-        """Learns how a reply was spelled, and returns it if the tokenizer would spell it otherwise.
+    def remember(self, prompt: Prompt, reply: str, tokens: Sequence[int], message: Message | None = None) -> list[Spelled]:
+        """Learns how a reply was spelled, part by part between control tokens; returns what the tokenizer spells otherwise.
 
-        `tokens`: those whose bytes were wholly delivered in `reply`, and no more.
+        Args:
+            tokens: those whose bytes were wholly delivered in `reply`, and no more.
+            message: what the caller will send back, if that is not just the reply's text. It is found again by what the
+                template writes for it: then blanks, or the order of a call's arguments, may differ from what was delivered.
         """
-        if not self.spelling or not prompt.head or not tokens:
-            return None
-        delivered = b"".join(map(self.tokenizer.piece, tokens)).decode("utf-8", "replace")
-        if not delivered or not reply.startswith(delivered):
-            return None
-        reply_tokens = as_tokens(tokens)
-        whole = as_tokens(self.tokenizer.tokenize(prompt.lead + delivered))
-        if np.array_equal(np.concatenate([prompt.lead_tokens, reply_tokens]), whole):
-            self.spellings.forget(prompt.head, prompt.lead, delivered)
-            return None
-        return self.spellings.remember(prompt.head, prompt.lead, delivered, reply_tokens)
+        said = as_tokens(tokens)
+        if not self.spelling or not prompt.head or not reply.startswith(self._text(said)):
+            return []
+        cuts = np.flatnonzero(np.isin(said, self._ids)).tolist()
+        parts = [said[begin:end] for begin, end in zip([0, *(cut + 1 for cut in cuts)], [*cuts, len(said)], strict=True)]
+        texts = written = [self._text(part) for part in parts]
+        message = message or {"role": "assistant", "content": reply}
+        as_said = message == {"role": "assistant", "content": reply} and _BLANK.search(reply) is None
+        if self._text(said) == reply and prompt.source is not None and not as_said:
+            returned = self._returned(prompt.source, reply, message)
+            if len(returned) == len(parts) and [control for _, control in returned[:-1]] == said[cuts].tolist():
+                written = [text for text, _ in returned]
+        learned = []
+        for number, part in enumerate(parts):
+            for text in dict.fromkeys(filter(None, (texts[number], written[number]))) if len(part) else ():
+                whole = as_tokens(self.tokenizer.tokenize(prompt.lead + text))
+                if np.array_equal(np.concatenate([prompt.lead_tokens, part]), whole):
+                    self.spellings.forget(prompt.head, prompt.lead, text)
+                else:
+                    learned.append(self.spellings.remember(prompt.head, prompt.lead, text, part))
+            upto = cuts[number] + 1 if number < len(cuts) else len(said)
+            head = _digest(prompt.salt).update(np.concatenate([prompt.tokens, said[:upto]]).tobytes()).digest()
+            prompt = replace(prompt, head=head, lead="", lead_tokens=_NONE)
+        return learned
+
+    def _returned(self, source: Conversation, reply: str, message: Message) -> list[tuple[str, int | None]]:
+        """What the template writes behind the prompt for a reply that comes back, if it means the same: the pieces between
+        control tokens, and the control tokens behind all but the last."""
+        try:
+            before = self._render(source, generation=True)[1]
+            whole = replace(source, messages=(*source.messages, message), begun="")
+            after = self._render(whole, generation=False)[1]
+        except InvalidRequest:
+            return []
+        if not after.startswith(before):
+            return []
+        thinking = self.family.opened(before)
+        meant = meaning(self.family, reply, source.tools, thinking)
+        text = ""
+        pieces: list[tuple[str, int | None]] = []
+        for _, piece, control in self._pieces.of(after[len(before) :]):
+            # Without a control token behind it, nothing tells where the reply ends and the template goes on.
+            if control is None:
+                return []
+            text += piece
+            if meaning(self.family, text, source.tools, thinking) == meant:
+                return [*pieces, (piece, None)]
+            text += control.text
+            pieces.append((piece, control.id))
+        return []
+
+    def _text(self, tokens: Tokens) -> str:
+        return b"".join(map(self.tokenizer.piece, tokens.tolist())).decode("utf-8", "replace")
 
     def forget(
         self,
@@ -282,7 +316,8 @@ class Prompter:
         """Forgets how the replies in a conversation were spelled; returns the keys of what was known."""
         forgotten: list[bytes] = []
         if self.spelling and len(self.spellings):
-            self._chat(messages, tools, salt, extra, generation=False, spelled=True, forget=forgotten)
+            source = Conversation(tuple(messages), tools, extra)
+            self._chat(source, salt, generation=False, spelled=True, forget=forgotten)
         return forgotten
 
     # ── text → tokens ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -295,17 +330,18 @@ class Prompter:
         messages: Sequence[Message],
         *,
         spelled: bool,
+        breakpoints: Sequence[tuple[int, int]] = (),
         forget: list[bytes] | None = None,
     ) -> Prompt:
         parts: list[Tokens] = []
         places: list[tuple[int, int]] = []  # of each piece: where it begins in the text, and its first part
-        digest = blake3(b"headstart.head.1" + utf8(salt) + b"\0")
+        digest = _digest(salt)
         bos = self.tokenizer.bos
         if bos is not None and not rendered.startswith(bos.text):
             parts.append(as_tokens(bos.id))
         hashed = 0
         lead, lead_at = "", len(parts)
-        for at, text, control in self._pieces(rendered):
+        for at, text, control in self._pieces.of(rendered):
             places.append((at, len(parts)))
             for part in parts[hashed:]:
                 digest.update(part.tobytes())
@@ -336,7 +372,9 @@ class Prompter:
             lead=lead,
             lead_tokens=tokens[len(tokens) - sum(map(len, parts[lead_at:])) :],
             marks=marks,
-            landmarks=landmarks(messages, marks, Places(rendered, places, parts, spell)) if messages else Landmarks(),
+            landmarks=landmarks(messages, marks, Places(rendered, places, parts, spell), breakpoints)
+            if messages
+            else Landmarks(),
         )
 
     def _spell(self, text: str, salt: str, head: Any, forget: list[bytes] | None) -> list[Tokens]:
@@ -356,34 +394,3 @@ class Prompter:
         if end:
             parts.append(self._memo.get(salt, text[:end], self.tokenizer.tokenize))
         return parts[::-1]
-
-    def _pieces(self, rendered: str) -> Iterator[tuple[int, str, Control | None]]:
-        """Plain pieces, unescaped, each with where it begins and the control token that follows it."""
-        position = 0
-        strip_left = False
-        if self._split is not None:
-            for found in self._split.finditer(rendered):
-                control = self._controls[found[0]]
-                plain = Escaper.unescape(rendered[position : found.start()])
-                if strip_left:
-                    plain = plain.lstrip(_SPACE)
-                yield position, (plain.rstrip(_SPACE) if control.lstrip else plain), control
-                position, strip_left = found.end(), control.rstrip
-        rest = Escaper.unescape(rendered[position:])
-        if strip_left:
-            rest = rest.lstrip(_SPACE)
-        if rest:
-            yield position, rest, None
-
-    @staticmethod
-    def _marks(messages: Sequence[Message], rendered: str) -> Iterator[int]:
-        # Offsets are in the rendered text; escapes before them are rare and shift them by a character each.
-        cursor = 0
-        for message in messages:
-            content = message.get("content")
-            said = content.strip() if isinstance(content, str) else ""
-            at = rendered.find(said[:_HEAD], cursor) if said else -1
-            if at >= 0 and isinstance(content, str):
-                cursor = at + len(said[:_HEAD])
-                at = max(0, at - content.index(said))  # blanks before it count, whether the template keeps them or not
-            yield at

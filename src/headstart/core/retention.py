@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from headstart.core.blocks import BlockId
 from headstart.core.index import Entry, Index
@@ -56,6 +56,7 @@ class Retention:
         self._ghosts: OrderedDict[BlockId, Usage] = OrderedDict()
         self._leaves: dict[BlockId, _Item] = {}  # with their place in the heap
         self._heap: list[_Item] = []
+        self._own: dict[bytes, list[_Item]] = {}  # the same, of the owners that were asked for since ranks were worked out
         self._now = 0.0
         self._ranked = (0.0, 0)  # when, by which version of what was learned
 
@@ -129,26 +130,45 @@ class Retention:
             if parent is not None and parent.id in self._usage:
                 self._place(parent)
 
-    def victim(self) -> Entry | None:
-        """The piece to evict next, or None if all that is left is pinned. Does not remove it: call `forget`."""
+    def victim(self, owners: Collection[bytes] = ()) -> Entry | None:
+        """The piece to evict next, or None if all that is left is pinned. Does not remove it: call `forget`.
+
+        If any piece of `owners` may go, it is one of theirs.
+        """
         if self._now - self._ranked[0] >= STALE or self._reuse.settle() != self._ranked[1]:
             self._rank()
+        lowest = [item for owner in owners if (item := self._lowest(self._of(owner))) is not None]
+        item = min(lowest) if lowest else self._lowest(self._heap)
+        return None if item is None else self._index.get(item[3])
+
+    def _lowest(self, heap: list[_Item]) -> _Item | None:
+        """The lowest item of a heap whose piece may go; it stays there."""
         skipped: list[_Item] = []
-        found: Entry | None = None
-        while self._heap:
-            item = heapq.heappop(self._heap)
+        found: _Item | None = None
+        while heap and found is None:
+            item = heapq.heappop(heap)
             if self._leaves.get(item[3]) is not item:
                 continue  # used again, gone, or grown a child; whatever it is now has its own item
             entry = self._index.get(item[3])
             if entry is None or self._tier not in entry.copies:
                 continue
             skipped.append(item)
-            if not entry.pins:
-                found = entry
-                break
+            found = None if entry.pins else item
         for item in skipped:
-            heapq.heappush(self._heap, item)
+            heapq.heappush(heap, item)
         return found
+
+    def _of(self, owner: bytes) -> list[_Item]:
+        """The heap of an owner's pieces."""
+        heap = self._own.get(owner)
+        if heap is None:
+            heap = self._own[owner] = [item for item in self._leaves.values() if self._owner(item[3]) == owner]
+            heapq.heapify(heap)
+        return heap
+
+    def _owner(self, piece: BlockId) -> bytes:
+        entry = self._index.get(piece)
+        return b"" if entry is None else entry.owner
 
     def _risen(self, piece: BlockId, now: float) -> Usage:
         """The usage of a piece that is used now and is not in the tier; its ghost, if it has one, is gone then."""
@@ -176,6 +196,9 @@ class Retention:
         if len(self._heap) > 64 + 4 * len(self._leaves):
             self._heap = list(self._leaves.values())
             heapq.heapify(self._heap)
+            self._own.clear()
+        if entry.owner in self._own:
+            heapq.heappush(self._own[entry.owner], item)
 
     def _rank(self) -> None:
         """Works out all ranks anew."""
@@ -184,4 +207,5 @@ class Retention:
             self._leaves[piece] = (rank, last, depth, piece)
         self._heap = list(self._leaves.values())
         heapq.heapify(self._heap)
+        self._own.clear()
         self._ranked = (self._now, self._reuse.settle())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -32,6 +33,8 @@ FALLBACK = (
 
 
 _PROBE = "headstart_probe"
+_USER: Message = {"role": "user", "content": "headstart_question"}
+_REPLY: Message = {"role": "assistant", "content": "headstart_answer"}
 
 
 class _Generation(jinja2.ext.Extension):
@@ -50,6 +53,16 @@ def _refuse(message: str) -> None:
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a prompt was rendered from. `begun`: the beginning of the reply, given by the caller."""
+
+    messages: tuple[Message, ...]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    begun: str = ""
 
 
 class Template:
@@ -79,22 +92,35 @@ class Template:
             raise ModelError(f"The chat template does not compile ({error}); give another with --chat-template.") from error
 
     @cached_property
-    def call_mark(self) -> str | None:
-        """What a tool call begins with in a reply, as the template itself writes it; None if it writes none."""
-        asked: Message = {"role": "user", "content": "?"}
-        call = {"id": "call_0", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
-        silent: Message = {"role": "assistant", "content": ""}
+    def late_system(self) -> bool:
+        """Whether a system message behind a user's is written where it stands, and a second one behind the first."""
+        system: Message = {"role": "system", "content": _PROBE}
         try:
-            without, calling = (
-                self.render([asked, message], generation=False) for message in (silent, {**silent, "tool_calls": [call]})
-            )
+            late = self.render([_USER, system, _REPLY, _USER], generation=False)
+            twice = self.render([{**system, "content": "headstart_first"}, system, _USER], generation=False)
         except InvalidRequest:
-            return None
-        parting = next((at for at, pair in enumerate(zip(without, calling, strict=False)) if pair[0] != pair[1]), len(without))
-        while parting and not calling[parting - 1].isspace():
-            parting -= 1
-        words = calling[parting : max(0, calling.find(_PROBE))].split()
-        return words[0] if words and len(words[0]) >= 3 else None
+            return False
+        places = [late.find(text) for text in (_USER["content"], _PROBE, _REPLY["content"])]
+        return places == sorted(places) and places[0] >= 0 and _PROBE in twice and "headstart_first" in twice
+
+    @cached_property
+    def text_arguments(self) -> bool:
+        """Whether the arguments of a call have to be JSON text already."""
+        call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {_PROBE: 1}}}
+        try:
+            text = self.render([_USER, {**_REPLY, "tool_calls": [call]}], generation=False)
+        except InvalidRequest:
+            return True
+        return f"'{_PROBE}'" in text
+
+    @cached_property
+    def neighbours(self) -> bool:
+        """Whether two messages of a user may follow each other."""
+        try:
+            text = self.render([_USER, {**_USER, "content": _PROBE}], generation=False)
+        except InvalidRequest:
+            return False
+        return _PROBE in text
 
     def render(
         self,

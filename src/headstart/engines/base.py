@@ -5,7 +5,8 @@ logits and rows; it knows no requests, users or files. It is used from one threa
 several at once. (`examples/own_engine.py` implements the required part in about 100 lines.)
 
 Required: `tokenizer`, `traits`, `shape`, `fingerprint`, `prefill`, `decode`, `sampler`, `sample`, `logits`, `truncate`,
-`export_rows`, `import_rows`. Optional abilities are *traits*: data that the planner asks for, never a type that it tests.
+`export_rows`, `import_rows`. Optional abilities are *traits*: data that the planner asks for, never a type that it tests;
+and `check_grammar`, for replies that follow a grammar.
 
 Rows are opaque bytes: the rows of `n` consecutive tokens are one buffer of `n * shape.row_bytes` bytes whose inner order
 is the engine's own. What one engine exported, an engine with the same `fingerprint` can import, at the same positions.
@@ -20,12 +21,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from headstart.errors import EngineError
+from headstart.errors import EngineError, InvalidRequest
 
 Bytes = npt.NDArray[np.uint8]
 Logits = npt.NDArray[np.float32]
@@ -178,6 +179,17 @@ class Sampling:
 GREEDY = Sampling(temperature=0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a whole reply must be: a Lark grammar in llguidance's form, a JSON schema, or a regular expression.
+
+    In Lark, control tokens are named as they are spelled: `start: <|call|> "ls"`. Free text and strings never hold one.
+    """
+
+    kind: Literal["lark", "json_schema", "regex"]
+    text: str
+
+
 class Sampler(Protocol):
     """One reply's sampling state."""
 
@@ -226,12 +238,18 @@ class Engine(ABC):
         """Appends one token to each of several slots, in one call; logits as in `prefill` for all of them."""
 
     @abstractmethod
-    def sampler(self, sampling: Sampling) -> Sampler:
-        """A fresh sampler. The caller closes it."""
+    def sampler(self, sampling: Sampling, grammar: Grammar | None = None) -> Sampler:
+        """A fresh sampler, which draws only what `grammar` lets it. The caller closes it.
+
+        `grammar`: one that `check_grammar` passed.
+        """
 
     @abstractmethod
     def sample(self, slot: int, sampler: Sampler) -> int:
-        """Draws the next token from the slot's current logits, and lets the sampler remember it."""
+        """Draws the next token from the slot's current logits, which stay as they are, and lets the sampler remember it.
+
+        Raises EngineError if the sampler's grammar became too costly to follow; what the slot holds is still right.
+        """
 
     @abstractmethod
     def logits(self, slot: int) -> Logits:
@@ -286,6 +304,13 @@ class Engine(ABC):
         Raises EngineError, also if `state` is a checkpoint of another length; the slot is then empty.
         """
         raise EngineError("this engine has no state beside its rows")
+
+    def check_grammar(self, grammar: Grammar, param: str | None = None) -> None:
+        """Makes `sampler` ready for a grammar; takes up to some seconds. May be called from several threads at once.
+
+        `engines.constraint` does it from the tokenizer alone. Raises InvalidRequest, about `param`, if it cannot be followed.
+        """
+        raise InvalidRequest("This engine cannot follow a grammar.", param=param)
 
     def close(self) -> None:
         """Frees the model. Idempotent."""

@@ -36,6 +36,7 @@ from headstart.engines.base import (
     Control,
     Engine,
     Facts,
+    Grammar,
     Logits,
     Rows,
     Sampler,
@@ -45,6 +46,7 @@ from headstart.engines.base import (
     Step,
     Traits,
 )
+from headstart.engines.constraint import Constraint, Grammars
 from headstart.errors import EngineError
 
 GAP, NOISE = 0.05, 0.001
@@ -107,8 +109,9 @@ class FakeTokenizer:
 class FakeSampler:
     """Temperature, top-k, top-p, min-p, presence and frequency penalties, logit bias, seed."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, constraint: Constraint | None = None) -> None:
         self.sampling = sampling
+        self._constraint = constraint
         self._random = np.random.default_rng(None if sampling.seed is None else sampling.seed % SEEDS)
         self._seen: dict[int, int] = {}
 
@@ -119,7 +122,11 @@ class FakeSampler:
             scores[token] += bias
         for token, times in self._seen.items():
             scores[token] -= options.presence_penalty + options.frequency_penalty * times
+        if self._constraint is not None:
+            self._constraint.mask(scores)
         token = int(scores.argmax()) if options.temperature <= 0 else self._random_choice(scores)
+        if self._constraint is not None:
+            self._constraint.take(token)
         self._seen[token] = self._seen.get(token, 0) + 1
         return token
 
@@ -211,6 +218,7 @@ class FakeEngine(Engine):
         low = min(row_bytes, LOW)
         self._slots = [_Slot(np.zeros((ctx, self._width), np.uint8), np.zeros((ctx, low), np.uint8)) for _ in range(slots)]
         self._logits: dict[int, Logits] = {}
+        self._grammars = Grammars(self.tokenizer)
         self._failures: list[Operation] = []
         self._busy = threading.Lock()
 
@@ -248,8 +256,11 @@ class FakeEngine(Engine):
                 self._append(slot, [step.token], [kernel])
                 self._logits[step.slot] = self._predict(slot)
 
-    def sampler(self, sampling: Sampling) -> FakeSampler:
-        return FakeSampler(sampling)
+    def sampler(self, sampling: Sampling, grammar: Grammar | None = None) -> FakeSampler:
+        return FakeSampler(sampling, self._grammars.start(grammar) if grammar else None)
+
+    def check_grammar(self, grammar: Grammar, param: str | None = None) -> None:
+        self._grammars.check(grammar, param)
 
     def sample(self, slot: int, sampler: Sampler) -> int:
         assert isinstance(sampler, FakeSampler)

@@ -54,6 +54,7 @@ def configure(log_format: LogFormat = "console", level: int = logging.INFO, stre
 
 def finished(request_id: str, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
     """The line of a finished request."""
+    found = summary.explanation
     structlog.get_logger("headstart.request").info(
         "finished",
         id=request_id,
@@ -66,7 +67,8 @@ def finished(request_id: str, summary: Summary, reasons: Sequence[str], seconds:
         tokens_per_s=round((summary.completion - 1) / summary.decode, 1) if summary.decode > 0 else None,
         seconds=round(seconds, 3),
         finish=",".join(dict.fromkeys(reasons)),
-        reason=summary.reason.value if summary.reason is not None else None,
+        cause=found.cause.value if found is not None else None,
+        **({"missed": found.tokens} if found is not None and found.tokens else {}),
         **({"dropped": summary.dropped} if summary.dropped else {}),
     )
 

@@ -51,7 +51,8 @@ class Metrics:
         self._tiers = counter("headstart:cached_tokens", "Prompt tokens found, by tier (live: in a slot).", "tier")
         self._computed = counter("headstart:computed_tokens", "Prompt tokens that entered the engine.").labels(model)
         self._restored = counter("headstart:restored_tokens", "Prompt tokens loaded from a tier.", "tier")
-        self._misses = counter("headstart:misses", "Requests that could have reused more, by reason.", "reason")
+        self._misses = counter("headstart:misses", "Requests that did not reuse all they might have, by cause.", "cause")
+        self._missed = counter("headstart:missed_tokens", "Prompt tokens computed that could have been reused.", "cause")
         self._refused = counter("headstart:refused", "Calls answered with an error, by status.", "status")
         self._ttft = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", LONG)
         self._gap = histogram("vllm:inter_token_latency_seconds", "Between pieces of a reply.", SHORT)
@@ -80,8 +81,9 @@ class Metrics:
                 self._sources.labels(self._model, SOURCES.get(tier, "storage")).inc(tokens)
         for tier, tokens in summary.tiers.items():
             self._restored.labels(self._model, tier).inc(tokens)
-        if summary.reason is not None:
-            self._misses.labels(self._model, summary.reason.value).inc()
+        if (found := summary.explanation) is not None:
+            self._misses.labels(self._model, found.cause.value).inc()
+            self._missed.labels(self._model, found.cause.value).inc(found.tokens)
         for reason in reasons:
             self._success.labels(self._model, reason).inc()
         self._e2e.observe(seconds)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from headstart.core.explain import Divergence, Reason
+from headstart.core.explain import Explanation
 from headstart.runtime.request import Report
 
 
@@ -27,8 +27,7 @@ class Summary:
     completion: int
     tiers: dict[str, int]
     mode: Literal["fast", "exact"]
-    reason: Reason | None
-    diverged_at: Divergence | None
+    explanation: Explanation | None
     dropped: int
     queued: float
     prefill: float
@@ -43,7 +42,7 @@ class Summary:
 def summarise(prompts: Sequence[Sequence[Report]]) -> Summary:
     """Sums the reports of each prompt's choices (at least one prompt, at least one choice each).
 
-    Times are the longest of any choice, except `ttft`: the shortest. Reasons are those of the prompt that computed most.
+    Times are the longest of any choice, except `ttft`: the shortest. The explanation is that of the prompt that computed most.
     """
     # Of one prompt's choices, the one that computed most did so for the others too.
     mains = [max(choices, key=lambda report: report.computed) for choices in prompts]
@@ -61,8 +60,7 @@ def summarise(prompts: Sequence[Sequence[Report]]) -> Summary:
         completion=sum(report.completion for report in every),
         tiers=dict(tiers),
         mode=worst.mode,
-        reason=worst.reason,
-        diverged_at=worst.diverged_at,
+        explanation=worst.explanation,
         dropped=max(main.dropped for main in mains),
         queued=min(report.queued for report in every),
         prefill=max(main.prefill for main in mains),
@@ -106,9 +104,22 @@ def headstart(summary: Summary) -> dict[str, Any]:
         "computed": summary.computed,
         "tiers": summary.tiers,
         "mode": summary.mode,
-        "reason": summary.reason.value if summary.reason is not None else None,
-        "diverged_at": asdict(summary.diverged_at) if summary.diverged_at is not None else None,
+        **explained(summary.explanation),
         "dropped": summary.dropped,
+    }
+
+
+def explained(found: Explanation | None) -> dict[str, Any]:
+    """Why not more was reused: the coarse word and the place as ever, the cause, what it cost and how to avoid it."""
+    if found is None:
+        return dict.fromkeys(("reason", "diverged_at", "cause")) | {"missed": 0, "seconds": 0.0, "mend": None}
+    return {
+        "reason": found.meaning.reason,
+        "diverged_at": found.diverged_at,
+        "cause": found.cause.value,
+        "missed": found.tokens,
+        "seconds": round(found.seconds, 3),
+        "mend": found.mend,
     }
 
 

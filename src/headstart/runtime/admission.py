@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 
 from headstart.core.blocks import Chain, common_prefix
 from headstart.core.checkpoints import Placement, firm
-from headstart.core.explain import History, Reason, diverge
+from headstart.core.explain import Asked, Cached, Explanation
+from headstart.core.history import NoHistory
+from headstart.core.opening import Opening
 from headstart.core.planner import Costs, Mode, Plan, keepable, known, plan, restorable
 from headstart.engines.base import Engine
 from headstart.runtime.cache import Cache, Restored
@@ -54,7 +56,8 @@ class Admission:
         slots: Sequence[Slot],
         mode: Mode,
         placement: Placement,
-        history: History,
+        history: NoHistory,
+        template: str,
         clock: Callable[[], float],
     ) -> None:
         self.pace = Pace()
@@ -64,6 +67,7 @@ class Admission:
         self._mode = mode
         self._placement = placement
         self._history = history
+        self._template = template
         self._clock = clock
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -110,7 +114,7 @@ class Admission:
         if hurry is not None and not self._cache.fetch.ahead(choice, hurry):
             return False
         job.started = self._clock()
-        job.sampler = self._engine.sampler(job.sampling(self._engine))
+        job.sampler = self._engine.sampler(job.sampling(self._engine), job.request.grammar)
         slot = self._slots[choice.slot]
         branch = 0
         if self._mode.traits.stateful and job.request.reuse:
@@ -125,7 +129,7 @@ class Admission:
             job.misses += 1  # a bad piece is gone from the index: plan again without it
             return False
         job.plan, job.tiers = restored.plan, restored.tiers
-        self._explain(job, job.plan.start)
+        job.explanation = self._explain(job, job.plan.start)
         self._cache.hit(job.chain, job.plan)
         if self._mode.traits.stateful:
             grid, landmarks = self._mode.traits.grid, job.request.prompt.landmarks
@@ -189,28 +193,22 @@ class Admission:
 
     # ── explaining ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _explain(self, job: Job, start: int) -> None:
-        """Finds out why more is computed than an infinite cache would."""
-        if not job.request.reuse:
-            job.reason = Reason.DISABLED
-            return
-        prompt = job.request.prompt
-        nearest, shared = self._history.nearest(job.root, job.chain.tokens)
-        if nearest is None or shared < min(8, len(prompt)):
-            if start < self._mode.traits.grid:  # else there are rows that are older than this process
-                job.reason = Reason.FINGERPRINT if self._cache.elsewhere(job.chain, prompt.salt) else Reason.COLD
-            return
-        grid = self._mode.traits.grid
-        job.diverged_at = diverge(prompt, nearest.text)
-        if min(shared, len(prompt) - 1) - start >= grid + 8:
-            if self._mode.exact and start >= nearest.canonical // grid * grid:
-                job.reason = Reason.DERIVED
-            elif not self._mode.traits.sliceable and self._rows(job) - start >= grid:
-                job.reason = Reason.STATE
-            else:
-                job.reason = Reason.EVICTED
-        elif job.diverged_at is not None:
-            job.reason = Reason.DIVERGED
+    def _explain(self, job: Job, start: int) -> Explanation | None:
+        """Why more is computed than the request newly brings."""
+        request, traits, piece = job.request, self._mode.traits, self._engine.tokenizer.piece
+        asked = Asked(job.root, request.prompt, request.reuse, request.tenant, request.session)
+        cached = Cached(
+            start,
+            traits.grid,
+            self._mode.exact,
+            traits.sliceable,
+            rows=lambda: self._rows(job),
+            elsewhere=lambda: self._cache.elsewhere(job.chain, request.prompt.salt),
+            otherwise=lambda: self._cache.otherwise(Opening.of(request.prompt, self._template)),
+            characters=lambda tokens: len(b"".join(map(piece, tokens.tolist())).decode("utf-8", "replace")),
+            pace=self.pace.prefill,
+        )
+        return self._history.explain(asked, cached)
 
     def _rows(self, job: Job) -> int:
         """Tokens whose rows are known, with or without a checkpoint."""

@@ -17,7 +17,9 @@ from itertools import takewhile
 from headstart.core.blocks import BlockId, Chain, as_tokens, block_id, checkpoint_id, root_id
 from headstart.core.checkpoints import LOOSE, Landmarks, Placement, worth
 from headstart.core.index import Entry, Index
+from headstart.core.opening import Opening, Openings
 from headstart.core.planner import Mode, Plan
+from headstart.core.quota import owner_of
 from headstart.core.retention import Retention
 from headstart.core.spelling import Spelled, Spellings
 from headstart.engines.base import Engine, Rows, Span
@@ -76,11 +78,13 @@ class Cache:
         self._grid = engine.traits.grid
         self._save_cost = 0.0  # seconds that the last copy out of a busy slot took
         self._retention = Retention(memory.name, self.index, self._saved_per_byte, policy)
+        self._openings = Openings()
         self.spill = Spill(
             self.index,
             memory,
             self.disk,
             Spellings() if spellings is None else spellings,
+            self._openings,
             self._label,
             self._stored,
             lambda: self._clock(),
@@ -185,7 +189,7 @@ class Cache:
         start = length - (rest or self._grid)
         tokens = as_tokens(slot.tokens[start:])
         parent = block_id(slot.parent_of(number), tokens) if rest else slot.ids[number - 1]
-        entry = Entry(checkpoint_id(parent), parent, tokens, start, state=True, firm=firm)
+        entry = Entry(checkpoint_id(parent), parent, tokens, start, state=True, firm=firm, owner=owner_of(slot.root))
         if entry.id in self.spill.writing or not self.index.wants(entry.id, self.memory.name, canonical=canonical):
             return None
         stay = {mark // self._grid for mark in (landmarks.anchor, landmarks.turn)}
@@ -293,20 +297,20 @@ class Cache:
         if not self._mode.traits.movable:
             return []
         found: list[tuple[Entry, bool]] = []
-        tokens, name = slot.tokens, self.memory.name
+        tokens, name, owner = slot.tokens, self.memory.name, owner_of(slot.root)
         whole = len(tokens) // self._grid
         for number, piece in enumerate(slot.ids):
             start = number * self._grid
             canonical = start + self._grid <= slot.canonical
             if (canonical or not self._mode.exact) and self.index.wants(piece, name, canonical=canonical):
                 block = as_tokens(tokens[start : start + self._grid])
-                found.append((Entry(piece, slot.parent_of(number), block, start), canonical))
+                found.append((Entry(piece, slot.parent_of(number), block, start, owner=owner), canonical))
         rest = tokens[whole * self._grid :]
         canonical = self._mode.any_cut
         if len(rest) and (canonical or not self._mode.exact):
             tail = as_tokens(rest)
             parent = slot.parent_of(whole)
-            entry = Entry(block_id(parent, tail), parent, tail, whole * self._grid)
+            entry = Entry(block_id(parent, tail), parent, tail, whole * self._grid, owner=owner)
             if self._mode.traits.stateful:  # rows in a longer piece would not do for a checkpoint at this very end
                 wanted = self.index.wants(entry.id, name, canonical=canonical)
             else:
@@ -431,12 +435,15 @@ class Cache:
             self.spill.revive(pieces)
         self.fetch.fetched.clear()
 
-    def elsewhere(self, chain: Chain, salt: str) -> bool:
-        """Whether the prompt's beginning is on disk as computed by another model, engine or setting; for the same salt only."""
-        if len(chain) < self._grid:
-            return False
-        first = chain.block(0)
-        return any(block_id(root_id(other, salt), first) in keys for other, keys in self.disk.foreign().items())
+    def elsewhere(self, chain: Chain, salt: str) -> int:
+        """Leading tokens that are on disk as computed by another model, engine or setting; for the same salt only."""
+        most = 0
+        for other, keys in self.disk.foreign().items():
+            blocks, piece = 0, root_id(other, salt)
+            while blocks < len(chain.ids) and (piece := block_id(piece, chain.block(blocks))) in keys:
+                blocks += 1
+            most = max(most, blocks)
+        return most * self._grid
 
     def _stored(self, piece: BlockId) -> None:
         if (reply := self._retention.reply(piece)) >= 0:
@@ -452,6 +459,15 @@ class Cache:
         """Keeps how the reply to a prompt was spelled: without that, the rows of what follows could not be found again."""
         if chain.ids:
             self.disk.note(Note(spelled.key, chain.ids[-1], spelled.pack()))
+
+    def opened(self, chain: Chain, opening: Opening) -> None:
+        """Keeps how a conversation begins beside its first block, for `otherwise`."""
+        if self.disk.on and chain.ids and self._openings.learn(opening):
+            self.disk.note(Note(opening.key, chain.ids[0], opening.pack()))
+
+    def otherwise(self, opening: Opening | None) -> int:
+        """Tokens of an earlier prompt that began with the same messages, rendered by another template; 0 if none did."""
+        return self._openings.otherwise(opening) if opening is not None else 0
 
     def check(self) -> None:
         """Raises AssertionError if index, retention and memory disagree."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from headstart.core.blocks import BlockId, Chain, root_id
-from headstart.core.explain import Divergence, Reason
+from headstart.core.explain import Explanation
 from headstart.core.planner import Plan
 from headstart.engines.base import Engine, Logits, Sampler, Sampling
 from headstart.runtime.reply import Reply
@@ -80,8 +80,7 @@ class Job:
     token: int | None = None
     started: float = 0.0
     first: float = 0.0
-    reason: Reason | None = None
-    diverged_at: Divergence | None = None
+    explanation: Explanation | None = None
     waits_for: tuple[Job, int] | None = None
     points: tuple[int, ...] = ()
     firm: frozenset[int] = frozenset()
@@ -96,11 +95,11 @@ class Job:
         request = ticket.request
         root = root_id(engine.fingerprint, request.prompt.salt)
         chain = Chain(root, engine.traits.grid, request.prompt.tokens)
-        hidden = frozenset(control.id for control in engine.tokenizer.controls)
+        hidden = frozenset(control.id for control in engine.tokenizer.controls) - request.visible
         known = engine.tokenizer.piece
 
         def piece(token: int) -> bytes:
-            return b"" if token in hidden else known(token)  # a control token is no part of what was said
+            return b"" if token in hidden else known(token)  # most control tokens are no part of what was said
 
         return [cls(ticket, choice, chain, now, Reply(piece, request.stop)) for choice in range(request.choices)]
 
@@ -138,8 +137,7 @@ class Job:
             completion=len(self.reply.tokens),
             mode="exact" if mode == "exact" else "fast",
             tiers={tier: tokens for tier, tokens in self.tiers.items() if tokens},
-            reason=self.reason,
-            diverged_at=self.diverged_at,
+            explanation=self.explanation,
             queued=self.started - self.arrived,
             prefill=(self.first or now) - self.started,
             ttft=(self.first or now) - self.arrived,

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headstart.core.explain import Divergence, Reason
+from headstart.core.causes import Cause
+from headstart.core.explain import Explanation
 from headstart.core.prompt import Prompt
-from headstart.engines.base import Logits, Sampling
+from headstart.core.template import Message
+from headstart.engines.base import Grammar, Logits, Sampling
 from headstart.errors import HeadstartError
 
 FinishReason = Literal["stop", "length"]
@@ -30,6 +32,12 @@ class Request:
         ignore_eos: the model's end tokens are never drawn (benchmarks).
         prompt_logprobs: report the log-probability of each prompt token (bypasses the cache).
         keep_logits: return the logits at the end of the prompt.
+        grammar: what a whole reply must be; one that `max_tokens` or a stop text cuts off is its beginning.
+        visible: control tokens whose text is part of the reply.
+        returns: makes of a reply's text the message that the client will send back; None if its content is the text.
+        id: the name under which it can be explained later; "" for none.
+        tenant: who asks; "" if nobody knows. Nobody is told of another's requests.
+        session: a hint of the conversation that it belongs to; "" for none.
     """
 
     prompt: Prompt
@@ -41,6 +49,12 @@ class Request:
     ignore_eos: bool = False
     prompt_logprobs: int | None = None
     keep_logits: bool = False
+    grammar: Grammar | None = None
+    visible: frozenset[int] = frozenset()
+    returns: Callable[[str], Message] | None = None
+    id: str = ""
+    tenant: str = ""
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +76,7 @@ class Report:
     Attributes:
         computed: prompt tokens that entered the engine, counted there.
         tiers: tokens restored from each tier.
+        explanation: why more was computed than the request newly brought; None if that is all that was.
         queued, prefill, ttft, decode: seconds waiting; from a slot to the first token; from arrival to the first token;
             from the first token to the last.
     """
@@ -73,8 +88,7 @@ class Report:
     completion: int
     mode: Literal["fast", "exact"]
     tiers: dict[str, int] = field(default_factory=dict)
-    reason: Reason | None = None
-    diverged_at: Divergence | None = None
+    explanation: Explanation | None = None
     queued: float = 0.0
     prefill: float = 0.0
     ttft: float = 0.0
@@ -84,6 +98,11 @@ class Report:
     @property
     def cached(self) -> int:
         return self.live + self.restored
+
+    @property
+    def cause(self) -> Cause | None:
+        """That of the explanation, if there is one."""
+        return self.explanation.cause if self.explanation is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,17 +66,22 @@ class Room:
         self._transient = 0
 
     def take(self, piece: Entry, now: float, *, needed: bool) -> Cell | None:
-        """A cell for `piece`; unless it is needed, nothing goes for it that is worth more and nowhere else."""
+        """A cell for `piece`; unless it is needed, nothing goes for it that is worth more and nowhere else.
+
+        Beyond the quota nothing goes for it but what is beyond the quota too.
+        """
         kind: Kind = "state" if piece.state else "rows"
         while not self.memory.fits(kind):
-            victim = self.retention.victim()
-            if victim is None:
+            over = self.memory.quota.over(piece.owner, self.memory.size(kind))
+            victim = self.retention.victim(over)
+            if victim is None or (piece.owner in over and victim.owner not in over):
                 return None
+            due = victim.owner in over and piece.owner not in over
             # A newcomer that is refused is lost; what is on disk too is not.
-            if not (needed or self._below in victim.copies or self.retention.outranks(piece, victim, now)):
+            if not (needed or due or self._below in victim.copies or self.retention.outranks(piece, victim, now)):
                 return None
             self.evict(victim)
-        return self.memory.allocate(kind)
+        return self.memory.allocate(kind, piece.owner)
 
     def claim(self, tokens: int) -> bool:
         """Counts the engine's transfer buffer for `tokens` tokens against the budget; evicts first."""
@@ -88,7 +93,7 @@ class Room:
             return False
         self.memory.claim(need)
         while self.memory.over:
-            victim = self.retention.victim()
+            victim = self.retention.victim(self.memory.quota.over())
             if victim is None:
                 self.memory.claim(self._transient)
                 self.skip("transfer", 1)

@@ -10,10 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from headstart.config import Settings
+from headstart.core.blocks import Tokens
+from headstart.core.explain import Explanation, compare
 from headstart.core.planner import Mode
 from headstart.core.prompt import Prompt, Prompter
+from headstart.core.quota import quota
 from headstart.core.template import FALLBACK, Message, Template
-from headstart.engines.base import Engine, Tokenizer
+from headstart.engines.base import Engine, Grammar, Tokenizer
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from headstart.runtime.cache import Cache
 from headstart.runtime.job import Ticket
@@ -69,7 +72,8 @@ class Runtime:
         source = self._template_source(settings)
         self.prompter = Prompter(engine.tokenizer, Template(source, engine.tokenizer.names), spelling=settings.reuse == "fast")
         cell = engine.traits.grid * engine.shape.row_bytes
-        memory = Memory(cell, settings.memory_budget, engine.shape.state_bytes)
+        budget = settings.memory_budget
+        memory = Memory(cell, budget, engine.shape.state_bytes, quota(settings.tenant_memory, budget))
         disk, spellings = _disk(engine, settings), self.prompter.spellings
         self.cache = Cache(engine, memory, self._mode, time.monotonic, disk=disk, spellings=spellings)
         self.cache.spill.settle()  # the first prompt is made before the first request is
@@ -81,6 +85,7 @@ class Runtime:
             self._mode,
             stall=settings.stall,
             settles=settings.settle == "on",
+            explains=settings.explain == "on",
             observe=self._observed,
         )
         self._watchers: list[Callable[[Request], Sink]] = []
@@ -111,11 +116,13 @@ class Runtime:
         tools: Sequence[Mapping[str, Any]] | None = None,
         salt: str = "",
         spelled: bool = True,
+        begun: str = "",
+        breakpoints: Sequence[tuple[int, int]] = (),
         **extra: Any,
     ) -> Prompt:
         """Renders and tokenises a conversation; `extra` goes to the template. Thread-safe; takes milliseconds.
 
-        Without `spelled` the tokens are the tokenizer's choice, whatever earlier replies were made of.
+        Args: those of `Prompter.chat`.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
@@ -125,9 +132,12 @@ class Runtime:
         with self.tokenizer_open():
             if self.overflow == "slide":
                 limit = int(self.ctx * SLIDE_SHARE)
-                slid = self.prompter.slide(messages, limit, tools=tools, salt=salt, spelled=spelled, **extra)
+                slid = self.prompter.slide(messages, limit, tools=tools, salt=salt, spelled=spelled, begun=begun, **extra)
                 return self._fitting(slid, "messages")
-            return self._fitting(self.prompter.chat(messages, tools=tools, salt=salt, spelled=spelled, **extra), "messages")
+            prompt = self.prompter.chat(
+                messages, tools=tools, salt=salt, spelled=spelled, begun=begun, breakpoints=breakpoints, **extra
+            )
+            return self._fitting(prompt, "messages")
 
     def stem_prompt(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, salt: str = "", **extra: Any
@@ -175,6 +185,15 @@ class Runtime:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def check_grammar(self, grammar: Grammar, *, param: str | None = "grammar") -> None:
+        """Compiles a grammar ahead of `submit`, which would do it otherwise. Thread-safe; takes up to some seconds, once.
+
+        Raises:
+            InvalidRequest: it cannot be followed; the message is about `param`.
+        """
+        with self.tokenizer_open():
+            self.engine.check_grammar(grammar, param)
+
     def submit(self, request: Request, sink: Sink) -> Handle:
         """Queues a request; its events go to `sink`, on the engine thread. Thread-safe.
 
@@ -182,12 +201,16 @@ class Runtime:
             Overloaded: the queue is full.
             Unavailable: the runtime is closed.
             ContextTooLong: the prompt does not fit.
-            InvalidRequest: a bias for a token that the model does not have.
+            InvalidRequest: a bias for a token that the model does not have, or a grammar that cannot be followed.
         """
         self._fitting(request.prompt, "prompt")
         n_vocab = self.engine.tokenizer.n_vocab
         if strange := [token for token, _ in request.sampling.logit_bias if not 0 <= token < n_vocab]:
             raise InvalidRequest(f"Invalid 'logit_bias': token {strange[0]} is not in [0, {n_vocab}).", param="logit_bias")
+        if request.grammar is not None:
+            if request.ignore_eos:
+                raise InvalidRequest("Invalid 'ignore_eos': a grammar says where the reply ends.", param="ignore_eos")
+            self.check_grammar(request.grammar)
         if self._closed:
             raise Unavailable("The server is shutting down.")
         if request.prompt_logprobs is not None:
@@ -199,6 +222,18 @@ class Runtime:
         ticket = Ticket(request, _both([sink, *(watcher(request) for watcher in self._watchers)]))
         self.scheduler.submit(ticket)
         return Handle(ticket, self.scheduler)
+
+    def erase(self, slot: int) -> int | None:
+        """Forgets what a slot holds, and nothing that is stored. Thread-safe; waits for the step under way.
+
+        Returns: how many tokens that was; None if the slot is in use.
+
+        Raises:
+            Unavailable: the runtime is closed.
+        """
+        if self._closed:
+            raise Unavailable("The server is shutting down.")
+        return self.scheduler.erase(slot).result()
 
     def observe(self, observer: Callable[[Outcome], None]) -> None:
         """Adds an observer of finished choices; it is called on the engine thread and must return at once."""
@@ -233,6 +268,16 @@ class Runtime:
             "settle": dict(self.scheduler.settle.counters),
         }
 
+    def compare(self, prompt: Prompt, earlier: Prompt) -> Explanation | None:
+        """What `prompt` would compute again right after `earlier`, and why; None for its new text only. Thread-safe."""
+        with self.tokenizer_open() as tokenizer:
+
+            def characters(tokens: Tokens) -> int:
+                return len(b"".join(map(tokenizer.piece, tokens.tolist())).decode("utf-8", "replace"))
+
+            pace = self.scheduler.pace
+            return compare(prompt, earlier, grid=self.engine.traits.grid, pace=pace, characters=characters)
+
     def close(self) -> None:
         """Fails what is running, and frees the model. Idempotent."""
         with self._users_changed:
@@ -259,7 +304,7 @@ def _disk(engine: Engine, settings: Settings) -> NoDisk:
     if folder is None or not engine.traits.movable:
         return NoDisk()
     limit = int(QUEUE_SHARE * settings.memory_budget)
-    return WriteBehind(lambda: Disk(folder, settings.disk_budget), engine.fingerprint, limit)
+    return WriteBehind(lambda: Disk(folder, settings.disk_budget, settings.tenant_disk), engine.fingerprint, limit)
 
 
 def _both(sinks: Sequence[Sink]) -> Sink:

@@ -16,13 +16,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from headstart.core.blocks import Tokens, as_tokens
 from headstart.core.checkpoints import PLACEMENTS
-from headstart.core.explain import History, Record
+from headstart.core.history import History, NoHistory
 from headstart.core.planner import Mode, next_call
 from headstart.core.prompt import Prompter
+from headstart.core.record import Record
+from headstart.core.template import Message
 from headstart.engines.base import Engine, Step
 from headstart.errors import EngineError, HeadstartError, Unavailable
 from headstart.runtime import settle
@@ -56,6 +59,7 @@ class Scheduler:
         stall: seconds that a prefill call may take while replies are running.
         patience: the same while none is.
         settles: whether finished turns are made canonical when there is nothing else to do.
+        explains: whether the latest requests are remembered, to explain later ones.
         placement: a row of `PLACEMENTS`.
         observe: told of every finished choice, on the engine thread.
     """
@@ -70,6 +74,7 @@ class Scheduler:
         stall: float = 0.25,
         patience: float = 1.0,
         settles: bool = True,
+        explains: bool = True,
         placement: str = "lattice",
         observe: Callable[[Outcome], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -77,7 +82,7 @@ class Scheduler:
         self.engine = engine
         self.cache = cache
         self.slots = [Slot(number, engine.shape, engine.traits.grid) for number in range(engine.shape.slots)]
-        self.history = History()
+        self.history = History() if explains else NoHistory()
         self.waiting: deque[Job] = deque()
         self._prompter = prompter
         self._mode = mode
@@ -86,10 +91,12 @@ class Scheduler:
         self._observe = observe
         self._clock = clock
         self._inbox: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._erasures: queue.SimpleQueue[tuple[int, Future[int | None]]] = queue.SimpleQueue()
         self._running: list[Job] = []
         self._turn = 0
         self._placement = PLACEMENTS[placement]
-        self._admission = Admission(engine, cache, self.slots, mode, self._placement, self.history, clock)
+        template = prompter.template.source
+        self._admission = Admission(engine, cache, self.slots, mode, self._placement, self.history, template, clock)
         self.settle = settle.NoSettle()
         if settles:
             self.settle = settle.Settle(engine, cache, self.slots, mode, prompter, self._admission, self._placement)
@@ -114,9 +121,23 @@ class Scheduler:
         """Makes an idle loop look at cancelled tickets."""
         self._inbox.put(None)
 
+    def erase(self, number: int) -> Future[int | None]:
+        """Forgets what a slot holds; how many tokens that was, or None if it is in use. Runs between two steps."""
+        done: Future[int | None] = Future()
+        self._erasures.put((number, done))
+        self.wake()
+        if self._closed:  # the loop may have ended without seeing it
+            self._erase()
+        return done
+
     def prefills(self, seconds: float) -> int:
         """About how many tokens are prefilled in so long; 0 as long as nobody knows."""
         return self._admission.pace.tokens(seconds)
+
+    @property
+    def pace(self) -> float:
+        """Measured seconds of prefill a token; 0 as long as nobody knows."""
+        return self._admission.pace.prefill
 
     def close(self) -> None:
         """Fails what is running and waiting, and ends the thread. Idempotent."""
@@ -142,6 +163,7 @@ class Scheduler:
                 self._take_in()
                 self.cache.spill.settle()
                 self._drop_cancelled()
+                self._erase()
                 self._admit()
                 self._decode()
                 self._prefill()
@@ -192,6 +214,18 @@ class Scheduler:
         if not self.cache.disk.on:
             return None
         return IDLE_SAVE if active and self.cache.spill.unsettled else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
+
+    def _erase(self) -> None:
+        while True:
+            try:
+                number, done = self._erasures.get_nowait()
+            except queue.Empty:
+                return
+            slot = self.slots[number]
+            count = None if slot.busy else len(slot)
+            if count and not self._closed:
+                self._admission.empty(slot)
+            done.set_result(count)
 
     def _drop_cancelled(self) -> None:
         if any(job.ticket.cancelled or job.ticket.over for job in self.waiting):
@@ -267,16 +301,21 @@ class Scheduler:
                 if len(job.slot) % self.engine.traits.grid == 0:
                     job.mark = self.cache.mark(job.slot, job.mark)
             # All are drawn before any is delivered: delivering wakes other threads, and they would compete for this one's time.
-            for job, token, scored in [(job, *self._draw(job)) for job in batch]:
-                self._accept(job, token, scored)
+            for job, drawn in [(job, self._draw(job)) for job in batch]:
+                if drawn is not None:
+                    self._accept(job, *drawn)
 
-    def _draw(self, job: Job) -> tuple[int, tuple[TokenLogprob, ...]]:
-        """The next token of a reply, with its log-probability if asked for."""
+    def _draw(self, job: Job) -> tuple[int, tuple[TokenLogprob, ...]] | None:
+        """The next token of a reply, with its log-probability if asked for; None if the job has failed."""
         assert job.slot is not None
         assert job.sampler is not None
         number, top = job.slot.number, job.request.sampling.logprobs
         logits = self.engine.logits(number) if top is not None else None
-        token = self.engine.sample(number, job.sampler)
+        try:
+            token = self.engine.sample(number, job.sampler)
+        except Exception as error:
+            self._fail(job, error, computed=True)
+            return None
         return token, (token_logprob(logits, token, top or 0, self.engine),) if logits is not None else ()
 
     def _accept(self, job: Job, token: int, scored: tuple[TokenLogprob, ...]) -> None:
@@ -345,8 +384,8 @@ class Scheduler:
         job.start(job.report(self._mode_name, self._clock()), logits)
         if job.request.max_tokens == 0:
             self._finish(job, "length")
-        else:
-            self._accept(job, *self._draw(job))
+        elif (drawn := self._draw(job)) is not None:
+            self._accept(job, *drawn)
 
     def _is_canonical(self, slot: Slot, start: int, size: int, length: int) -> bool:
         if self._mode.any_cut:
@@ -369,29 +408,52 @@ class Scheduler:
             # The next turn goes on at what the caller saw, not behind the stop text.
             self.engine.truncate(slot.number, len(job.chain) + len(delivered))
             slot.truncate(len(job.chain) + len(delivered))
-        spelled = self._prompter.remember(prompt, reply.text, delivered)  # before the caller can send it back
-        if spelled is not None:
+        said = {"role": "assistant", "content": reply.text}
+        returned = job.request.returns(reply.text) if job.request.returns is not None else said
+        for spelled in self._prompter.remember(prompt, reply.text, delivered, returned):  # before it can be sent back
             self.cache.spelled(job.chain, spelled)
         self.cache.replied(slot, len(reply.tokens))
         if job.request.choices == 1 and job.request.reuse and reply.tokens:
-            self.settle.add(prompt, reply.text, tuple(slot.ids))
+            self.settle.add(prompt, returned, tuple(slot.ids))
         job.finish(reason, report)
         self._release(job)
-        self.history.remember(Record(job.root, prompt.text + reply.text, _joined(job), slot.canonical))
+        self.history.remember(self._record(job, slot.canonical, report, returned))
+        opening = self.history.opening(prompt, self._prompter.template.source)
+        if opening is not None and job.request.reuse:
+            self.cache.opened(job.chain, opening)
         if self._observe is not None:
             try:
                 self._observe(Outcome(report, reason))
             except Exception:
                 log.exception("an observer failed")
 
-    def _fail(self, job: Job, fault: Exception) -> None:
-        """Something failed for this job: its slot's content is undefined, so it is forgotten, never saved."""
+    def _record(self, job: Job, canonical: int, report: Report, returned: Message) -> Record:
+        request, reply = job.request, job.reply.text
+        return Record(
+            job.root,
+            request.prompt.text + reply,
+            _joined(job),
+            canonical,
+            reply,
+            source=request.prompt.source,
+            returned=returned,
+            id=request.id,
+            tenant=request.tenant,
+            salt=request.prompt.salt,
+            session=request.session,
+            time=self._clock(),
+            explanation=report.explanation,
+            account=report,
+        )
+
+    def _fail(self, job: Job, fault: Exception, *, computed: bool = False) -> None:
+        """Something failed for this job: unless all was `computed`, its slot's content is undefined: forgotten, never saved."""
         error = fault if isinstance(fault, HeadstartError) else EngineError(f"internal error: {fault!r}")
         log.error("request failed: %s", error)
         job.ticket.emit(Failed(error))
         slot = job.slot
         self._release(job)
-        if slot is not None:
+        if slot is not None and not computed:
             self._admission.empty(slot)
 
     def _release(self, job: Job) -> None:

@@ -70,8 +70,8 @@ class NoSettle:
         """Whether there is something to do."""
         return False
 
-    def add(self, prompt: Prompt, reply: str, ids: tuple[BlockId, ...]) -> None:
-        """A turn is finished. `ids`: the blocks of its prompt and reply."""
+    def add(self, prompt: Prompt, reply: Message, ids: tuple[BlockId, ...]) -> None:
+        """A turn is finished. `reply`: as it will be sent back; `ids`: the blocks of its prompt and reply."""
 
     def step(self) -> bool:
         """Computes one call; False if there was nothing (more) to compute."""
@@ -106,14 +106,14 @@ class Settle(NoSettle):
     def pending(self) -> bool:
         return bool(self._turns)
 
-    def add(self, prompt: Prompt, reply: str, ids: tuple[BlockId, ...]) -> None:
+    def add(self, prompt: Prompt, reply: Message, ids: tuple[BlockId, ...]) -> None:
         if prompt.source is None or not self._mode.traits.movable or not self._mode.traits.canonical:
             return
         # The conversation has gone on: what was to be settled of it is part of this turn.
         for turn in list(self._turns):
             if turn.ids and len(turn.ids) <= len(ids) and turn.ids == ids[: len(turn.ids)] and turn.prompt.salt == prompt.salt:
                 self._turns.remove(turn)
-        self._turns.append(Turn(prompt, {"role": "assistant", "content": reply}, ids))
+        self._turns.append(Turn(prompt, reply, ids))
         if len(self._turns) > TURNS:
             self._give_up(self._turns.popleft(), "too many wait")
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from headstart.core.blocks import BlockId, as_tokens
 from headstart.core.index import Entry, Index
+from headstart.core.opening import Opening, Openings
 from headstart.core.spelling import Spelled, Spellings
 from headstart.stores.behind import Appeared, Gone, NoDisk, Noted, Refused, Stored
 from headstart.stores.disk import Label
@@ -37,6 +38,7 @@ class Spill:
         memory: Memory,
         disk: NoDisk,
         spellings: Spellings,
+        openings: Openings,
         label: Callable[[Entry, bool], Label],
         stored: Callable[[BlockId], None],
         clock: Callable[[], float],
@@ -47,6 +49,7 @@ class Spill:
         self._memory = memory
         self._disk = disk
         self._spellings = spellings
+        self._openings = openings
         self._label = label
         self._stored = stored
         self._clock = clock
@@ -136,6 +139,8 @@ class Spill:
                 case Noted(note=note):
                     with suppress(ValueError):
                         self._spellings.learn(Spelled.unpack(note.key, note.value))
+                    with suppress(ValueError):
+                        self._openings.learn(Opening.unpack(note.key, note.value))
         while self._later and self._later[0][0] <= self._clock():
             _, entry = self._later.popleft()
             if self._index.get(entry.id) is entry and self.lacking(entry):

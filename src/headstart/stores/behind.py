@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from headstart.stores.base import Bytes
 from headstart.stores.disk import Disk, FormatError, Label, Note
+from headstart.stores.disk.catalog import damages
 from headstart.stores.disk.format import ALIGN
-from headstart.stores.disk.store import damages
 
 log = logging.getLogger("headstart.disk")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headstart.core.quota import NoQuota
 from headstart.errors import ConfigError
 from headstart.stores.arena import Arena
 from headstart.stores.base import Bytes, Kind, Store
@@ -16,10 +17,11 @@ from headstart.stores.base import Bytes, Kind, Store
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Room for one object, as `Memory.allocate` gives it."""
+    """Room for one object, as `Memory.allocate` gives it; `owner` is whose quota it counts towards."""
 
     kind: Kind
     number: int
+    owner: bytes = b""
 
 
 class Memory(Store):
@@ -29,6 +31,7 @@ class Memory(Store):
         cell_bytes: size of a cell for rows.
         budget: bytes for all cells and claimed transient buffers together.
         state_bytes: size of a cell for state.
+        quota: is told who holds how many bytes; who goes first is for others to ask it.
 
     Raises:
         ConfigError: the system refuses to reserve that much address space.
@@ -36,9 +39,10 @@ class Memory(Store):
 
     name = "memory"
 
-    def __init__(self, cell_bytes: int, budget: int, state_bytes: int = 0) -> None:
+    def __init__(self, cell_bytes: int, budget: int, state_bytes: int = 0, quota: NoQuota | None = None) -> None:
         self.cell_bytes = cell_bytes
         self.state_bytes = state_bytes
+        self.quota = NoQuota() if quota is None else quota
         self._budget = budget
         self._claimed = 0
         self._closed = False
@@ -62,6 +66,10 @@ class Memory(Store):
         """Whether cells and claim together exceed the budget, as they may after `claim`: then evict."""
         return self.used > self._budget
 
+    def size(self, kind: Kind) -> int:
+        """Bytes of a cell."""
+        return self._arenas[kind].size
+
     def fits(self, kind: Kind = "rows") -> bool:
         """Whether one more cell of that kind can be allocated now, without evicting."""
         size = self._arenas[kind].size
@@ -79,13 +87,14 @@ class Memory(Store):
             if not any(arena.shrink() for arena in arenas):
                 return
 
-    def allocate(self, kind: Kind = "rows") -> Cell | None:
+    def allocate(self, kind: Kind = "rows", owner: bytes = b"") -> Cell | None:
         """A cell to write into; None if the budget is used up. End with `commit` or `release`."""
         if not self.fits(kind):
             return None
         arena = self._arenas[kind]
         self._shrink(arena.grows)
-        cell = Cell(kind, arena.take())
+        cell = Cell(kind, arena.take(), owner)
+        self.quota.hold(owner, arena.size)
         self._open.add(cell)
         return cell
 
@@ -107,7 +116,9 @@ class Memory(Store):
         self._give(cell)
 
     def _give(self, cell: Cell) -> None:
-        self._arenas[cell.kind].give(cell.number)
+        arena = self._arenas[cell.kind]
+        arena.give(cell.number)
+        self.quota.hold(cell.owner, -arena.size)
         self._shrink(0)
 
     def read(self, key: bytes) -> Bytes | None:

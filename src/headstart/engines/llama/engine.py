@@ -8,6 +8,7 @@ back the state at its end. Models whose state has a form that is not known are s
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,8 @@ import numpy.typing as npt
 from llama_cpp import llama_cpp as lib
 
 from headstart.config import Settings
-from headstart.engines.base import Bytes, Engine, Facts, Logits, Rows, Sampler, Sampling, Shape, Span, Step, Traits
+from headstart.engines.base import Bytes, Engine, Facts, Grammar, Logits, Rows, Sampler, Sampling, Shape, Span, Step, Traits
+from headstart.engines.constraint import Grammars
 from headstart.engines.llama import file as llama_file
 from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama import load as llama_load
@@ -49,6 +51,8 @@ class LlamaEngine(Engine):
         self._context = context
         self._memory = lib.llama_get_memory(context)
         self.tokenizer = LlamaTokenizer(model)
+        self._grammars = Grammars(self.tokenizer)
+        self._buffer = ctypes.c_float * self.tokenizer.n_vocab
         self._batch = Batch(llama_load.BATCH, slots)
         self._lengths = [0] * slots
         self._outputs: dict[int, int] = {}  # slot → index in the last call's batch
@@ -162,16 +166,27 @@ class LlamaEngine(Engine):
                 self._lengths[slot] = self._count(slot)
             raise EngineError(f"llama_decode returned {result}: {llama_log.cause()}")
 
-    def sampler(self, sampling: Sampling) -> LlamaSampler:
-        return LlamaSampler(sampling, n_vocab=self.tokenizer.n_vocab, ctx=self.shape.ctx)
+    def sampler(self, sampling: Sampling, grammar: Grammar | None = None) -> LlamaSampler:
+        constraint = self._grammars.start(grammar) if grammar else None
+        return LlamaSampler(sampling, constraint, n_vocab=self.tokenizer.n_vocab, ctx=self.shape.ctx)
+
+    def check_grammar(self, grammar: Grammar, param: str | None = None) -> None:
+        self._grammars.check(grammar, param)
 
     def sample(self, slot: int, sampler: Sampler) -> int:
         assert isinstance(sampler, LlamaSampler)
+        if sampler.constraint is not None:
+            return sampler.draw(sampler.constraint, self._logits(slot))
         return int(lib.llama_sampler_sample(sampler.chain, self._context, self._output(slot)))
 
     def logits(self, slot: int) -> Logits:
+        return np.array(self._logits(slot))
+
+    def _logits(self, slot: int) -> Logits:
+        """llama.cpp's own, until the next call."""
         pointer = lib.llama_get_logits_ith(self._context, self._output(slot))
-        return np.array(np.ctypeslib.as_array(pointer, (self.tokenizer.n_vocab,)))
+        buffer: Any = self._buffer.from_address(ctypes.addressof(pointer.contents))
+        return np.frombuffer(buffer, np.float32)
 
     def _output(self, slot: int) -> int:
         output = self._outputs.get(slot)

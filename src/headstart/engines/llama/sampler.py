@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 from typing import Any
 
+import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from headstart.engines.base import SEEDS, Sampling
+from headstart.engines.base import SEEDS, Logits, Sampling
+from headstart.engines.constraint import Constraint
 
 _COLDEST = 1e-6
 """Below it logits divided by the temperature overflow; it is greedy then."""
+
+_CANDIDATE = np.dtype(lib.llama_token_data)
 
 
 class LlamaSampler:
     """One reply's chain. Its penalties see the tokens that it drew itself, and no prompt.
 
     Args:
+        constraint: what the reply must be, whose tokens only `draw` chooses from.
         ctx: tokens a sequence can hold: what a penalty over the whole reply looks at.
     """
 
-    def __init__(self, sampling: Sampling, *, n_vocab: int, ctx: int) -> None:
+    def __init__(self, sampling: Sampling, constraint: Constraint | None = None, *, n_vocab: int, ctx: int) -> None:
+        self.constraint = constraint
+        self._candidates = np.zeros(n_vocab if constraint else 0, _CANDIDATE)
+        data = self._candidates.ctypes.data_as(lib.llama_token_data_p)
+        self._array: Any = lib.llama_token_data_array(data=data)
         params = lib.llama_sampler_chain_default_params()
         params.no_perf = True
         self.chain: Any = lib.llama_sampler_chain_init(params)
         for link in _links(sampling, n_vocab, ctx):
             lib.llama_sampler_chain_add(self.chain, link)
+
+    def draw(self, constraint: Constraint, logits: Logits) -> int:
+        """Chooses among the tokens that the constraint allows, and lets it and the chain remember the choice.
+
+        The chain sees those tokens only: often there are few, and then it is faster than without a constraint.
+        Raises EngineError.
+        """
+        allowed = constraint.allowed()
+        candidates = self._candidates[: len(allowed)]
+        candidates["id"] = allowed
+        candidates["logit"] = logits.take(allowed)
+        array = self._array
+        array.size, array.selected, array.sorted = len(allowed), -1, False
+        lib.llama_sampler_apply(self.chain, ctypes.byref(array))
+        token = int(array.data[array.selected].id)
+        lib.llama_sampler_accept(self.chain, token)
+        constraint.take(token)
+        return token
 
     def close(self) -> None:
         if self.chain is not None:

@@ -9,7 +9,7 @@ import heapq
 import math
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import get_args
 
 import numpy as np
 
+from headstart.core.quota import NoQuota, owner_of
 from headstart.core.reuse import KINDS, MEMORY, OCTAVES, POLICIES, Reuse, Usage
 from headstart.stores.base import Kind
 from headstart.stores.disk.format import Label
@@ -71,6 +72,10 @@ CREATE TABLE IF NOT EXISTS learned (           -- core/reuse: one row of float64
     counts BLOB NOT NULL
 );
 """
+
+
+_Item = tuple[float, float, int, bytes]
+"""Rank, last use, the deeper first; the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +277,34 @@ class Catalog:
     def keys(self) -> set[bytes]:
         return {key for (key,) in self._db.execute("SELECT key FROM objects")}
 
-    def victims(self, spare: Collection[bytes], need: int, now: float | None = None) -> list[Row]:
+    def owners(self, labels: Iterable[Label]) -> dict[bytes, bytes]:
+        """The owners of objects, by key, each behind what it hangs on."""
+        found: dict[bytes, bytes] = {}
+        for label in labels:
+            key, seen = label.parent, set[bytes]()
+            while key not in found and key not in seen and (above := self._above(key)) is not None:
+                seen.add(key)
+                key = above[0]
+            found[label.key] = found.get(key) or owner_of(key)
+        return found
+
+    def _above(self, key: bytes) -> tuple[bytes, int] | None:
+        """What an object hangs on, and the bytes that it occupies itself."""
+        found: tuple[bytes, int] | None = self._db.execute(
+            "SELECT parent, allocated FROM objects WHERE key = ?", (key,)
+        ).fetchone()
+        return found
+
+    def victims(
+        self, spare: Collection[bytes], need: int, now: float | None = None, shares: NoQuota | None = None
+    ) -> list[Row]:
         """What to evict so that `need` bytes come free: the lowest ranks first, and nothing before what hangs on it.
 
         Of models that have checkpoints, rows without any at their end or behind go first of all, once they have waited long.
         Neither pinned objects nor those in `spare` are among them, so it may be less than `need`.
+
+        `shares`: what those will hold beside for whom room is made; it is told of all that is here. What is theirs who are
+        beyond their quota goes first.
         """
         now = time.time() if now is None else now
         reuse = self._learned()
@@ -292,32 +320,51 @@ class Catalog:
             useless = kind == "rows" and fingerprint in with_state and usage.last < now - WAIT  # once nothing hangs on it
             order[key] = (-math.inf if useless else self._policy(usage, reuse, now), usage.last, -start)
             children[parent] = children.get(parent, 0) + 1
-        leaves = [(*order[key], key) for key in known if key not in children]
-        heapq.heapify(leaves)
+        shares = NoQuota() if shares is None else shares
+        owner = _owners({key: parent for key, (parent, *_) in known.items()}) if shares.on else {}
+        for key, who in owner.items():
+            shares.hold(who, known[key][1])
+        first, rest = list[_Item](), list[_Item]()
+        for key in known.keys() - children.keys():
+            (first if owner.get(key) in shares.over() else rest).append((*order[key], key))
         found: list[bytes] = []
-        while need > 0 and leaves:
-            key = heapq.heappop(leaves)[-1]
-            parent, allocated, pinned = known[key]
-            if pinned or key in spare:
-                continue
-            found.append(key)
-            need -= allocated
-            children[parent] -= 1
-            if parent in known and not children[parent]:
-                heapq.heappush(leaves, (*order[parent], parent))
+        for leaves in (first, rest):
+            heapq.heapify(leaves)
+            while need > 0 and leaves:
+                item = heapq.heappop(leaves)
+                key = item[-1]
+                if leaves is first and owner[key] not in shares.over():
+                    rest.append(item)  # its owner has given enough
+                    continue
+                parent, allocated, pinned = known[key]
+                if pinned or key in spare:
+                    continue
+                found.append(key)
+                need -= allocated
+                shares.hold(owner.get(key, b""), -allocated)
+                children[parent] -= 1
+                if parent in known and not children[parent]:
+                    heapq.heappush(leaves, (*order[parent], parent))
         return [row for key in found if (row := self.get(key)) is not None]
 
-    def kept(self, spare: Collection[bytes]) -> int:
-        """Bytes that `victims` never brings: of what is pinned or in `spare`, and of all that it hangs on."""
-        seen, total = set[bytes](), 0
-        pending = [*spare, *(key for (key,) in self._db.execute("SELECT key FROM objects WHERE pinned"))]
-        while pending:
-            key = pending.pop()
-            found = self._db.execute("SELECT parent, allocated FROM objects WHERE key = ?", (key,)).fetchone()
-            if found is not None and key not in seen:
-                seen.add(key)
-                pending.append(found[0])
-                total += found[1]
+    def kept(self, spare: Collection[bytes], shares: NoQuota | None = None) -> int:
+        """Bytes that `victims` never brings: of what is pinned or in `spare`, and of all that it hangs on.
+
+        `shares` is told whose they are.
+        """
+        owner: dict[bytes, bytes] = {}
+        total = 0
+        for key in [*spare, *(key for (key,) in self._db.execute("SELECT key FROM objects WHERE pinned"))]:
+            path, size = list[bytes](), 0
+            while key not in owner and (above := self._above(key)) is not None:
+                owner[key] = b""
+                path.append(key)
+                key, size = above[0], size + above[1]
+            who = owner.get(key) or owner_of(key)
+            owner.update(dict.fromkeys(path, who))
+            total += size
+            if shares is not None:
+                shares.hold(who, size)
         return total
 
     def version(self) -> tuple[int, int]:
@@ -345,9 +392,32 @@ class Catalog:
             yield Row(number, label, allocated, created, used, bool(pinned), uses)
 
 
+def _owners(parents: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """The owner of each object, of which this says what it hangs on."""
+    owner: dict[bytes, bytes] = {}
+    for key in parents:
+        path = list[bytes]()
+        while key in parents and key not in owner:
+            owner[key] = b""  # a damaged catalogue may lead in circles
+            path.append(key)
+            key = parents[key]
+        owner.update(dict.fromkeys(path, owner.get(key) or owner_of(key)))
+    return owner
+
+
 def _packed(tokens: tuple[int, ...]) -> bytes:
     return np.array(tokens, "<i4").tobytes()
 
 
 def _unpacked(data: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(data, "<i4").tolist())
+
+
+def damages(error: Exception) -> bool:
+    """Whether an error of the catalogue says that it holds garbage, rather than that it cannot be used just now."""
+    if isinstance(error, sqlite3.OperationalError):
+        # Tables other than ours; or, without a code, values of a type that ours do not have.
+        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_ERROR
+    return isinstance(error, sqlite3.DatabaseError | ValueError | TypeError) and not isinstance(
+        error, sqlite3.NotSupportedError
+    )

@@ -71,6 +71,20 @@ class Header:
     checksum: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """An object that is about to be written, as it will be. `owner`: whose quota it counts towards."""
+
+    label: Label
+    head: bytes
+    payload: Bytes
+    owner: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.head) + len(self.payload)
+
+
 def checksum(data: Bytes) -> bytes:
     return xxhash.xxh3_128_digest(data.data)
 

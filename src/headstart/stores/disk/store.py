@@ -21,15 +21,16 @@ import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from headstart.core.quota import NoQuota, quota
 from headstart.stores.base import Bytes, Store
 from headstart.stores.disk import files, format
-from headstart.stores.disk.catalog import Catalog, Row
-from headstart.stores.disk.format import FormatError, Header, Label
+from headstart.stores.disk.catalog import Catalog, Row, damages
+from headstart.stores.disk.format import FormatError, Header, Label, Sealed
 from headstart.stores.disk.quarantine import Quarantine
 
 try:
@@ -53,19 +54,6 @@ _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Faults that say nothing of the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """An object that is about to be written."""
-
-    label: Label
-    head: bytes
-    payload: Bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.head) + len(self.payload)
-
-
 class Disk(Store):
     """Objects under `folder`, within `budget` bytes together with everything else there.
 
@@ -73,6 +61,7 @@ class Disk(Store):
 
     Args:
         budget: bytes; at most half of what is free (and already ours) when it is opened.
+        portion: of that, an owner's quota: see `core/quota`.
 
     Raises:
         OSError: the folder cannot be made or read.
@@ -81,7 +70,7 @@ class Disk(Store):
 
     name = "disk"
 
-    def __init__(self, folder: Path, budget: int) -> None:
+    def __init__(self, folder: Path, budget: int, portion: float = 1.0) -> None:
         self.folder = folder
         self.objects = folder / "objects"
         self._temporary = folder / "tmp"
@@ -98,6 +87,7 @@ class Disk(Store):
             self._opened = {path: files.identity(path) for path in (folder / "lock", folder / _INDEX)}
             self._unit = files.unit(folder)
             self._given = budget
+            self._portion = portion
             self.measure()
             undo.pop_all()
 
@@ -164,9 +154,11 @@ class Disk(Store):
         """
         spare = {*spare, *(label.key for label, _ in batch), *(label.parent for label, _ in batch)}
         with self.writing():
-            new = [_File(label, format.encode(label, data), data) for label, data in batch if not self._holds(label)]
+            lacking = [(label, data) for label, data in batch if not self._holds(label)]
+            owners = self.catalog.owners([label for label, _ in lacking]) if self._quota().on else {}
+            new = [Sealed(label, format.encode(label, data), data, owners.get(label.key, b"")) for label, data in lacking]
             fitting = self._fitting(new, spare)
-            gone = self._make_room(sum(map(self._need, fitting)), spare)
+            gone = self._make_room(sum(map(self._need, fitting)), spare, fitting)
             placed = fitting[: self._place(fitting)]
         missing = {file.label.key for file in new} - {file.label.key for file in placed}
         return [label for label, _ in batch if label.key not in missing], gone
@@ -181,21 +173,31 @@ class Disk(Store):
         except (FormatError, OSError):
             return False
 
-    def _need(self, file: _File) -> int:
+    def _need(self, file: Sealed) -> int:
         return -(-file.size // self._unit) * self._unit
 
-    def _fitting(self, new: Sequence[_File], spare: Collection[bytes]) -> list[_File]:
-        """The objects for which there is room, or can be made; not those that hang on one for which there is none."""
+    def _quota(self) -> NoQuota:
+        return quota(self._portion, max(0, self._budget - RESERVE))
+
+    def _fitting(self, new: Sequence[Sealed], spare: Collection[bytes]) -> list[Sealed]:
+        """The objects for which there is room, or can be made; not those that hang on one for which there is none.
+
+        If room has to be made, nobody is given any beyond its quota.
+        """
         need = sum(map(self._need, new))
         room = self._free(need)
+        shares = NoQuota()
         if need > room:
-            room += self.catalog.used() - self.catalog.kept(spare)
-        fitting, without = list[_File](), set[bytes]()
+            shares = self._quota()
+            room += self.catalog.used() - self.catalog.kept(spare, shares)
+        fitting, without = list[Sealed](), set[bytes]()
         for file in new:
-            if self._need(file) > room or file.label.parent in without:
+            size = self._need(file)
+            if size > room or file.label.parent in without or file.owner in shares.over(file.owner, size):
                 without.add(file.label.key)
             else:
-                room -= self._need(file)
+                room -= size
+                shares.hold(file.owner, size)
                 fitting.append(file)
         return fitting
 
@@ -205,20 +207,23 @@ class Disk(Store):
             self._quarantine.tidy(0)
         return self._budget - self.used
 
-    def _make_room(self, need: int, spare: Collection[bytes]) -> list[bytes]:
-        """Evicts until `need` bytes are free, or nothing more can go; the keys that went."""
+    def _make_room(self, need: int, spare: Collection[bytes], coming: Sequence[Sealed] = ()) -> list[bytes]:
+        """Evicts until `need` bytes are free for what is coming, or nothing more can go; the keys that went."""
         spare, gone = set(spare), list[bytes]()
         while (missing := need - self._free(need)) > 0:
             count = len(self.catalog)
             spared = count // SLACK * (self.catalog.used() // max(1, count))  # to rank very many takes a while
-            victims = [row.label.key for row in self.catalog.victims(spare, missing + spared)]
+            shares = self._quota()
+            for file in coming:
+                shares.hold(file.owner, self._need(file))
+            victims = [row.label.key for row in self.catalog.victims(spare, missing + spared, shares=shares)]
             if not victims:
                 break
             gone += self._remove(victims)
             spare.update(victims)  # what cannot be deleted must not be tried again and again
         return gone
 
-    def _place(self, new: Sequence[_File]) -> int:
+    def _place(self, new: Sequence[Sealed]) -> int:
         """Writes as many objects as there is room for, in order, and gives them rows; how many."""
         room = self._budget - self.used
         temporary: list[Path] = []
@@ -249,7 +254,7 @@ class Disk(Store):
             raise
         return len(placed)
 
-    def _write_temporary(self, whole: _File) -> Path:
+    def _write_temporary(self, whole: Sealed) -> Path:
         path = self._temporary / f"{os.getpid()}-{next(self._serial)}{_SUFFIX}"
         # Under the lock nobody else is writing: what has this name was left by a process of the same number.
         file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -432,6 +437,7 @@ class Disk(Store):
             found = [
                 (label, there[key]) for key in sorted(there.keys() - known.keys()) if (label := self._label(key)) is not None
             ]
+            found.sort(key=lambda one: one[0].start)  # as they were written: what they hang on is known before them
             self.catalog.add(current + found)
             if evict:
                 gone += self._make_room(0, ())
@@ -484,13 +490,3 @@ def _read_header(file: int) -> Header:
 def _drop_catalog(path: Path) -> None:
     for suffix in ("-wal", "-shm", ""):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
-
-
-def damages(error: Exception) -> bool:
-    """Whether an error of the catalogue says that it holds garbage, rather than that it cannot be used just now."""
-    if isinstance(error, sqlite3.OperationalError):
-        # Tables other than ours; or, without a code, values of a type that ours do not have.
-        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_ERROR
-    return isinstance(error, sqlite3.DatabaseError | ValueError | TypeError) and not isinstance(
-        error, sqlite3.NotSupportedError
-    )

@@ -1,0 +1,143 @@
+"""Admin: what an owner may ask of the server itself. Why a request computed what it computed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from headstart.api import tenants
+from headstart.api.compose import prompt_of
+from headstart.api.describe import ERRORS
+from headstart.api.diagnostics import anthropic, responses
+from headstart.api.dialects import dialogue_of
+from headstart.api.schema import _Form, parse
+from headstart.api.service import Service, service_of
+from headstart.core.blocks import common_prefix
+from headstart.core.causes import Cause
+from headstart.core.explain import Explanation
+from headstart.core.prompt import Prompt
+from headstart.core.record import Record
+from headstart.errors import InvalidRequest, NotFound
+from headstart.runtime.request import Report
+from headstart.runtime.runtime import Runtime
+
+router = APIRouter()
+
+Salt = Annotated[str, Query(max_length=1024)]
+
+
+class Pair(_Form):
+    """Body of POST /headstart/explain: two request bodies, the earlier one first."""
+
+    a: dict[str, Any]
+    b: dict[str, Any]
+
+
+@router.get("/headstart/explain", responses=ERRORS)
+async def explain_last(request: HttpRequest, cache_salt: Salt = "", user: Salt = "") -> Response:
+    """Why the latest request computed what it computed."""
+    return _told(request, None, cache_salt, user)
+
+
+@router.get("/headstart/explain/{request_id}", responses=ERRORS)
+async def explain_one(request: HttpRequest, request_id: str, cache_salt: Salt = "", user: Salt = "") -> Response:
+    """Why a request computed what it computed; its id is in the header `x-request-id` of its answer."""
+    return _told(request, request_id, cache_salt, user)
+
+
+@router.post(
+    "/headstart/explain",
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": Pair.model_json_schema()}}}},
+    responses=ERRORS,
+)
+async def explain_pair(request: HttpRequest) -> Response:
+    """What the second of two request bodies would compute again right after the first, and why. Nothing is computed."""
+    service = service_of(request)
+    runtime = service.ready()
+    pair = parse(Pair, await service.body(request))
+    return JSONResponse(await asyncio.to_thread(_compared, service, runtime, request, pair))
+
+
+def _told(request: HttpRequest, request_id: str | None, cache_salt: str, user: str) -> Response:
+    service = service_of(request)
+    history = service.ready().scheduler.history
+    salt = service.salt(request, user or None, cache_salt or None)
+    tenant = tenants.told(request.scope.get("tenant", tenants.OPEN), salt)
+
+    def seen(record: Record) -> bool:
+        # Where nobody knows who asks, salts are all that tells tenants apart.
+        mine = record.tenant == tenant and (tenant != "" or record.salt == salt)
+        return mine and request_id in (None, record.id)
+
+    record = history.last(seen)
+    if record is None:
+        which = f"request '{request_id[:200]}'" if request_id is not None else "request of yours"
+        raise NotFound(f"No {which} is among the latest ones.", param="request_id", code="request_not_found")
+    assert isinstance(record.account, Report)
+    report = record.account
+    return JSONResponse(
+        {
+            "id": record.id,
+            "seconds_ago": round(time.monotonic() - record.time, 1),
+            "prompt": report.prompt,
+            "cached": report.cached,
+            "live": report.live,
+            "tiers": report.tiers,
+            "computed": report.computed,
+            "mode": report.mode,
+            "ttft": round(report.ttft, 3),
+            **_account(record.explanation),
+        }
+    )
+
+
+def _account(found: Explanation | None) -> dict[str, Any]:
+    if found is None:
+        return {"explanation": None, "anthropic": None, "responses": responses(None)}
+    return {
+        "explanation": {
+            "cause": found.cause.value,
+            "what": found.meaning.what,
+            "mend": found.mend,
+            "where": found.where,
+            "message": found.message,
+            "character": found.character,
+            "token": found.token,
+            "before": found.before,
+            "ours": found.ours,
+            "theirs": found.theirs,
+            "missed": found.tokens,
+            "seconds": round(found.seconds, 3),
+        },
+        "anthropic": anthropic(found),
+        "responses": responses(found),
+    }
+
+
+# ── two bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _compared(service: Service, runtime: Runtime, request: HttpRequest, pair: Pair) -> dict[str, Any]:
+    earlier, later = (_prompt(service, runtime, request, body, name) for name, body in (("a", pair.a), ("b", pair.b)))
+    shared = common_prefix(earlier.tokens, later.tokens)
+    names = {body.get("model") for body in (pair.a, pair.b)} - {None}
+    if len(names) > 1 and any(name not in (service.model_id, *service.aliases) for name in names):
+        found: Explanation | None = Explanation(Cause.MODEL, tokens=shared)
+    elif pair.b.get("cache_prompt") is False:
+        found = Explanation(Cause.DISABLED, tokens=shared)
+    else:
+        found = runtime.compare(later, earlier)
+    return {"prompt": len(later), "shared": shared, **_account(found)}
+
+
+def _prompt(service: Service, runtime: Runtime, request: HttpRequest, body: Mapping[str, Any], name: str) -> Prompt:
+    try:
+        return prompt_of(service, runtime, dialogue_of(service, request, body), spelled=False)[1]
+    except InvalidRequest as error:
+        raise InvalidRequest(f"In '{name}': {error.message}", param=name, code=error.code) from None

@@ -1,0 +1,67 @@
+"""Answer: the life of a call, the same for every dialect: understand → submit → tell."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from headstart.api import tenants
+from headstart.api.call import Call, Disconnected
+from headstart.api.compose import Asked
+from headstart.api.faults import CLIENT_CLOSED
+from headstart.api.service import Service, service_of
+from headstart.api.stream import EventStream
+from headstart.runtime.runtime import Runtime
+
+SESSIONS = ("x-claude-code-session-id", "x-session-affinity", "x-session-id")
+"""Headers in which clients name a conversation."""
+
+Understand = Callable[[Service, Runtime, HttpRequest, bytes], Asked]
+"""Reads a body. Raises RequestError."""
+
+
+async def answer(request: HttpRequest, understand: Understand) -> Response:
+    """Serves one call.
+
+    Raises:
+        RequestError: the body cannot be served.
+        HeadstartError: it failed before anything was said.
+    """
+    arrived = time.monotonic()
+    service = service_of(request)
+    runtime = service.ready()
+    data = await service.body(request)
+    # Parsing, rendering and tokenising take milliseconds: never on the event loop, where every stream waits for them.
+    asked = await asyncio.to_thread(understand, service, runtime, request, data)
+    request_id: str = request.scope.get("request_id", "")
+    tenant, session = request.scope.get("tenant", tenants.OPEN), _session(request)
+    requests = [
+        replace(one, id=request_id, tenant=tenants.told(tenant, one.prompt.salt), session=session) for one in asked.requests
+    ]
+    call = Call(runtime, requests, request.receive, beat=service.keep_alive / 2, metrics=service.metrics, arrived=arrived)
+    if asked.stream:
+        return EventStream(call, asked, service, request_id)
+    try:
+        async with call:
+            while not call.done:
+                for number, event in await call.take():
+                    asked.teller.take(number, event)
+    except Disconnected:
+        service.unfinished(request_id, "abort")
+        return Response(status_code=CLIENT_CLOSED)
+    if call.failure is not None:
+        raise call.failure
+    asked.done()
+    summary = call.summary()
+    service.finished(request_id, summary, call.reasons, call.seconds)
+    return JSONResponse(asked.teller.whole(summary))
+
+
+def _session(request: HttpRequest) -> str:
+    """What a client says of the conversation that its request belongs to."""
+    return next((given for name in SESSIONS if (given := request.headers.get(name))), "")[:128]

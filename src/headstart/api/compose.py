@@ -1,0 +1,153 @@
+"""Compose: a dialogue → the request that goes to the engine, and how its replies are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headstart.api.canonical import Dialogue, Format, Tool
+from headstart.api.draft import Reading
+from headstart.api.normalise import normalise, normalise_reply
+from headstart.api.service import Service
+from headstart.api.teller import Teller
+from headstart.core.grammar import Grammar, grammar_for
+from headstart.core.prompt import Prompt
+from headstart.engines.base import Sampling
+from headstart.errors import InvalidRequest
+from headstart.runtime.request import Request
+from headstart.runtime.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a caller wants of a reply. `max_tokens`: None for as many as fit; `reuse`: whether cached rows may be used."""
+
+    sampling: Sampling
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    choices: int = 1
+    reuse: bool = True
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A body, understood: one request for each prompt, and how to answer. `done`: called when all is well and complete."""
+
+    requests: list[Request]
+    teller: Teller
+    stream: bool = False
+    done: Callable[[], None] = lambda: None
+
+
+def prompt_of(service: Service, runtime: Runtime, dialogue: Dialogue, *, spelled: bool = True) -> tuple[Dialogue, Prompt]:
+    """A dialogue in its canonical form, and its prompt. Raises what `Runtime.chat_prompt` raises."""
+    dialogue, begun = _begun(normalise(dialogue, service.ground, service.keep_noise))
+    prompt = runtime.chat_prompt(
+        dialogue.messages,
+        tools=dialogue.tools or None,
+        salt=dialogue.salt,
+        spelled=spelled,
+        begun=begun,
+        breakpoints=dialogue.breakpoints,
+        **dialogue.extra,
+    )
+    return dialogue, prompt
+
+
+def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wishes, seed: str) -> tuple[Request, Reading]:
+    """The request of a dialogue. `seed`: of the ids of calls; the answer's own id.
+
+    Raises:
+        InvalidRequest: the template refuses the messages, a schema or grammar cannot be used, or a tool is not there.
+        ContextTooLong: the conversation does not fit.
+    """
+    _check(dialogue)
+    dialogue, prompt = prompt_of(service, runtime, dialogue, spelled=wishes.reuse)
+    family = runtime.prompter.family
+    thinking = family.opened(prompt.text)
+    calls = bool(dialogue.tools) and dialogue.choice.mode != "none"
+    begun = prompt.source.begun if prompt.source is not None else ""
+    reading = Reading(dialogue, family, calls, thinking, begun, seed)
+    request = Request(
+        prompt=prompt,
+        sampling=wishes.sampling,
+        max_tokens=wishes.max_tokens,
+        stop=wishes.stop,
+        choices=wishes.choices,
+        reuse=wishes.reuse,
+        ignore_eos=wishes.ignore_eos,
+        grammar=_grammar(runtime, reading),
+        visible=runtime.prompter.visible,
+        returns=lambda text: normalise_reply(reading.message(text), dialogue, service.ground, service.keep_noise),
+    )
+    return request, reading
+
+
+def remember(service: Service, teller: Teller) -> None:
+    """Keeps what the caller may not send back of a reply."""
+    reading = teller.reading
+    if reading is None or not reading.dialogue.messages:
+        return
+    for draft in teller.drafts:
+        service.recall.reply(reading.dialogue.salt, reading.dialogue.messages[-1], draft.message)
+
+
+def controls_of(runtime: Runtime) -> Mapping[str, int]:
+    """Ids of the model's control tokens by their texts."""
+    return {control.text: control.id for control in runtime.engine.tokenizer.controls if control.text}
+
+
+def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
+    dialogue = reading.dialogue
+    choice = dialogue.choice
+    named = {"type": "function", "function": {"name": choice.name}}
+    grammar = grammar_for(
+        reading.family,
+        callable_tools(dialogue) if reading.tools else (),
+        choice.mode if choice.name is None else named,
+        choice.parallel,
+        response_format(dialogue.format),
+        reading.thinking,
+        controls_of(runtime),
+    )
+    if grammar is not None:
+        runtime.check_grammar(grammar, param="response_format" if dialogue.format is not None else "tools")
+    return grammar
+
+
+def response_format(wanted: Format | None) -> Mapping[str, Any] | None:
+    """A format as OpenAI says it."""
+    if wanted is None or wanted.kind == "json_object":
+        return None if wanted is None else {"type": "json_object"}
+    if wanted.kind == "json_schema":
+        return {"type": "json_schema", "json_schema": {"schema": json.loads(wanted.text), "strict": wanted.strict}}
+    return {"type": wanted.kind, wanted.kind: wanted.text}
+
+
+def callable_tools(dialogue: Dialogue) -> tuple[Tool, ...]:
+    """The tools that a reply may call."""
+    allowed = dialogue.choice.allowed
+    return tuple(tool for tool in dialogue.tools if allowed is None or tool["function"]["name"] in allowed)
+
+
+def _begun(dialogue: Dialogue) -> tuple[Dialogue, str]:
+    """The dialogue without the beginning of a reply that its caller gave, and that beginning."""
+    if not dialogue.continues:
+        return dialogue, ""
+    *messages, last = dialogue.messages
+    if last.get("tool_calls") or not isinstance(last["content"], str):
+        raise InvalidRequest("A reply that is begun can only have text in it.", param="messages")
+    return replace(dialogue, messages=tuple(messages)), last["content"]
+
+
+def _check(dialogue: Dialogue) -> None:
+    names = [tool["function"].get("name") for tool in dialogue.tools]
+    choice = dialogue.choice
+    for name in (choice.name, *(choice.allowed or ())):
+        if name is not None and name not in names:
+            raise InvalidRequest(f"Invalid 'tool_choice': there is no tool '{name[:100]}'.", param="tool_choice")
+    if choice.mode == "required" and not names:
+        raise InvalidRequest("Invalid 'tool_choice': a call is required, but there are no 'tools'.", param="tool_choice")

@@ -1,0 +1,44 @@
+"""Dialects: which one a body is in, and the dialogue that it says in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+
+from headstart.api import anthropic, anthropic_dialogue, openai, responses
+from headstart.api.anthropic_schema import CountTokensRequest
+from headstart.api.canonical import Dialogue
+from headstart.api.responses_schema import ResponsesInput
+from headstart.api.schema import TemplateRequest, parse
+from headstart.api.service import Service
+
+_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "document"})
+
+
+def dialogue_of(service: Service, request: HttpRequest, body: Mapping[str, Any]) -> Dialogue:
+    """What a body says, whichever endpoint it is for. Raises InvalidRequest."""
+    data = json.dumps(body).encode()
+    if "input" in body or "previous_response_id" in body:
+        return responses.Said(service, request, parse(ResponsesInput, data)).dialogue()[0]
+    if _is_anthropic(body):
+        form = parse(CountTokensRequest, data)
+        return anthropic_dialogue.dialogue_of(form, anthropic.salt_of(service, request, form))
+    chat = parse(TemplateRequest, data)
+    salt = body.get("cache_salt")
+    return openai.dialogue_of(chat, service.salt(request, None, salt if isinstance(salt, str) else None))
+
+
+def _is_anthropic(body: Mapping[str, Any]) -> bool:
+    """By what only its bodies have: a system prompt of its own, schemas under its name, its kinds of blocks."""
+    tools, messages = ([one for one in _listed(body.get(name)) if isinstance(one, Mapping)] for name in ("tools", "messages"))
+    if "system" in body or any("input_schema" in tool for tool in tools):
+        return True
+    blocks = [block for message in messages for block in _listed(message.get("content")) if isinstance(block, Mapping)]
+    return any(block.get("type") in _BLOCKS for block in blocks)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,145 @@
+"""Keys: which API keys open the server, and whose they are.
+
+A file of keys has one a line: `key`, or `name = key` (with blanks around the sign, as keys may end with it). What follows a
+`#` at the beginning of a line or after a blank is a comment. It is read again when it changes, so a key can be revoked
+without a restart; while it cannot be read, or makes no sense, the keys that were read last stay.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from headstart.api.tenants import OPEN, tenant_of
+from headstart.errors import ConfigError
+
+OPERATOR = "operator"
+"""Name of the keys that may read what is told of all tenants."""
+
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_LINE = re.compile(r"(?:(?P<name>\S+)\s+=\s+)?(?P<key>\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key. `tenant` is the same for all keys of one name, so that a key can be replaced and the cache stays.
+
+    Attributes:
+        spelled: the bytes that clients send for it: beyond ASCII some write UTF-8 and others Latin-1.
+    """
+
+    spelled: tuple[bytes, ...]
+    tenant: str
+    operator: bool = False
+
+    @classmethod
+    def of(cls, key: str, name: str = "") -> Key:
+        spelled = [key.encode("utf-8", "surrogateescape")]
+        with suppress(UnicodeEncodeError):
+            spelled.append(key.encode("latin-1"))
+        tenant = tenant_of("name", name) if name else tenant_of("key", key)
+        return cls(tuple(spelled), tenant, name == OPERATOR)
+
+
+_ANYBODY = Key((), OPEN, operator=True)
+
+
+class Keys:
+    """All keys of a server; without any it is open to everybody.
+
+    Args:
+        given: on the command line.
+        file: of keys.
+
+    Raises:
+        ConfigError: the file cannot be read, has no keys, or a line of it is none; or a given key is empty.
+    """
+
+    def __init__(self, given: Sequence[str] = (), file: Path | None = None) -> None:
+        if not all(key.strip() for key in given):
+            raise ConfigError("--api-key must not be empty; is the variable that it comes from set?")
+        self._given = tuple(Key.of(key) for key in given)
+        self._file = NoKeyFile() if file is None else KeyFile(file)
+        self.closed = bool(given) or file is not None
+        self.several = len(given) > 1 or file is not None
+
+    def find(self, candidates: Iterable[bytes]) -> Key | None:
+        """The key that one of `candidates` is; None if none is any. The time says nothing about which came close."""
+        if not self.closed:
+            return _ANYBODY
+        offered = list(candidates)
+        found: Key | None = None
+        for key in (*self._given, *self._file.keys()):
+            matches = [hmac.compare_digest(one, spelled) for one in offered for spelled in key.spelled]
+            if any(matches):
+                found = key
+        return found
+
+
+class NoKeyFile:
+    """No file, and what every file of keys can do."""
+
+    def keys(self) -> Sequence[Key]:
+        """Its keys as they are now."""
+        return ()
+
+
+class KeyFile(NoKeyFile):
+    """A file of keys. Raises ConfigError at first; later faults are logged, once each."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._log = structlog.get_logger("headstart.api")
+        self._seen = self._state()
+        self._keys = self._read()
+        if not self._keys:
+            raise ConfigError(f"--api-key-file {path} has no keys; write one a line.")
+
+    def keys(self) -> Sequence[Key]:
+        state = self._state()
+        if state != self._seen:
+            self._seen = state
+            try:
+                self._keys = self._read()
+                self._log.info("keys read again", file=str(self._path), keys=len(self._keys))
+            except ConfigError as error:
+                self._log.error("the keys that were read last stay", error=str(error))
+        return self._keys
+
+    def _state(self) -> tuple[int, ...]:
+        """What changes with the file."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return ()
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+    def _read(self) -> tuple[Key, ...]:
+        try:
+            with self._path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                lines = file.read().decode("utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"Cannot read --api-key-file {self._path}: {error}.") from error
+        if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
+            self._log.warning("others than its owner may read the keys; chmod 600 mends that", file=str(self._path))
+        keys: dict[str, Key] = {}
+        for number, line in enumerate(lines, 1):
+            said = _COMMENT.sub("", line).strip()
+            if not said:
+                continue
+            found = _LINE.fullmatch(said)
+            if found is None:
+                raise ConfigError(f"{self._path}, line {number}: write `key` or `name = key`; neither has blanks in it.")
+            if found["key"] in keys:
+                raise ConfigError(f"{self._path}, line {number}: this key is there already.")
+            keys[found["key"]] = Key.of(found["key"], found["name"] or "")
+        return tuple(keys.values())

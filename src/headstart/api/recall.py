@@ -1,0 +1,119 @@
+"""Recall: what replies held that callers may not send back, and when conversations began. Bounded, per salt, thread-safe."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from blake3 import blake3
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Recent(Generic[Key, Value]):
+    """The values that were used last. `limit`: most of them; `size`: most of what `weigh` sums up to."""
+
+    def __init__(self, limit: int, size: int, weigh: Callable[[Value], int] = lambda value: 1) -> None:
+        self._limit = limit
+        self._room = size
+        self._weigh = weigh
+        self._known: OrderedDict[Key, Value] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, key: Key) -> Value | None:
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
+
+    def put(self, key: Key, value: Value) -> None:
+        with self._lock:
+            if key in self._known:
+                self._room += self._weigh(self._known.pop(key))
+            self._known[key] = value
+            self._room -= self._weigh(value)
+            while len(self._known) > self._limit or self._room < 0:
+                self._room += self._weigh(self._known.popitem(last=False)[1])
+
+    def drop(self, key: Key) -> None:
+        """Forgets a key, if it is there."""
+        with self._lock:
+            if key in self._known:
+                self._room += self._weigh(self._known.pop(key))
+
+    def first(self, key: Key, make: Callable[[], Value]) -> Value:
+        """The value of a key, made if there is none."""
+        found = self.get(key)
+        if found is None:
+            found = make()
+            self.put(key, found)
+        return found
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A moment that stays, as templates ask for it (`strftime_now`)."""
+
+    now: datetime
+
+    def __call__(self, pattern: str) -> str:
+        return self.now.strftime(pattern)
+
+
+class Recall:
+    """What the server remembers of its replies.
+
+    Args:
+        limit: most replies, and most conversations.
+        size: most characters of reasoning.
+    """
+
+    def __init__(self, limit: int = 16_384, size: int = 32_000_000, now: Callable[[], datetime] = datetime.now) -> None:
+        self._now = now
+        self._reasoning: Recent[bytes, str] = Recent(limit, size, len)
+        self._began: Recent[bytes, Clock] = Recent(limit, limit)
+        self._told: Recent[bytes, bool] = Recent(limit, limit)
+
+    def reply(self, salt: str, before: Mapping[str, Any], message: Mapping[str, Any]) -> None:
+        """Remembers a reply to the message `before`."""
+        reasoning = message.get("reasoning_content")
+        if reasoning:
+            self._reasoning.put(_name(salt, before, message), reasoning)
+
+    def reasoning(self, salt: str, before: Mapping[str, Any], message: Mapping[str, Any]) -> str | None:
+        """The reasoning of a reply that came back without it: known by the id of a tool call, or by what it said to what."""
+        return self._reasoning.get(_name(salt, before, message))
+
+    def told(self, salt: str, message_id: str) -> None:
+        """Remembers that an answer was given."""
+        self._told.put(_digest("told", salt, message_id), True)
+
+    def has_told(self, salt: str, message_id: str) -> bool:
+        """Whether an answer with this id was given lately."""
+        return self._told.get(_digest("told", salt, message_id)) is not None
+
+    def clock(self, salt: str, beginning: str) -> Clock:
+        """The moment at which a conversation with this beginning was seen first."""
+        return self._began.first(_digest("clock", salt, beginning), lambda: Clock(self._now()))
+
+
+def _name(salt: str, before: Mapping[str, Any], message: Mapping[str, Any]) -> bytes:
+    said = (message.get("content") or "").strip()
+    ids = [call["id"] for call in message.get("tool_calls") or () if call.get("id")]
+    return _digest("call", salt, ids[0], said) if ids else _digest("said", salt, str(before.get("content")), said)
+
+
+def _digest(*parts: str) -> bytes:
+    hasher = blake3()
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        hasher.update(len(data).to_bytes(8, "little") + data)
+    return hasher.digest()

@@ -1,0 +1,124 @@
+"""Responses' store: what was answered, for those who go on from it by its id. In memory, bounded, each salt on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headstart.api.recall import Recent
+from headstart.api.responses_items import Item
+from headstart.errors import NotFound
+
+PREFIX = "resp_"
+
+
+class UnknownResponse(NotFound):
+    code = "response_not_found"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An answered response.
+
+    Attributes:
+        response: as it was answered.
+        input: the items of its own body.
+        context: what a response that follows it begins with: the items of all before it, its own, its output.
+        held: characters of the context, about; `size`: of all.
+    """
+
+    response: dict[str, Any]
+    input: tuple[Item, ...]
+    context: tuple[Item, ...]
+    held: int
+    size: int
+
+    @classmethod
+    def of(cls, response: dict[str, Any], input: tuple[Item, ...], before: Stored | None) -> Stored:
+        """What is to be stored of a response that goes on from `before`."""
+        new = (*input, *response["output"])
+        held = sum(len(str(item)) for item in new) + (before.held if before is not None else 0)
+        context = (*before.context, *new) if before is not None else new
+        return cls(response, input, context, held, held + len(str(response)))
+
+
+class Responses:
+    """The responses that were used last.
+
+    Args:
+        limit: most of them.
+        size: most characters of all together. A line of responses shares its items, but each counts them as its own.
+    """
+
+    def __init__(self, limit: int = 4096, size: int = 64_000_000) -> None:
+        self._stored: Recent[tuple[str, str], Stored] = Recent(limit, size, lambda stored: stored.size)
+        self._met: Recent[tuple[str, str], bool] = Recent(limit, limit)
+
+    def meet(self, salt: str, id: str) -> None:
+        """Remembers that there was such a response, and nothing of it."""
+        self._met.put((salt, id), True)
+
+    def met(self, salt: str, id: str) -> bool:
+        """Whether there was such a response, stored or not."""
+        return self._met.get((salt, id)) is not None
+
+    def put(self, salt: str, stored: Stored) -> None:
+        self._stored.put((salt, stored.response["id"]), stored)
+
+    def get(self, salt: str, id: str, param: str | None = None) -> Stored:
+        """Raises UnknownResponse, about `param`."""
+        found = self._stored.get((salt, id))
+        if found is None:
+            raise UnknownResponse(
+                f"Response with id '{id[:100]}' not found: it was not stored, or had to go.",
+                param=param,
+                code="previous_response_not_found" if param == "previous_response_id" else None,
+            )
+        return found
+
+    def drop(self, salt: str, id: str) -> None:
+        """Forgets a response. Raises UnknownResponse."""
+        self.get(salt, id)
+        self._stored.drop((salt, id))
+
+    def item(self, salt: str, id: str) -> Item:
+        """An item of a stored response. Raises UnknownResponse."""
+        stored = self._stored.get((salt, PREFIX + id.partition("_")[2][:_DIGITS]))
+        items: tuple[Item, ...] = (*stored.input, *stored.response["output"]) if stored is not None else ()
+        for item in items:
+            if item.get("id") == id:
+                return item
+        raise UnknownResponse(f"Item with id '{id[:100]}' not found.", param="input", code="item_not_found")
+
+
+_DIGITS = 32
+"""Of a response's id, which the ids of its items begin with."""
+
+_NAMES = {"function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs", "message": "msg"}
+
+
+def item_id(kind: str, response: str, place: str) -> str:
+    """The id of an item of a response; `place` tells it from the others."""
+    return f"{_NAMES.get(kind, 'item')}_{response.removeprefix(PREFIX)}{place}"
+
+
+def identified(items: Sequence[Item], response: str) -> tuple[Item, ...]:
+    """Items of a body, each with an id by which the response can be asked for it."""
+    return tuple(
+        {**item, "id": item_id(item.get("type", "message"), response, f"i{number:x}")} for number, item in enumerate(items)
+    )
+
+
+def listed(item: Item) -> Item:
+    """An item as the list of a response's input has it: whole, its text in parts."""
+    kind = item.get("type", "message")
+    if kind == "reasoning":
+        return {"summary": [], **item}
+    item = {"status": "completed", **item, "type": kind}
+    if kind == "message" and isinstance(item["content"], str):
+        part: dict[str, Any] = {"type": "input_text", "text": item["content"]}
+        if item["role"] == "assistant":
+            part |= {"type": "output_text", "annotations": []}
+        item["content"] = [part]
+    return item

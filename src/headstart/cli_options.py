@@ -1,0 +1,175 @@
+"""Options that the command line's commands share, and those of whom a server is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headstart import cli_cache
+
+MODEL_HELP = "Path of a `.gguf` file, or `demo` for the bundled SmolLM2-135M-Instruct."
+NETWORK, COMPUTE, MODEL_PANEL, CACHE, OPERATION = "Network", "Speed and memory", "Model", "Reuse", "Operation"
+
+Model = Annotated[str, typer.Argument(envvar="HEADSTART_MODEL", help=MODEL_HELP)]
+Ctx = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        envvar="HEADSTART_CTX",
+        metavar="TOKENS",
+        rich_help_panel=COMPUTE,
+        help="Tokens that one conversation may hold.",
+        show_default="the model's own, less if memory is short",
+    ),
+]
+Slots = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        envvar="HEADSTART_SLOTS",
+        metavar="N",
+        rich_help_panel=COMPUTE,
+        help="Conversations computed at the same time; any number of others is kept in --memory-budget.",
+        show_default="what fits, at most 4",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        envvar="HEADSTART_THREADS",
+        metavar="N",
+        rich_help_panel=COMPUTE,
+        help="CPU threads. Leave some cores to other busy programs.",
+        show_default="all cores",
+    ),
+]
+GpuLayers = Annotated[
+    int,
+    typer.Option(
+        min=-1,
+        envvar="HEADSTART_GPU_LAYERS",
+        metavar="N",
+        rich_help_panel=COMPUTE,
+        help="Layers to put on a GPU; -1 for all. Needs llama-cpp-python built for it.",
+    ),
+]
+Kv = Annotated[
+    str,
+    typer.Option(
+        envvar="HEADSTART_KV_TYPE",
+        metavar="f16|bf16|q8_0",
+        rich_help_panel=COMPUTE,
+        help="Type of keys and values. q8_0 takes half the memory; with bf16 and q8_0 exact mode can often reuse replies.",
+    ),
+]
+Budget = Annotated[
+    int,
+    typer.Option(
+        parser=cli_cache.size,
+        envvar="HEADSTART_MEMORY_BUDGET",
+        metavar="SIZE",
+        rich_help_panel=CACHE,
+        help="Host memory for conversations that no slot holds: a hard limit. Written like 4GiB, 512MiB or 2G.",
+        show_default="4GiB",
+    ),
+]
+ReuseMode = Annotated[
+    str,
+    typer.Option(
+        envvar="HEADSTART_REUSE",
+        metavar="fast|exact",
+        rich_help_panel=CACHE,
+        help="`fast` reuses everything. `exact` only what leaves answers bit-identical to those of an empty cache; "
+        "it refuses to start where that cannot be proved.",
+    ),
+]
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADSTART_CACHE_DIR",
+        metavar="FOLDER",
+        rich_help_panel=CACHE,
+        help="Where conversations outlive the server. Several servers may share it.",
+        show_default="this platform's cache folder",
+    ),
+]
+DiskBudget = Annotated[
+    int,
+    typer.Option(
+        parser=cli_cache.size,
+        envvar="HEADSTART_DISK_BUDGET",
+        metavar="SIZE",
+        rich_help_panel=CACHE,
+        help="The most that the folder may occupy: a hard limit, and never more than half of what is free there.",
+        show_default="20GiB",
+    ),
+]
+TenantMemory = Annotated[
+    float,
+    typer.Option(
+        parser=cli_cache.portion,
+        envvar="HEADSTART_TENANT_MEMORY",
+        metavar="SHARE|SIZE",
+        rich_help_panel=CACHE,
+        help="The most that one tenant may hold of --memory-budget when others want room, like 25% or 2GiB.",
+        show_default="100%",
+    ),
+]
+TenantDisk = Annotated[
+    float,
+    typer.Option(
+        parser=cli_cache.portion,
+        envvar="HEADSTART_TENANT_DISK",
+        metavar="SHARE|SIZE",
+        rich_help_panel=CACHE,
+        help="The same of --disk-budget.",
+        show_default="100%",
+    ),
+]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADSTART_CHAT_TEMPLATE",
+        metavar="FILE",
+        rich_help_panel=MODEL_PANEL,
+        help="Jinja chat template, instead of the model's own.",
+    ),
+]
+Lora = Annotated[
+    Path | None,
+    typer.Option(envvar="HEADSTART_LORA", metavar="FILE", rich_help_panel=MODEL_PANEL, help="LoRA adapter (`.gguf`)."),
+]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADSTART_API_KEY_FILE",
+        metavar="FILE",
+        rich_help_panel=NETWORK,
+        help="File of keys, one a line: `key` or `name = key`, `#` begins a comment. Read again when it changes; who has "
+        "the key named `operator` may also read what is told of all tenants: `/metrics`, `/slots`.",
+    ),
+]
+Isolate = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HEADSTART_ISOLATE",
+        metavar="user|key|none",
+        rich_help_panel=NETWORK,
+        help="Who shares nothing with others: each key; each user that a key's requests name (`safety_identifier`, `user`, "
+        "`metadata.user_id`); nobody, but for `cache_salt`.",
+        show_default="`key` with several keys or a file of them, else `none`",
+    ),
+]
+KeepNoise = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HEADSTART_KEEP_NOISE",
+        metavar="RULE",
+        rich_help_panel=CACHE,
+        help="Noise of clients to leave in prompts (docs/clients.md lists the rules); give the option again for more.",
+        show_default="none: all is undone",
+    ),
+]

@@ -1,0 +1,240 @@
+"""Difference: where a prompt leaves an earlier one, which part of the request that is, and what both have behind it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headstart.core.causes import Cause, Where
+from headstart.core.prompt import Prompt
+from headstart.core.record import Record, key_of
+from headstart.core.slide import exchanges
+from headstart.core.template import Message
+
+WINDOW = 40
+"""Characters of both texts that a difference shows."""
+BEFORE = 20
+"""Characters of common text that it shows before them."""
+_TAG = 24
+"""Characters before a difference within which the tag that it cuts in two begins."""
+_QUOTE = 40
+"""Characters of a reply that are no coincidence in a later message."""
+
+_REASONING = re.compile(r"[<\[|]/?(?:\w+:)?(?:think|thinking|thought|reasoning|reflection|analysis)\b", re.IGNORECASE)
+_SUMMARY = re.compile(r"\bsummar|\bcompact|continued from a previous", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first difference between two prompts.
+
+    Attributes:
+        message: index of the message that differs, as it was sent; None outside of messages.
+        offset: of the difference in our rendered text.
+        character: the same within the message's content, where `message` is known.
+        before, ours, theirs: the common text right before it, and both texts from there on.
+        again: characters of ours behind it that the earlier prompt had too.
+        fresh: whether all that follows seems to be another conversation than the earlier one.
+    """
+
+    cause: Cause
+    where: Where
+    message: int | None
+    offset: int
+    character: int
+    before: str
+    ours: str
+    theirs: str
+    again: int = 0
+    fresh: bool = False
+
+
+def common_text(a: str, b: str) -> int:
+    """Length of the common prefix, by bisection over slices (each compared in C)."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def difference(ours: Prompt, theirs: Record, beyond: int = 0, recent: Sequence[Record] = ()) -> Difference | None:
+    """Where `ours` leaves the earlier prompt with its reply; None where it only continues or shortens that.
+
+    Args:
+        beyond: from which character on it counts in `again` what both have.
+        recent: other requests, the reply to one of which may be a summary that has replaced the history.
+    """
+    at = common_text(ours.text, theirs.text)
+    if at in (len(ours.text), len(theirs.text)):
+        return None
+    if ours.source is None or theirs.source is None:
+        # A raw text has no parts. What both end with is what could have been reused.
+        again = _common_end(ours.text[at:], theirs.text[at : len(theirs.text) - len(theirs.reply)])
+        again = min(again, max(0, len(ours.text) - beyond))
+        return _Pair(ours, theirs, at, beyond, ()).found(Cause.MESSAGE, "messages", None, at, again)
+    return _Pair(ours, theirs, at, beyond, recent).difference()
+
+
+def _common_end(a: str, b: str) -> int:
+    return common_text(a[::-1], b[::-1])
+
+
+class _Pair:
+    """Two prompts whose texts part at `at`. Messages are counted as the template saw them: without dropped ones."""
+
+    def __init__(self, ours: Prompt, theirs: Record, at: int, beyond: int, recent: Sequence[Record]) -> None:
+        self.ours, self.theirs, self.at, self.recent = ours, theirs, at, recent
+        self.beyond = max(at, beyond)
+        self.a: Sequence[Message] = ours.source.messages if ours.source else ()
+        self.b: Sequence[Message] = theirs.source.messages if theirs.source else ()
+        self._head = len(exchanges(self.a)[0]) if ours.dropped else 0
+        marks = ours.marks
+        self.marks = (*marks[: self._head], *marks[self._head + ours.dropped :]) if ours.dropped else marks
+
+    @property
+    def _options(self) -> tuple[object, dict[str, object]]:
+        assert self.ours.source is not None
+        return self.ours.source.tools or None, dict(self.ours.source.extra)
+
+    @property
+    def _their_options(self) -> tuple[object, dict[str, object]]:
+        assert self.theirs.source is not None
+        return self.theirs.source.tools or None, dict(self.theirs.source.extra)
+
+    def found(
+        self, cause: Cause, where: Where, number: int | None, character: int, again: int, *, fresh: bool = False
+    ) -> Difference:
+        at, ours, theirs = self.at, self.ours.text, self.theirs.text
+        message = number if number is None or number < self._head else number + self.ours.dropped
+        texts = ours[max(0, at - BEFORE) : at], ours[at : at + WINDOW], theirs[at : at + WINDOW]
+        return Difference(cause, where, message, at, character, *texts, again=again, fresh=fresh)
+
+    def difference(self) -> Difference | None:
+        number = self._message()
+        if number is None:
+            return self._around()
+        a, b = self.a[number], self.b[number] if number < len(self.b) else self.theirs.answer
+        system = all(message.get("role") in ("system", "developer") for message in self.a[: number + 1])
+        if not system and b.get("role") in ("system", "developer"):
+            system = number == 0
+        where: Where = "system" if system else "messages"
+        if system:
+            cause = Cause.SYSTEM
+        elif self._reasoning_left(a, b):
+            cause = Cause.REASONING
+        elif self._compacted(number, a, b):
+            cause = Cause.COMPACTED
+        else:
+            cause = Cause.MESSAGE
+        mark = self.marks[number] if number < len(self.marks) else -1
+        # In the header of a message, or in one whose content is not in the text, nothing of it is common.
+        character = min(max(0, self.at - mark), len(_content(a))) if mark >= 0 else 0
+        ending = 0 if cause is Cause.COMPACTED else _common_end(_content(a)[character:], _content(b)[character:])
+        counted = min(ending, max(0, mark + len(_content(a)) - self.beyond)) if mark >= 0 else ending
+        # Where another conversation begins, there is nothing to be had of this one.
+        begins = not any(message.get("role") == "assistant" for message in self.a[: number + 1])
+        begins = begins and self.theirs.known.isdisjoint(map(key_of, self.a[number:]))
+        fresh = cause is not Cause.COMPACTED and begins and 2 * (character + ending) < len(_content(a))
+        return self.found(cause, where, number, character, self._again(number) + counted, fresh=fresh)
+
+    def _message(self) -> int | None:
+        """The message in which, or in whose header, the texts part because the messages differ."""
+        first = max((number for number, mark in enumerate(self.marks) if 0 <= mark <= self.at), default=-1)
+        for number in range(max(first, 0), len(self.a)):
+            if not self._same(number):
+                # Between two contents it may also be the tools or the template's options that differ.
+                return number if number == first or self._options == self._their_options else None
+            if number > first and self.marks[number] >= 0:
+                break
+        return None
+
+    def _same(self, number: int) -> bool:
+        if number < len(self.b):
+            return self.a[number] == self.b[number]
+        if number > len(self.b) or self.a[number].get("role") != "assistant" or not self.theirs.reply:
+            return True  # they had not got so far
+        return key_of(self.a[number]) == key_of(self.theirs.answer)
+
+    def _around(self) -> Difference | None:
+        """The messages at that place are the same, but not what is written around them."""
+        (tools, extra), (their_tools, their_extra) = self._options, self._their_options
+        again, fresh = self._again(0), self.theirs.known.isdisjoint(map(key_of, self.a))
+        if tools != their_tools:
+            return self.found(Cause.TOOLS, "tools", None, self.at, again, fresh=fresh)
+        if extra != their_extra:
+            return self.found(Cause.TEMPLATE, "template", None, self.at, again, fresh=fresh)
+        if self._cut_out():
+            number = max((number for number, mark in enumerate(self.marks) if 0 <= mark <= self.at), default=0)
+            while number + 1 < len(self.a) and self.a[number].get("role") != "assistant":
+                number += 1
+            return self.found(Cause.REASONING, "messages", number, 0, self._again(number))
+        if self.at >= self._end(min(len(self.a), len(self.b)) - 1):
+            return None  # behind all that both have: one has more messages than the other
+        return self.found(Cause.TEMPLATE, "template", None, self.at, again)
+
+    def _end(self, number: int) -> int:
+        """Where the content of a message ends in our text, or of the last one before it that is there."""
+        while number >= 0 and self.marks[number] < 0:
+            number -= 1
+        return self.marks[number] + len(_content(self.a[number]).rstrip()) if number >= 0 else 0
+
+    def _reasoning_left(self, a: Message, b: Message) -> bool:
+        """Whether a message has all of the earlier one but its reasoning."""
+        if a.get("role") != "assistant" or b.get("role") != "assistant":
+            return False
+        if b.get("reasoning_content") and not a.get("reasoning_content") and _content(a) == _content(b):
+            return True
+        return self._cut_out()
+
+    def _cut_out(self) -> bool:
+        """Whether our text goes on as the earlier one does behind a piece that looks like reasoning."""
+        start = max(0, self.at - _TAG)
+        ours, theirs = self.ours.text, self.theirs.text
+        # The first tag may be common to both in part: `<` of `<think>` and of `<tool_call>`.
+        tag = _REASONING.search(theirs, start)
+        if tag is None or tag.start() > self.at + 2 or tag.end() <= self.at:
+            return False
+        rest = ours[tag.start() : tag.start() + WINDOW].strip().split("<|")[0][: WINDOW // 2].strip()
+        return not _REASONING.match(ours, tag.start()) and (not rest or theirs.find(rest, tag.end()) >= 0)
+
+    def _compacted(self, number: int, a: Message, b: Message) -> bool:
+        """Whether history was taken away there."""
+        if a.get("role") == b.get("role") == "tool":
+            return number + 1 < len(self.a) and 2 * len(_content(a)) < len(_content(b))
+        known = {key: place for place, key in enumerate(self.theirs.keys)}
+        for place in range(number, len(self.a)):
+            there = known.get(key_of(self.a[place]))
+            if there is not None:
+                return there > place  # what follows was further back
+        if len(self.a) > len(self.b):
+            return False
+        said = _content(a)
+        for reply in (record.reply.strip() for record in (self.theirs, *self.recent)):
+            if len(reply) >= _QUOTE and reply in said:
+                return True
+        return len(self.b) - len(self.a) >= 2 and bool(_SUMMARY.search(said))
+
+    def _again(self, first: int) -> int:
+        """Characters of our messages from `first` on that the earlier prompt had too, with what is written around them."""
+        known = self.theirs.known
+        count, inside, begin = 0, False, 0
+        for number in range(len(self.a)):
+            if self.marks[number] < 0:
+                continue
+            if inside:
+                count += max(0, self.marks[number] - begin)
+            inside = number >= first and key_of(self.a[number]) in known
+            begin = max(self.marks[number], self.beyond)
+        return count + (max(0, self._end(len(self.a) - 1) - begin) if inside else 0)
+
+
+def _content(message: Message) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else ""

@@ -1,0 +1,100 @@
+"""Forms: what there is to say about how a family of models writes reasoning and tool calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Form = Literal["object", "list", "named", "xml", "python", "channels"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The marks around reasoning. Newlines on their inner sides, and behind, are no part of it."""
+
+    open: str
+    close: str
+
+    @property
+    def ending(self) -> str:
+        """What ends reasoning that is open, as a template writes it."""
+        return f"\n{self.close}\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How calls are written. An empty mark is none.
+
+    Attributes:
+        form: `object` a JSON object with name and arguments; `list` a JSON list of such; `named` a name, `separator` and
+            JSON arguments; `xml` a name and parameters between marks; `python` a list of Python calls; `channels` messages
+            to a recipient, as gpt-oss writes them.
+        begin, finish: around all calls of a reply; around each of them if `each`.
+        open, close: around each call; around all of them where they are a list. Without `open`, a call can only be what a
+            reply begins with, and is known by its shape.
+        name, arguments: the keys of an `object`, as the template writes them.
+        prefix, separator: of a `named` call: before its name, and between name and arguments.
+        spelling: a regular expression: the group is the function's name in what stands at its place.
+        name_end, key, key_end, value_end: of an `xml` call: what follows its name; around the name of a parameter; after
+            its value.
+        blank: what the template writes on the inner sides of `open` and `close`; in `xml`, around a value.
+        between: what it writes between two calls.
+    """
+
+    form: Form
+    begin: str = ""
+    open: str = ""
+    close: str = ""
+    finish: str = ""
+    name: str = "name"
+    arguments: str = "arguments"
+    prefix: str = ""
+    separator: str = ""
+    spelling: str = r"\s*(.*?)\s*"
+    name_end: str = ""
+    key: str = ""
+    key_end: str = ""
+    value_end: str = ""
+    blank: str = ""
+    between: str = ""
+    each: bool = False
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The marks that are in every reply with a call; around calls without a mark, a template may write none."""
+        around = (self.begin, self.finish) if self.open else ()
+        return tuple(mark for mark in (*around, self.open, self.separator, self.close) if mark)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All texts that may be control tokens of the model."""
+        parts = (self.begin, self.open, self.prefix, self.separator, self.key, self.key_end, self.value_end, self.close)
+        return tuple(dict.fromkeys(mark.strip() for mark in (*parts, self.finish) if mark.strip()))
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family of models writes a reply.
+
+    Attributes:
+        calls: how it calls tools; None if it does not.
+        reasoning: its marks; None if it does not reason, or in a form of its own (`channels`).
+        extra: further control tokens whose texts the parser needs.
+        adapted: the template knows no tools: conversations have to go through `adapt`.
+    """
+
+    name: str
+    calls: Calls | None = None
+    reasoning: Reasoning | None = None
+    extra: tuple[str, ...] = ()
+    adapted: bool = False
+
+    @property
+    def visible(self) -> tuple[str, ...]:
+        """The control tokens that must stay in a reply's text, as texts; others are of no use to the parser."""
+        reasoning = (self.reasoning.open, self.reasoning.close) if self.reasoning else ()
+        return tuple(dict.fromkeys((*reasoning, *(self.calls.marks if self.calls else ()), *self.extra)))
+
+    def opened(self, prompt: str) -> bool:
+        """Whether a prompt ends inside of reasoning, so that the reply goes on there."""
+        return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning.open)

@@ -1,0 +1,87 @@
+"""Record: an earlier prompt with its reply, as explanations look back at it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from headstart.core.blocks import BlockId, Tokens
+from headstart.core.template import Conversation, Message
+
+if TYPE_CHECKING:
+    from headstart.core.explain import Explanation
+
+
+def key_of(message: Message) -> int:
+    """Equal for messages that say the same. Of use within one process only."""
+    content, calls = message.get("content") or "", message.get("tool_calls")
+    said = content if isinstance(content, str) else repr(content)
+    return hash((message.get("role"), said, repr(calls) if calls else ""))
+
+
+@dataclass(frozen=True)
+class Record:
+    """An earlier prompt with its reply.
+
+    Attributes:
+        root: parent of its first block: no other salt, no other fingerprint.
+        text, tokens: of prompt and reply together.
+        canonical: leading tokens whose rows were canonical when it ended.
+        reply: the reply's text, the end of `text`.
+        returned: the message that the client is expected to send back; None for the text as it is.
+        source: the conversation; None for a raw text.
+        id: the request's.
+        tenant: who asked; "" if nobody knows.
+        salt, session: the request's; a session is a hint, "" if there was none.
+        time: when it ended, by the caller's clock.
+        account: the caller's report of it.
+    """
+
+    root: BlockId
+    text: str
+    tokens: Tokens
+    canonical: int = 0
+    reply: str = ""
+    returned: Message | None = None
+    source: Conversation | None = None
+    id: str = ""
+    tenant: str = ""
+    salt: str = ""
+    session: str = ""
+    time: float = 0.0
+    explanation: Explanation | None = None
+    account: object = None
+
+    @property
+    def answer(self) -> Message:
+        """The reply as a message."""
+        return self.returned or {"role": "assistant", "content": self.reply}
+
+    @cached_property
+    def keys(self) -> tuple[int, ...]:
+        """Of all messages, the reply's last."""
+        messages = self.source.messages if self.source is not None else ()
+        return tuple(map(key_of, (*messages, self.answer) if self.reply else messages))
+
+    @cached_property
+    def known(self) -> frozenset[int]:
+        """The keys, in no order."""
+        return frozenset(self.keys)
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes, about."""
+        source = self.source
+        parts = (source.messages, source.tools, source.extra) if source is not None else ()
+        return sys.getsizeof(self.text) + sys.getsizeof(self.reply) + self.tokens.nbytes + _size(parts)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return 64 + sum(_size(key) + _size(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return 56 + sum(map(_size, value))
+    return sys.getsizeof(value)

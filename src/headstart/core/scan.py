@@ -1,0 +1,214 @@
+"""Scan: a text that arrives in pieces, read as if it were whole.
+
+Readers are generators: where what is known does not decide, they yield until more has come. So no decision depends on how
+the text was cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from functools import cache
+from typing import TypeVar
+
+T = TypeVar("T")
+Reading = Generator[None, None, T]
+"""Waits by yielding; returns a T."""
+
+Sink = Callable[[str], None]
+
+_PLAIN = re.compile(r'["{}\[\]]')
+_QUOTED = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
+_PYTHON = re.compile(r"""["'(){}\[\]]""")
+_SCALAR_END = re.compile(r"[,}\]\s]")
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+class Scan:
+    """A cursor in a text that still grows.
+
+    Attributes:
+        at: the next character.
+        kept: where a reader may want to go back to; None if all that was read may be forgotten.
+        over: whether nothing more comes.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+        self.over = False
+        self.at = 0
+        self.kept: int | None = None
+
+    def add(self, text: str) -> None:
+        cut = self.at if self.kept is None else self.kept
+        self._text = self._text[cut:] + text
+        self.at -= cut
+        if self.kept is not None:
+            self.kept = 0
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        self.over = True
+
+    @property
+    def spent(self) -> bool:
+        """Whether all was read that ever comes."""
+        return self.over and self.at == len(self._text)
+
+    def drop(self) -> None:
+        """Leaves out the rest."""
+        self.at, self.kept = len(self._text), None
+
+    def mark(self, back: int = 0) -> None:
+        """`rewind` goes to `back` characters before here."""
+        self.kept = self.at - back
+
+    def rewind(self, ahead: int = 0) -> None:
+        self.at = (self.at if self.kept is None else self.kept) + ahead
+        self.kept = None
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def more(self) -> Reading[bool]:
+        """Waits for text; False if no more comes."""
+        known = len(self._text) - self.at
+        while len(self._text) - self.at == known and not self.over:
+            yield
+        return len(self._text) - self.at > known
+
+    def peek(self) -> Reading[str]:
+        """The next character; nothing at the end."""
+        while self.at >= len(self._text):
+            if not (yield from self.more()):
+                return ""
+        return self._text[self.at]
+
+    def take(self, mark: str) -> Reading[bool]:
+        """Whether `mark` comes next; if so, behind it."""
+        while True:
+            rest = self._text[self.at : self.at + len(mark)]
+            if rest == mark:
+                self.at += len(mark)
+                return True
+            if not mark.startswith(rest) or not (yield from self.more()):
+                return False
+
+    def ends(self, mark: str) -> Reading[bool]:
+        """As `take`; also if the text breaks off within the mark."""
+        if (yield from self.take(mark)):
+            return True
+        if self.over and mark.startswith(self._text[self.at :]):
+            self.drop()
+            return True
+        return False
+
+    def blanks(self, which: str | None = None) -> Reading[None]:
+        """Behind white space, or behind the characters of `which`."""
+        while (char := (yield from self.peek())) and (char.isspace() if which is None else char in which):
+            self.at += 1
+
+    def word(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """As much as matches `pattern`, which must match nothing, or what can be prolonged."""
+        while True:
+            found = pattern.match(self._text, self.at)
+            if found is None or found.end() < len(self._text) or not (yield from self.more()):
+                word = found[0] if found else ""
+                self.at += len(word)
+                return word
+
+    def within(self, limit: int, *marks: str) -> Reading[tuple[str, str] | None]:
+        """What stands before the first of `marks`, and that mark, which stays; None if it is not within `limit` characters."""
+        pattern = _any(marks)
+        while True:
+            found = pattern.search(self._text, self.at, self.at + limit)
+            if found is not None:
+                text = self._text[self.at : found.start()]
+                self.at = found.start()
+                return text, found[0]
+            if len(self._text) - self.at >= limit or not (yield from self.more()):
+                return None
+
+    def until(self, marks: tuple[str, ...], sink: Sink) -> Reading[str]:
+        """Gives `sink` what stands before the first of `marks` as it comes; that mark, behind it; nothing at the end."""
+        pattern = _any(marks)
+        while True:
+            found = pattern.search(self._text, self.at)
+            if found is not None:
+                self._give(found.start(), sink)
+                self.at = found.end()
+                return found[0]
+            self._give(len(self._text) - self._beginning(marks), sink)
+            if not (yield from self.more()):
+                self._give(len(self._text), sink)
+                return ""
+
+    def _give(self, end: int, sink: Sink) -> None:
+        if end > self.at:
+            sink(self._text[self.at : end])
+            self.at = end
+
+    def _beginning(self, marks: tuple[str, ...]) -> int:
+        """Length of the longest end of the text that one of `marks` may begin with."""
+        most = min(len(self._text) - self.at, max(map(len, marks), default=1) - 1)
+        ends = (self._text[len(self._text) - length :] for length in range(most, 0, -1))
+        return next((len(end) for end in ends if any(mark.startswith(end) for mark in marks)), 0)
+
+    def value(self, sink: Sink) -> Reading[bool]:
+        """Gives `sink` the text of a JSON value as it comes, up to its balanced end; False if the text ends before."""
+        first = yield from self.peek()
+        if first in ("{", "["):
+            return (yield from self._balanced(_PLAIN, sink))
+        if first == '"':
+            self._give(self.at + 1, sink)
+            return (yield from self._quoted('"', sink))
+        while (found := _SCALAR_END.search(self._text, self.at)) is None:
+            self._give(len(self._text), sink)
+            if not (yield from self.more()):
+                return False
+        self._give(found.start(), sink)
+        return True
+
+    def bracketed(self, sink: Sink) -> Reading[bool]:
+        """Gives `sink` a Python expression in brackets up to its balanced end; False if the text ends before."""
+        return (yield from self._balanced(_PYTHON, sink))
+
+    def _balanced(self, pattern: re.Pattern[str], sink: Sink) -> Reading[bool]:
+        depth = 0
+        while True:
+            found = pattern.search(self._text, self.at)
+            if found is None:
+                self._give(len(self._text), sink)
+                if not (yield from self.more()):
+                    return False
+                continue
+            self._give(found.end(), sink)
+            if found[0] in _OPENING:
+                depth += 1
+            elif found[0] in _CLOSING:
+                depth -= 1
+                if depth <= 0:
+                    return True
+            elif not (yield from self._quoted(found[0], sink)):
+                return False
+
+    def _quoted(self, quote: str, sink: Sink) -> Reading[bool]:
+        """The rest of a string, whose opening quote was read."""
+        while True:
+            found = _QUOTED[quote].search(self._text, self.at)
+            if found is None:
+                self._give(len(self._text), sink)
+                if not (yield from self.more()):
+                    return False
+            elif found[0] == quote:
+                self._give(found.end(), sink)
+                return True
+            else:
+                self._give(found.end(), sink)
+                if not (yield from self.peek()):
+                    return False
+                self._give(self.at + 1, sink)
+
+
+@cache
+def _any(marks: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")

@@ -1,0 +1,222 @@
+"""Bodies of /v1/messages: what they say, whatever form they say it in, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headstart.api.anthropic_dialogue import dialogue_of
+from headstart.api.anthropic_schema import CountTokensRequest, MessagesRequest
+from headstart.api.canonical import Choice, Dialogue, Format
+from headstart.api.schema import parse
+from headstart.errors import InvalidRequest
+
+EPHEMERAL = {"type": "ephemeral"}
+HOUR = {"type": "ephemeral", "ttl": "1h"}
+LS = {"name": "ls", "description": "Lists a folder.", "input_schema": {"type": "object", "properties": {}}}
+USE = {"type": "tool_use", "id": "toolu_1", "name": "ls", "input": {"path": "/"}}
+
+
+def text(said: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": said, **more}
+
+
+def user(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def read(messages: list[Any], **more: Any) -> Dialogue:
+    body = {"max_tokens": 1, "messages": messages, **more}
+    return dialogue_of(parse(MessagesRequest, json.dumps(body).encode()))
+
+
+def said(dialogue: Dialogue) -> list[tuple[str, str]]:
+    """Role and text of each message."""
+    found = []
+    for message in dialogue.messages:
+        content = message["content"]
+        joined = content if isinstance(content, str) else "|".join(part["text"] for part in content)
+        found.append((message["role"], joined))
+    return found
+
+
+def test_system_stands_where_it_was_said() -> None:
+    hi = {"role": "user", "content": "hi"}
+    assert said(read([hi], system="be brief")) == [("system", "be brief"), ("user", "hi")]
+    assert said(read([hi], system=[text("be"), text("brief")])) == [("system", "be|brief"), ("user", "hi")]
+    late = [hi, {"role": "system", "content": [text("it is late")]}, hi]
+    assert said(read(late)) == [("user", "hi"), ("system", "it is late"), ("user", "hi")]
+    assert said(read([hi], system="")) == [("user", "hi")]
+
+
+def test_neighbours_of_one_role_are_one_turn() -> None:
+    dialogue = read([{"role": "user", "content": "a"}, user(text("b")), {"role": "assistant", "content": "c"}, user(text("d"))])
+    assert said(dialogue) == [("user", "a|b"), ("assistant", "c"), ("user", "d")]
+
+
+def test_results_come_before_the_text_beside_them() -> None:
+    results = user(
+        text("go on"),
+        {"type": "tool_result", "tool_use_id": "toolu_1", "content": "etc"},
+        {"type": "tool_result", "tool_use_id": "toolu_2", "content": [text("no such"), text("folder")], "is_error": True},
+        {"type": "tool_result", "tool_use_id": "toolu_3"},
+    )
+    dialogue = read([user(text("?")), {"role": "assistant", "content": [USE]}, results])
+    assert said(dialogue)[2:] == [("tool", "etc"), ("tool", "Error:|no such|folder"), ("tool", ""), ("user", "go on")]
+    assert [message.get("tool_call_id") for message in dialogue.messages[2:]] == ["toolu_1", "toolu_2", "toolu_3", None]
+
+
+def test_a_reply_has_its_reasoning_its_text_and_its_calls() -> None:
+    blocks = [
+        {"type": "thinking", "thinking": "look first", "signature": "anything"},
+        {"type": "redacted_thinking", "data": "???"},
+        text("I "),
+        text("look."),
+        USE,
+    ]
+    dialogue = read([user(text("?")), {"role": "assistant", "content": blocks}, user(text("!"))])
+    assert dialogue.messages[1] == {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning_content": "look first",
+        "tool_calls": [{"id": "toolu_1", "type": "function", "function": {"name": "ls", "arguments": {"path": "/"}}}],
+    }
+    assert not dialogue.continues
+
+
+def test_a_last_reply_is_a_beginning() -> None:
+    assert read([user(text("?")), {"role": "assistant", "content": "The"}]).continues
+
+
+def test_texts_of_other_kinds_are_written_as_text() -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "All of it."}
+    inner = {"type": "content", "content": [text("One."), text("Two.")]}
+    found = {"type": "search_result", "source": "/a", "title": "A", "content": [text("Found.")]}
+    dialogue = read([user({"type": "document", "source": source, "title": "T"}, {"type": "document", "source": inner}, found)])
+    assert said(dialogue)[0][1].split("|") == [
+        "<document>\n<title>\nT\n</title>\n<document_content>\nAll of it.\n</document_content>\n</document>",
+        "<document>\n<document_content>\nOne.\nTwo.\n</document_content>\n</document>",
+        "<search_result>\n<title>\nA\n</title>\n<source>\n/a\n</source>\n<content>\nFound.\n</content>\n</search_result>",
+    ]
+
+
+def test_marks_stay_where_they_were_put() -> None:
+    dialogue = read(
+        [
+            user(text("a", cache_control=EPHEMERAL), text("b")),
+            {"role": "assistant", "content": [text("c", cache_control=EPHEMERAL), USE]},
+            user({"type": "tool_result", "tool_use_id": "toolu_1", "content": "d", "cache_control": HOUR}),
+        ],
+        system=[text("s", cache_control=HOUR)],
+        tools=[{**LS, "cache_control": EPHEMERAL}],
+    )
+    system, asked, reply, result = dialogue.messages
+    assert system["content"][0]["cache_control"] == HOUR
+    assert ["cache_control" in part for part in asked["content"]] == [True, False]
+    assert reply["cache_control"] == EPHEMERAL
+    assert result["cache_control"] == HOUR
+    assert dialogue.tools[0]["cache_control"] == EPHEMERAL
+    assert read([user(text("a"))], cache_control=EPHEMERAL).messages[-1]["cache_control"] == EPHEMERAL
+
+
+def test_marks_for_an_hour_are_counted() -> None:
+    body = {
+        "messages": [
+            user({"type": "tool_result", "tool_use_id": "t", "content": [text("x", cache_control=EPHEMERAL)]}),
+            user(text("x", cache_control=HOUR)),
+        ],
+        "system": [text("s", cache_control=HOUR)],
+        "tools": [{**LS, "cache_control": HOUR}],
+        "cache_control": EPHEMERAL,
+    }
+    assert parse(CountTokensRequest, json.dumps(body).encode()).hours == 3
+
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "choice"),
+    [
+        (None, Choice()),
+        ({"type": "auto"}, Choice()),
+        ({"type": "any", "disable_parallel_tool_use": True}, Choice("required", None, False)),
+        ({"type": "tool", "name": "ls"}, Choice("required", "ls")),
+        ({"type": "none"}, Choice("none")),
+    ],
+)
+def test_what_may_be_called(given: Any, choice: Choice) -> None:
+    dialogue = read(HI, tools=[{**LS, "strict": True}], **({"tool_choice": given} if given else {}))
+    assert dialogue.choice == choice
+    function = {"name": "ls", "description": "Lists a folder.", "parameters": LS["input_schema"], "strict": True}
+    assert dialogue.tools == ({"type": "function", "function": function},)
+
+
+def test_tools_that_only_the_vendor_runs_are_left_out() -> None:
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+    known = {"type": "custom", **LS}
+    assert [tool["function"]["name"] for tool in read(HI, tools=[search, known]).tools] == ["ls"]
+    bash = {"type": "bash_20250124", "name": "bash", "input_schema": {"type": "object"}}
+    assert [tool["function"]["name"] for tool in read(HI, tools=[bash]).tools] == ["bash"]
+
+
+@pytest.mark.parametrize(
+    ("given", "extra"),
+    [
+        ({}, {}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, {"enable_thinking": True}),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, {"enable_thinking": True}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"output_config": {"effort": "high"}}, {"reasoning_effort": "high"}),
+    ],
+)
+def test_how_much_is_thought(given: dict[str, Any], extra: dict[str, Any]) -> None:
+    assert read(HI, **given).extra == extra
+
+
+def test_what_a_reply_must_be() -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    for given in ({"output_config": {"format": form}}, {"output_format": form}):
+        assert read(HI, **given).format == Format("json_schema", '{"type": "object"}', strict=True)
+    assert read(HI, output_config={"effort": "low"}).format is None
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "at least 1"),
+    ({"messages": [{"role": "tool", "content": ""}]}, "messages[0]", "'user'"),
+    ({"messages": [user(IMAGE)]}, "messages[0].content[0]", "'image': this server reads text only"),
+    ({"messages": [user(PDF)]}, "messages[0].content[0].source", "'base64': this server reads text only"),
+    (
+        {"messages": [user({"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]})]},
+        "messages[0].content[0].content[0]",
+        "'image'",
+    ),
+    ({"messages": [user(USE)]}, "messages[0].content[0]", "'tool_result'"),
+    ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text", "required"),
+    ({"messages": [{"role": "assistant", "content": [{**USE, "input": "{}"}]}]}, "messages[0].content[0].input", "dictionary"),
+    ({"max_tokens": None}, "max_tokens", "integer"),
+    ({"max_tokens": -1}, "max_tokens", "greater"),
+    ({"temperature": 1.5}, "temperature", "less"),
+    ({"top_p": -0.1}, "top_p", "greater"),
+    ({"top_k": 0.5}, "top_k", "integer"),
+    ({"stop_sequences": "x"}, "stop_sequences", "list"),
+    ({"stream": "yes"}, "stream", "boolean"),
+    ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl", "'1h'"),
+    ({"tools": [{"name": "ls"}]}, "tools[0]", "input_schema"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]", "'bash_20250124' is not known here"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools", "does not run 'web_search_20250305'"),
+    ({"thinking": {"type": "wild"}}, "thinking.type", "'adaptive'"),
+]
+
+
+@pytest.mark.parametrize(("change", "param", "says"), REFUSED, ids=[json.dumps(row[0])[:60] for row in REFUSED])
+def test_what_cannot_be_served_is_refused(change: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(MessagesRequest, json.dumps({"max_tokens": 1, "messages": HI, **change}).encode())
+    assert caught.value.param == param
+    assert says in caught.value.message

@@ -1,0 +1,417 @@
+"""Why a request computed what it computed: by each answer, by `/headstart/explain` and by `headstart explain`."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headstart.api.keys import Keys
+from headstart.cli import main
+from headstart.config import Settings
+from headstart.core.causes import CAUSES, Cause
+from headstart.engines.fake import CHATML, FakeEngine, FakeTokenizer
+from headstart.runtime.runtime import Runtime
+from live import Server, serving
+from mutations import MUTATIONS, Body, Mutation, conversation, following
+from templates import TOOLS
+
+Explain = Callable[..., str]
+
+STYLED = "{% if style %}{{ '<|im_start|>style\n' + style + '<|im_end|>\n' }}{% endif %}" + CHATML
+"""A template with an option."""
+
+NUMBER = itertools.count(101)
+
+
+def start(**options: Any) -> Runtime:
+    chosen = {"memory_budget", "reuse", "settle", "explain", "cache_dir"} & options.keys()
+    settings = {name: options.pop(name) for name in chosen}
+    options.setdefault("tokenizer", FakeTokenizer(chat_template=STYLED))
+    return Runtime(FakeEngine(**{"slots": 2, "ctx": 4096, **options}), Settings(**{"memory_budget": 32 << 20, **settings}))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with start(settle="off") as runtime, serving(runtime, model_id="fake") as found:
+        yield found
+
+
+@pytest.fixture
+def explain(capsys: pytest.CaptureFixture[str]) -> Explain:
+    def run(server: Server, *arguments: str, code: int = 0) -> str:
+        capsys.readouterr()  # the server's log
+        with pytest.raises(SystemExit) as end:
+            main(["explain", *arguments, "--url", server.url])
+        captured = capsys.readouterr()
+        assert end.value.code == code, captured
+        return captured.out + captured.err
+
+    return run
+
+
+def send(server: Server, body: Body, **headers: str) -> httpx.Response:
+    response = server.post("/v1/chat/completions", json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def said(response: httpx.Response) -> str:
+    content = response.json()["choices"][0]["message"]["content"]
+    assert isinstance(content, str)
+    return content
+
+
+def own(response: httpx.Response) -> dict[str, Any]:
+    found = response.json()["headstart"]
+    assert isinstance(found, dict)
+    return found
+
+
+def explained(server: Server, response: httpx.Response, **query: str) -> dict[str, Any]:
+    found = server.http.get(f"/headstart/explain/{response.headers['x-request-id']}", params=query)
+    assert found.status_code == 200, found.text
+    answer = found.json()
+    assert isinstance(answer, dict)
+    return answer
+
+
+def mutated(mutation: Mutation, body: Body, reply: str, number: int) -> Body:
+    later = following(body, reply, number) if mutation.turn == "next" else copy.deepcopy(body)
+    mutation.change(later)
+    return later
+
+
+def check(mutation: Mutation, answer: dict[str, Any], later: Body) -> None:
+    found = answer["explanation"]
+    if mutation.cause is None:
+        assert found is None
+        return
+    assert found is not None
+    assert (found["cause"], found["where"], found["message"]) == (mutation.cause, mutation.where, mutation.message)
+    if mutation.place is not None:
+        assert found["character"] == mutation.place
+    if found["message"] is not None and found["character"]:
+        rest = later["messages"][found["message"]]["content"][found["character"] :]
+        assert not rest or rest.startswith(found["ours"].split("<|")[0])  # else it is in its calls
+    if found["where"] is not None:
+        assert found["ours"][:1] != found["theirs"][:1]
+    assert found["mend"] == CAUSES[mutation.cause].mend
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_each_change_is_named_and_placed(server: Server, explain: Explain, mutation: Mutation) -> None:
+    number = next(NUMBER)
+    body = conversation(number)
+    reply = said(send(server, body))
+    later = mutated(mutation, body, reply, number)
+    response = send(server, later)
+    answer = explained(server, response)
+    check(mutation, answer, later)
+    mine = own(response)
+    assert (answer["prompt"], answer["computed"]) == (mine["cached"] + mine["computed"], mine["computed"])
+    found = answer["explanation"]
+    page = explain(server, response.headers["x-request-id"])
+    if found is None:
+        assert (mine["cause"], mine["reason"], mine["missed"]) == (None, None, 0)
+        assert mine["computed"] <= len(later["messages"][-1]["content"]) + 60
+        assert "none" in page
+        return
+    assert (mine["cause"], mine["missed"], mine["mend"]) == (found["cause"], found["missed"], found["mend"])
+    assert mine["reason"] == CAUSES[Cause(found["cause"])].reason
+    assert found["missed"] <= mine["computed"]
+    assert (found["missed"] > 20) == mutation.again, found
+    assert found["cause"] in page
+    assert found["mend"] in page
+    if found["where"] is not None:
+        assert json.dumps(found["ours"], ensure_ascii=False)[1:-1].replace('\\"', '"') in page
+        assert mine["diverged_at"] == {key: found[key] for key in ("message", "character", "ours", "theirs")}
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_two_bodies_are_compared_without_computing(
+    server: Server, explain: Explain, tmp_path: Path, mutation: Mutation
+) -> None:
+    number = next(NUMBER)
+    body = conversation(number)
+    later = mutated(mutation, body, "A reply.", number)
+    if mutation.name == "last reply edited":  # the first body does not know its reply
+        return
+    assert server.runtime is not None
+    engine = server.runtime.engine
+    assert isinstance(engine, FakeEngine)
+    files = [tmp_path / name for name in ("a.json", "b.json")]
+    for path, one in zip(files, (body, later), strict=True):
+        path.write_text(json.dumps(one))
+    before = engine.prefilled
+    answer = json.loads(explain(server, *map(str, files), "--json"))
+    assert engine.prefilled == before
+    check(mutation, answer, later)
+
+
+# ── what is not in the text ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cause(response: httpx.Response) -> str | None:
+    found = own(response)["cause"]
+    assert found is None or isinstance(found, str)
+    return found
+
+
+def test_a_new_conversation_misses_nothing(server: Server) -> None:
+    body = conversation(next(NUMBER))
+    send(server, body)
+    alone = send(server, {"messages": [{"role": "user", "content": "Ωmega, which nobody has ever asked"}], "max_tokens": 1})
+    beside = send(server, body | {"messages": [body["messages"][0], {"role": "user", "content": "Who was Homer?"}]})
+    assert [cause(alone), own(alone)["missed"]] in (["first_time", 0], [None, 0])
+    assert (cause(beside), own(beside)["missed"], own(beside)["diverged_at"]) == (None, 0, None)
+
+
+def test_evicted() -> None:
+    with start(slots=1, memory_budget=0, settle="off") as runtime, serving(runtime, model_id="fake") as server:
+        body = conversation(1)
+        first = send(server, body)
+        assert (cause(first), own(first)["reason"]) == ("first_time", "cold")
+        send(server, {"messages": [{"role": "user", "content": "somebody else"}], "max_tokens": 1})
+        again = send(server, body)
+        assert cause(again) == "evicted"
+        assert own(again)["missed"] >= first.json()["usage"]["prompt_tokens"] - 40
+        assert explained(server, again)["explanation"]["where"] is None
+
+
+def test_no_checkpoint() -> None:
+    """Rows of all that both have are there, but this model cannot go back to where they part."""
+    words = " ".join(f"word {number}" for number in range(150))
+    with start(slots=1, sliceable=False, settle="off") as runtime, serving(runtime, model_id="fake") as server:
+        head = conversation(1)["messages"][0]
+        send(server, {"messages": [head, {"role": "user", "content": words}], "max_tokens": 1})
+        response = send(server, {"messages": [head, {"role": "user", "content": words[:-200]}], "max_tokens": 1})
+        assert (cause(response), own(response)["reason"]) == ("no_checkpoint", "state")
+        assert own(response)["missed"] > 20
+
+
+def test_exact_mode_without_settling_is_derived() -> None:
+    with start(slots=1, reuse="exact", settle="off") as runtime, serving(runtime, model_id="fake") as server:
+        body = conversation(1) | {"max_tokens": 80}
+        later = following(body, said(send(server, body)), 1)
+        response = send(server, later)
+        assert (cause(response), own(response)["reason"]) == ("derived", "derived")
+        assert 40 < own(response)["missed"] <= 88
+
+
+def test_spelled_otherwise() -> None:
+    """A reply in other tokens than the tokenizer's, whose spelling is forgotten."""
+    tokenizer = FakeTokenizer(["ab", "ba", "aa", "bb"], chat_template=STYLED)
+    with start(slots=1, settle="off", alphabet=b"ab", tokenizer=tokenizer) as runtime, serving(runtime) as server:
+        body = conversation(1) | {"max_tokens": 80, "tools": []}
+        later = following(body, said(send(server, body)), 1)
+        runtime.prompter.spelling = False
+        response = send(server, later)
+        assert cause(response) == "spelled_otherwise"
+        assert own(response)["missed"] > 20
+        assert explained(server, response)["explanation"]["where"] is None
+
+
+@pytest.mark.parametrize("settle", ["on", "off"])
+def test_reasoning_stripped(settle: str, explain: Explain) -> None:
+    tokenizer = FakeTokenizer(chat_template=TOOLS)
+    thought = "The user wants two cities, so I have to think of the road between them, and of its tolls."
+    with start(slots=1, settle=settle, tokenizer=tokenizer) as runtime, serving(runtime, model_id="fake") as server:
+        body: Body = {"max_tokens": 4, "ignore_eos": True, "messages": conversation(1)["messages"][:4]}
+        body["messages"][2] = {"role": "assistant", "content": "I look.", "reasoning_content": thought}
+        send(server, body)
+        dropped = copy.deepcopy(body)
+        del dropped["messages"][2]["reasoning_content"]
+        response = send(server, dropped)
+        found = explained(server, response)["explanation"]
+        assert (found["cause"], found["where"], found["message"]) == ("reasoning_stripped", "messages", 2)
+        assert "The user wants" in found["theirs"]
+        assert found["missed"] > len(body["messages"][3]["content"])
+        assert "reasoning_stripped" in explain(server, response.headers["x-request-id"])
+        # The template drops it as soon as the user speaks again.
+        stripped = copy.deepcopy(body)
+        stripped["messages"].append({"role": "user", "content": "And by train?"})
+        found = explained(server, send(server, stripped))["explanation"]
+        assert found is None or found["cause"] == "reasoning_stripped"
+
+
+@pytest.mark.parametrize("header", ["", "<think>\n"])
+def test_the_client_drops_the_reasoning_of_a_reply(header: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reasoning in a reply's text, whether the model or the generation header begins it; the answer is too far behind it."""
+    template = CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n" + header)
+    thought = ("<think>\n" if not header else "") + "It may rain, and then again it may not. " * 3 + "\n</think>\n\n"
+    answer = "Take an umbrella, and good boots, for it is going to rain all over France this week."
+    tokenizer = FakeTokenizer(chat_template=template)
+    with start(slots=1, settle="off", tokenizer=tokenizer) as runtime, serving(runtime, model_id="fake") as server:
+        said = iter([*(thought + answer).encode()] * 2)
+        monkeypatch.setattr(runtime.engine, "sample", lambda slot, sampler: next(said))
+        body = conversation(1) | {"max_tokens": len(thought + answer)}
+        send(server, body)
+        response = send(server, following(body, answer, 1) | {"max_tokens": 1})
+        found = explained(server, response)["explanation"]
+        assert (found["cause"], found["where"], found["message"]) == ("reasoning_stripped", "messages", 6)
+        edited = following(body, answer.replace("Take", "Buy"), 1) | {"max_tokens": 1}
+        assert explained(server, send(server, edited))["explanation"]["cause"] == "message_changed"
+
+
+def test_after_a_restart(tmp_path: Path) -> None:
+    """What is on disk is found; that the template was another one is known although no text is kept."""
+    other, body, prompt = STYLED.replace("<|im_start|>tools", "<|im_start|>functions"), conversation(1), 0
+    for template, expected in ((STYLED, "first_time"), (STYLED, None), (other, "template_changed"), (other, None)):
+        tokenizer = FakeTokenizer(chat_template=template)
+        with start(tokenizer=tokenizer, cache_dir=tmp_path) as runtime, serving(runtime, model_id="fake") as server:
+            response = send(server, body)
+            assert cause(response) == expected
+            assert (own(response)["cached"] > 0) == (expected is None)
+            assert own(response)["missed"] == (prompt if expected == "template_changed" else 0)
+            prompt = response.json()["usage"]["prompt_tokens"]
+            stranger = send(server, body | {"cache_salt": expected or template})
+            assert cause(stranger) == "first_time", "salts share nothing"
+
+
+# ── who may know ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def tenants(tmp_path: Path) -> Iterator[Server]:
+    """A server that knows alice, bob and carol by their keys."""
+    file = tmp_path / "keys"
+    file.write_text("".join(f"{name} = {name}-key\n" for name in ("alice", "bob", "carol")))
+    file.chmod(0o600)
+    with start() as runtime, serving(runtime, api_keys=Keys((), file), model_id="fake") as server:
+        yield server
+
+
+@pytest.fixture
+def opened() -> Iterator[Server]:
+    """A server that knows nobody."""
+    with start() as runtime, serving(runtime, model_id="fake") as server:
+        yield server
+
+
+def by(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {name}-key"} if name else {}
+
+
+def test_another_salt_of_the_same_tenant(tenants: Server) -> None:
+    body = conversation(1)
+    send(tenants, body | {"cache_salt": "a"}, **by("alice"))
+    response = send(tenants, body | {"cache_salt": "b"}, **by("alice"))
+    mine = own(response)
+    assert (mine["cause"], mine["reason"], mine["cached"], mine["diverged_at"]) == ("salt_differs", "cold", 0, None)
+    assert mine["missed"] == response.json()["usage"]["prompt_tokens"] - 1
+
+
+@pytest.mark.parametrize("other", ["bob", ""])
+def test_another_tenants_salt_reveals_nothing(tenants: Server, opened: Server, other: str) -> None:
+    """Fault: text, length or existence of another tenant's prompt in what an answer says."""
+    tenants = tenants if other else opened
+    body = conversation(1)
+    send(tenants, body | {"cache_salt": "a"}, **by("alice" if other else ""))
+    response = send(tenants, body | {"cache_salt": "b"}, **by(other))
+    stranger = send(tenants, conversation(2) | {"cache_salt": "c"}, **by("carol" if other else ""))
+    known, unknown = ({**own(one), "computed": 0, "cached": 0} for one in (response, stranger))
+    assert known == unknown
+    assert (known["cause"], known["missed"], known["diverged_at"]) == ("first_time", 0, None)
+
+
+def test_only_ones_own_requests_are_explained(tenants: Server, opened: Server) -> None:
+    def last(server: Server, tenant: str = "", id: str = "", **query: str) -> httpx.Response:
+        return server.http.get("/headstart/explain" + id, params=query, headers=by(tenant))
+
+    assert last(tenants, "alice").json()["error"]["code"] == "request_not_found"
+    alice = send(tenants, conversation(1) | {"cache_salt": "a"}, **by("alice")).headers["x-request-id"]
+    assert last(tenants, "alice").json()["id"] == alice
+    assert last(tenants, "alice", "/" + alice).json()["id"] == alice
+    assert last(tenants, "bob", cache_salt="a").status_code == 404
+    assert last(tenants, "bob", "/" + alice, cache_salt="a").status_code == 404
+    nobody = send(opened, conversation(2) | {"cache_salt": "n"}).headers["x-request-id"]
+    assert last(opened).status_code == 404
+    assert last(opened, id="/" + nobody).status_code == 404
+    assert last(opened, cache_salt="n").json()["id"] == nobody
+
+
+def test_keys_are_needed_where_there_are_keys(explain: Explain) -> None:
+    with start() as runtime, serving(runtime, key="secret", api_keys=("secret",), model_id="fake") as server:
+        for call in (
+            lambda: httpx.get(f"{server.url}/headstart/explain"),
+            lambda: httpx.post(f"{server.url}/headstart/explain"),
+        ):
+            assert call().status_code == 401
+        assert "says: Give an API key" in explain(server, code=2)
+        response = send(server, conversation(1))
+        assert response.headers["x-request-id"] in explain(server, "--last", "--api-key", "secret")
+
+
+# ── the command and the routes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_page_shows_both_texts(server: Server, explain: Explain) -> None:
+    number = next(NUMBER)
+    body = conversation(number)
+    reply = said(send(server, body))
+    later = following(body, reply, number)
+    later["messages"][0]["content"] = later["messages"][0]["content"].replace("Monday", "Tuesday")
+    response = send(server, later)
+    lines = explain(server, "--last").splitlines()
+    assert lines[0].startswith(f"request  {response.headers['x-request-id']}")
+    marks = {line.split(" ")[0]: line for line in lines if line[:1].strip()}
+    pointer = next(line for line in lines if line.endswith("▼")).index("▼")
+    assert marks["now"][pointer:].startswith("Tuesday, 3 March.")
+    assert marks["before"][pointer:].startswith("Monday, 3 March.")
+    assert marks["now"][:pointer].endswith("Today is ")
+    assert "message 0 (the system prompt), character 32" in marks["place"]
+    assert "system_changed (Anthropic), input_changed (OpenAI)" in marks["called"]
+    assert "cost     about " in marks["cost"]
+
+
+def test_two_bodies_that_have_another_model_or_salt(server: Server) -> None:
+    def compare(**changes: Any) -> dict[str, Any]:
+        body = conversation(1)
+        found = server.post("/headstart/explain", json={"a": body, "b": body | changes}).json()
+        assert isinstance(found, dict)
+        return found
+
+    other = compare(model="another")
+    assert other["explanation"] is None, "one name is no other model"
+    found = server.post(
+        "/headstart/explain", json={"a": conversation(1) | {"model": "x"}, "b": conversation(1) | {"model": "y"}}
+    )
+    assert found.json()["explanation"]["cause"] == "model_changed"
+    assert found.json()["anthropic"]["type"] == found.json()["responses"]["reason"] == "model_changed"
+    assert compare(cache_salt="b")["explanation"]["cause"] == "salt_differs"
+
+
+def test_what_cannot_be_explained(server: Server, explain: Explain, tmp_path: Path) -> None:
+    assert "No request 'nothing' is among" in explain(server, "nothing", code=2)
+    bad = tmp_path / "bad.json"
+    bad.write_text("{")
+    assert "Cannot read a request from" in explain(server, str(bad), str(bad), code=2)
+    bad.write_text("[]")
+    assert "must be a JSON object" in explain(server, str(bad), str(bad), code=2)
+    bad.write_text('{"messages": []}')
+    assert "In 'a': Invalid 'messages'" in explain(server, str(bad), str(bad), code=2)
+    assert "Give one request id" in explain(server, "a", "b", "c", code=2)
+    assert "Give one request id" in explain(server, "a", "--last", code=2)
+    with pytest.raises(SystemExit) as end:
+        main(["explain", "--url", "http://127.0.0.1:9"])
+    assert end.value.code == 2
+
+
+def test_switched_off() -> None:
+    with start(explain="off") as runtime, serving(runtime, model_id="fake") as server:
+        response = send(server, conversation(1))
+        assert own(response)["cause"] is None
+        assert server.http.get("/headstart/explain").status_code == 404
+
+
+def test_causes_are_counted_and_logged(server: Server) -> None:
+    send(server, conversation(next(NUMBER)) | {"cache_prompt": False})
+    assert server.metric("headstart:misses_total", cause="disabled") >= 1
+    assert server.metric("headstart:missed_tokens_total", cause="system_changed") >= 1

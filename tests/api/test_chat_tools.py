@@ -1,0 +1,200 @@
+"""/v1/chat/completions through the vendor's own SDK: tools, reasoning, formats, and what they cost on the next turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from headstart.config import Settings
+from headstart.engines.fake import FakeEngine, FakeTokenizer
+from headstart.runtime.runtime import Runtime
+from live import Server, serving, wait_until
+from scripted import Scripted
+from templates import TOOLS
+
+LS = {
+    "type": "function",
+    "function": {
+        "name": "ls",
+        "description": "Lists a folder.",
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string", "maxLength": 8}, "all": {"type": "boolean"}},
+            "required": ["path", "all"],
+            "additionalProperties": False,
+        },
+    },
+}
+CAT = {"type": "function", "function": {"name": "cat", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "ls", "arguments": {"all":true,"path":"/etc"}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "cat", "arguments": {}}\n</tool_call>'
+THOUGHT = "<think>\nThey want to know what there is.\n</think>\n\n"
+ASK: list[Any] = [
+    {"role": "system", "content": "You are a careful assistant of few words. " * 8},
+    {"role": "user", "content": "What is in /etc?"},
+]
+HEADER = 30
+"""Tokens around a message and in front of a reply, at most."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Two slots of 4,096 tokens; the template knows tools and strips old reasoning."""
+    engine = Scripted(FakeEngine(slots=2, ctx=4096, tokenizer=FakeTokenizer(chat_template=TOOLS)))
+    with Runtime(engine, Settings(memory_budget=64 << 20)) as runtime:
+        with serving(runtime, model_id="fake") as served:
+            yield served
+        runtime.cache.check()
+
+
+def say(server: Server, *replies: str) -> None:
+    assert server.runtime is not None
+    assert isinstance(server.runtime.engine, Scripted)
+    server.runtime.engine.say(*replies)
+
+
+def ask(server: Server, messages: list[Any] = ASK, **options: Any) -> Any:
+    return server.openai.chat.completions.create(**{"model": "fake", "max_tokens": 400, "messages": messages, **options})
+
+
+def stream(server: Server, messages: list[Any] = ASK, **options: Any) -> dict[str, Any]:
+    """A whole message, put together from its chunks as clients do it."""
+    made: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "finish": None, "fragments": 0}
+    for chunk in ask(server, messages, stream=True, **options):
+        for choice in chunk.choices:
+            delta = choice.delta
+            made["content"] += delta.content or ""
+            made["reasoning"] += getattr(delta, "reasoning_content", None) or ""
+            for call in delta.tool_calls or ():
+                if call.id:
+                    assert call.index == len(made["calls"])
+                    assert call.type == "function"
+                    made["calls"].append([call.id, call.function.name, ""])
+                made["calls"][call.index][2] += call.function.arguments or ""
+                made["fragments"] += 1
+            made["finish"] = choice.finish_reason or made["finish"]
+    return made
+
+
+def test_a_call_is_a_call(server: Server) -> None:
+    say(server, CALL)
+    [choice] = ask(server, tools=[LS]).choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    [call] = choice.message.tool_calls
+    assert (call.type, call.function.name) == ("function", "ls")
+    assert json.loads(call.function.arguments) == {"all": True, "path": "/etc"}
+
+
+def test_calls_and_reasoning_are_streamed(server: Server) -> None:
+    say(server, f"{THOUGHT}I look.\n\n{CALL}\n{OTHER}")
+    made = stream(server, tools=[LS, CAT])
+    assert made["reasoning"] == "They want to know what there is."
+    assert made["content"] == "I look."
+    assert [(name, json.loads(text)) for _, name, text in made["calls"]] == [("ls", {"all": True, "path": "/etc"}), ("cat", {})]
+    assert made["finish"] == "tool_calls"
+    assert made["fragments"] > 10, "arguments come as they are written"
+    assert len({id for id, _, _ in made["calls"]}) == 2
+
+
+def test_marks_are_text_where_nothing_can_be_called(server: Server) -> None:
+    say(server, CALL, CALL)
+    assert ask(server).choices[0].message.content == CALL
+    [choice] = ask(server, tools=[LS], tool_choice="none").choices
+    assert (choice.message.content, choice.finish_reason) == (CALL, "stop")
+
+
+def test_reasoning_tokens_are_counted(server: Server) -> None:
+    say(server, THOUGHT + "Much.")
+    answer = ask(server)
+    assert answer.choices[0].message.reasoning_content == "They want to know what there is."
+    assert answer.choices[0].message.content == "Much."
+    thought = answer.usage.completion_tokens_details.reasoning_tokens
+    assert 30 <= thought < answer.usage.completion_tokens
+
+
+@pytest.mark.parametrize("spacing", [(", ", ": "), (",", ":")])
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_next_turn_pays_for_the_result_only(server: Server, spacing: tuple[str, str], kept: bool) -> None:
+    """Arguments in the client's own spelling, with the reasoning or without: nothing of the reply is computed again."""
+    question = [ASK[0], {"role": "user", "content": f"What is in {spacing} {kept}?"}]
+    say(server, THOUGHT + CALL, "A lot.")
+    message = ask(server, question, tools=[LS]).choices[0].message
+    call = message.tool_calls[0]
+    spelled = json.dumps(json.loads(call.function.arguments), separators=spacing)
+    back: dict[str, Any] = {
+        "role": "assistant",
+        "content": message.content,
+        "tool_calls": [{"id": call.id, "type": "function", "function": {"name": "ls", "arguments": spelled}}],
+    }
+    if kept:
+        back["reasoning_content"] = message.reasoning_content
+    result = {"role": "tool", "tool_call_id": call.id, "content": "passwd hosts"}
+    answer = ask(server, [*question, back, result], tools=[LS])
+    assert answer.choices[0].message.content == "A lot."
+    # Thirty characters are the marks around a result, eight tokens the end of the reply.
+    assert answer.headstart["computed"] <= len("passwd hosts") + 2 * HEADER + 8
+
+
+def test_a_required_call_is_made_and_valid(server: Server) -> None:
+    """The fake engine draws what it likes, so only the grammar makes it call."""
+    for choice in ("required", {"type": "function", "function": {"name": "ls"}}):
+        made = ask(server, tools=[LS], tool_choice=choice, parallel_tool_calls=False, seed=3).choices[0]
+        assert made.finish_reason == "tool_calls"
+        [call] = made.message.tool_calls
+        arguments = json.loads(call.function.arguments)
+        assert set(arguments) == {"path", "all"}
+        assert isinstance(arguments["all"], bool)
+
+
+class Answer(BaseModel):
+    large: bool
+    files: int
+
+
+def test_a_format_is_kept(fake: Server) -> None:
+    """Again nothing but the grammar makes it so; this template knows no reasoning that could come first."""
+    made = fake.openai.chat.completions.parse(model="fake", messages=ASK, response_format=Answer, max_tokens=200, seed=5)
+    assert isinstance(made.choices[0].message.parsed, Answer)
+    made = ask(fake, response_format={"type": "json_object"}, seed=1, max_tokens=300)
+    assert made.choices[0].finish_reason == "length" or isinstance(json.loads(made.choices[0].message.content), dict)
+    made = ask(fake, extra_body={"guided_regex": "(yes|no)"})
+    assert made.choices[0].message.content in ("yes", "no")
+    made = ask(fake, extra_body={"grammar": 'root ::= "a" | "b"'})
+    assert made.choices[0].message.content in ("a", "b")
+
+
+NONSENSE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+
+
+@pytest.mark.parametrize("options", [{"response_format": NONSENSE}, {"guided_regex": "("}, {"grammar": "root ::= ["}])
+def test_a_format_that_makes_no_sense_is_refused(server: Server, options: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError):
+        ask(server, extra_body=options)
+
+
+def test_a_reply_that_is_begun_is_continued(server: Server) -> None:
+    begun = [*ASK, {"role": "assistant", "content": "In /etc there"}]
+    say(server, " is much.", "Yes.")
+    made = ask(server, begun, extra_body={"continue_final_message": True})
+    assert made.choices[0].message.content == " is much."
+    back = [*ASK, {"role": "assistant", "content": "In /etc there is much."}, {"role": "user", "content": "Sure?"}]
+    assert ask(server, back).headstart["computed"] <= len("Sure?") + 2 * HEADER + 8
+
+
+def test_a_reply_with_a_call_settles(server: Server) -> None:
+    """Then the tool's result is all that is computed, whatever the model wrote around its call."""
+    assert server.runtime is not None
+    settle = server.runtime.scheduler.settle
+    say(server, f"{THOUGHT}{CALL}\n\n", "Much.")
+    question = [ASK[0], {"role": "user", "content": "And where is the rest of all that? " * 4}]
+    message = ask(server, question, tools=[LS]).choices[0].message
+    wait_until(lambda: not settle.pending)
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "passwd hosts"}
+    answer = ask(server, [*question, message.model_dump(exclude_none=True), result], tools=[LS])
+    assert answer.headstart["computed"] <= len("passwd hosts") + 2 * HEADER + 8  # the grid of the fake engine is 8

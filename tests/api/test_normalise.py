@@ -1,0 +1,206 @@
+"""Each kind of noise that clients put into a conversation is undone, can be left alone, and nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from headstart.api.canonical import Dialogue
+from headstart.api.normalise import RULES, Ground, normalise
+from headstart.api.openai import dialogue_of
+from headstart.api.recall import Recall
+from headstart.api.schema import Conversation
+from headstart.core.template import FALLBACK, Template
+from templates import TOOLS
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+BILLING = "x-anthropic-billing-header: cc_version=2.1.329.{}; cc_entrypoint=cli"
+STRICT = """
+{%- for m in messages %}
+{%- if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}{%- endif %}
+{%- if not loop.first and m.role == messages[loop.index0 - 1].role %}{{ raise_exception('roles alternate') }}{%- endif %}
+{{- '<' + m.role + '>' + m.content }}
+{%- endfor %}"""
+DATED = "{{ strftime_now('%d %b %Y') }}" + FALLBACK
+
+
+def user(content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **more}
+
+
+def system(content: Any) -> dict[str, Any]:
+    return {"role": "system", "content": content}
+
+
+def developer(content: str) -> dict[str, Any]:
+    return {"role": "developer", "content": content}
+
+
+def part(text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, **more}
+
+
+def call(arguments: Any, name: str = "read") -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}],
+    }
+
+
+def tool(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "read", "description": "reads", "parameters": parameters}, **more}
+
+
+PATHS = {
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "lines": {"type": "integer"}},
+    "required": ["path", "lines"],
+}
+TURNED = {
+    "required": ["path", "lines"],
+    "properties": {"lines": {"type": "integer"}, "path": {"type": "string"}},
+    "type": "object",
+}
+
+
+class Client:
+    """Says things to one template."""
+
+    def __init__(self, template: str = TOOLS, keep: tuple[str, ...] = ()) -> None:
+        self.now = datetime(2026, 11, 21, 23, 59)
+        self.recall = Recall(now=lambda: self.now)
+        self.template = Template(template, {})
+        self.keep = keep
+
+    def dialogue(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, salt: str = "") -> Dialogue:
+        form = Conversation.model_validate({"messages": messages, "tools": tools})
+        return normalise(dialogue_of(form, salt), Ground(self.template, self.recall), self.keep)
+
+    def text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, salt: str = "") -> str:
+        said = self.dialogue(messages, tools, salt)
+        return self.template.render(said.messages, tools=said.tools, **said.extra)
+
+
+SAME: list[tuple[str, str, tuple[Any, Any], tuple[Any, Any]]] = [
+    (
+        "billing",
+        TOOLS,
+        ([system([part(BILLING.format("4ba")), part("be brief")]), user("go")], None),
+        ([system([part(BILLING.format("3dd")), part("be brief")]), user("go")], None),
+    ),
+    ("parts", TOOLS, ([user("go on")], None), ([user([part("go on")])], None)),
+    ("hints", TOOLS, ([user("go on")], None), ([user([part("go on", **MARK)], **MARK)], None)),
+    ("hints", TOOLS, ([user("go")], [tool(PATHS)]), ([user("go")], [tool(PATHS, **MARK)])),
+    (
+        "roles",
+        TOOLS,
+        ([system("be brief"), user("go")], None),
+        ([{"role": "developer", "content": "be brief"}, user("go")], None),
+    ),
+    (
+        "arguments",
+        TOOLS,
+        ([user("go"), call('{"path": "a", "lines": 3}')], [tool(PATHS)]),
+        ([user("go"), call('{"lines":3,"path":"a"}')], [tool(PATHS)]),
+    ),
+    (
+        "arguments",
+        TOOLS,
+        ([user("go"), call({"path": "a", "lines": 3})], [tool(PATHS)]),
+        ([user("go"), call('{ "path":"a",\n"lines":3 }')], [tool(PATHS)]),
+    ),
+    ("schemas", TOOLS, ([user("go")], [tool(PATHS)]), ([user("go")], [tool(TURNED)])),
+]
+
+
+@pytest.mark.parametrize(("rule", "template", "one", "other"), SAME)
+def test_two_ways_to_say_the_same_render_to_the_same(rule: str, template: str, one: Any, other: Any) -> None:
+    before = copy.deepcopy((one, other))
+    assert Client(template).text(*one) == Client(template).text(*other)
+    assert (one, other) == before
+
+
+@pytest.mark.parametrize(("rule", "template", "one", "other"), [row for row in SAME if row[0] not in ("parts", "hints")])
+def test_a_rule_that_is_left_out_does_nothing(rule: str, template: str, one: Any, other: Any) -> None:
+    assert Client(template, keep=(rule,)).text(*one) != Client(template, keep=(rule,)).text(*other)
+
+
+def test_every_rule_is_shown_here_and_its_name_is_its_own() -> None:
+    names = [rule.name for rule in RULES]
+    assert len(set(names)) == len(names)
+    assert set(names) == {row[0] for row in SAME} | {"reasoning", "clock"}
+
+
+def test_the_billing_line_goes_and_nothing_else() -> None:
+    client = Client()
+    lines = BILLING.format("4ba") + "\n\nbe brief"
+    assert client.text([system(lines), user("go")]) == client.text([system("be brief"), user("go")])
+    later = [system("be brief"), user(BILLING.format("4ba"))]
+    assert BILLING.format("4ba") in client.text(later)  # only the first block of the system prompt is noise
+    assert client.dialogue([system(BILLING.format("4ba")), user("go")]).messages == ({"role": "user", "content": "go"},)
+
+
+def test_a_part_that_is_marked_becomes_a_breakpoint() -> None:
+    said = Client().dialogue(
+        [system([part("abc", **MARK), part("defg")]), user([part("x"), part("yz", **MARK)]), user("q", **MARK)]
+    )
+    assert said.breakpoints == ((0, 3), (1, 4), (2, 1))
+    assert [message["content"] for message in said.messages] == ["abc\ndefg", "x\nyz", "q"]
+
+
+def test_system_messages_that_a_template_refuses_become_a_users() -> None:
+    client = Client(STRICT)
+    first = [system("be brief"), user("go"), system("it is late")]
+    text = client.text(first)
+    assert text == "<system>be brief<user>go\n\nit is late"
+    longer = [*first, {"role": "assistant", "content": "yes"}, system("later still"), user("and?")]
+    assert client.text(longer) == text + "<assistant>yes<user>later still\n\nand?"
+    assert client.text([system("a"), system("b"), user("c")]) == "<system>a\n\nb<user>c"
+
+
+def test_system_messages_stay_where_a_template_takes_them() -> None:
+    messages = [system("be brief"), user("go"), system("it is late"), user("and?")]
+    assert [message["role"] for message in Client(FALLBACK).dialogue(messages).messages] == ["system", "user", "system", "user"]
+
+
+def test_arguments_that_are_no_json_stay_as_they_are() -> None:
+    said = Client().dialogue([user("go"), call('{"path": ')], [tool(PATHS)])
+    assert said.messages[1]["tool_calls"][0]["function"]["arguments"] == '{"path": '
+
+
+@pytest.mark.parametrize("reply", [call('{"path": "a", "lines": 3}'), {"role": "assistant", "content": "so be it"}])
+def test_a_reply_that_comes_back_without_its_reasoning_gets_it_back(reply: dict[str, Any]) -> None:
+    client = Client()
+    whole = {**reply, "reasoning_content": "let me see"}
+    client.recall.reply("", {"role": "user", "content": "go"}, whole)
+    [_, said] = client.dialogue([user("go"), reply], [tool(PATHS)]).messages
+    assert said["reasoning_content"] == "let me see"
+    assert client.text([user("go"), reply], [tool(PATHS)]) == client.text([user("go"), whole], [tool(PATHS)])
+    edited = {**reply, "content": "not so"}
+    [_, said] = client.dialogue([user("go"), edited], [tool(PATHS)]).messages
+    assert "reasoning_content" not in said
+    [_, said] = client.dialogue([user("go"), reply], [tool(PATHS)], salt="another").messages
+    assert "reasoning_content" not in said
+
+
+def test_a_conversation_keeps_the_date_on_which_it_began() -> None:
+    client = Client(DATED)
+    first = client.text([system("be brief"), user("go")])
+    client.now += timedelta(minutes=2)
+    assert client.text([system("be brief"), user("go"), call("{}"), user("and?")]).startswith(first)
+    assert "21 Nov 2026" in first
+    assert "22 Nov 2026" in client.text([system("be brief"), user("something else")])
+    other = Client(DATED, keep=("clock",))
+    assert Client(TOOLS).dialogue([user("go")]).extra == {} == other.dialogue([user("go")]).extra
+
+
+def test_recall_is_bounded() -> None:
+    recall = Recall(limit=8, size=100)
+    for number in range(50):
+        recall.reply("", user(str(number)), {"role": "assistant", "content": "ok", "reasoning_content": "hm" * 5})
+    kept = [number for number in range(50) if recall.reasoning("", user(str(number)), {"role": "assistant", "content": "ok"})]
+    assert kept == list(range(42, 50))

@@ -1,0 +1,250 @@
+"""The causes, and the latest requests that they are found in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headstart.core.blocks import Tokens, common_prefix
+from headstart.core.causes import CAUSES, Cause
+from headstart.core.explain import Asked, Cached, Explanation, alike, compare, nearest
+from headstart.core.history import History, NoHistory
+from headstart.core.opening import Opening, Openings
+from headstart.core.prompt import Prompt, Prompter
+from headstart.core.record import Record
+from headstart.core.template import Template
+from headstart.engines.fake import CHATML, FakeTokenizer
+
+PROMPTER = Prompter(FakeTokenizer(), Template(CHATML, {}))
+GRID = 8
+
+
+def prompt(*contents: str, roles: str = "sua", **options: Any) -> Prompt:
+    names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    order = roles[:1] + (roles[1:] * len(contents))[: len(contents) - 1]
+    return PROMPTER.chat(
+        [{"role": names[role], "content": content} for role, content in zip(order, contents, strict=True)], **options
+    )
+
+
+def remembered(asked: Prompt, root: bytes = b"r", **options: Any) -> Record:
+    return Record(root, asked.text, asked.tokens, len(asked), source=asked.source, **options)
+
+
+def characters(tokens: Tokens) -> int:
+    return sum(len(PROMPTER.tokenizer.piece(token)) for token in tokens.tolist())
+
+
+def cached(start: int = 0, **options: Any) -> Cached:
+    given = {
+        "exact": False,
+        "sliceable": True,
+        "rows": lambda: 0,
+        "elsewhere": lambda: 0,
+        "otherwise": lambda: 0,
+        "characters": characters,
+        "pace": 0.5,
+    }
+    return Cached(start, GRID, **{**given, **options})
+
+
+def explained(asked: Prompt, *records: Record, start: int = 0, root: bytes = b"r", **options: Any) -> Explanation | None:
+    history = History()
+    for record in records:
+        history.remember(record)
+    names = {name: options.pop(name) for name in ("tenant", "session", "reuse") if name in options}
+    return history.explain(Asked(root, asked, **names), cached(start, **options))
+
+
+def test_each_cause_is_told_to_people() -> None:
+    assert list(CAUSES) == list(Cause)
+    for meaning in CAUSES.values():
+        assert meaning.what.endswith(".")
+        assert meaning.mend.endswith(".")
+        assert meaning.reason in ("cold", "fingerprint", "diverged", "evicted", "derived", "state", "disabled")
+    assert len({meaning.what for meaning in CAUSES.values()}) == len(Cause)
+
+
+def test_the_page_has_them_all() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "explain.md").read_text("utf-8")
+    for cause, meaning in CAUSES.items():
+        assert f"| `{cause}` | {meaning.what} | `{meaning.anthropic}` | `{meaning.responses}` |" in page
+
+
+def test_what_was_missed_costs_what_prefill_costs() -> None:
+    earlier = prompt("system", "one question", "an answer", "another question")
+    found = explained(prompt("system", "one question", "an answer", "another question"), remembered(earlier))
+    assert found is not None
+    assert (found.cause, found.tokens, found.seconds) == (Cause.EVICTED, len(earlier) - 1, (len(earlier) - 1) / 2)
+
+
+def test_what_cost_the_most_is_told() -> None:
+    """Rows of a prefix are gone, and a message behind it was edited: which of the two is the cause depends on their lengths."""
+    short, long = "a short answer", "an answer of many words, " * 20
+    for first, second, cause in ((long, short, Cause.EVICTED), (short, long, Cause.MESSAGE)):
+        earlier = prompt("system", first, "reply, edited later", second)
+        found = explained(prompt("system", first, "reply, Edited later", second), remembered(earlier))
+        assert found is not None
+        assert found.cause is cause
+
+
+def test_what_was_found_beyond_the_difference_is_no_miss() -> None:
+    """As after settling: the text differs from what was said, but not from what was computed when idle."""
+    earlier = prompt("system", "a question", "an answer, which the template changes later", "then")
+    now = prompt("system", "a question", "AN answer, which the template changes later", "something else, and longer")
+    shared = common_prefix(earlier.tokens, now.tokens)
+    assert explained(now, remembered(earlier), start=len(now) - 40) is None
+    found = explained(now, remembered(earlier), start=shared)
+    assert found is not None
+    assert found.cause is Cause.MESSAGE
+
+
+def test_derived_and_checkpoint() -> None:
+    earlier = prompt("system", "a question of some length", "an answer of some length")
+    record = Record(b"r", earlier.text, earlier.tokens, canonical=40, source=earlier.source)
+    again = prompt("system", "a question of some length", "an answer of some length")
+    for options, cause in (
+        ({"exact": True, "start": 40}, Cause.DERIVED),
+        ({"exact": True, "start": 0}, Cause.EVICTED),
+        ({"sliceable": False, "rows": lambda: 80}, Cause.CHECKPOINT),
+        ({"sliceable": False}, Cause.EVICTED),
+    ):
+        found = explained(again, record, **options)
+        assert found is not None
+        assert found.cause is cause
+
+
+def test_a_fingerprint_is_told_with_what_is_known_of_it() -> None:
+    for known, cause in ((48, Cause.FINGERPRINT), (0, Cause.FIRST)):
+        found = explained(prompt("system", "question"), elsewhere=lambda known=known: known)
+        assert found is not None
+        assert (found.cause, found.tokens) == (cause, known)
+
+
+def test_a_template_is_told_with_what_was_known_under_the_other_one() -> None:
+    asked = prompt("system", "question")
+    for known, cause in ((20, Cause.TEMPLATE), (999, Cause.TEMPLATE), (0, Cause.FIRST)):
+        found = explained(asked, otherwise=lambda known=known: known)
+        assert found is not None
+        assert (found.cause, found.tokens) == (cause, min(known, len(asked) - 1))
+
+
+def test_openings() -> None:
+    talk, openings = ("system", "first question", "answer", "another one"), Openings()
+    first, later = Opening.of(prompt(*talk[:2]), "template"), Opening.of(prompt(*talk), "template")
+    assert first is not None
+    assert later is not None
+    assert first.key == later.key
+    others = [prompt("other", "first question"), prompt(*talk[:2], salt="bob"), prompt(*talk[:2], tools=[{"name": "f"}])]
+    found = [Opening.of(other, "template") for other in others]
+    assert len({first.key, *(one.key for one in found if one is not None)}) == 4
+    assert [openings.learn(one) for one in (first, later, first)] == [True, False, False]
+    for template, options, known in (("template", {}, 0), ("another", {}, len(others[0])), ("template", {"style": "x"}, 1)):
+        now = Opening.of(prompt(*talk, **options), template)
+        assert now is not None
+        assert bool(openings.otherwise(now)) == bool(known)
+    assert Opening.unpack(first.key, first.pack()) == first
+    for key, packed in ((later.key[::-1], later.pack()), (first.key, first.pack()[:-1] + b"x"), (first.key, b"")):
+        with pytest.raises(ValueError, match="not the opening"):
+            Opening.unpack(key, packed)
+    assert Opening.of(PROMPTER.text("raw"), "template") is None
+
+
+@pytest.mark.parametrize(("tenants", "cause"), [(("a", "a"), Cause.SALT), (("a", "b"), Cause.FIRST), (("", ""), Cause.FIRST)])
+def test_salts_of_others_are_never_told(tenants: tuple[str, str], cause: Cause) -> None:
+    asked = prompt("system", "a question that was asked before")
+    found = explained(asked, remembered(asked, b"other", tenant=tenants[0]), tenant=tenants[1])
+    assert found == Explanation(cause, tokens=found.tokens if found else 0, seconds=found.seconds if found else 0.0)
+    assert found.tokens == (len(asked) - 1 if cause is Cause.SALT else 0)
+
+
+def test_tenants_that_share_a_salt_see_nothing_of_each_other() -> None:
+    """Their rows may be shared (`--isolate none`), but not their texts."""
+    asked, theirs = prompt("system", "a question about Rome, the city"), prompt("system", "a question about Oslo, the city")
+    found = explained(asked, remembered(theirs, tenant="bob"), tenant="alice")
+    assert found == Explanation(Cause.FIRST)
+    assert explained(asked, remembered(theirs, tenant="bob"), tenant="alice", start=24) is None
+    mine = explained(asked, remembered(theirs, tenant="alice"), tenant="alice", start=24)
+    assert mine is not None
+    assert "Oslo" in mine.theirs
+
+
+def test_the_nearest_is_the_one_with_most_in_common() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "Does something."}}
+    talk = ("system prompt", "first question, of some length", "its answer, of some length", "then another one")
+    same, other = remembered(prompt(*talk, tools=[tool])), remembered(prompt("system prompt", "something else"))
+    asked = prompt(*talk)
+    near, shared = nearest([same, other], asked.tokens)
+    assert near is other, "tools come first, so their conversation has hardly a token in common"
+    assert shared > 20
+    assert alike([same, other], Asked(b"r", asked), near, GRID) is same
+    assert alike([other], Asked(b"r", asked), near, GRID) is None
+    found = explained(asked, same, other, start=shared // GRID * GRID)
+    assert found is not None
+    assert (found.cause, found.where) == (Cause.TOOLS, "tools")
+
+
+def test_of_equals_the_one_of_the_same_session() -> None:
+    talk = prompt("first question, of some length", "its answer", roles="ua")
+    mine, others = remembered(talk, session="mine"), remembered(talk, session="another")
+    asked = prompt("Be kind.", "first question, of some length", "its answer", roles="sua")
+    assert alike([mine, others], Asked(b"r", asked, session="mine"), None, 0) is mine
+    assert alike([mine, others], Asked(b"r", asked, session=""), None, 0) is others, "the latest"
+
+
+def test_a_summary_is_known_by_the_reply_that_it_was() -> None:
+    """A client may ask for it in a conversation of its own."""
+    long = remembered(prompt("system", "one question", "its answer", "another question", "another answer", "a third one"))
+    told = "The user has asked three things, and all of them were answered."
+    asked = prompt("system", "one more time: " + told + " Go on.")
+    for reply, cause in ((told, Cause.COMPACTED), ("Something else was said here, by somebody else.", None)):
+        helper = prompt("Sum it up.", "question, answer, question, answer")
+        other = Record(b"r", helper.text + reply, helper.tokens, reply=reply, source=helper.source)
+        found = explained(asked, long, other, start=len("1system\n system 1 "))
+        assert (found.cause if found is not None else None) is cause
+
+
+def test_raw_texts_have_a_place_too() -> None:
+    words = "some words that both have. " * 10
+    one, other = (PROMPTER.text(f"Now it is {hour} o'clock. {words}") for hour in ("9", "10"))
+    found = explained(other, Record(b"r", one.text, one.tokens), start=8)
+    assert found is not None
+    assert (found.cause, found.where, found.message, found.character) == (Cause.MESSAGE, "messages", None, 10)
+    assert len(words) <= found.tokens <= len(words) + 12
+
+
+def test_compare_is_what_a_cache_that_forgets_nothing_would_miss() -> None:
+    one, other = prompt("Monday", "a question", "an answer", "more"), prompt("Tuesday", "a question", "an answer", "more")
+    found = compare(other, one, grid=GRID, pace=0.5, characters=characters)
+    assert found is not None
+    assert (found.cause, found.message, found.character) == (Cause.SYSTEM, 0, 0)
+    assert len("a question an answer more") < found.tokens < len(other)
+    assert compare(one, one, grid=GRID, pace=0.5, characters=characters) is None
+
+
+def test_the_history_is_bounded_in_number_and_bytes() -> None:
+    history, made = History(records=5, size=1 << 20), [remembered(prompt("s", f"{n}"), id=str(n)) for n in range(9)]
+    for record in made:
+        history.remember(record)
+    assert [history.last(lambda record, n=n: record.id == str(n)) is not None for n in range(9)] == [False] * 4 + [True] * 5
+    latest = history.last(lambda record: True)
+    assert latest is made[-1]
+    history = History(size=sum(record.size for record in made[:3]))
+    for record in made:
+        history.remember(record)
+    assert history.last(lambda record: record.id == "5") is None
+    assert history.last(lambda record: record.id == "6") is made[6]
+
+
+def test_a_records_size_counts_its_conversation() -> None:
+    small, large = remembered(prompt("s", "u")), remembered(prompt("s", "u", tools=[{"name": "f", "text": "x" * 100_000}]))
+    assert large.size - small.size > 500_000, "text, tokens (four bytes each) and the conversation itself"
+
+
+def test_switched_off_nothing_is_kept_or_told() -> None:
+    history = NoHistory()
+    history.remember(remembered(prompt("s", "u")))
+    assert history.explain(Asked(b"r", prompt("s", "u")), cached()) is None
+    assert history.last(lambda record: True) is None
