@@ -157,7 +157,7 @@ Item = Annotated[
 
 
 class ResponsesTool(_Form):
-    """A tool. Functions, custom tools and namespaces of both can be called; others are never, see docs/clients-openai.md."""
+    """A tool. Functions, custom tools and namespaces of both can be called; others are never, see docs/clients.md."""
 
     model_config = ConfigDict(extra="allow")
 
