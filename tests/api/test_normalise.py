@@ -11,7 +11,7 @@ import pytest
 from headstart.api.canonical import Dialogue
 from headstart.api.normalise import RULES, Ground, normalise
 from headstart.api.openai import dialogue_of
-from headstart.api.recall import Recall
+from headstart.api.recall import Line, Recall
 from headstart.api.schema import Conversation
 from headstart.core.template import FALLBACK, Template
 from templates import TOOLS
@@ -176,7 +176,7 @@ def test_arguments_that_are_no_json_stay_as_they_are() -> None:
 def test_a_reply_that_comes_back_without_its_reasoning_gets_it_back(reply: dict[str, Any]) -> None:
     client = Client()
     whole = {**reply, "reasoning_content": "let me see"}
-    client.recall.reply("", {"role": "user", "content": "go"}, whole)
+    client.recall.reply("", [user("go")], whole)
     [_, said] = client.dialogue([user("go"), reply], [tool(PATHS)]).messages
     assert said["reasoning_content"] == "let me see"
     assert client.text([user("go"), reply], [tool(PATHS)]) == client.text([user("go"), whole], [tool(PATHS)])
@@ -187,6 +187,19 @@ def test_a_reply_that_comes_back_without_its_reasoning_gets_it_back(reply: dict[
     assert "reasoning_content" not in said
 
 
+def test_reasoning_belongs_to_its_place_in_its_conversation() -> None:
+    """The same words twice, and in another conversation, are other replies."""
+    client = Client()
+    yes = {"role": "assistant", "content": "yes"}
+    first = [system("a"), user("sure?")]
+    second = [*first, yes, user("sure?")]
+    client.recall.reply("", first, {**yes, "reasoning_content": "one"})
+    client.recall.reply("", second, {**yes, "reasoning_content": "two"})
+    said = client.dialogue([*second, yes]).messages
+    assert [message.get("reasoning_content") for message in said] == [None, None, "one", None, "two"]
+    assert "reasoning_content" not in client.dialogue([system("b"), user("sure?"), yes]).messages[2]
+
+
 def test_a_conversation_keeps_the_date_on_which_it_began() -> None:
     client = Client(DATED)
     first = client.text([system("be brief"), user("go")])
@@ -194,6 +207,7 @@ def test_a_conversation_keeps_the_date_on_which_it_began() -> None:
     assert client.text([system("be brief"), user("go"), call("{}"), user("and?")]).startswith(first)
     assert "21 Nov 2026" in first
     assert "22 Nov 2026" in client.text([system("be brief"), user("something else")])
+    assert "22 Nov 2026" in client.text([system("be brief"), user("go")]), "another conversation with this beginning"
     other = Client(DATED, keep=("clock",))
     assert Client(TOOLS).dialogue([user("go")]).extra == {} == other.dialogue([user("go")]).extra
 
@@ -201,6 +215,12 @@ def test_a_conversation_keeps_the_date_on_which_it_began() -> None:
 def test_recall_is_bounded() -> None:
     recall = Recall(limit=8, size=100)
     for number in range(50):
-        recall.reply("", user(str(number)), {"role": "assistant", "content": "ok", "reasoning_content": "hm" * 5})
-    kept = [number for number in range(50) if recall.reasoning("", user(str(number)), {"role": "assistant", "content": "ok"})]
+        recall.reply("", [user(str(number))], {"role": "assistant", "content": "ok", "reasoning_content": "hm" * 5})
+
+    def line(number: int) -> Line:
+        made = Line("")
+        made.add(user(str(number)))
+        return made
+
+    kept = [number for number in range(50) if recall.reasoning(line(number), {"role": "assistant", "content": "ok"})]
     assert kept == list(range(42, 50))

@@ -88,6 +88,30 @@ def test_a_template_that_writes_no_reasoning_at_all_learns_nothing_of_it() -> No
     assert ours.chat(told).tokens.tolist() == prompter(STRIPS).chat(told).tokens.tolist()
 
 
+TRIMS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_what_only_means_the_same_stands_for_nothing_else() -> None:
+    """Blanks that a template trims are in the tokens: a text that begins like the reply must not get them."""
+    ours = prompter(TRIMS)
+    first = ours.chat(ASK)
+    reply = "One\n\n\n"
+    ours.remember(first, reply, list(reply.encode()), {"role": "assistant", "content": reply})
+    made = [*first.tokens.tolist(), *reply.encode()]
+    back = ours.chat([*ASK, {"role": "assistant", "content": reply}, *ASK])
+    assert back.tokens.tolist()[: len(made)] == made
+    for told in ("Onerous duty", "One"):
+        other = {"role": "assistant", "content": told}
+        text = [*ASK, other, *ASK]
+        if told != "One":
+            assert ours.chat(text).tokens.tolist() == prompter(TRIMS).chat(text).tokens.tolist()
+        begun = ours.chat(ASK, begun=told)
+        assert begun.tokens.tolist() == prompter(TRIMS).chat(ASK, begun=told).tokens.tolist()
+
+
 def test_a_reply_that_the_caller_began_goes_on_there() -> None:
     ours = prompter()
     begun = ours.chat(ASK, begun="Once upon")

@@ -12,6 +12,7 @@ from harness import Answer, Messages, Oracle, ask, assistant, converse, submit, 
 from headstart.config import Settings
 from headstart.core.blocks import root_id
 from headstart.core.causes import Cause
+from headstart.core.template import Message
 from headstart.engines.base import Sampling
 from headstart.engines.fake import FakeEngine
 from headstart.errors import ConfigError, ContextTooLong, EngineError, InvalidRequest, Overloaded, Unavailable
@@ -420,7 +421,7 @@ def test_a_fault_of_the_engines_own_fails_its_request_only() -> None:
         engine.broken = True
         pending = [submit(rt, [user(f"message {number}")]) for number in range(4)]
         for one in pending:
-            with pytest.raises(EngineError, match="a bug"):
+            with pytest.raises(EngineError, match="internal error"):
                 one.answer()
         engine.broken = False
         assert rt.scheduler.queued == 0
@@ -440,10 +441,23 @@ def test_a_fault_of_the_scheduler_leaves_nobody_waiting_and_no_place_in_the_queu
         rt.scheduler._drop_cancelled = fail  # type: ignore[method-assign]
         pending = [submit(rt, [user(f"message {number}")]) for number in range(4)]
         for one in pending:
-            with pytest.raises(EngineError, match="a bug"):
+            with pytest.raises(EngineError, match="internal error"):
                 one.answer()
         assert rt.scheduler.queued == 0
         assert ask(rt, [user("message")], max_tokens=2).text is not None
+
+
+def test_a_reply_that_cannot_be_read_is_given_all_the_same() -> None:
+    """What a model writes may be anything: reading it must not fail others, nor the reply itself."""
+
+    def choke(text: str) -> Message:
+        raise RecursionError(text)
+
+    with runtime("fast", slots=2) as rt:
+        other = submit(rt, [user("another one")], max_tokens=30)
+        assert ask(rt, [user("whole")], max_tokens=3, returns=choke).text
+        assert other.answer().text
+        settled(rt)
 
 
 def test_an_option_that_the_engine_chokes_on_fails_its_request_and_frees_its_slot() -> None:

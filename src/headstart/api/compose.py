@@ -92,7 +92,7 @@ def remember(service: Service, teller: Teller) -> None:
     if reading is None or not reading.dialogue.messages:
         return
     for draft in teller.drafts:
-        service.recall.reply(reading.dialogue.salt, reading.dialogue.messages[-1], draft.message)
+        service.recall.reply(reading.dialogue.salt, reading.dialogue.messages, draft.message)
 
 
 def controls_of(runtime: Runtime) -> Mapping[str, int]:

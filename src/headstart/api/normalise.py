@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headstart.api.canonical import Dialogue, Message
-from headstart.api.recall import Recall
+from headstart.api.recall import Line, Recall
 from headstart.core.arguments import canonical_arguments, canonical_tool
 from headstart.core.template import Template
 from headstart.errors import ConfigError
@@ -43,11 +43,17 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of noise. `what`: what is the same with it and without it."""
+    """One kind of noise.
+
+    Attributes:
+        what: what is the same with it and without it.
+        remembers: it needs memory, so that a prompt is no function of the request alone: not in exact mode.
+    """
 
     name: str
     what: str
     apply: Callable[[Dialogue, Ground], Dialogue]
+    remembers: bool = False
 
 
 def normalise(dialogue: Dialogue, ground: Ground, keep: Collection[str] = ()) -> Dialogue:
@@ -192,12 +198,14 @@ def _schemas(dialogue: Dialogue, ground: Ground) -> Dialogue:
 
 
 def _reasoning(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    line = Line(dialogue.salt)
     messages = list(dialogue.messages)
     for number, message in enumerate(messages):
-        if message["role"] == "assistant" and number and not message.get("reasoning_content"):
-            reasoning = ground.recall.reasoning(dialogue.salt, messages[number - 1], message)
+        if message["role"] == "assistant" and not message.get("reasoning_content"):
+            reasoning = ground.recall.reasoning(line, message)
             if reasoning is not None:
                 messages[number] = {**message, "reasoning_content": reasoning}
+        line.add(message)
     return replace(dialogue, messages=tuple(messages))
 
 
@@ -207,7 +215,7 @@ def _clock(dialogue: Dialogue, ground: Ground) -> Dialogue:
     roles = [message["role"] for message in dialogue.messages]
     until = roles.index("user") + 1 if "user" in roles else len(roles)
     beginning = json.dumps([dialogue.tools, dialogue.messages[:until]], default=str)
-    clock = ground.recall.clock(dialogue.salt, beginning)
+    clock = ground.recall.clock(dialogue.salt, beginning, begins="assistant" not in roles)
     return replace(dialogue, extra={**dialogue.extra, "strftime_now": clock})
 
 
@@ -218,6 +226,6 @@ RULES: tuple[Rule, ...] = (
     Rule("hints", "cache_control and prompt_cache_breakpoint: their places become checkpoints", _hints),
     Rule("schemas", "tools in another spacing or order of keys", _schemas),
     Rule("arguments", "arguments of tool calls in another spacing or order of keys", _arguments),
-    Rule("reasoning", "a reply without the reasoning that it came with", _reasoning),
-    Rule("clock", "the date that a template writes: the one of the conversation's first request", _clock),
+    Rule("reasoning", "a reply without the reasoning that it came with", _reasoning, remembers=True),
+    Rule("clock", "the date that a template writes: the one of the conversation's first request", _clock, remembers=True),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -82,15 +83,17 @@ class Recall:
         self._began: Recent[bytes, Clock] = Recent(limit, limit)
         self._told: Recent[bytes, bool] = Recent(limit, limit)
 
-    def reply(self, salt: str, before: Mapping[str, Any], message: Mapping[str, Any]) -> None:
-        """Remembers a reply to the message `before`."""
-        reasoning = message.get("reasoning_content")
-        if reasoning:
-            self._reasoning.put(_name(salt, before, message), reasoning)
+    def reply(self, salt: str, messages: Sequence[Mapping[str, Any]], message: Mapping[str, Any]) -> None:
+        """Remembers a reply to a canonical conversation."""
+        if reasoning := message.get("reasoning_content"):
+            line = Line(salt)
+            for before in messages:
+                line.add(before)
+            self._reasoning.put(line.name(message), reasoning)
 
-    def reasoning(self, salt: str, before: Mapping[str, Any], message: Mapping[str, Any]) -> str | None:
-        """The reasoning of a reply that came back without it: known by the id of a tool call, or by what it said to what."""
-        return self._reasoning.get(_name(salt, before, message))
+    def reasoning(self, line: Line, message: Mapping[str, Any]) -> str | None:
+        """The reasoning of a reply that came back without it: known by a call's id, or by all that was said before."""
+        return self._reasoning.get(line.name(message)) if len(self._reasoning) else None
 
     def told(self, salt: str, message_id: str) -> None:
         """Remembers that an answer was given."""
@@ -100,15 +103,33 @@ class Recall:
         """Whether an answer with this id was given lately."""
         return self._told.get(_digest("told", salt, message_id)) is not None
 
-    def clock(self, salt: str, beginning: str) -> Clock:
-        """The moment at which a conversation with this beginning was seen first."""
-        return self._began.first(_digest("clock", salt, beginning), lambda: Clock(self._now()))
+    def clock(self, salt: str, beginning: str, *, begins: bool) -> Clock:
+        """The moment at which a conversation with this beginning was seen first. `begins`: it is only beginning."""
+        key, now = _digest("clock", salt, beginning), self._now()
+        found = self._began.first(key, lambda: Clock(now))
+        if begins and found.now.date() != now.date():  # another conversation that begins like that one
+            found = Clock(now)
+            self._began.put(key, found)
+        return found
 
 
-def _name(salt: str, before: Mapping[str, Any], message: Mapping[str, Any]) -> bytes:
-    said = (message.get("content") or "").strip()
-    ids = [call["id"] for call in message.get("tool_calls") or () if call.get("id")]
-    return _digest("call", salt, ids[0], said) if ids else _digest("said", salt, str(before.get("content")), said)
+class Line:
+    """A conversation as it goes on, by a digest of what was said; reasoning is no part of it."""
+
+    def __init__(self, salt: str) -> None:
+        self._salt = salt
+        self._said = blake3()
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        """The next message, in its canonical form."""
+        parts = [message.get("role"), message.get("content"), message.get("tool_calls")]
+        self._said.update(json.dumps(parts, default=str).encode())
+
+    def name(self, reply: Mapping[str, Any]) -> bytes:
+        """What a reply at this place is found by."""
+        said = (reply.get("content") or "").strip()
+        ids = [call["id"] for call in reply.get("tool_calls") or () if call.get("id")]
+        return _digest("call", self._salt, ids[0], said) if ids else _digest("said", self._salt, self._said.hexdigest(), said)
 
 
 def _digest(*parts: str) -> bytes:

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 
 from headstart.api import tenants
 from headstart.api.faults import TooLarge
-from headstart.api.normalise import Ground
+from headstart.api.normalise import RULES, Ground
 from headstart.api.recall import Recall
 from headstart.api.responses_store import Responses
 from headstart.errors import HeadstartError, NotFound, Unavailable
@@ -64,6 +64,8 @@ class Service:
         if self._model_id is None:
             self._model_id = runtime.engine.facts.name
             self.metrics = Metrics(self._model_id, self.snapshot)
+        if runtime.reuse == "exact":
+            self.keep_noise |= {rule.name for rule in RULES if rule.remembers}
         self.runtime = runtime
 
     @property

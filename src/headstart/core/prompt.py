@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -260,25 +261,24 @@ class Prompter:
         message = message or {"role": "assistant", "content": reply}
         as_said = message == {"role": "assistant", "content": reply} and _BLANK.search(reply) is None
         if self._text(said) == reply and prompt.source is not None and not as_said:
-            returned = self._returned(prompt.source, reply, message)
-            if len(returned) == len(parts) and [control for _, control in returned[:-1]] == said[cuts].tolist():
-                written = [text for text, _ in returned]
+            written = self._returned(prompt.source, reply, message, said[cuts].tolist()) or texts
         learned = []
         for number, part in enumerate(parts):
             for text in dict.fromkeys(filter(None, (texts[number], written[number]))) if len(part) else ():
-                whole = as_tokens(self.tokenizer.tokenize(prompt.lead + text))
-                if np.array_equal(np.concatenate([prompt.lead_tokens, part]), whole):
+                chosen = as_tokens(self.tokenizer.tokenize(prompt.lead + text))
+                if np.array_equal(np.concatenate([prompt.lead_tokens, part]), chosen):
                     self.spellings.forget(prompt.head, prompt.lead, text)
                 else:
-                    learned.append(self.spellings.remember(prompt.head, prompt.lead, text, part))
+                    whole = text != texts[number]
+                    learned.append(self.spellings.remember(prompt.head, prompt.lead, text, part, whole=whole))
             upto = cuts[number] + 1 if number < len(cuts) else len(said)
             head = _digest(prompt.salt).update(np.concatenate([prompt.tokens, said[:upto]]).tobytes()).digest()
             prompt = replace(prompt, head=head, lead="", lead_tokens=_NONE)
         return learned
 
-    def _returned(self, source: Conversation, reply: str, message: Message) -> list[tuple[str, int | None]]:
-        """What the template writes behind the prompt for a reply that comes back, if it means the same: the pieces between
-        control tokens, and the control tokens behind all but the last."""
+    def _returned(self, source: Conversation, reply: str, message: Message, controls: Sequence[int]) -> list[str]:
+        """What the template writes behind the prompt for a reply that comes back, in pieces between the same control tokens;
+        nothing if that does not mean the same."""
         try:
             before = self._render(source, generation=True)[1]
             whole = replace(source, messages=(*source.messages, message), begun="")
@@ -287,20 +287,17 @@ class Prompter:
             return []
         if not after.startswith(before):
             return []
+        pieces = [*islice(self._pieces.of(after[len(before) :]), len(controls) + 1)]
+        # Without a control token behind the last one, nothing tells where the reply ends and the template goes on.
+        found = [control.id for _, _, control in pieces if control is not None]
+        if len(found) != len(controls) + 1 or found[:-1] != [*controls]:
+            return []
         thinking = self.family.opened(before)
-        meant = meaning(self.family, reply, source.tools, thinking)
-        text = ""
-        pieces: list[tuple[str, int | None]] = []
-        for _, piece, control in self._pieces.of(after[len(before) :]):
-            # Without a control token behind it, nothing tells where the reply ends and the template goes on.
-            if control is None:
-                return []
-            text += piece
-            if meaning(self.family, text, source.tools, thinking) == meant:
-                return [*pieces, (piece, None)]
-            text += control.text
-            pieces.append((piece, control.id))
-        return []
+        text = (
+            "".join(piece + (control.text if control is not None else "") for _, piece, control in pieces[:-1]) + pieces[-1][1]
+        )
+        meant = (meaning(self.family, one, source.tools, thinking) for one in (text, reply))
+        return [piece for _, piece, _ in pieces] if next(meant) == next(meant) else []
 
     def _text(self, tokens: Tokens) -> str:
         return b"".join(map(self.tokenizer.piece, tokens.tolist())).decode("utf-8", "replace")
@@ -348,10 +345,10 @@ class Prompter:
             hashed = len(parts)
             lead, lead_at = text, len(parts)
             if text:
-                whole = not spelled
-                parts += (
-                    [self._memo.get(salt, text, self.tokenizer.tokenize)] if whole else self._spell(text, salt, digest, forget)
-                )
+                if spelled:
+                    parts += self._spell(text, salt, digest, forget, closed=control is not None)
+                else:
+                    parts.append(self._memo.get(salt, text, self.tokenizer.tokenize))
             if control is not None:
                 parts.append(self._single[control.text])
                 lead, lead_at = "", len(parts)
@@ -377,10 +374,10 @@ class Prompter:
             else Landmarks(),
         )
 
-    def _spell(self, text: str, salt: str, head: Any, forget: list[bytes] | None) -> list[Tokens]:
-        known = self.spellings.find(head.digest(), text) if self.spelling and len(self.spellings) else []
+    def _spell(self, text: str, salt: str, head: Any, forget: list[bytes] | None, *, closed: bool) -> list[Tokens]:
+        known = self.spellings.find(head.digest(), text, closed=closed) if self.spelling and len(self.spellings) else []
         if forget is not None and known:
-            forget += self.spellings.forget_in(head.digest(), text)
+            forget += self.spellings.forget_in(head.digest(), text, closed=closed)
         parts: list[Tokens] = []
         end = len(text)
         for spelling in known:

@@ -25,14 +25,19 @@ def text_digest(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How the characters [start, end) of a text were spelled."""
+    """How the characters [start, end) of a text were spelled.
+
+    `whole`: the tokens have other bytes than the text, which only means the same; so they stand for it as a whole, up to a
+    control token, and never for the beginning of another text.
+    """
 
     start: int
     end: int
     tokens: Tokens
+    whole: bool = False
 
 
-_SPAN = struct.Struct("<QQ")
+_SPAN = struct.Struct("<QQ?")
 _CHECK = 16
 
 
@@ -50,7 +55,8 @@ class Spelled:
 
     def pack(self) -> bytes:
         """All but the key, to be kept outside of this process, with a checksum over both."""
-        data = _SPAN.pack(self.spelling.start, self.spelling.end) + self.spelling.tokens.astype("<i4").tobytes()
+        span = _SPAN.pack(self.spelling.start, self.spelling.end, self.spelling.whole)
+        data = span + self.spelling.tokens.astype("<i4").tobytes()
         return blake3(self.key + data).digest(_CHECK) + data
 
     @classmethod
@@ -59,9 +65,9 @@ class Spelled:
         check, data = packed[:_CHECK], packed[_CHECK:]
         if len(key) != 64 or len(data) < _SPAN.size or blake3(key + data).digest(_CHECK) != check:
             raise ValueError("not the spelling that was packed")
-        start, end = _SPAN.unpack_from(data)
-        tokens = as_tokens(np.frombuffer(data, "<i4", offset=_SPAN.size))
-        return cls(key[:32], key[32:], Spelling(start, end, tokens))
+        start, end, whole = _SPAN.unpack_from(data)
+        tokens = as_tokens(np.frombuffer(data[_SPAN.size :], "<i4"))
+        return cls(key[:32], key[32:], Spelling(start, end, tokens, whole))
 
 
 class Spellings:
@@ -83,9 +89,9 @@ class Spellings:
     def __len__(self) -> int:
         return len(self._known)
 
-    def remember(self, head: bytes, lead: str, reply: str, tokens: Tokens) -> Spelled:
-        """`reply`, behind `lead`, is made of `tokens`."""
-        spelled = Spelled(head, text_digest(lead + reply), Spelling(len(lead), len(lead) + len(reply), tokens))
+    def remember(self, head: bytes, lead: str, reply: str, tokens: Tokens, *, whole: bool = False) -> Spelled:
+        """`reply`, behind `lead`, is made of `tokens`. `whole`: see `Spelling`."""
+        spelled = Spelled(head, text_digest(lead + reply), Spelling(len(lead), len(lead) + len(reply), tokens, whole))
         self.learn(spelled)
         return spelled
 
@@ -103,18 +109,21 @@ class Spellings:
         with self._lock:
             self._drop((head, text_digest(lead + reply)))
 
-    def forget_in(self, head: bytes, text: str) -> list[bytes]:
+    def forget_in(self, head: bytes, text: str, *, closed: bool = False) -> list[bytes]:
         """Forgets what `find` finds; returns the keys."""
         forgotten = []
-        for spelling in self.find(head, text):
+        for spelling in self.find(head, text, closed=closed):
             key = head, text_digest(text[: spelling.end])
             with self._lock:
                 self._drop(key)
             forgotten.append(b"".join(key))
         return forgotten
 
-    def find(self, head: bytes, text: str) -> list[Spelling]:
-        """The longest spelling that `text` begins with, the longest one before where that starts, and so on."""
+    def find(self, head: bytes, text: str, *, closed: bool = False) -> list[Spelling]:
+        """The longest spelling that `text` begins with, the longest one before where that starts, and so on.
+
+        `closed`: a control token follows the text.
+        """
         found: list[tuple[tuple[bytes, bytes], Spelling]] = []
         with self._lock:
             ends = self._ends.get(head)
@@ -128,7 +137,7 @@ class Spellings:
                 at = end
                 key = (head, digest.digest())
                 spelling = self._known.get(key)
-                if spelling is not None:
+                if spelling is not None and (not spelling.whole or (closed and end == len(text))):
                     found.append((key, spelling))
             chosen: list[Spelling] = []
             limit = len(text)

@@ -168,9 +168,9 @@ class Scheduler:
                 self._decode()
                 self._prefill()
                 self.cache.secure(self.slots)
-            except Exception as error:  # a fault of ours must not leave callers hanging
+            except Exception:  # a fault of ours must not leave callers hanging
                 log.exception("the scheduler failed")
-                self._abandon(EngineError(f"internal error: {error}"))
+                self._abandon(EngineError("internal error; the log says which"))
         try:
             self.cache.flush(self.slots)
         except Exception:
@@ -408,10 +408,7 @@ class Scheduler:
             # The next turn goes on at what the caller saw, not behind the stop text.
             self.engine.truncate(slot.number, len(job.chain) + len(delivered))
             slot.truncate(len(job.chain) + len(delivered))
-        said = {"role": "assistant", "content": reply.text}
-        returned = job.request.returns(reply.text) if job.request.returns is not None else said
-        for spelled in self._prompter.remember(prompt, reply.text, delivered, returned):  # before it can be sent back
-            self.cache.spelled(job.chain, spelled)
+        returned = self._returned(job)
         self.cache.replied(slot, len(reply.tokens))
         if job.request.choices == 1 and job.request.reuse and reply.tokens:
             self.settle.add(prompt, returned, tuple(slot.ids))
@@ -426,6 +423,22 @@ class Scheduler:
                 self._observe(Outcome(report, reason))
             except Exception:
                 log.exception("an observer failed")
+
+    def _returned(self, job: Job) -> Message:
+        """The message that the caller will send back of a reply; its spelling is remembered, before it can be sent back.
+
+        What a model writes may be anything, and nothing that goes wrong in reading it is worth more than that one spelling.
+        """
+        prompt, reply = job.request.prompt, job.reply
+        said: Message = {"role": "assistant", "content": reply.text}
+        try:
+            returned = job.request.returns(reply.text) if job.request.returns is not None else said
+            for spelled in self._prompter.remember(prompt, reply.text, reply.delivered(), returned):
+                self.cache.spelled(job.chain, spelled)
+        except Exception:
+            log.exception("a reply could not be read")
+            return said
+        return returned
 
     def _record(self, job: Job, canonical: int, report: Report, returned: Message) -> Record:
         request, reply = job.request, job.reply.text
