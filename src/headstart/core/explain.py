@@ -216,6 +216,8 @@ def _of_salt(asked: Asked, records: Sequence[Record], cached: Cached, shared: in
 def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Record] = ()) -> list[Explanation]:
     """What differs in the text, unless as much was reused as if that did not; or the same text in other tokens."""
     shared = common_prefix(prompt.tokens, record.tokens)
+    if shared >= len(record.tokens) - 1:
+        return []  # it goes on behind all of that, however its text is written
     start = max(cached.start, shared)
     beyond = cached.start * len(prompt.text) // len(prompt) if cached.start > shared else 0
     there = difference(prompt, record, beyond, recent)
