@@ -10,6 +10,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import openai
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
@@ -366,6 +367,12 @@ def test_the_models_have_both_vendors_fields(server: Server, claude: Anthropic) 
     assert claude.models.retrieve("fake") == listed
     (same,) = server.openai.models.list()
     assert (same.id, same.object, same.owned_by) == ("fake", "model", "headstart")
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        claude.models.retrieve("none")
+    assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    with pytest.raises(openai.NotFoundError) as refused:
+        server.openai.models.retrieve("none")
+    assert refused.value.code == "model_not_found"
 
 
 def test_the_vendors_models_mean_the_served_one(server: Server, claude: Anthropic) -> None:

@@ -180,6 +180,13 @@ def test_a_reply_that_comes_back_without_its_reasoning_gets_it_back(reply: dict[
     [_, said] = client.dialogue([user("go"), reply], [tool(PATHS)]).messages
     assert said["reasoning_content"] == "let me see"
     assert client.text([user("go"), reply], [tool(PATHS)]) == client.text([user("go"), whole], [tool(PATHS)])
+    for end in ("see", "see\n", "\n", whole["reasoning_content"]):
+        assert client.text([user("go"), {**reply, "reasoning_content": end}], [tool(PATHS)]) == client.text(
+            [user("go"), whole], [tool(PATHS)]
+        )
+    for other in ("let me", "I see"):
+        [_, said] = client.dialogue([user("go"), {**reply, "reasoning_content": other}], [tool(PATHS)]).messages
+        assert said["reasoning_content"] == other
     edited = {**reply, "content": "not so"}
     [_, said] = client.dialogue([user("go"), edited], [tool(PATHS)]).messages
     assert "reasoning_content" not in said

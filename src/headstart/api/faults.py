@@ -141,9 +141,11 @@ OPENAI = Form(_openai, _status)
 ANTHROPIC = Form(_anthropic, _anthropic_status)
 
 
-def form_of(path: str) -> Form:
-    """The form of errors on a path."""
-    return ANTHROPIC if path == "/v1/messages" or path.startswith("/v1/messages/") else OPENAI
+def form_of(scope: Scope) -> Form:
+    """The form of errors that a caller knows: by the path, or where vendors share it by a header of one of them."""
+    path = scope["path"]
+    own = path == "/v1/messages" or path.startswith("/v1/messages/")
+    return ANTHROPIC if own or any(name == b"anthropic-version" for name, _ in scope["headers"]) else OPENAI
 
 
 def answer(error: Exception, scope: Scope) -> JSONResponse:
@@ -153,7 +155,7 @@ def answer(error: Exception, scope: Scope) -> JSONResponse:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    form = form_of(scope["path"])
+    form = form_of(scope)
     return JSONResponse(form.body(error, scope.get("request_id", "")), form.status(error), headers)
 
 

@@ -198,12 +198,15 @@ def _schemas(dialogue: Dialogue, ground: Ground) -> Dialogue:
 
 
 def _reasoning(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    if not ground.recall.replies:
+        return dialogue
     line = Line(dialogue.salt)
     messages = list(dialogue.messages)
     for number, message in enumerate(messages):
-        if message["role"] == "assistant" and not message.get("reasoning_content"):
+        if message["role"] == "assistant":
             reasoning = ground.recall.reasoning(line, message)
-            if reasoning is not None:
+            # openai's stream helper for Node keeps the last delta only of a field that it does not know.
+            if reasoning is not None and reasoning.rstrip().endswith((message.get("reasoning_content") or "").rstrip()):
                 messages[number] = {**message, "reasoning_content": reasoning}
         line.add(message)
     return replace(dialogue, messages=tuple(messages))
@@ -226,6 +229,6 @@ RULES: tuple[Rule, ...] = (
     Rule("hints", "cache_control and prompt_cache_breakpoint: their places become checkpoints", _hints),
     Rule("schemas", "tools in another spacing or order of keys", _schemas),
     Rule("arguments", "arguments of tool calls in another spacing or order of keys", _arguments),
-    Rule("reasoning", "a reply without the reasoning that it came with", _reasoning, remembers=True),
+    Rule("reasoning", "a reply without the reasoning that it came with, or with its end only", _reasoning, remembers=True),
     Rule("clock", "the date that a template writes: the one of the conversation's first request", _clock, remembers=True),
 )

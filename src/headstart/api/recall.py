@@ -83,6 +83,11 @@ class Recall:
         self._began: Recent[bytes, Clock] = Recent(limit, limit)
         self._told: Recent[bytes, bool] = Recent(limit, limit)
 
+    @property
+    def replies(self) -> int:
+        """How many replies are remembered."""
+        return len(self._reasoning)
+
     def reply(self, salt: str, messages: Sequence[Mapping[str, Any]], message: Mapping[str, Any]) -> None:
         """Remembers a reply to a canonical conversation."""
         if reasoning := message.get("reasoning_content"):
@@ -93,7 +98,7 @@ class Recall:
 
     def reasoning(self, line: Line, message: Mapping[str, Any]) -> str | None:
         """The reasoning of a reply that came back without it: known by a call's id, or by all that was said before."""
-        return self._reasoning.get(line.name(message)) if len(self._reasoning) else None
+        return self._reasoning.get(line.name(message))
 
     def told(self, salt: str, message_id: str) -> None:
         """Remembers that an answer was given."""
