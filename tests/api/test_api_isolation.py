@@ -204,6 +204,12 @@ def test_what_is_told_of_all_tenants_is_for_the_operator(server: Server, path: s
     assert httpx.get(f"{server.url}{path}").status_code == 401
 
 
+def test_a_slot_is_erased_by_the_operator_only(server: Server) -> None:
+    path = f"{server.url}/slots/0?action=erase"
+    assert httpx.post(path, headers=bearer("a")).status_code == 403
+    assert httpx.post(path, headers=bearer("chef")).status_code == 200
+
+
 def test_what_is_stored_of_all_is_not_told_to_one(server: Server) -> None:
     told = [httpx.get(f"{server.url}/props", headers=bearer(key)).json()["headstart"]["tiers"] for key in ("chef", "a")]
     assert told[0]["memory"]["budget"]
