@@ -14,7 +14,7 @@ from typing import Any
 
 from headstart.api.canonical import Dialogue, Message
 from headstart.api.recall import Recall
-from headstart.core.arguments import canonical_arguments, canonical_tool
+from headstart.core.arguments import HINTS, canonical_arguments, canonical_tool
 from headstart.core.template import Template
 from headstart.errors import ConfigError
 
@@ -23,9 +23,6 @@ JOIN = "\n"
 
 BETWEEN = "\n\n"
 """Between messages that a template takes as one only."""
-
-HINTS = frozenset({"cache_control", "prompt_cache_breakpoint"})
-"""Keys that tell a cache something and a model nothing."""
 
 _MARKS = "\0marks"
 """Where a message's parts had hints, between `parts` and `hints`: characters of its content."""

@@ -32,7 +32,7 @@ TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 RESERVED = frozenset(
-    "self part messages tools salt spelled generation begun breakpoints add_generation_prompt strftime_now".split()
+    "self messages tools salt spelled generation begun breakpoints add_generation_prompt strftime_now".split()
 )
 """Names in `chat_template_kwargs` that would replace what the request itself says."""
 

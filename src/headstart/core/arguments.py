@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 HINTS = frozenset({"cache_control", "prompt_cache_breakpoint"})
-"""Where a client wants to be cached: said on a tool, but no part of it."""
+"""Keys that tell a cache something and a model nothing."""
 
 _KEYWORDS = (
     "type function name title description enum const default format pattern minimum maximum exclusiveMinimum exclusiveMaximum"
