@@ -119,8 +119,10 @@ def _merged(messages: Sequence[Message]) -> Message:
         own = parts_of(message)
         if parts and own:
             parts[-1] = {**parts[-1], "text": parts[-1]["text"] + BETWEEN.removesuffix(JOIN)}
+        if own:  # a message's own hints are about its end, which is no message's any more
+            own[-1] = {**own[-1], **{key: message[key] for key in HINTS & message.keys()}}
         parts += own
-    return {**messages[0], "content": parts}
+    return {**{key: item for key, item in messages[0].items() if key not in HINTS}, "content": parts}
 
 
 def _parts(dialogue: Dialogue, ground: Ground) -> Dialogue:
