@@ -24,6 +24,9 @@ JOIN = "\n"
 BETWEEN = "\n\n"
 """Between messages that a template takes as one only."""
 
+MOST_MARKS = 4
+"""Breakpoints that are looked at, the last ones: what a vendor allows. Each costs tokenising what is before it."""
+
 _MARKS = "\0marks"
 """Where a message's parts had hints, between `parts` and `hints`: characters of its content."""
 
@@ -153,7 +156,7 @@ def _hints(dialogue: Dialogue, ground: Ground) -> Dialogue:
         dialogue,
         messages=tuple(map(_without_hints, dialogue.messages)),
         tools=tuple(map(_without_hints, dialogue.tools)),
-        breakpoints=tuple(dict.fromkeys(breakpoints)),
+        breakpoints=tuple(sorted(set(breakpoints))[-MOST_MARKS:]),
     )
 
 
@@ -214,7 +217,7 @@ RULES: tuple[Rule, ...] = (
     Rule("billing", "Claude Code's first system block, which names its version and differs between conversations", _billing),
     Rule("roles", "developer and system; system messages where a template takes none, as a user's; one user in a row", _roles),
     Rule("parts", "a text, and a list of parts with that text", _parts),
-    Rule("hints", "cache_control and prompt_cache_breakpoint: their places become checkpoints", _hints),
+    Rule("hints", "cache_control and prompt_cache_breakpoint: the places of the last four become checkpoints", _hints),
     Rule("schemas", "tools in another spacing or order of keys", _schemas),
     Rule("arguments", "arguments of tool calls in another spacing or order of keys", _arguments),
     Rule("reasoning", "a reply without the reasoning that it came with", _reasoning),
