@@ -114,3 +114,15 @@ def test_breakpoints_are_positions_in_tokens() -> None:
 
     assert marks == (tokens(text.index("abc") + 3), tokens(text.index("Look") + 4))
     assert isinstance(ours.tokenizer.controls[0], Control)
+
+
+def test_breakpoints_move_with_their_messages_when_a_conversation_slides() -> None:
+    ours = prompter()
+    said: list[Message] = [{"role": ("user", "assistant")[at % 2], "content": f"{at} " * 20} for at in range(9)]
+    chat: list[Message] = [{"role": "system", "content": "abcdef"}, *said]
+    slid = ours.slide(chat, 400, breakpoints=[(0, 3), (1, 5), (9, 4)])
+    assert slid.dropped
+    kept = [chat[0], *chat[1 + slid.dropped :]]
+    expected = ours.chat(kept, breakpoints=[(0, 3), (len(kept) - 1, 4)])
+    assert slid.landmarks == expected.landmarks
+    assert len(slid.landmarks.breakpoints) == 2

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from headstart.config import Settings
@@ -130,13 +131,9 @@ class Runtime:
         """
 
         with self.tokenizer_open():
-            if self.overflow == "slide":
-                limit = int(self.ctx * SLIDE_SHARE)
-                slid = self.prompter.slide(messages, limit, tools=tools, salt=salt, spelled=spelled, begun=begun, **extra)
-                return self._fitting(slid, "messages")
-            prompt = self.prompter.chat(
-                messages, tools=tools, salt=salt, spelled=spelled, begun=begun, breakpoints=breakpoints, **extra
-            )
+            slides, limit = self.overflow == "slide", int(self.ctx * SLIDE_SHARE)
+            build = partial(self.prompter.slide, messages, limit) if slides else partial(self.prompter.chat, messages)
+            prompt = build(tools=tools, salt=salt, spelled=spelled, begun=begun, breakpoints=breakpoints, **extra)
             return self._fitting(prompt, "messages")
 
     def stem_prompt(
