@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.core.casting import calls_in, cast, paired, types_of
+from headstart.core.casting import calls_in, cast, types_of
 from headstart.core.forms import Calls
 from headstart.core.scan import Reading, Scan, Sink
+from headstart.core.values import paired
 
 _NAMES = ("name", "function", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
