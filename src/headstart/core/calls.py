@@ -257,12 +257,12 @@ class CallReader:
         """Python calls up to the bracket that closes their list."""
         scan, count = self._scan, self.count
         parts: list[str] = []
-        name = yield from scan.word(_WORD)
+        name = yield from scan.word(_WORD, SHORT)
         yield from scan.blanks()
         if not name or (yield from scan.peek()) != "(":
             return False
         while (yield from scan.peek()) == "(" and (yield from scan.bracketed(parts.append)):
-            parts.append((yield from scan.word(_NEXT)))
+            parts.append((yield from scan.word(_NEXT, SHORT)))
         if not (yield from scan.take("]")):
             return False
         for called, arguments in calls_in(f"[{name}{''.join(parts)}]", self._schemas) or ():
