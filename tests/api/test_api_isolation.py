@@ -270,6 +270,24 @@ def test_users_share_nothing_where_that_is_asked_for() -> None:
         assert ask(server, "a", prompt_cache_key="new")["cached"] > 0, "it is a hint only"
 
 
+def test_stored_responses_are_their_users_where_that_is_asked_for() -> None:
+    """Fault: who knows the id of another user's response goes on from it, reads it, or deletes it."""
+    with (
+        Runtime(FakeEngine(slots=2, ctx=2048)) as runtime,
+        serving(runtime, key="a", api_keys=["a"], isolate="user") as server,
+    ):
+        body = {"input": "a secret", "max_output_tokens": 2}
+        made = server.post("/v1/responses", json=body | {"user": "one"}).json()
+        path = f"/v1/responses/{made['id']}"
+        for user, status in (("two", 404), ("", 404), ("one", 200)):
+            following = body | {"previous_response_id": made["id"], "user": user}
+            assert server.post("/v1/responses", json=following).status_code == status
+            for url in (path, f"{path}/input_items"):
+                assert server.http.get(url, params={"user": user} if user else {}).status_code == status
+        assert server.http.delete(path, params={"user": "two"}).status_code == 404
+        assert server.http.delete(path, params={"user": "one"}).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/input_tokens", "/apply-template"])
 def test_what_is_tokenised_for_one_is_remembered_for_it_alone(server: Server, path: str) -> None:
     assert server.runtime is not None
