@@ -182,14 +182,16 @@ class Runtime:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def check_grammar(self, grammar: Grammar, *, param: str | None = "grammar") -> None:
-        """Compiles a grammar ahead of `submit`, which would do it otherwise. Thread-safe; takes up to some seconds, once.
+    def check_grammar(self, grammar: Grammar, *, salt: str = "", param: str | None = "grammar") -> Grammar:
+        """Compiles a grammar ahead of `submit`, which would do it otherwise. Thread-safe; takes up to some seconds, once
+        for each `salt`. Returns it as a request should have it.
 
         Raises:
             InvalidRequest: it cannot be followed; the message is about `param`.
+            Overloaded: too many are in use.
         """
         with self.tokenizer_open():
-            self.engine.check_grammar(grammar, param)
+            return self.engine.check_grammar(replace(grammar, salt=salt), param)
 
     def submit(self, request: Request, sink: Sink) -> Handle:
         """Queues a request; its events go to `sink`, on the engine thread. Thread-safe.
@@ -207,7 +209,8 @@ class Runtime:
         if request.grammar is not None:
             if request.ignore_eos:
                 raise InvalidRequest("Invalid 'ignore_eos': a grammar says where the reply ends.", param="ignore_eos")
-            self.check_grammar(request.grammar)
+            grammar = self.check_grammar(request.grammar, salt=request.prompt.salt)
+            request = replace(request, grammar=grammar)  # which holds what was compiled until it is answered
         if self._closed:
             raise Unavailable("The server is shutting down.")
         if request.prompt_logprobs is not None:
