@@ -216,3 +216,36 @@ def test_an_error_inside_a_stream_is_a_data_object(small: Server) -> None:
     engine.fail_next("decode")
     with pytest.raises(openai.APIError, match="injected"):
         list(small.openai.completions.create(**body))  # type: ignore[call-overload]
+
+
+TURN = {"role": "user", "content": "x"}
+
+
+def called(arguments: str) -> str:
+    calls = [{"id": "1", "function": {"name": "f", "arguments": arguments}}]
+    return ", ".join(map(json.dumps, (TURN, {"role": "assistant", "tool_calls": calls}, TURN)))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"x": 1e400}', '{"x": "\\ud83d"}', '{"\\ud83d": 1}', '{"x": ' + "[" * 700 + "]" * 700 + "}", '{"x": %s}' % ("9" * 1000)],
+    ids=lambda text: text[:14],
+)
+def test_arguments_of_calls_are_never_an_error_of_ours(fake: Server, arguments: str) -> None:
+    for path in ("/v1/chat/completions", "/apply-template"):
+        for text in (arguments, arguments.replace("x", "y")):
+            body = f'{{"messages": [{called(text)}], "max_tokens": 2}}'
+            assert fake.post(path, content=body.encode()).status_code == 200
+    assert fake.http.get("/headstart/explain").status_code == 200
+
+
+@pytest.mark.parametrize("number", ["1e400", "9" * 4000, "9" * 5000])
+def test_numbers_that_nobody_can_write_are_refused(fake: Server, number: str) -> None:
+    schema = f'{{"type": "object", "default": {number}}}'
+    tools = f'[{{"type": "function", "name": "f", "parameters": {schema}}}]'
+    refuses(fake, "/v1/responses", f'{{"input": "x", "tools": {tools}}}'.encode(), None, "out of range")
+
+
+def test_a_model_that_is_no_name_is_refused_in_a_comparison(fake: Server) -> None:
+    pair = {"a": {"messages": HI, "model": []}, "b": {"messages": HI, "model": {}}}
+    refuses(fake, "/headstart/explain", pair, "a", "'model'")

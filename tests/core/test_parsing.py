@@ -432,3 +432,12 @@ def test_no_mark_begins_with_another() -> None:
         marks = [mark for mark in (family.calls.begin, family.calls.open) if mark]
         assert not any(one != other and one.startswith(other) for one in marks for other in marks)
     assert THINK.open != THINK.close
+
+
+@pytest.mark.parametrize("blank", ["", "f(a=1)"])
+def test_what_is_too_long_for_a_name_is_text_at_once(blank: str) -> None:
+    """Else each further character would be read together with all before it."""
+    text = f"<|tool_call_start|>[{blank}{'a' * 1000}"
+    parser = Parser(BY_NAME["lfm"], tools=[TOOL])
+    assert "".join(piece.text for piece in parser.feed(text) if isinstance(piece, Said)) == text
+    assert told("lfm", *text, "(b=2)]<|tool_call_end|>") == (f"{text}(b=2)]<|tool_call_end|>", "", [])

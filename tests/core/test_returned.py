@@ -150,3 +150,15 @@ def test_the_turn_is_where_the_first_reply_to_it_begins() -> None:
         assert first.landmarks.turn == first.landmarks.header
         following = ours.chat([*asked, *called]).landmarks
         assert following.turn == first.landmarks.turn < following.header
+
+
+def test_breakpoints_move_with_their_messages_when_a_conversation_slides() -> None:
+    ours = prompter()
+    said: list[Message] = [{"role": ("user", "assistant")[at % 2], "content": f"{at} " * 20} for at in range(9)]
+    chat: list[Message] = [{"role": "system", "content": "abcdef"}, *said]
+    slid = ours.slide(chat, 400, breakpoints=[(0, 3), (1, 5), (9, 4)])
+    assert slid.dropped
+    kept = [chat[0], *chat[1 + slid.dropped :]]
+    expected = ours.chat(kept, breakpoints=[(0, 3), (len(kept) - 1, 4)])
+    assert slid.landmarks == expected.landmarks
+    assert len(slid.landmarks.breakpoints) == 2

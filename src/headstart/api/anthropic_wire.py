@@ -6,7 +6,6 @@ message_start · (content_block_start · content_block_delta* · content_block_s
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from headstart.api.teller import Teller, frame
 from headstart.api.wire import account
 from headstart.core.parsing import Arguments, Calling, Piece, Said, Thought
 from headstart.core.prompt import Prompt
+from headstart.core.values import countable, json_value
 from headstart.observe.report import Summary, summarise
 from headstart.runtime.request import Request, TokenLogprob
 
@@ -242,10 +242,10 @@ class Messages(Teller):
 def _object(arguments: str) -> dict[str, Any]:
     """The input of a call; of one that broke off, what is complete of it."""
     try:
-        value = json.loads(arguments or "{}")
+        value = json_value(arguments or "{}")
     except ValueError:
         try:
             value = from_json(arguments, allow_partial=True)
         except ValueError:
             value = {}
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) and countable(value) else {}

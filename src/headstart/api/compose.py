@@ -113,9 +113,11 @@ def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
         reading.thinking,
         controls_of(runtime),
     )
-    if grammar is not None:
-        runtime.check_grammar(grammar, param="response_format" if dialogue.format is not None else "tools")
-    return grammar
+    if grammar is None:
+        return None
+    return runtime.check_grammar(
+        grammar, salt=dialogue.salt, param="response_format" if dialogue.format is not None else "tools"
+    )
 
 
 def response_format(wanted: Format | None) -> Mapping[str, Any] | None:

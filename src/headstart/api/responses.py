@@ -30,11 +30,15 @@ from headstart.runtime.runtime import Runtime
 router = APIRouter()
 
 
-def _whose(request: HttpRequest, cache_salt: Annotated[str | None, Query(min_length=1, max_length=1024)] = None) -> str:
-    """Whose a stored response is: without the `cache_salt` of the body that made it, it is another tenant's."""
+Who = Annotated[str | None, Query(max_length=1024)]
+
+
+def _whose(request: HttpRequest, cache_salt: Who = None, user: Who = None) -> str:
+    """Whose a stored response is: without the `cache_salt` of the body that made it, it is another tenant's; where users
+    are kept apart, without its `user` too."""
     service = service_of(request)
     service.ready()
-    return service.salt(request, None, cache_salt)
+    return service.salt(request, user or None, cache_salt or None)
 
 
 Whose = Annotated[str, Depends(_whose)]
@@ -125,10 +129,9 @@ class Said:
         service.check_model(form.model)
         self.form = form
         self.salt = service.salt(request, form.safety_identifier or form.user, form.cache_salt)
-        self.owner = service.salt(request, None, form.cache_salt)  # of what is stored: asking for it names no user
         self.before: Stored | None = None
         if form.previous_response_id is not None:
-            self.before = service.responses.get(self.owner, form.previous_response_id, "previous_response_id")
+            self.before = service.responses.get(self.salt, form.previous_response_id, "previous_response_id")
         self.own = identified(self._items(service), id)
         self.tools = tools_of(form.tools or ())
 
@@ -156,7 +159,7 @@ class Said:
         if isinstance(given, str):
             return [{"type": "message", "role": "user", "content": given}]
         items = [item.model_dump(exclude_none=True) for item in given]
-        return [service.responses.item(self.owner, item["id"]) if _refers(item) else item for item in items]
+        return [service.responses.item(self.salt, item["id"]) if _refers(item) else item for item in items]
 
 
 def _refers(item: Item) -> bool:
@@ -188,9 +191,9 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
     compared = options.comparison_response_id if options is not None else None
 
     def keep(response: dict[str, Any]) -> None:
-        service.responses.meet(said.owner, id)
+        service.responses.meet(said.salt, id)
         if form.store is not False:
-            service.responses.put(said.owner, Stored.of(response, said.own, said.before))
+            service.responses.put(said.salt, Stored.of(response, said.own, said.before))
 
     teller = Told(
         _head(service, runtime, form, made, id, summary),
@@ -200,7 +203,7 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
         summarised=summary is not None,
         sealed=form.includes("reasoning.encrypted_content"),
         logprobs=form.logprobs is not None,
-        known=None if compared is None else service.responses.met(said.owner, compared),
+        known=None if compared is None else service.responses.met(said.salt, compared),
         keep=keep,
     )
     return Asked([made], teller, bool(form.stream), lambda: remember(service, teller))

@@ -15,6 +15,7 @@ from typing import Any
 
 from headstart.api.canonical import Message, Tool
 from headstart.api.responses_schema import ResponsesTool
+from headstart.core.values import json_value
 from headstart.errors import InvalidRequest
 
 Item = dict[str, Any]
@@ -129,7 +130,7 @@ def as_arguments(text: str) -> str:
 def as_text(arguments: str) -> str:
     """The text that the arguments of a custom tool's call hold; the arguments themselves if they are something else."""
     try:
-        return str(json.loads(arguments)["input"])
+        return str(json_value(arguments)["input"])
     except (ValueError, KeyError, TypeError):
         return arguments
 

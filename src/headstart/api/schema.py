@@ -25,15 +25,14 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError, from_json
 
 from headstart.api.canonical import Choice, Format
+from headstart.core.values import countable
 from headstart.errors import InvalidRequest
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
-RESERVED = frozenset(
-    "self part messages tools salt spelled generation begun breakpoints add_generation_prompt strftime_now".split()
-)
+RESERVED = frozenset("self messages tools salt spelled generation begun breakpoints add_generation_prompt strftime_now".split())
 """Names in `chat_template_kwargs` that would replace what the request itself says."""
 
 
@@ -425,9 +424,12 @@ def parse(form: type[Form], data: bytes) -> Form:
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
     try:
-        return form.model_validate(value)
+        found = form.model_validate(value)
     except ValidationError as error:
         raise condense(error, value) from None
+    if not countable(value):
+        raise InvalidRequest("The body is not valid JSON: a number is out of range.")
+    return found
 
 
 def condense(error: ValidationError, value: Any) -> InvalidRequest:

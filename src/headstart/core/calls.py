@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.core.casting import calls_in, cast, paired, types_of
+from headstart.core.casting import calls_in, cast, types_of
 from headstart.core.forms import Calls
 from headstart.core.scan import Reading, Scan, Sink
+from headstart.core.values import paired
 
 _NAMES = ("name", "function", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
@@ -256,12 +257,12 @@ class CallReader:
         """Python calls up to the bracket that closes their list."""
         scan, count = self._scan, self.count
         parts: list[str] = []
-        name = yield from scan.word(_WORD)
+        name = yield from scan.word(_WORD, SHORT)
         yield from scan.blanks()
         if not name or (yield from scan.peek()) != "(":
             return False
         while (yield from scan.peek()) == "(" and (yield from scan.bracketed(parts.append)):
-            parts.append((yield from scan.word(_NEXT)))
+            parts.append((yield from scan.word(_NEXT, SHORT)))
         if not (yield from scan.take("]")):
             return False
         for called, arguments in calls_in(f"[{name}{''.join(parts)}]", self._schemas) or ():

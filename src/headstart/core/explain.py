@@ -145,7 +145,8 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
     """Why more of a request was computed than it newly brings; None if that is all that was.
 
     Args:
-        records: earlier requests, the latest last. Only this tenant's own are looked at, also where tenants share a salt.
+        records: earlier requests, the latest last. Only this tenant's own with this salt are looked at: who shares a key but
+            not a salt must not learn what others ask by guessing it.
     """
     mine = [record for record in records if record.root == asked.root and record.tenant == asked.tenant]
     near, shared = nearest(mine, asked.prompt.tokens)
@@ -157,7 +158,6 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
     if near is not None and lost >= cached.slack:
         found.append(Explanation(_of_rows(near, cached), token=start, tokens=lost))
     if length - max(start, shared) >= SLACK:
-        found += _of_salt(asked, records, cached, shared)
         least = cached.slack if shared >= min(SLACK, length) else 0
         other = alike(mine, asked, near, least)
         for record in (near, other) if other is not near else (near,):
@@ -202,15 +202,6 @@ def _of_rows(near: Record, cached: Cached) -> Cause:
     if not cached.sliceable and cached.rows() - cached.start >= cached.grid:
         return Cause.CHECKPOINT
     return Cause.EVICTED
-
-
-def _of_salt(asked: Asked, records: Sequence[Record], cached: Cached, shared: int) -> list[Explanation]:
-    if not asked.tenant:
-        return []  # then salts are all that tells tenants apart, and nobody learns of another's
-    others = [record for record in records if record.tenant == asked.tenant and record.root != asked.root]
-    there = min(nearest(others, asked.prompt.tokens)[1], len(asked.prompt) - 1)
-    missed = there - max(cached.start, shared)
-    return [Explanation(Cause.SALT, token=max(cached.start, shared), tokens=missed)] if missed >= cached.slack else []
 
 
 def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Record] = ()) -> list[Explanation]:

@@ -107,11 +107,12 @@ class Scan:
         while (char := (yield from self.peek())) and (char.isspace() if which is None else char in which):
             self.at += 1
 
-    def word(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """As much as matches `pattern`, which must match nothing, or what can be prolonged."""
+    def word(self, pattern: re.Pattern[str], limit: int) -> Reading[str]:
+        """As much of `limit` characters as matches `pattern`, which must match nothing, or what can be prolonged."""
         while True:
-            found = pattern.match(self._text, self.at)
-            if found is None or found.end() < len(self._text) or not (yield from self.more()):
+            known = min(len(self._text), self.at + limit)
+            found = pattern.match(self._text, self.at, known)
+            if found is None or found.end() < known or known == self.at + limit or not (yield from self.more()):
                 word = found[0] if found else ""
                 self.at += len(word)
                 return word
