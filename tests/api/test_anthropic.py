@@ -357,6 +357,24 @@ def test_what_was_missed_is_said_where_it_is_asked_for(server: Server, claude: A
     assert strange.diagnostics.cache_miss_reason.type == "previous_message_not_found"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_missed_is_told_against_the_message_that_is_named(server: Server, claude: Anthropic, stream: bool) -> None:
+    """Not against the nearest, from which all is taken."""
+    engine_of(server).say("One.", "Two.", "Three.", "Four.")
+    asked = [{"role": "user", "content": "The same question for each of the two. " * 5}]
+    first, second = (ask(claude, asked, system=f"{name} is who you are. " * 5) for name in ("Ada", "Bob"))
+    settled(server)
+    for named, kind in ((first.id, "system_changed"), (second.id, None)):
+        options = {"system": "Bob is who you are. " * 5, "diagnostics": {"previous_message_id": named}}
+        if stream:
+            with claude.beta.messages.stream(model="fake", max_tokens=60, messages=asked, **options) as told:  # type: ignore[arg-type]
+                found = told.get_final_message()
+        else:
+            found = ask(claude, asked, **options)
+        assert found.usage.input_tokens + found.usage.cache_creation_input_tokens <= 2
+        assert (found.diagnostics.cache_miss_reason.type if found.diagnostics else None) == kind
+
+
 # ── what is around it ────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from headstart.api import diagnostics
+from headstart.api.compose import Told
 from headstart.api.draft import Draft, Reading
 from headstart.api.faults import ANTHROPIC
 from headstart.api.teller import Teller, frame
@@ -75,6 +76,7 @@ class Manner:
         shows: whether reasoning is shown; else only its signature is.
         edits: whether the caller asked for edits of the context.
         compares: whether the caller asked what was missed; `known`: whether the message that it named is one of ours.
+        told: what is told of that, by the request's own explanation.
     """
 
     id: str
@@ -86,6 +88,7 @@ class Manner:
     edits: bool = False
     compares: bool = False
     known: bool = True
+    told: Told = lambda own: own
 
 
 class Messages(Teller):
@@ -231,7 +234,7 @@ class Messages(Teller):
     def _diagnostics(self, summary: Summary) -> dict[str, Any] | None:
         if not self.manner.compares:
             return None
-        found = diagnostics.anthropic(summary.explanation, known=self.manner.known)
+        found = diagnostics.anthropic(self.manner.told(summary.explanation), known=self.manner.known)
         return {"cache_miss_reason": found} if found is not None else None
 
     def _signature(self, index: int) -> str:

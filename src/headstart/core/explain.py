@@ -176,10 +176,14 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
     return None
 
 
-def compare(ours: Prompt, theirs: Prompt, *, grid: int, pace: float, characters: Callable[[Tokens], int]) -> Explanation | None:
+def compare(
+    ours: Prompt, theirs: Prompt | Record, *, grid: int, pace: float, characters: Callable[[Tokens], int]
+) -> Explanation | None:
     """What a request would compute again right after another one, in a cache that forgets nothing."""
     shared = common_prefix(ours.tokens, theirs.tokens)
-    record = Record(b"", theirs.text, theirs.tokens, len(theirs), source=theirs.source, salt=theirs.salt)
+    record = theirs
+    if not isinstance(record, Record):
+        record = Record(b"", record.text, record.tokens, len(record), source=record.source, salt=record.salt)
     start = 0 if ours.salt != theirs.salt else shared // grid * grid
     cached = Cached(start, grid, False, True, _nothing, _nothing, _nothing, characters, pace)
     if ours.salt != theirs.salt:

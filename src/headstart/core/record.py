@@ -41,7 +41,7 @@ class Record:
         reply: the reply's text, the end of `text`.
         returned: the message that the client is expected to send back; None for the text as it is.
         source: the conversation; None for a raw text.
-        id: the request's.
+        id, alias: the request's, and its answer's.
         tenant: who asked; "" if nobody knows.
         salt, session: the request's; a session is a hint, "" if there was none.
         time: when it ended, by the caller's clock.
@@ -56,6 +56,7 @@ class Record:
     returned: Message | None = None
     source: Conversation | None = None
     id: str = ""
+    alias: str = ""
     tenant: str = ""
     salt: str = ""
     session: str = ""
