@@ -118,7 +118,25 @@ def test_the_events_of_a_stream(server: Server, claude: Anthropic) -> None:
     assert last.headstart["computed"] == last.timings["prompt_n"]
 
 
-@pytest.mark.parametrize("reply", ["Hello.", THOUGHT + "Hello.", CALL, THOUGHT + "Hm.\n" + CALL + "\n" + CALL, ""])
+BROKEN = '<tool_call>\n{"name": "ls", "arguments": %s}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Hello.",
+        THOUGHT + "Hello.",
+        CALL,
+        THOUGHT + "Hm.\n" + CALL + "\n" + CALL,
+        "",
+        "Before.\n" + CALL + "\nBehind.",
+        BROKEN % '"str"',
+        BROKEN % "[1]",
+        BROKEN % '{"path": nope}',
+        BROKEN % '{"path": "x", "all": nope}',
+        (BROKEN % '{"path": "/e')[:-14],
+    ],
+)
 def test_a_stream_says_the_same_as_a_whole_answer(server: Server, claude: Anthropic, reply: str) -> None:
     engine_of(server).say(reply, reply)
     asked: dict[str, Any] = {"model": "fake", "max_tokens": 400, "messages": HI, "tools": [LS]}
@@ -135,8 +153,14 @@ def test_a_stream_says_the_same_as_a_whole_answer(server: Server, claude: Anthro
     assert shown(streamed) == shown(whole)
     assert (streamed.stop_reason, streamed.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
     assert streamed.usage.output_tokens_details == whole.usage.output_tokens_details
-    calls = [block.id for block in whole.content if block.type == "tool_use"]
-    assert len(set(calls)) == reply.count("<tool_call>")
+    calls = [block for block in whole.content if block.type == "tool_use"]
+    assert len({block.id for block in calls}) == reply.count("<tool_call>") - reply.count('": "str"') - reply.count("[1]")
+    broken = "nope" in reply or reply.endswith("/e")
+    assert whole.stop_reason == ("tool_use" if calls and not broken else "end_turn")
+    if "Behind" in reply:
+        assert [block.type for block in whole.content] == ["text", "tool_use", "text"]
+    if broken:
+        assert [block.input for block in calls] == [{"path": "x"} if '"x"' in reply else {}]
 
 
 def test_an_asynchronous_client(server: Server) -> None:
