@@ -702,3 +702,12 @@ def test_a_caller_that_hangs_up_is_cancelled(stage: Stage, monkeypatch: pytest.M
         assert line.recv(64).startswith(b"HTTP/1.1 200")
         assert not stage.server.idle()
     wait_until(stage.server.idle)
+
+
+def test_a_broken_call_is_an_incomplete_item(stage: Stage) -> None:
+    for arguments in ('{"city": nope}\n</tool_call>', '{"city": "Os'):
+        answer = stage.create(
+            CALL.partition("{")[0] + '{"name": "weather", "arguments": ' + arguments, input=fresh(), tools=[WEATHER]
+        )
+        (call,) = answer.output
+        assert (answer.status, call.type, call.status) == ("completed", "function_call", "incomplete")
