@@ -119,7 +119,25 @@ def test_the_events_of_a_stream(server: Server, claude: Anthropic) -> None:
     assert last.headstart["computed"] == last.timings["prompt_n"]
 
 
-@pytest.mark.parametrize("reply", ["Hello.", THOUGHT + "Hello.", CALL, THOUGHT + "Hm.\n" + CALL + "\n" + CALL, ""])
+BROKEN = '<tool_call>\n{"name": "ls", "arguments": %s}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Hello.",
+        THOUGHT + "Hello.",
+        CALL,
+        THOUGHT + "Hm.\n" + CALL + "\n" + CALL,
+        "",
+        "Before.\n" + CALL + "\nBehind.",
+        BROKEN % '"str"',
+        BROKEN % "[1]",
+        BROKEN % '{"path": nope}',
+        BROKEN % '{"path": "x", "all": nope}',
+        (BROKEN % '{"path": "/e')[:-14],
+    ],
+)
 def test_a_stream_says_the_same_as_a_whole_answer(server: Server, claude: Anthropic, reply: str) -> None:
     engine_of(server).say(reply, reply)
     asked: dict[str, Any] = {"model": "fake", "max_tokens": 400, "messages": HI, "tools": [LS]}
@@ -136,8 +154,14 @@ def test_a_stream_says_the_same_as_a_whole_answer(server: Server, claude: Anthro
     assert shown(streamed) == shown(whole)
     assert (streamed.stop_reason, streamed.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
     assert streamed.usage.output_tokens_details == whole.usage.output_tokens_details
-    calls = [block.id for block in whole.content if block.type == "tool_use"]
-    assert len(set(calls)) == reply.count("<tool_call>")
+    calls = [block for block in whole.content if block.type == "tool_use"]
+    assert len({block.id for block in calls}) == reply.count("<tool_call>") - reply.count('": "str"') - reply.count("[1]")
+    broken = "nope" in reply or reply.endswith("/e")
+    assert whole.stop_reason == ("tool_use" if calls and not broken else "end_turn")
+    if "Behind" in reply:
+        assert [block.type for block in whole.content] == ["text", "tool_use", "text"]
+    if broken:
+        assert [block.input for block in calls] == [{"path": "x"} if '"x"' in reply else {}]
 
 
 def test_an_asynchronous_client(server: Server) -> None:
@@ -356,6 +380,24 @@ def test_what_was_missed_is_said_where_it_is_asked_for(server: Server, claude: A
     assert ask(claude, going_on, diagnostics={"previous_message_id": first.id}).diagnostics is None
     strange = ask(claude, going_on, diagnostics={"previous_message_id": "msg_unknown"})
     assert strange.diagnostics.cache_miss_reason.type == "previous_message_not_found"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_missed_is_told_against_the_message_that_is_named(server: Server, claude: Anthropic, stream: bool) -> None:
+    """Not against the nearest, from which all is taken."""
+    engine_of(server).say("One.", "Two.", "Three.", "Four.")
+    asked = [{"role": "user", "content": "The same question for each of the two. " * 5}]
+    first, second = (ask(claude, asked, system=f"{name} is who you are. " * 5) for name in ("Ada", "Bob"))
+    settled(server)
+    for named, kind in ((first.id, "system_changed"), (second.id, None)):
+        options = {"system": "Bob is who you are. " * 5, "diagnostics": {"previous_message_id": named}}
+        if stream:
+            with claude.beta.messages.stream(model="fake", max_tokens=60, messages=asked, **options) as told:  # type: ignore[arg-type]
+                found = told.get_final_message()
+        else:
+            found = ask(claude, asked, **options)
+        assert found.usage.input_tokens + found.usage.cache_creation_input_tokens <= 2
+        assert (found.diagnostics.cache_miss_reason.type if found.diagnostics else None) == kind
 
 
 # ── what is around it ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,6 +20,7 @@ from headstart.engines.fake import CHATML, FakeEngine, FakeTokenizer
 from headstart.runtime.runtime import Runtime
 from live import Server, serving
 from mutations import MUTATIONS, Body, Mutation, conversation, following
+from scripted import Scripted
 from templates import TOOLS
 
 Explain = Callable[..., str]
@@ -171,6 +172,23 @@ def test_a_new_conversation_misses_nothing(server: Server) -> None:
     beside = send(server, body | {"messages": [body["messages"][0], {"role": "user", "content": "Who was Homer?"}]})
     assert [cause(alone), own(alone)["missed"]] in (["first_time", 0], [None, 0])
     assert (cause(beside), own(beside)["missed"], own(beside)["diverged_at"]) == (None, 0, None)
+
+
+def test_identical_replies_of_others_are_no_change() -> None:
+    """Two callers begin alike and get the same call, under other ids; then each has a result of its own."""
+    tool = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}
+    call = '<tool_call>\n{"name": "ls", "arguments": {"all":true,"path":"/etc"}}\n</tool_call>'
+    engine = Scripted(FakeEngine(slots=2, ctx=4096, tokenizer=FakeTokenizer(chat_template=TOOLS)))
+    with Runtime(engine, Settings(memory_budget=32 << 20)) as runtime, serving(runtime, model_id="fake") as server:
+        asked = [{"role": "user", "content": "List everything in /etc, please."}]
+        engine.say(call, call)
+        replies = [send(server, {"messages": asked, "tools": [tool]}).json()["choices"][0]["message"] for _ in range(2)]
+        assert replies[0]["tool_calls"][0]["id"] != replies[1]["tool_calls"][0]["id"]
+        for number, reply in enumerate(replies):
+            engine.say("done")
+            content = f"user {number} sees file {number}" * 3
+            result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": content}
+            assert cause(send(server, {"messages": [*asked, reply, result], "tools": [tool]})) is None
 
 
 def test_evicted() -> None:

@@ -198,3 +198,19 @@ def test_a_reply_with_a_call_settles(server: Server) -> None:
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "passwd hosts"}
     answer = ask(server, [*question, message.model_dump(exclude_none=True), result], tools=[LS])
     assert answer.headstart["computed"] <= len("passwd hosts") + 2 * HEADER + 8  # the grid of the fake engine is 8
+
+
+@pytest.mark.parametrize("arguments", ['{"path": nope}\n</tool_call>', '{"path": "/e'])
+def test_a_broken_call_ends_as_the_reply_does(server: Server, arguments: str) -> None:
+    reply = '<tool_call>\n{"name": "ls", "arguments": ' + arguments
+    say(server, reply, reply)
+    choice = ask(server, tools=[LS]).choices[0]
+    assert (choice.finish_reason, choice.message.tool_calls[0].function.arguments[:9]) == ("stop", arguments[:9])
+    assert stream(server, tools=[LS])["finish"] == "stop"
+
+
+def test_the_markup_of_a_call_is_never_text_where_a_reply_is_cut(server: Server) -> None:
+    for limit in range(len("<tool_call>"), len(CALL), 5):
+        say(server, CALL)
+        message = ask(server, tools=[LS], max_tokens=limit).choices[0].message
+        assert not message.content

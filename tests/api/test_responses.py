@@ -628,6 +628,17 @@ def test_a_comparison_is_answered_where_it_is_asked_for(stage: Stage) -> None:
         assert answer.prompt_cache_diagnostics.type in expected
 
 
+def test_a_comparison_is_made_with_the_response_that_is_named(stage: Stage) -> None:
+    """Not with the nearest, from which all is taken."""
+    asked = fresh()
+    first, second = (stage.create("a", input=asked, instructions=f"{name} is who you are. " * 5) for name in ("Ada", "Bob"))
+    for named, kind in ((first.id, "cache_miss"), (second.id, "cache_hit")):
+        options: dict[str, Any] = {"prompt_cache_options": {"comparison_response_id": named}}
+        answer = stage.create("b", input=asked, instructions="Bob is who you are. " * 5, **options)
+        assert answer.prompt_cache_diagnostics is not None
+        assert answer.prompt_cache_diagnostics.type == kind
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
@@ -691,3 +702,12 @@ def test_a_caller_that_hangs_up_is_cancelled(stage: Stage, monkeypatch: pytest.M
         assert line.recv(64).startswith(b"HTTP/1.1 200")
         assert not stage.server.idle()
     wait_until(stage.server.idle)
+
+
+def test_a_broken_call_is_an_incomplete_item(stage: Stage) -> None:
+    for arguments in ('{"city": nope}\n</tool_call>', '{"city": "Os'):
+        answer = stage.create(
+            CALL.partition("{")[0] + '{"name": "weather", "arguments": ' + arguments, input=fresh(), tools=[WEATHER]
+        )
+        (call,) = answer.output
+        assert (answer.status, call.type, call.status) == ("completed", "function_call", "incomplete")

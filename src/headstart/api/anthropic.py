@@ -13,7 +13,7 @@ from headstart.api.answer import answer
 from headstart.api.anthropic_dialogue import dialogue_of
 from headstart.api.anthropic_schema import CountTokensRequest, MessagesRequest
 from headstart.api.anthropic_wire import Manner, Marks, Messages
-from headstart.api.compose import Asked, Wishes, compose, prompt_of, remember
+from headstart.api.compose import Asked, Wishes, compared, compose, prompt_of, remember
 from headstart.api.describe import ANTHROPIC_ERRORS, ANTHROPIC_STREAMED, takes
 from headstart.api.schema import parse
 from headstart.api.service import Service, service_of
@@ -74,6 +74,7 @@ def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: by
         edits=form.context_management is not None,
         compares=previous is not None,
         known=previous is None or service.recall.has_told(salt, previous),
+        told=compared(runtime, request, made, previous),
     )
     teller = Messages(manner, made, reading)
 

@@ -7,13 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from starlette.requests import Request as HttpRequest
+
+from headstart.api import tenants
 from headstart.api.canonical import Dialogue, Format, Tool
 from headstart.api.draft import Reading
 from headstart.api.normalise import normalise, normalise_reply
 from headstart.api.service import Service
 from headstart.api.teller import Teller
+from headstart.core.explain import Explanation
 from headstart.core.grammar import Grammar, grammar_for
 from headstart.core.prompt import Prompt
+from headstart.core.record import Record
 from headstart.engines.base import Sampling
 from headstart.errors import InvalidRequest
 from headstart.runtime.request import Request
@@ -81,9 +86,31 @@ def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wish
         ignore_eos=wishes.ignore_eos,
         grammar=_grammar(runtime, reading),
         visible=runtime.prompter.visible,
+        alias=seed,
         returns=lambda text: normalise_reply(reading.message(text), dialogue, service.ground, service.keep_noise),
     )
     return request, reading
+
+
+Told = Callable[[Explanation | None], Explanation | None]
+"""What is to be told of a request, by why it computed what it computed."""
+
+
+def compared(runtime: Runtime, request: HttpRequest, made: Request, named: str | None) -> Told:
+    """How to explain a request whose caller wants it compared with the one whose answer it has `named`.
+
+    Where both go on alike, only what was not kept is told; where that request is forgotten, what differs from the nearest.
+    """
+    tenant = tenants.told(request.scope.get("tenant", tenants.OPEN), made.prompt.salt)
+
+    def seen(record: Record) -> bool:
+        return (record.alias, record.salt, record.tenant) == (named, made.prompt.salt, tenant)
+
+    record = runtime.scheduler.history.last(seen) if named else None
+    if record is None:
+        return lambda own: own
+    found = runtime.compare(made.prompt, record)
+    return lambda own: found or (own if own is not None and own.where is None else None)
 
 
 def remember(service: Service, teller: Teller) -> None:

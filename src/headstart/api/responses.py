@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from headstart.api.answer import answer
 from headstart.api.canonical import Choice, Dialogue
-from headstart.api.compose import Asked, compose, prompt_of, remember
+from headstart.api.compose import Asked, compared, compose, prompt_of, remember
 from headstart.api.describe import ERRORS, STREAMED, takes
 from headstart.api.openai import effort, wishes
 from headstart.api.responses_items import Item, Tools, messages_of, tools_of
@@ -188,7 +188,7 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
     made, reading = compose(service, runtime, dialogue, asked, id)
     summary = (reasoning.summary or reasoning.generate_summary) if reasoning is not None else None
     summary = None if summary == "none" else summary
-    compared = options.comparison_response_id if options is not None else None
+    compared_id = options.comparison_response_id if options is not None else None
 
     def keep(response: dict[str, Any]) -> None:
         service.responses.meet(said.salt, id)
@@ -203,7 +203,8 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
         summarised=summary is not None,
         sealed=form.includes("reasoning.encrypted_content"),
         logprobs=form.logprobs is not None,
-        known=None if compared is None else service.responses.met(said.salt, compared),
+        known=None if compared_id is None else service.responses.met(said.salt, compared_id),
+        told=compared(runtime, request, made, compared_id),
         keep=keep,
     )
     return Asked([made], teller, bool(form.stream), lambda: remember(service, teller))

@@ -121,9 +121,9 @@ class CallReader:
             yield from scan.blanks()
             raw: list[str] = []
             plain = key in _ARGUMENTS and (not strict or (yield from scan.peek()) == "{")
-            if plain and name and self.count == count:
+            if plain and name and self.count == count and (yield from scan.peek()) == "{":
                 self._call(name)
-                if not (yield from self._value()):
+                if not (yield from scan.value(self._argue)):
                     return True
             elif key in _NAMES and not name and (yield from scan.peek()) == '"':
                 name = (yield from self._string()) or ""
@@ -138,8 +138,11 @@ class CallReader:
             if (yield from scan.take(",")):
                 continue
             if (yield from scan.take("}")) and self.count == count and name and (early or not strict):
-                self._call(name)
-                self._argue(_unquoted(early) or "{}")
+                arguments = _unquoted(early).strip()
+                arguments = "{}" if arguments in ("", "null") else arguments
+                if arguments.startswith("{"):
+                    self._call(name)
+                    self._argue(arguments)
             break
         return self.count > count
 
@@ -155,15 +158,6 @@ class CallReader:
             return paired(json.loads("".join(raw), strict=False))
         except ValueError:
             return None
-
-    def _value(self) -> Reading[bool]:
-        """A call's arguments; some models write their JSON text as a JSON string."""
-        if (yield from self._scan.peek()) != '"':
-            return (yield from self._scan.value(self._argue))
-        raw: list[str] = []
-        whole = yield from self._scan.value(raw.append)
-        self._argue(_unquoted("".join(raw)))
-        return whole
 
     def _listed(self) -> Reading[bool]:
         """A list of objects or of Python calls, or one object: models write what others are taught."""
@@ -278,7 +272,7 @@ def _before(text: str, *marks: str) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """The JSON text in a JSON string; other text as it is."""
+    """The JSON text in a JSON string, as some models write it; other text as it is."""
     if not text.startswith('"'):
         return text
     try:

@@ -16,6 +16,7 @@ from headstart.core.explain import Explanation, compare
 from headstart.core.planner import Mode
 from headstart.core.prompt import Prompt, Prompter
 from headstart.core.quota import quota
+from headstart.core.record import Record
 from headstart.core.template import FALLBACK, Message, Template
 from headstart.engines.base import Engine, Grammar, Tokenizer
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
@@ -268,7 +269,7 @@ class Runtime:
             "settle": dict(self.scheduler.settle.counters),
         }
 
-    def compare(self, prompt: Prompt, earlier: Prompt) -> Explanation | None:
+    def compare(self, prompt: Prompt, earlier: Prompt | Record) -> Explanation | None:
         """What `prompt` would compute again right after `earlier`, and why; None for its new text only. Thread-safe."""
         with self.tokenizer_open() as tokenizer:
 
