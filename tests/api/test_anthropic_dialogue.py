@@ -86,6 +86,13 @@ def test_a_reply_has_its_reasoning_its_text_and_its_calls() -> None:
     assert not dialogue.continues
 
 
+@pytest.mark.parametrize(("given", "arguments"), [([1], "[1]"), ("ls", '"ls"'), (None, "null"), ({}, {})])
+def test_a_call_may_have_any_name_and_any_input(given: Any, arguments: Any) -> None:
+    call = {**USE, "name": "list files!", "input": given}
+    dialogue = read([user(text("?")), {"role": "assistant", "content": [call]}, user(text("!"))])
+    assert dialogue.messages[1]["tool_calls"][0]["function"] == {"name": "list files!", "arguments": arguments}
+
+
 def test_a_last_reply_is_a_beginning() -> None:
     assert read([user(text("?")), {"role": "assistant", "content": "The"}]).continues
 
@@ -198,7 +205,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"messages": [user(USE)]}, "messages[0].content[0]", "'tool_result'"),
     ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text", "required"),
-    ({"messages": [{"role": "assistant", "content": [{**USE, "input": "{}"}]}]}, "messages[0].content[0].input", "dictionary"),
+    ({"messages": [{"role": "assistant", "content": [{**USE, "id": ""}]}]}, "messages[0].content[0].id", "at least 1"),
     ({"max_tokens": None}, "max_tokens", "integer"),
     ({"max_tokens": -1}, "max_tokens", "greater"),
     ({"temperature": 1.5}, "temperature", "less"),

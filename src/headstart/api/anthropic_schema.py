@@ -82,10 +82,12 @@ class RedactedThinkingBlock(_Form):
 
 
 class ToolUseBlock(Marked):
+    """A call that a reply made. A model may make up names, and call with what is no object."""
+
     type: Literal["tool_use"]
     id: Annotated[str, StringConstraints(min_length=1)]
-    name: Name
-    input: dict[str, Any]
+    name: str
+    input: Any
 
 
 class TextSource(_Form):
