@@ -39,6 +39,8 @@ WEATHER: dict[str, Any] = {
     },
     "strict": True,
 }
+UNKEPT = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+"""A schema with a word that no grammar can keep."""
 PATCH: dict[str, Any] = {"type": "custom", "name": "patch", "description": "Applies a patch."}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
@@ -616,6 +618,11 @@ def test_a_schema_is_kept_to(stage: Stage, stream: bool) -> None:
     assert set(json.loads(answer.output_text)) == {"ok"}
 
 
+def test_a_schema_that_need_not_be_kept_strictly_is_kept_as_far_as_can_be(stage: Stage) -> None:
+    text: Any = {"format": {"type": "json_schema", "name": "x", "schema": UNKEPT}}
+    assert stage.create("[1, 1]", input=fresh(), text=text).status == "completed"
+
+
 # ── diagnostics, errors ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -646,6 +653,7 @@ def test_a_comparison_is_answered_where_it_is_asked_for(stage: Stage) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": UNKEPT, "strict": True}}}, "response_format"),
         ({"temperature": 3}, "temperature"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"max_output_tokens": -1}, "max_output_tokens"),

@@ -274,7 +274,7 @@ class ResponsesInput(_Form):
             return None
         if given.type == "json_object":
             return Format("json_object")
-        return Format("json_schema", json.dumps(given.json_schema))
+        return Format("json_schema", json.dumps(given.json_schema), bool(given.strict))
 
     @property
     def choice(self) -> Choice:
