@@ -206,6 +206,16 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [user(USE)]}, "messages[0].content[0]", "'tool_result'"),
     ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text", "required"),
     ({"messages": [{"role": "assistant", "content": [{**USE, "id": ""}]}]}, "messages[0].content[0].id", "at least 1"),
+    (
+        {"messages": [user(text("a", cache_control={"type": "ephemeral", "ttl": 5}))]},
+        "messages[0].content[0].cache_control.ttl",
+        "must be",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "a", "signature": 5}]}]},
+        "messages[0].content[0].signature",
+        "string",
+    ),
     ({"max_tokens": None}, "max_tokens", "integer"),
     ({"max_tokens": -1}, "max_tokens", "greater"),
     ({"temperature": 1.5}, "temperature", "less"),

@@ -7,6 +7,7 @@ prompt; of them only those that headstart reads are named here.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -447,13 +448,21 @@ def condense(error: ValidationError, value: Any) -> InvalidRequest:
 
 
 def _path(location: tuple[str | int, ...], value: Any, kind: str) -> tuple[str | int, ...]:
-    # pydantic mixes the names of union members into a location; what cannot be followed in the value is one of them.
-    path: list[str | int] = []
-    for number, step in enumerate(location):
-        inside = step in value if isinstance(value, dict) else isinstance(step, int) and isinstance(value, list)
-        if inside:
-            value = value[step]
-        elif not (kind == "missing" and number == len(location) - 1):
-            continue
-        path.append(step)
-    return tuple(path)
+    # pydantic mixes the names of union members into a location, and a key of the value may be called the same.
+    return max(_ways(location, value, kind == "missing"), key=lambda way: (way[1], len(way[0])))[0]
+
+
+def _ways(location: tuple[str | int, ...], value: Any, missing: bool) -> Iterator[tuple[tuple[str | int, ...], bool]]:
+    """Paths in the value that a location may mean, each with whether it takes the last step."""
+    if not location:
+        yield (), True
+        return
+    step, rest = location[0], location[1:]
+    if isinstance(value, list) if isinstance(step, int) else isinstance(value, dict) and step in value:
+        yield from (((step, *way), whole) for way, whole in _ways(rest, value[step], missing))
+    if not rest:
+        yield ((step,), True) if missing else ((), False)
+    elif isinstance(step, str):
+        yield from _ways(rest, value, missing)
+    else:
+        yield (), False
