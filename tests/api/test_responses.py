@@ -623,6 +623,13 @@ def test_a_schema_that_need_not_be_kept_strictly_is_kept_as_far_as_can_be(stage:
     assert stage.create("[1, 1]", input=fresh(), text=text).status == "completed"
 
 
+@pytest.mark.parametrize(("effort", "told"), [("high", "high"), ("silly", None)])
+def test_an_effort_is_told_as_far_as_it_is_known(stage: Stage, effort: Any, told: str | None) -> None:
+    reasoning = stage.create("ok", input=fresh(), reasoning={"effort": effort}).reasoning
+    assert reasoning is not None
+    assert reasoning.effort == told
+
+
 # ── diagnostics, errors ──────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -149,8 +149,8 @@ def _mark(block: Marked) -> dict[str, Any]:
 def _extra(form: CountTokensRequest) -> dict[str, Any]:
     """As templates of reasoning models ask for it; what is not said is left to the template."""
     extra: dict[str, Any] = {}
-    if form.thinking is not None:
-        extra["enable_thinking"] = form.thinking.type != "disabled"
+    if form.thinking is not None and form.thinking.wanted is not None:
+        extra["enable_thinking"] = form.thinking.wanted
     if form.output_config is not None and form.output_config.effort is not None:
         extra["reasoning_effort"] = form.output_config.effort
     return extra

@@ -13,7 +13,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.schema import _Form
+from headstart.api.schema import Effort, _Form
 from headstart.errors import InvalidRequest
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
@@ -43,10 +43,10 @@ def _textual(value: Any) -> Any:
 
 
 class CacheControl(_Form):
-    """The end of what will come again."""
+    """The end of what will come again. A hint: what it says changes no prompt, so anything may be said."""
 
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
+    type: str
+    ttl: str | None = None
 
 
 class Marked(_Form):
@@ -197,11 +197,16 @@ class NamedToolChoice(_Form):
 
 
 class Thinking(_Form):
-    """`budget_tokens` is not kept: `max_tokens` bounds reasoning and reply together."""
+    """`budget_tokens` is not kept: `max_tokens` bounds reasoning and reply together. An unknown type says nothing."""
 
-    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None
+
+    @property
+    def wanted(self) -> bool | None:
+        """Whether to think; None if that is left to the template."""
+        return {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}.get(self.type)
 
 
 class JsonFormat(_Form):
@@ -210,7 +215,7 @@ class JsonFormat(_Form):
 
 
 class OutputConfig(_Form):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort = None
     format: JsonFormat | None = None
 
 

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag, f
 from pydantic_core import PydanticCustomError
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.schema import Generation, Hinted, TemplateArguments, _Form
+from headstart.api.schema import Effort, Generation, Hinted, TemplateArguments, _Form
 from headstart.errors import InvalidRequest
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -224,7 +224,7 @@ class TextOptions(_Form):
 
 
 class ReasoningOptions(_Form):
-    effort: Word | None = None
+    effort: Effort = None
     summary: Word | None = None
     generate_summary: Word | None = None
 

@@ -46,6 +46,16 @@ def _nothing_reserved(value: dict[str, Any]) -> dict[str, Any]:
 
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_nothing_reserved)]
 
+EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
+"""How much to think, in the words of all vendors. Others come with newer clients, and say nothing here."""
+
+
+def _known_effort(value: str | None) -> str | None:
+    return value if value in EFFORTS else None
+
+
+Effort = Annotated[str | None, AfterValidator(_known_effort)]
+
 
 class _Form(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
@@ -219,7 +229,7 @@ class Conversation(_Form):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: list[Tool] | None = None
     chat_template_kwargs: TemplateArguments | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort = None
     continue_final_message: bool | None = None
 
 
