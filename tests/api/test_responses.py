@@ -518,6 +518,17 @@ def test_only_allowed_tools_are_called_where_a_call_is_required(stage: Stage) ->
     assert called <= {"a", "c"}
 
 
+@pytest.mark.parametrize("kind", ["mcp_call", "mcp_list_tools", "computer_call", "computer_call_output", "web_search_call"])
+def test_what_other_servers_did_is_passed_over(stage: Stage, kind: str) -> None:
+    text = fresh()
+    record: Any = {"type": kind, "id": "x_1", "call_id": "c", "server_label": "s", "name": "n", "arguments": "{}", "output": {}}
+    counts = [
+        stage.server.openai.responses.input_tokens.count(model="fake", input=[*before, user(text)]).input_tokens
+        for before in ([], [record])
+    ]
+    assert counts[0] == counts[1]
+
+
 def test_tools_of_other_servers_are_named_and_never_called(stage: Stage) -> None:
     """An agent sends them always: to refuse them would be to refuse the agent."""
     tools: Any = [WEATHER, {"type": "web_search", "search_context_size": "low"}, {"type": "local_shell"}]
