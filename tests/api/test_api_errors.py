@@ -66,6 +66,8 @@ CHAT: list[tuple[Any, str | None, str]] = [
     ({"messages": HI, "tool_choice": "required"}, "tool_choice", "no 'tools'"),
     ({"messages": HI, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "no tool 'f'"),
     ({"messages": HI, "tools": {}}, "tools", "list"),
+    ({"messages": HI, "tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "'custom' is not supported"),
+    ({"messages": HI, "tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice", "'allowed_tools'"),
     ({"messages": HI, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "'messages'"),
     ({"messages": HI, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "'self'"),
     (

@@ -152,6 +152,21 @@ def test_a_required_call_is_made_and_valid(server: Server) -> None:
         assert isinstance(arguments["all"], bool)
 
 
+def allowed(*names: str, mode: str = "auto") -> Any:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_only_allowed_tools_are_called_and_the_prompt_is_the_same(server: Server) -> None:
+    options: dict[str, Any] = {"tools": [LS, CAT], "parallel_tool_calls": False, "seed": 3}
+    free = ask(server, **options, max_tokens=1)
+    made = ask(server, **options, tool_choice=allowed("ls", mode="required"))
+    assert [call.function.name for call in made.choices[0].message.tool_calls] == ["ls"]
+    assert made.usage.prompt_tokens == free.usage.prompt_tokens
+    with pytest.raises(openai.BadRequestError, match="no tool 'rm'"):
+        ask(server, **options, tool_choice=allowed("ls", "rm"))
+
+
 class Answer(BaseModel):
     large: bool
     files: int

@@ -288,7 +288,7 @@ class ResponsesInput(_Form):
         if chosen.type != "allowed_tools":
             return Choice("required", chosen.name, parallel)
         names = tuple(tool.name for tool in chosen.tools or () if tool.name is not None)
-        return Choice(chosen.mode, names[0] if chosen.mode == "required" and len(names) == 1 else None, parallel, names)
+        return Choice.among(chosen.mode, names, parallel)
 
 
 class ResponsesRequest(Generation, ResponsesInput):

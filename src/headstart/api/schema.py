@@ -164,6 +164,18 @@ class NamedTool(_Form):
     function: Named
 
 
+class AllowedTools(_Form):
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
+class AllowedChoice(_Form):
+    """Tools that may be called. The others stay in the prompt, which is the same for every choice."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class JsonSchema(_Form):
     """`schema` is a JSON schema. With `strict` what cannot be guaranteed is refused."""
 
@@ -236,7 +248,9 @@ class Conversation(_Form):
 class ChatRequest(Generation, Conversation):
     """Body of POST /v1/chat/completions. `grammar`, `json_schema` and `guided_…`: llama-server's and vLLM's formats."""
 
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedChoice, Field(discriminator="type")] | None
+    ) = None
     parallel_tool_calls: bool | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
@@ -268,6 +282,9 @@ class ChatRequest(Generation, Conversation):
         parallel = self.parallel_tool_calls is not False
         if isinstance(self.tool_choice, NamedTool):
             return Choice("required", self.tool_choice.function.name, parallel)
+        if isinstance(self.tool_choice, AllowedChoice):
+            given = self.tool_choice.allowed_tools
+            return Choice.among(given.mode, tuple(tool.function.name for tool in given.tools), parallel)
         return Choice(self.tool_choice or "auto", None, parallel)
 
     @model_validator(mode="after")
