@@ -152,6 +152,33 @@ def test_a_required_call_is_made_and_valid(server: Server) -> None:
         assert isinstance(arguments["all"], bool)
 
 
+OLD_CALL = {"name": "ls", "arguments": "{}"}
+NEW_CALL = {"type": "function", "function": OLD_CALL}
+
+
+@pytest.mark.parametrize(
+    ("told", "same"),
+    [
+        ({"role": "assistant", "content": None, "refusal": "No."}, {"content": "No."}),
+        ({"role": "assistant", "refusal": "No.", "content": "I"}, {"content": "I"}),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, {"content": "No."}),
+        ({"role": "assistant", "content": []}, {"content": ""}),
+        ({"role": "assistant", "content": None}, {"content": ""}),
+        ({"role": "assistant", "content": None, "reasoning_content": "Hm."}, {"content": "", "reasoning_content": "Hm."}),
+        ({"role": "assistant", "content": None, "function_call": OLD_CALL}, {"content": "", "tool_calls": [NEW_CALL]}),
+        ({"role": "function", "name": "ls", "content": "etc"}, {"role": "tool", "name": "ls", "content": "etc"}),
+    ],
+)
+def test_whatever_a_history_holds_is_read(server: Server, told: dict[str, Any], same: dict[str, Any]) -> None:
+    def text(message: dict[str, Any]) -> str:
+        body = {"messages": [{"role": "user", "content": "?"}, message, {"role": "user", "content": "!"}]}
+        answer = server.post("/apply-template", json=body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["prompt"])
+
+    assert text(told) == text({"role": "assistant", **same})
+
+
 def allowed(*names: str, mode: str = "auto") -> Any:
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}

@@ -75,7 +75,11 @@ def _message(form: ChatMessage) -> Message:
     spelled = message.pop("reasoning", None)
     if spelled and "reasoning_content" not in message:
         message["reasoning_content"] = spelled
-    return {"content": "", **message}
+    refusal, call = message.pop("refusal", ""), message.pop("function_call", None)
+    if call is not None and "tool_calls" not in message:
+        message["tool_calls"] = [{"type": "function", "function": call}]
+    role = "tool" if form.role == "function" else form.role
+    return {**message, "role": role, "content": message.get("content") or refusal}
 
 
 def effort(given: str | None) -> dict[str, Any]:

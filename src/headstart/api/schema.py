@@ -63,10 +63,7 @@ class _Form(BaseModel):
 
 _SPEAKING: list[JsonDict] = [
     {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
-    {
-        "required": ["role", "tool_calls"],
-        "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
-    },
+    {"required": ["role"], "properties": {"role": {"const": "assistant"}}},
 ]
 """What `ChatMessage._says_something` asks, for the document."""
 
@@ -79,7 +76,7 @@ class Hinted(_Form):
 
 
 class TextPart(Hinted):
-    """A part of a message's content. Only text can be read."""
+    """A part of a message's content. Only text can be read; a refusal is text too."""
 
     type: Literal["text"]
     text: str
@@ -88,6 +85,8 @@ class TextPart(Hinted):
     @classmethod
     def _only_text(cls, value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
+        if kind == "refusal":
+            return {**value, "type": "text", "text": value.get("refusal")}
         if isinstance(kind, str) and kind != "text":
             raise PydanticCustomError(
                 "content_part", "has a part of type '{kind}': this server reads text only", {"kind": kind[:40]}
@@ -107,22 +106,24 @@ class ToolCall(_Form):
 
 
 class ChatMessage(Hinted):
+    """A message. `function` and `function_call` are what `tool` and `tool_calls` were once."""
+
     model_config = ConfigDict(json_schema_extra={"anyOf": [*_SPEAKING]})
 
-    role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    refusal: str | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> ChatMessage:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise PydanticCustomError(
-                "content_missing", "needs content: only an assistant's message with tool_calls may have none"
-            )
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError("content_missing", "needs content: only an assistant's message may have none")
         return self
 
 
