@@ -196,15 +196,25 @@ def test_what_a_reply_must_be() -> None:
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}
 
+
+def test_a_result_with_an_image_says_that_it_is_left_out() -> None:
+    shot = {"type": "tool_result", "tool_use_id": "t", "content": [text("Saved."), {**IMAGE, "cache_control": EPHEMERAL}]}
+    result = read([user(shot)]).messages[0]
+    assert result["content"] == [
+        text("Saved."),
+        text("[image left out: this server reads text only]", cache_control=EPHEMERAL),
+    ]
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least 1"),
     ({"messages": [{"role": "tool", "content": ""}]}, "messages[0]", "'user'"),
     ({"messages": [user(IMAGE)]}, "messages[0].content[0]", "'image': this server reads text only"),
     ({"messages": [user(PDF)]}, "messages[0].content[0].source", "'base64': this server reads text only"),
     (
-        {"messages": [user({"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]})]},
+        {"messages": [user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "video"}]})]},
         "messages[0].content[0].content[0]",
-        "'image'",
+        "'video'",
     ),
     ({"messages": [user(USE)]}, "messages[0].content[0]", "'tool_result'"),
     ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text", "required"),

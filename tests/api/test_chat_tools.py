@@ -166,6 +166,10 @@ NEW_CALL = {"type": "function", "function": OLD_CALL}
         ({"role": "assistant", "content": None}, {"content": ""}),
         ({"role": "assistant", "content": None, "reasoning_content": "Hm."}, {"content": "", "reasoning_content": "Hm."}),
         ({"role": "assistant", "content": None, "function_call": OLD_CALL}, {"content": "", "tool_calls": [NEW_CALL]}),
+        (
+            {"role": "tool", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+            {"role": "tool", "content": "[image left out: this server reads text only]"},
+        ),
         ({"role": "function", "name": "ls", "content": "etc"}, {"role": "tool", "name": "ls", "content": "etc"}),
     ],
 )

@@ -518,6 +518,19 @@ def test_only_allowed_tools_are_called_where_a_call_is_required(stage: Stage) ->
     assert called <= {"a", "c"}
 
 
+def test_a_result_with_an_image_says_that_it_is_left_out(stage: Stage) -> None:
+    text = fresh()
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+    image = {"type": "input_image", "image_url": "data:", "detail": "auto"}
+    counts = [
+        stage.server.openai.responses.input_tokens.count(
+            model="fake", input=[user(text), call, {"type": "function_call_output", "call_id": "c", "output": output}]
+        ).input_tokens
+        for output in ([image], "[image left out: this server reads text only]")
+    ]
+    assert counts[0] == counts[1]
+
+
 @pytest.mark.parametrize("kind", ["mcp_call", "mcp_list_tools", "computer_call", "computer_call_output", "web_search_call"])
 def test_what_other_servers_did_is_passed_over(stage: Stage, kind: str) -> None:
     text = fresh()

@@ -13,7 +13,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.schema import Effort, _Form
+from headstart.api.schema import Effort, _Form, without_images
 from headstart.errors import InvalidRequest
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
@@ -121,7 +121,10 @@ Written = TextBlock | DocumentBlock | SearchResultBlock
 class ToolResultBlock(Marked):
     type: Literal["tool_result"]
     tool_use_id: Annotated[str, StringConstraints(min_length=1)]
-    content: str | list[Annotated[Written, Field(discriminator="type"), BeforeValidator(_readable)]] | None = None
+    content: Annotated[
+        str | list[Annotated[Written, Field(discriminator="type"), BeforeValidator(_readable)]] | None,
+        BeforeValidator(without_images),
+    ] = None
     is_error: bool | None = None
 
 

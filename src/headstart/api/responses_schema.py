@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.schema import Effort, Generation, Hinted, TemplateArguments, _Form
+from headstart.api.schema import Effort, Generation, Hinted, TemplateArguments, _Form, without_images
 from headstart.errors import InvalidRequest
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -98,7 +98,7 @@ class CallOutputItem(Hinted):
     type: Literal["function_call_output", "custom_tool_call_output"]
     id: str | None = None
     call_id: str
-    output: Content
+    output: Annotated[Content, BeforeValidator(without_images)]
 
 
 class ReasoningItem(_Form):

@@ -94,6 +94,21 @@ class TextPart(Hinted):
         return value
 
 
+IMAGE_LEFT_OUT = "[image left out: this server reads text only]"
+
+
+def without_images(content: Any) -> Any:
+    """The content of a tool's result with a line for each image: the model has not chosen to be shown one."""
+
+    def read(part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("image", "image_url", "input_image"):
+            return part
+        return {**part, "type": "text", "text": IMAGE_LEFT_OUT}
+
+    return list(map(read, content)) if isinstance(content, list) else content
+
+
 class FunctionCall(_Form):
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -119,6 +134,13 @@ class ChatMessage(Hinted):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _readable(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("role") in ("tool", "function"):
+            return {**value, "content": without_images(value.get("content"))}
+        return value
 
     @model_validator(mode="after")
     def _says_something(self) -> ChatMessage:
