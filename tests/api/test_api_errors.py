@@ -217,3 +217,17 @@ def test_an_error_inside_a_stream_is_a_data_object(small: Server) -> None:
     engine.fail_next("decode")
     with pytest.raises(openai.APIError, match="injected"):
         list(small.openai.completions.create(**body))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": "x" * 3000}]}),
+        ("/v1/responses/input_tokens", {"input": "x" * 3000}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x" * 3000}]}),
+    ],
+)
+def test_what_is_too_long_is_counted(fake: Server, path: str, body: Any) -> None:
+    answer = fake.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert 3000 < answer.json()["input_tokens"] < 3100

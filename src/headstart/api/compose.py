@@ -15,7 +15,7 @@ from headstart.api.teller import Teller
 from headstart.core.grammar import Grammar, grammar_for
 from headstart.core.prompt import Prompt
 from headstart.engines.base import Sampling
-from headstart.errors import InvalidRequest
+from headstart.errors import ContextTooLong, InvalidRequest
 from headstart.runtime.request import Request
 from headstart.runtime.runtime import Runtime
 
@@ -55,6 +55,14 @@ def prompt_of(service: Service, runtime: Runtime, dialogue: Dialogue, *, spelled
         **dialogue.extra,
     )
     return dialogue, prompt
+
+
+def count(service: Service, runtime: Runtime, dialogue: Dialogue) -> int:
+    """Tokens of a dialogue's prompt, also of one that is too long to be answered: clients count to know when to compact."""
+    try:
+        return len(prompt_of(service, runtime, dialogue)[1])
+    except ContextTooLong as error:
+        return error.prompt_tokens
 
 
 def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wishes, seed: str) -> tuple[Request, Reading]:
