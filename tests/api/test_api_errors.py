@@ -219,6 +219,26 @@ def test_an_error_inside_a_stream_is_a_data_object(small: Server) -> None:
         list(small.openai.completions.create(**body))  # type: ignore[call-overload]
 
 
+FUNCTION = {"name": "ls", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize("count", ["", "input_tokens"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HI, "tools": [{"type": "function", "function": FUNCTION}] * 2}),
+        ("/v1/responses", {"input": "hi", "tools": [{"type": "function", **FUNCTION}] * 2}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 1, "tools": [{"name": "ls", "input_schema": {"type": "object"}}] * 2}),
+    ],
+)
+def test_two_tools_of_one_name_are_refused(fake: Server, path: str, body: Any, count: str) -> None:
+    if count:
+        path += "/count_tokens" if path == "/v1/messages" else "/input_tokens"
+    answer = fake.post(path, json=body)
+    assert answer.status_code == 400
+    assert "two have the name 'ls'" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,7 +44,13 @@ class Asked:
 
 
 def prompt_of(service: Service, runtime: Runtime, dialogue: Dialogue, *, spelled: bool = True) -> tuple[Dialogue, Prompt]:
-    """A dialogue in its canonical form, and its prompt. Raises what `Runtime.chat_prompt` raises."""
+    """A dialogue in its canonical form, and its prompt.
+
+    Raises what `Runtime.chat_prompt` raises, and InvalidRequest if two tools have the same name.
+    """
+    names = Counter(tool["function"]["name"] for tool in dialogue.tools)
+    if twice := next((name for name, times in names.items() if times > 1), None):
+        raise InvalidRequest(f"Invalid 'tools': two have the name '{twice[:100]}'.", param="tools")
     dialogue, begun = _begun(normalise(dialogue, service.ground, service.keep_noise))
     prompt = runtime.chat_prompt(
         dialogue.messages,

@@ -117,7 +117,7 @@ class Said:
 
     Raises:
         UnknownResponse: it goes on from a response, or refers to an item, that is not stored.
-        InvalidRequest: it says nothing, or its tools cannot be told apart.
+        InvalidRequest: it says nothing.
     """
 
     def __init__(self, service: Service, request: HttpRequest, form: ResponsesInput, id: str = PREFIX) -> None:
