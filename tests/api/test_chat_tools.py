@@ -224,6 +224,22 @@ def test_a_format_that_makes_no_sense_is_refused(server: Server, options: dict[s
         ask(server, extra_body=options)
 
 
+def test_a_schema_that_cannot_be_kept_is_named(server: Server) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    culprit = {"type": "function", "function": {"name": "sort", "parameters": schema, "strict": True}}
+    strict = {**LS, "function": {**LS["function"], "strict": True}}  # type: ignore[dict-item]
+    for options, param, said in (
+        ({"tools": [strict, culprit, CAT]}, "tools", "the schema of 'sort' cannot be followed: Unimplemented keys"),
+        ({"tools": [strict, CAT], "response_format": form}, "response_format", "its schema cannot be followed: Unimplemented"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=said) as caught:
+            ask(server, **options)
+        assert caught.value.param == param
+        assert "at 1(" not in str(caught.value)
+    assert ask(server, tools=[strict, CAT], max_tokens=1).choices
+
+
 def test_a_reply_that_is_begun_is_continued(server: Server) -> None:
     begun = [*ASK, {"role": "assistant", "content": "In /etc there"}]
     say(server, " is much.", "Yes.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,9 @@ from headstart.engines.base import Sampling
 from headstart.errors import ContextTooLong, InvalidRequest
 from headstart.runtime.request import Request
 from headstart.runtime.runtime import Runtime
+
+_SCHEMA = "failed to compile JSON schema: "
+"""llguidance's words in front of what is wrong with a schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +121,37 @@ def controls_of(runtime: Runtime) -> Mapping[str, int]:
 def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
     dialogue = reading.dialogue
     choice = dialogue.choice
+    tools = callable_tools(dialogue) if reading.tools else ()
     named = {"type": "function", "function": {"name": choice.name}}
-    grammar = grammar_for(
-        reading.family,
-        callable_tools(dialogue) if reading.tools else (),
-        choice.mode if choice.name is None else named,
-        choice.parallel,
-        response_format(dialogue.format),
-        reading.thinking,
-        controls_of(runtime),
-    )
-    if grammar is not None:
+    controls = controls_of(runtime)
+
+    def made(tools: Sequence[Tool], choice: Any, parallel: bool, form: Format | None) -> Grammar | None:
+        return grammar_for(reading.family, tools, choice, parallel, response_format(form), reading.thinking, controls)
+
+    grammar = made(tools, choice.mode if choice.name is None else named, choice.parallel, dialogue.format)
+    if grammar is None:
+        return None
+    try:
         runtime.check_grammar(grammar, param="response_format" if dialogue.format is not None else "tools")
+    except InvalidRequest as error:
+        if _SCHEMA not in error.message:
+            raise
+        # A place in a grammar that nobody sees tells nothing: each schema alone tells which one it is.
+        for tool in tools:
+            what = f"Invalid 'tools': the schema of '{tool['function']['name'][:100]}'"
+            _blame(runtime, made([tool], "required", False, None), what, "tools")
+        _blame(runtime, made((), "none", False, dialogue.format), "Invalid 'response_format': its schema", "response_format")
+        raise
     return grammar
+
+
+def _blame(runtime: Runtime, grammar: Grammar | None, what: str, param: str) -> None:
+    try:
+        if grammar is not None:
+            runtime.check_grammar(grammar)
+    except InvalidRequest as error:
+        said = error.message.partition(_SCHEMA)[2] or error.message
+        raise InvalidRequest(f"{what} cannot be followed: {said}", param=param) from None
 
 
 def response_format(wanted: Format | None) -> Mapping[str, Any] | None:
