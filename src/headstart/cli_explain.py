@@ -50,6 +50,8 @@ def explain(
     given = targets or []
     if len(given) > 2 or (last and given):
         raise ConfigError("Give one request id, or two files, or nothing for the latest request.")
+    if len(given) == 1 and (given[0].endswith(".json") or Path(given[0]).is_file()):
+        raise ConfigError(f"Give two files, the earlier request first: there is nothing to compare {given[0]} with.")
     server, key = url.rstrip("/").removesuffix("/v1"), api_key.split(" ")[0]
     if len(given) == 2:
         pair = dict(zip("ab", map(_body, given), strict=True))

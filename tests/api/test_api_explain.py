@@ -155,6 +155,13 @@ def test_two_bodies_are_compared_without_computing(
     check(mutation, answer, later)
 
 
+def test_one_body_cannot_be_compared(server: Server, explain: Explain, tmp_path: Path) -> None:
+    there = tmp_path / "body"
+    there.write_text("{}")
+    for name in (str(there), "missing.json"):
+        assert "Give two files" in explain(server, name, code=2)
+
+
 # ── what is not in the text ──────────────────────────────────────────────────────────────────────────────────────────
 
 
