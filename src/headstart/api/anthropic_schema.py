@@ -13,7 +13,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.schema import Effort, _Form, without_images
+from headstart.api.schema import Effort, Whole, _Form, without_images
 from headstart.errors import InvalidRequest
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
@@ -203,7 +203,7 @@ class Thinking(_Form):
     """`budget_tokens` is not kept: `max_tokens` bounds reasoning and reply together. An unknown type says nothing."""
 
     type: str
-    budget_tokens: int | None = None
+    budget_tokens: Whole | None = None
     display: str | None = None
 
     @property
@@ -287,11 +287,11 @@ class CountTokensRequest(Marked):
 class MessagesRequest(CountTokensRequest):
     """Body of POST /v1/messages. `max_tokens` 0 only fills the cache."""
 
-    max_tokens: Annotated[int, Field(ge=0, lt=2**31)]
+    max_tokens: Annotated[Whole, Field(ge=0, lt=2**31)]
     stream: bool | None = None
     stop_sequences: Annotated[list[str], Field(max_length=64)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    top_k: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     diagnostics: Diagnostics | None = None
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from headstart.api.canonical import Format
-from headstart.api.schema import Generation, TokenId, _Form
+from headstart.api.schema import Generation, TokenId, Whole, _Form
 from headstart.errors import InvalidRequest
 
 
@@ -38,8 +38,8 @@ class LlamaRequest(Generation):
     """Body of POST /completion, in llama-server's own form. `n_predict` 0 only fills the cache."""
 
     prompt: LlamaPrompt
-    n_probs: Annotated[int, Field(ge=0, le=100)] | None = None
-    n_cmpl: Annotated[int, Field(ge=1, le=16)] | None = None
+    n_probs: Annotated[Whole, Field(ge=0, le=100)] | None = None
+    n_cmpl: Annotated[Whole, Field(ge=1, le=16)] | None = None
     return_tokens: bool | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StringCo
 from pydantic_core import PydanticCustomError
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.schema import Effort, Generation, Hinted, TemplateArguments, _Form, without_images
+from headstart.api.schema import Effort, Generation, Hinted, TemplateArguments, Whole, _Form, without_images
 from headstart.errors import InvalidRequest
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -294,9 +294,9 @@ class ResponsesInput(_Form):
 class ResponsesRequest(Generation, ResponsesInput):
     """Body of POST /v1/responses. Sampling options beside `temperature` and `top_p` are extensions."""
 
-    max_output_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    max_output_tokens: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
     include: list[str] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     background: bool | None = None
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None

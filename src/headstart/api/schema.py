@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -27,6 +28,14 @@ from pydantic_core import PydanticCustomError, from_json
 
 from headstart.api.canonical import Choice, Format
 from headstart.errors import InvalidRequest
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""An integer, also written as 1.0: to JSON these are the same."""
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
@@ -229,13 +238,13 @@ class Generation(_Form):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=16)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[Whole, Field(ge=1, le=16)] | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    max_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -249,8 +258,8 @@ class Generation(_Form):
     return_progress: bool | None = None
     timings_per_token: bool | None = None
     ignore_eos: bool | None = None
-    n_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = None
-    id_slot: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    n_predict: Annotated[Whole, Field(ge=-2, lt=2**31)] | None = None
+    id_slot: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -280,9 +289,9 @@ class ChatRequest(Generation, Conversation):
     guided_json: dict[str, Any] | None = None
     guided_regex: str | None = None
 
-    max_completion_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
 
     @property
@@ -350,8 +359,8 @@ class CompletionRequest(Generation):
 
     prompt: Prompts
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=16)] | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[Whole, Field(ge=1, le=16)] | None = None
     suffix: str | None = None
 
     @model_validator(mode="after")
