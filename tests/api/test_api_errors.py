@@ -32,9 +32,8 @@ CHAT: list[tuple[Any, str | None, str]] = [
     ({"messages": [5]}, "messages[0]", "dictionary"),
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role", "'user'"),
     ({"messages": [{"role": "user"}]}, "messages[0]", "needs content"),
-    ({"messages": [{"role": "assistant", "content": None}]}, "messages[0]", "needs content"),
+    ({"messages": [{"role": "tool", "content": None}]}, "messages[0]", "needs content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string"),
-    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "at least 1"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "required"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]", "text only"),
     ({"messages": HI, "model": 5}, "model", "string"),
@@ -66,6 +65,8 @@ CHAT: list[tuple[Any, str | None, str]] = [
     ({"messages": HI, "tool_choice": "required"}, "tool_choice", "no 'tools'"),
     ({"messages": HI, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "no tool 'f'"),
     ({"messages": HI, "tools": {}}, "tools", "list"),
+    ({"messages": HI, "tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "'custom' is not supported"),
+    ({"messages": HI, "tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice", "'allowed_tools'"),
     ({"messages": HI, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "'messages'"),
     ({"messages": HI, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "'self'"),
     (
@@ -249,3 +250,37 @@ def test_numbers_that_nobody_can_write_are_refused(fake: Server, number: str) ->
 def test_a_model_that_is_no_name_is_refused_in_a_comparison(fake: Server) -> None:
     pair = {"a": {"messages": HI, "model": []}, "b": {"messages": HI, "model": {}}}
     refuses(fake, "/headstart/explain", pair, "a", "'model'")
+
+
+FUNCTION = {"name": "ls", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize("count", ["", "input_tokens"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HI, "tools": [{"type": "function", "function": FUNCTION}] * 2}),
+        ("/v1/responses", {"input": "hi", "tools": [{"type": "function", **FUNCTION}] * 2}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 1, "tools": [{"name": "ls", "input_schema": {"type": "object"}}] * 2}),
+    ],
+)
+def test_two_tools_of_one_name_are_refused(fake: Server, path: str, body: Any, count: str) -> None:
+    if count:
+        path += "/count_tokens" if path == "/v1/messages" else "/input_tokens"
+    answer = fake.post(path, json=body)
+    assert answer.status_code == 400
+    assert "two have the name 'ls'" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": "x" * 3000}]}),
+        ("/v1/responses/input_tokens", {"input": "x" * 3000}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x" * 3000}]}),
+    ],
+)
+def test_what_is_too_long_is_counted(fake: Server, path: str, body: Any) -> None:
+    answer = fake.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert 3000 < answer.json()["input_tokens"] < 3100

@@ -156,6 +156,21 @@ def test_two_bodies_are_compared_without_computing(
     check(mutation, answer, later)
 
 
+def test_each_user_asks_for_their_own(explain: Explain) -> None:
+    with start() as runtime, serving(runtime, model_id="fake", isolate="user") as server:
+        sent = send(server, {**conversation(1), "user": "ann"})
+        id = sent.headers["x-request-id"]
+        assert json.loads(explain(server, id, "--user", "ann", "--json"))["id"] == id
+        assert "is among the latest ones" in explain(server, id, code=2)
+
+
+def test_one_body_cannot_be_compared(server: Server, explain: Explain, tmp_path: Path) -> None:
+    there = tmp_path / "body"
+    there.write_text("{}")
+    for name in (str(there), "missing.json"):
+        assert "Give two files" in explain(server, name, code=2)
+
+
 # ── what is not in the text ──────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -13,12 +13,11 @@ from headstart.api.answer import answer
 from headstart.api.anthropic_dialogue import dialogue_of
 from headstart.api.anthropic_schema import CountTokensRequest, MessagesRequest
 from headstart.api.anthropic_wire import Manner, Marks, Messages
-from headstart.api.compose import Asked, Wishes, compared, compose, prompt_of, remember
+from headstart.api.compose import Asked, Wishes, compared, compose, count, remember
 from headstart.api.describe import ANTHROPIC_ERRORS, ANTHROPIC_STREAMED, takes
 from headstart.api.schema import parse
 from headstart.api.service import Service, service_of
 from headstart.engines.base import Sampling
-from headstart.errors import ContextTooLong
 from headstart.runtime.runtime import Runtime
 
 router = APIRouter()
@@ -37,15 +36,12 @@ async def count_tokens(request: HttpRequest) -> Response:
     runtime = service.ready()
     data = await service.body(request)
 
-    def count() -> int:
+    def counted() -> int:
         form = parse(CountTokensRequest, data)
         service.check_model(form.model)
-        try:
-            return len(prompt_of(service, runtime, dialogue_of(form, salt_of(service, request, form)))[1])
-        except ContextTooLong as error:
-            return error.prompt_tokens
+        return count(service, runtime, dialogue_of(form, salt_of(service, request, form)))
 
-    return JSONResponse({"input_tokens": await asyncio.to_thread(count)})
+    return JSONResponse({"input_tokens": await asyncio.to_thread(counted)})
 
 
 @router.post("/api/event_logging/{kind:path}", include_in_schema=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +21,12 @@ from headstart.core.grammar import Grammar, grammar_for
 from headstart.core.prompt import Prompt
 from headstart.core.record import Record
 from headstart.engines.base import Sampling
-from headstart.errors import InvalidRequest
+from headstart.errors import ContextTooLong, InvalidRequest
 from headstart.runtime.request import Request
 from headstart.runtime.runtime import Runtime
+
+_SCHEMA = "failed to compile JSON schema: "
+"""llguidance's words in front of what is wrong with a schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,13 @@ class Asked:
 
 
 def prompt_of(service: Service, runtime: Runtime, dialogue: Dialogue, *, spelled: bool = True) -> tuple[Dialogue, Prompt]:
-    """A dialogue in its canonical form, and its prompt. Raises what `Runtime.chat_prompt` raises."""
+    """A dialogue in its canonical form, and its prompt.
+
+    Raises what `Runtime.chat_prompt` raises, and InvalidRequest if two tools have the same name.
+    """
+    names = Counter(tool["function"]["name"] for tool in dialogue.tools)
+    if twice := next((name for name, times in names.items() if times > 1), None):
+        raise InvalidRequest(f"Invalid 'tools': two have the name '{twice[:100]}'.", param="tools")
     dialogue, begun = _begun(normalise(dialogue, service.ground, service.keep_noise))
     prompt = runtime.chat_prompt(
         dialogue.messages,
@@ -60,6 +70,14 @@ def prompt_of(service: Service, runtime: Runtime, dialogue: Dialogue, *, spelled
         **dialogue.extra,
     )
     return dialogue, prompt
+
+
+def count(service: Service, runtime: Runtime, dialogue: Dialogue) -> int:
+    """Tokens of a dialogue's prompt, also of one that is too long to be answered: clients count to know when to compact."""
+    try:
+        return len(prompt_of(service, runtime, dialogue)[1])
+    except ContextTooLong as error:
+        return error.prompt_tokens
 
 
 def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wishes, seed: str) -> tuple[Request, Reading]:
@@ -130,21 +148,37 @@ def controls_of(runtime: Runtime) -> Mapping[str, int]:
 def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
     dialogue = reading.dialogue
     choice = dialogue.choice
+    tools = callable_tools(dialogue) if reading.tools else ()
     named = {"type": "function", "function": {"name": choice.name}}
-    grammar = grammar_for(
-        reading.family,
-        callable_tools(dialogue) if reading.tools else (),
-        choice.mode if choice.name is None else named,
-        choice.parallel,
-        response_format(dialogue.format),
-        reading.thinking,
-        controls_of(runtime),
-    )
+    controls = controls_of(runtime)
+
+    def made(tools: Sequence[Tool], choice: Any, parallel: bool, form: Format | None) -> Grammar | None:
+        return grammar_for(reading.family, tools, choice, parallel, response_format(form), reading.thinking, controls)
+
+    grammar = made(tools, choice.mode if choice.name is None else named, choice.parallel, dialogue.format)
     if grammar is None:
         return None
-    return runtime.check_grammar(
-        grammar, salt=dialogue.salt, param="response_format" if dialogue.format is not None else "tools"
-    )
+    param = "response_format" if dialogue.format is not None else "tools"
+    try:
+        return runtime.check_grammar(grammar, salt=dialogue.salt, param=param)
+    except InvalidRequest as error:
+        if _SCHEMA not in error.message:
+            raise
+        # A place in a grammar that nobody sees tells nothing: each schema alone tells which one it is.
+        for tool in tools:
+            what = f"Invalid 'tools': the schema of '{tool['function']['name'][:100]}'"
+            _blame(runtime, made([tool], "required", False, None), what, "tools")
+        _blame(runtime, made((), "none", False, dialogue.format), "Invalid 'response_format': its schema", "response_format")
+        raise
+
+
+def _blame(runtime: Runtime, grammar: Grammar | None, what: str, param: str) -> None:
+    try:
+        if grammar is not None:
+            runtime.check_grammar(grammar)
+    except InvalidRequest as error:
+        said = error.message.partition(_SCHEMA)[2] or error.message
+        raise InvalidRequest(f"{what} cannot be followed: {said}", param=param) from None
 
 
 def response_format(wanted: Format | None) -> Mapping[str, Any] | None:

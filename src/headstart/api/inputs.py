@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headstart.core.casting import paired
+from headstart.core.values import paired
 
 
 def is_object(arguments: str) -> bool:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from headstart.api.answer import answer
 from headstart.api.canonical import Choice, Dialogue
-from headstart.api.compose import Asked, compared, compose, prompt_of, remember
+from headstart.api.compose import Asked, compared, compose, count, remember
 from headstart.api.describe import ERRORS, STREAMED, takes
 from headstart.api.openai import effort, wishes
 from headstart.api.responses_items import Item, Tools, messages_of, tools_of
@@ -57,17 +57,16 @@ async def responses(request: HttpRequest) -> Response:
 
 @router.post("/v1/responses/input_tokens", openapi_extra=takes(ResponsesInput), responses=ERRORS)
 async def input_tokens(request: HttpRequest) -> Response:
-    """Counts the tokens of what a response would answer."""
+    """Counts the tokens of what a response would answer, also of what is too long for one."""
     service = service_of(request)
     runtime = service.ready()
     data = await service.body(request)
 
-    def count() -> int:
-        form = parse(ResponsesInput, data)
-        dialogue, _ = Said(service, request, form).dialogue()
-        return len(prompt_of(service, runtime, dialogue)[1])
+    def counted() -> int:
+        dialogue, _ = Said(service, request, parse(ResponsesInput, data)).dialogue()
+        return count(service, runtime, dialogue)
 
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(count)})
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(counted)})
 
 
 @router.post("/v1/responses/compact", openapi_extra=takes(ResponsesInput), responses=ERRORS)
@@ -122,7 +121,7 @@ class Said:
 
     Raises:
         UnknownResponse: it goes on from a response, or refers to an item, that is not stored.
-        InvalidRequest: it says nothing, or its tools cannot be told apart.
+        InvalidRequest: it says nothing.
     """
 
     def __init__(self, service: Service, request: HttpRequest, form: ResponsesInput, id: str = PREFIX) -> None:
