@@ -10,7 +10,6 @@ import pytest
 from headstart.api.responses_items import as_arguments, as_text, messages_of, seal, tools_of, unseal
 from headstart.api.responses_schema import ResponsesTool
 from headstart.api.responses_store import PREFIX, Line, Responses, Stored, UnknownResponse, identified, item_id
-from headstart.errors import InvalidRequest
 
 HEX = "0123456789abcdef" * 2
 
@@ -220,12 +219,10 @@ def test_breakpoints_stay_with_their_parts() -> None:
     assert message["content"] == [{"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}]
 
 
-def test_two_tools_of_one_name_are_refused_unless_a_namespace_parts_them() -> None:
+def test_a_namespace_parts_tools_of_one_name() -> None:
     one = ResponsesTool(type="function", name="f")
     space = ResponsesTool(type="namespace", name="n", tools=[one])
     assert set(tools_of([one, space]).named) == {"f", "n.f"}
-    with pytest.raises(InvalidRequest):
-        tools_of([one, one])
 
 
 def test_a_custom_tools_grammar_is_told_to_the_model() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headstart.api.anthropic_wire import _object
+from headstart.api.inputs import input_of
 from headstart.api.responses_items import as_text
 from headstart.core.arguments import canonical_arguments, canonical_tool
 from headstart.core.families import FAMILIES
@@ -87,6 +87,6 @@ def test_nothing_that_a_model_writes_is_an_error(family: Any, value: str) -> Non
 
 @pytest.mark.parametrize("arguments", ['{"a": "\\ud83d"}', '{"a": 1e400}', '{"a": NaN}', '{"a": "\\ud83d'])
 def test_the_input_of_a_call_can_be_written(arguments: str) -> None:
-    assert json.dumps(_object(arguments), ensure_ascii=False, allow_nan=False).encode()
+    assert json.dumps(input_of(arguments), ensure_ascii=False, allow_nan=False).encode()
     text = as_text(arguments.replace("a", "input", 1))
     assert text.encode()

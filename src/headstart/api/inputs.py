@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headstart.core.values import paired
+from headstart.core.values import json_value, paired
 
 
 def is_object(arguments: str) -> bool:
@@ -15,14 +15,10 @@ def is_object(arguments: str) -> bool:
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(text, strict=False, parse_constant=_refused)
-    except (ValueError, RecursionError):
+        value = json_value(text)
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def _refused(constant: str) -> None:
-    raise ValueError(constant)  # NaN and Infinity are no JSON
 
 
 class Members:

@@ -16,14 +16,15 @@ _LARGEST = 1024
 
 
 def json_value(text: str) -> Any:
-    """The value of a JSON text. Halves of characters, as escapes can name them, are replaced.
+    """The value of a JSON text; line breaks in strings, as models write them, are no fault. Halves of characters, as escapes
+    can name them, are replaced.
 
     Raises ValueError: it is no JSON, has a number beyond all floats, or more than `DEPTH` levels.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, strict=False, parse_constant=_refuse)
         if "\\u" in text:
-            value = json.loads(paired(json.dumps(value, ensure_ascii=False)))
+            value = json.loads(paired(json.dumps(value, ensure_ascii=False)), strict=False)
     except RecursionError:
         raise ValueError("too many levels") from None
     if next(islice(levels(value), DEPTH, None), None) is not None:
