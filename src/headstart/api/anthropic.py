@@ -45,8 +45,9 @@ async def count_tokens(request: HttpRequest) -> Response:
 
 
 @router.post("/api/event_logging/{kind:path}", include_in_schema=False)
-async def event_logging(kind: str) -> Response:
-    """Claude Code's telemetry, thrown away unread. Refused, it would be sent again and again."""
+async def event_logging(request: HttpRequest, kind: str) -> Response:
+    """Claude Code's telemetry, thrown away. Refused, it would be sent again and again."""
+    await service_of(request).body(request)
     return JSONResponse({})
 
 
