@@ -2,7 +2,8 @@
 
 One agent's conversation of 80 kB (tools, system prompt, calls and results), sent in each dialect, streamed; each request has a
 new last message of the user. From sending the body to the first byte of the first token, less the time that the engine
-had the prompt (`timings.prompt_ms`): reading, normalising, rendering, tokenising, looking up, writing.
+had the prompt (`timings.prompt_ms`): reading, normalising, rendering, tokenising, looking up, writing. Replies have one
+token, so that nothing is held back until a second one shows that it is no mark.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def chat(size: int) -> Body:
             {"role": "assistant", "content": "", "tool_calls": [{"id": id, "type": "function", "function": function}]},
             {"role": "tool", "tool_call_id": id, "content": text(f"result {id}", 250)},
         ]
-    return {"messages": messages, "tools": listed, "max_tokens": 2, "stream": True, "temperature": 0}
+    return {"messages": messages, "tools": listed, "max_tokens": 1, "stream": True, "temperature": 0}
 
 
 def anthropic(body: Body) -> Body:
@@ -85,7 +86,7 @@ def responses(body: Body) -> Body:
         {"type": "function", "name": one["name"], "description": one["description"], "parameters": one["schema"]}
         for one in tools()
     ]
-    rest_of = {"max_output_tokens": 16, "stream": True, "temperature": 0, "store": False}
+    rest_of = {"max_output_tokens": 1, "stream": True, "temperature": 0, "store": False}
     return {"instructions": system["content"], "input": items, "tools": listed, **rest_of}
 
 

@@ -113,8 +113,8 @@ class Attention(Engine):
     def sampler(self, sampling: Sampling, grammar: Grammar | None = None) -> Choice:
         return Choice(sampling, self.grammars.start(grammar) if grammar else None)
 
-    def check_grammar(self, grammar: Grammar, param: str | None = None) -> None:
-        self.grammars.check(grammar, param)
+    def check_grammar(self, grammar: Grammar, param: str | None = None) -> Grammar:
+        return self.grammars.check(grammar, param)
 
     def sample(self, slot: int, sampler: Sampler) -> int:
         assert isinstance(sampler, Choice)

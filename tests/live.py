@@ -91,7 +91,15 @@ def serving(load: Runtime | Callable[[], Runtime], *, key: str = "", wait: bool 
     """Serves until the block ends; the server must then stop by itself."""
     bound = listen("127.0.0.1", 0)
     app = create_app(load, **options)
-    config = uvicorn.Config(app, http="httptools", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=65,  # as `headstart serve` has it: a client's idle connection must not be closed as it sends
+        timeout_graceful_shutdown=5,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()

@@ -199,6 +199,12 @@ def test_every_option_is_in_the_environment_and_explained() -> None:
     }
 
 
+def test_the_help_of_serve_names_all_that_is_served() -> None:
+    commands: Any = typer.main.get_command(app)
+    for name in ("responses", "chat completions", "completions", "models", "Anthropic's (messages)", "llama-server's"):
+        assert name in commands.commands["serve"].help
+
+
 def test_the_page_on_the_command_line_is_current() -> None:
     generate: Callable[[], str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["generate"]
     assert (ROOT / "docs" / "cli.md").read_text("utf-8") == generate(), "run `make docs`"

@@ -186,7 +186,8 @@ def serve(
         ),
     ] = "console",
 ) -> None:
-    """Serves a model over OpenAI's API: chat completions, completions, models; also `/health` and `/metrics`.
+    """Serves a model to clients of OpenAI's API (responses, chat completions, completions, models), Anthropic's (messages) and
+    llama-server's. Also `/health` and `/metrics`; `/openapi.json` describes all routes.
 
     Stop it with Ctrl-C or SIGTERM: running answers get ten seconds to end.
     """

@@ -41,6 +41,7 @@ def explain(
         str, typer.Option(envvar="HEADSTART_API_KEY", metavar="KEY", help="Key of the server, if it needs one.")
     ] = "",
     salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` that the request had.")] = "",
+    user: Annotated[str, typer.Option(metavar="ID", help="The user that the request named, under `--isolate user`.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of text.")] = False,
 ) -> None:
     """Says why a request computed what it computed: where it parts from an earlier one, what that cost, how to avoid it.
@@ -50,14 +51,16 @@ def explain(
     given = targets or []
     if len(given) > 2 or (last and given):
         raise ConfigError("Give one request id, or two files, or nothing for the latest request.")
+    if len(given) == 1 and (given[0].endswith(".json") or Path(given[0]).is_file()):
+        raise ConfigError(f"Give two files, the earlier request first: there is nothing to compare {given[0]} with.")
     server, key = url.rstrip("/").removesuffix("/v1"), api_key.split(" ")[0]
     if len(given) == 2:
         pair = dict(zip("ab", map(_body, given), strict=True))
         answer = _ask(server, "/headstart/explain", key, pair)
     else:
         name = "/" + quote(given[0], safe="") if given else ""
-        query = "?" + urlencode({"cache_salt": salt}) if salt else ""
-        answer = _ask(server, f"/headstart/explain{name}{query}", key)
+        query = urlencode({name: value for name, value in (("cache_salt", salt), ("user", user)) if value})
+        answer = _ask(server, f"/headstart/explain{name}?{query}", key)
     if as_json:
         typer.echo(json.dumps(answer, indent=1, ensure_ascii=False))
         return

@@ -340,7 +340,7 @@ class Headstart:
     def _request(self, checked: Given, prompt: Prompt) -> Request:
         option, grammar = checked.grammar_given()
         if grammar is not None:
-            self.runtime.check_grammar(grammar, param=option)
+            grammar = self.runtime.check_grammar(grammar, salt=prompt.salt, param=option)
         return checked.request(prompt, grammar)
 
     def _serve(self, request: Request, stream: bool) -> Reply | Stream:

@@ -10,6 +10,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import openai
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
@@ -92,6 +93,17 @@ def test_a_text(server: Server, claude: Anthropic) -> None:
     assert answer.timings["prompt_n"] == answer.headstart["computed"]
 
 
+def test_a_conversation_goes_on_from_any_call_that_the_server_told(server: Server, claude: Anthropic) -> None:
+    engine_of(server).say('<tool_call>\n{"name": "list files", "arguments": {"path": "x"}}\n</tool_call>', "Nothing.")
+    with claude.messages.stream(model="fake", max_tokens=200, messages=HI, tools=[LS]) as stream:
+        called = [block.to_dict(warnings=False) for block in stream.get_final_message().content]
+    assert [(block["name"], block["input"]) for block in called] == [("list files", {"path": "x"})]
+    called[0]["input"] = [1]  # as other servers may have told it
+    result = {"type": "tool_result", "tool_use_id": called[0]["id"], "content": "no such tool", "is_error": True}
+    history = [*HI, {"role": "assistant", "content": called}, {"role": "user", "content": [result]}]
+    assert ask(claude, history, tools=[LS]).content[0].text == "Nothing."
+
+
 def test_the_events_of_a_stream(server: Server, claude: Anthropic) -> None:
     engine_of(server).say(THOUGHT + "I look.\n" + CALL)
     events = list(ask(claude, HI, tools=[LS], stream=True))
@@ -118,7 +130,25 @@ def test_the_events_of_a_stream(server: Server, claude: Anthropic) -> None:
     assert last.headstart["computed"] == last.timings["prompt_n"]
 
 
-@pytest.mark.parametrize("reply", ["Hello.", THOUGHT + "Hello.", CALL, THOUGHT + "Hm.\n" + CALL + "\n" + CALL, ""])
+BROKEN = '<tool_call>\n{"name": "ls", "arguments": %s}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Hello.",
+        THOUGHT + "Hello.",
+        CALL,
+        THOUGHT + "Hm.\n" + CALL + "\n" + CALL,
+        "",
+        "Before.\n" + CALL + "\nBehind.",
+        BROKEN % '"str"',
+        BROKEN % "[1]",
+        BROKEN % '{"path": nope}',
+        BROKEN % '{"path": "x", "all": nope}',
+        (BROKEN % '{"path": "/e')[:-14],
+    ],
+)
 def test_a_stream_says_the_same_as_a_whole_answer(server: Server, claude: Anthropic, reply: str) -> None:
     engine_of(server).say(reply, reply)
     asked: dict[str, Any] = {"model": "fake", "max_tokens": 400, "messages": HI, "tools": [LS]}
@@ -135,8 +165,14 @@ def test_a_stream_says_the_same_as_a_whole_answer(server: Server, claude: Anthro
     assert shown(streamed) == shown(whole)
     assert (streamed.stop_reason, streamed.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
     assert streamed.usage.output_tokens_details == whole.usage.output_tokens_details
-    calls = [block.id for block in whole.content if block.type == "tool_use"]
-    assert len(set(calls)) == reply.count("<tool_call>")
+    calls = [block for block in whole.content if block.type == "tool_use"]
+    assert len({block.id for block in calls}) == reply.count("<tool_call>") - reply.count('": "str"') - reply.count("[1]")
+    broken = "nope" in reply or reply.endswith("/e")
+    assert whole.stop_reason == ("tool_use" if calls and not broken else "end_turn")
+    if "Behind" in reply:
+        assert [block.type for block in whole.content] == ["text", "tool_use", "text"]
+    if broken:
+        assert [block.input for block in calls] == [{"path": "x"} if '"x"' in reply else {}]
 
 
 def test_an_asynchronous_client(server: Server) -> None:
@@ -357,6 +393,24 @@ def test_what_was_missed_is_said_where_it_is_asked_for(server: Server, claude: A
     assert strange.diagnostics.cache_miss_reason.type == "previous_message_not_found"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_was_missed_is_told_against_the_message_that_is_named(server: Server, claude: Anthropic, stream: bool) -> None:
+    """Not against the nearest, from which all is taken."""
+    engine_of(server).say("One.", "Two.", "Three.", "Four.")
+    asked = [{"role": "user", "content": "The same question for each of the two. " * 5}]
+    first, second = (ask(claude, asked, system=f"{name} is who you are. " * 5) for name in ("Ada", "Bob"))
+    settled(server)
+    for named, kind in ((first.id, "system_changed"), (second.id, None)):
+        options = {"system": "Bob is who you are. " * 5, "diagnostics": {"previous_message_id": named}}
+        if stream:
+            with claude.beta.messages.stream(model="fake", max_tokens=60, messages=asked, **options) as told:  # type: ignore[arg-type]
+                found = told.get_final_message()
+        else:
+            found = ask(claude, asked, **options)
+        assert found.usage.input_tokens + found.usage.cache_creation_input_tokens <= 2
+        assert (found.diagnostics.cache_miss_reason.type if found.diagnostics else None) == kind
+
+
 # ── what is around it ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -366,6 +420,12 @@ def test_the_models_have_both_vendors_fields(server: Server, claude: Anthropic) 
     assert claude.models.retrieve("fake") == listed
     (same,) = server.openai.models.list()
     assert (same.id, same.object, same.owned_by) == ("fake", "model", "headstart")
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        claude.models.retrieve("none")
+    assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    with pytest.raises(openai.NotFoundError) as refused:
+        server.openai.models.retrieve("none")
+    assert refused.value.code == "model_not_found"
 
 
 def test_the_vendors_models_mean_the_served_one(server: Server, claude: Anthropic) -> None:

@@ -86,6 +86,13 @@ def test_a_reply_has_its_reasoning_its_text_and_its_calls() -> None:
     assert not dialogue.continues
 
 
+@pytest.mark.parametrize(("given", "arguments"), [([1], "[1]"), ("ls", '"ls"'), (None, "null"), ({}, {})])
+def test_a_call_may_have_any_name_and_any_input(given: Any, arguments: Any) -> None:
+    call = {**USE, "name": "list files!", "input": given}
+    dialogue = read([user(text("?")), {"role": "assistant", "content": [call]}, user(text("!"))])
+    assert dialogue.messages[1]["tool_calls"][0]["function"] == {"name": "list files!", "arguments": arguments}
+
+
 def test_a_last_reply_is_a_beginning() -> None:
     assert read([user(text("?")), {"role": "assistant", "content": "The"}]).continues
 
@@ -170,6 +177,9 @@ def test_tools_that_only_the_vendor_runs_are_left_out() -> None:
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, {"enable_thinking": True}),
         ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
         ({"output_config": {"effort": "high"}}, {"reasoning_effort": "high"}),
+        ({"output_config": {"effort": "utmost"}}, {}),
+        ({"thinking": {"type": "wild", "display": "loud", "budget_tokens": 0}}, {}),
+        ({"cache_control": {"type": "eternal", "ttl": "2h"}}, {}),
     ],
 )
 def test_how_much_is_thought(given: dict[str, Any], extra: dict[str, Any]) -> None:
@@ -186,19 +196,39 @@ def test_what_a_reply_must_be() -> None:
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}
 
+
+def test_a_result_with_an_image_says_that_it_is_left_out() -> None:
+    shot = {"type": "tool_result", "tool_use_id": "t", "content": [text("Saved."), {**IMAGE, "cache_control": EPHEMERAL}]}
+    result = read([user(shot)]).messages[0]
+    assert result["content"] == [
+        text("Saved."),
+        text("[image left out: this server reads text only]", cache_control=EPHEMERAL),
+    ]
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least 1"),
     ({"messages": [{"role": "tool", "content": ""}]}, "messages[0]", "'user'"),
     ({"messages": [user(IMAGE)]}, "messages[0].content[0]", "'image': this server reads text only"),
     ({"messages": [user(PDF)]}, "messages[0].content[0].source", "'base64': this server reads text only"),
     (
-        {"messages": [user({"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]})]},
+        {"messages": [user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "video"}]})]},
         "messages[0].content[0].content[0]",
-        "'image'",
+        "'video'",
     ),
     ({"messages": [user(USE)]}, "messages[0].content[0]", "'tool_result'"),
     ({"messages": [user({"type": "text"})]}, "messages[0].content[0].text", "required"),
-    ({"messages": [{"role": "assistant", "content": [{**USE, "input": "{}"}]}]}, "messages[0].content[0].input", "dictionary"),
+    ({"messages": [{"role": "assistant", "content": [{**USE, "id": ""}]}]}, "messages[0].content[0].id", "at least 1"),
+    (
+        {"messages": [user(text("a", cache_control={"type": "ephemeral", "ttl": 5}))]},
+        "messages[0].content[0].cache_control.ttl",
+        "must be",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "a", "signature": 5}]}]},
+        "messages[0].content[0].signature",
+        "string",
+    ),
     ({"max_tokens": None}, "max_tokens", "integer"),
     ({"max_tokens": -1}, "max_tokens", "greater"),
     ({"temperature": 1.5}, "temperature", "less"),
@@ -206,11 +236,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"top_k": 0.5}, "top_k", "integer"),
     ({"stop_sequences": "x"}, "stop_sequences", "list"),
     ({"stream": "yes"}, "stream", "boolean"),
-    ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl", "'1h'"),
+    ({"cache_control": {"type": "ephemeral", "ttl": 1}}, "cache_control.ttl", "string"),
     ({"tools": [{"name": "ls"}]}, "tools[0]", "input_schema"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]", "'bash_20250124' is not known here"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools", "does not run 'web_search_20250305'"),
-    ({"thinking": {"type": "wild"}}, "thinking.type", "'adaptive'"),
+    ({"thinking": {"type": 5}}, "thinking.type", "string"),
 ]
 
 

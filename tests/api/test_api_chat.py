@@ -43,7 +43,7 @@ def test_an_answer_has_the_openai_form_and_accounts_for_itself(fake: Server) -> 
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert usage.completion_tokens == timings["predicted_n"] == 24
     assert usage.prompt_tokens_details.cached_tokens == timings["cache_n"] == own["cached"] == 0
-    assert timings["prompt_n"] == own["computed"] == usage.prompt_tokens
+    assert timings["prompt_n"] == own["computed"] == usage.prompt_tokens == usage.prompt_tokens_details.cache_write_tokens
     assert timings["prompt_per_second"] == pytest.approx(1e3 * timings["prompt_n"] / timings["prompt_ms"], rel=0.01)
     assert set(own) == {
         *("cached", "live", "restored", "computed", "tiers", "mode", "dropped"),

@@ -32,9 +32,8 @@ CHAT: list[tuple[Any, str | None, str]] = [
     ({"messages": [5]}, "messages[0]", "dictionary"),
     ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role", "'user'"),
     ({"messages": [{"role": "user"}]}, "messages[0]", "needs content"),
-    ({"messages": [{"role": "assistant", "content": None}]}, "messages[0]", "needs content"),
+    ({"messages": [{"role": "tool", "content": None}]}, "messages[0]", "needs content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string"),
-    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "at least 1"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "required"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]", "text only"),
     ({"messages": HI, "model": 5}, "model", "string"),
@@ -66,6 +65,8 @@ CHAT: list[tuple[Any, str | None, str]] = [
     ({"messages": HI, "tool_choice": "required"}, "tool_choice", "no 'tools'"),
     ({"messages": HI, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "no tool 'f'"),
     ({"messages": HI, "tools": {}}, "tools", "list"),
+    ({"messages": HI, "tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "'custom' is not supported"),
+    ({"messages": HI, "tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice", "'allowed_tools'"),
     ({"messages": HI, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", "'messages'"),
     ({"messages": HI, "chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "'self'"),
     (
@@ -216,3 +217,70 @@ def test_an_error_inside_a_stream_is_a_data_object(small: Server) -> None:
     engine.fail_next("decode")
     with pytest.raises(openai.APIError, match="injected"):
         list(small.openai.completions.create(**body))  # type: ignore[call-overload]
+
+
+TURN = {"role": "user", "content": "x"}
+
+
+def called(arguments: str) -> str:
+    calls = [{"id": "1", "function": {"name": "f", "arguments": arguments}}]
+    return ", ".join(map(json.dumps, (TURN, {"role": "assistant", "tool_calls": calls}, TURN)))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"x": 1e400}', '{"x": "\\ud83d"}', '{"\\ud83d": 1}', '{"x": ' + "[" * 700 + "]" * 700 + "}", '{"x": %s}' % ("9" * 1000)],
+    ids=lambda text: text[:14],
+)
+def test_arguments_of_calls_are_never_an_error_of_ours(fake: Server, arguments: str) -> None:
+    for path in ("/v1/chat/completions", "/apply-template"):
+        for text in (arguments, arguments.replace("x", "y")):
+            body = f'{{"messages": [{called(text)}], "max_tokens": 2}}'
+            assert fake.post(path, content=body.encode()).status_code == 200
+    assert fake.http.get("/headstart/explain").status_code == 200
+
+
+@pytest.mark.parametrize("number", ["1e400", "9" * 4000, "9" * 5000])
+def test_numbers_that_nobody_can_write_are_refused(fake: Server, number: str) -> None:
+    schema = f'{{"type": "object", "default": {number}}}'
+    tools = f'[{{"type": "function", "name": "f", "parameters": {schema}}}]'
+    refuses(fake, "/v1/responses", f'{{"input": "x", "tools": {tools}}}'.encode(), None, "out of range")
+
+
+def test_a_model_that_is_no_name_is_refused_in_a_comparison(fake: Server) -> None:
+    pair = {"a": {"messages": HI, "model": []}, "b": {"messages": HI, "model": {}}}
+    refuses(fake, "/headstart/explain", pair, "a", "'model'")
+
+
+FUNCTION = {"name": "ls", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize("count", ["", "input_tokens"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HI, "tools": [{"type": "function", "function": FUNCTION}] * 2}),
+        ("/v1/responses", {"input": "hi", "tools": [{"type": "function", **FUNCTION}] * 2}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 1, "tools": [{"name": "ls", "input_schema": {"type": "object"}}] * 2}),
+    ],
+)
+def test_two_tools_of_one_name_are_refused(fake: Server, path: str, body: Any, count: str) -> None:
+    if count:
+        path += "/count_tokens" if path == "/v1/messages" else "/input_tokens"
+    answer = fake.post(path, json=body)
+    assert answer.status_code == 400
+    assert "two have the name 'ls'" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": "x" * 3000}]}),
+        ("/v1/responses/input_tokens", {"input": "x" * 3000}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x" * 3000}]}),
+    ],
+)
+def test_what_is_too_long_is_counted(fake: Server, path: str, body: Any) -> None:
+    answer = fake.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert 3000 < answer.json()["input_tokens"] < 3100

@@ -20,6 +20,7 @@ from headstart.engines.fake import CHATML, FakeEngine, FakeTokenizer
 from headstart.runtime.runtime import Runtime
 from live import Server, serving
 from mutations import MUTATIONS, Body, Mutation, conversation, following
+from scripted import Scripted
 from templates import TOOLS
 
 Explain = Callable[..., str]
@@ -155,6 +156,21 @@ def test_two_bodies_are_compared_without_computing(
     check(mutation, answer, later)
 
 
+def test_each_user_asks_for_their_own(explain: Explain) -> None:
+    with start() as runtime, serving(runtime, model_id="fake", isolate="user") as server:
+        sent = send(server, {**conversation(1), "user": "ann"})
+        id = sent.headers["x-request-id"]
+        assert json.loads(explain(server, id, "--user", "ann", "--json"))["id"] == id
+        assert "is among the latest ones" in explain(server, id, code=2)
+
+
+def test_one_body_cannot_be_compared(server: Server, explain: Explain, tmp_path: Path) -> None:
+    there = tmp_path / "body"
+    there.write_text("{}")
+    for name in (str(there), "missing.json"):
+        assert "Give two files" in explain(server, name, code=2)
+
+
 # ── what is not in the text ──────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -171,6 +187,23 @@ def test_a_new_conversation_misses_nothing(server: Server) -> None:
     beside = send(server, body | {"messages": [body["messages"][0], {"role": "user", "content": "Who was Homer?"}]})
     assert [cause(alone), own(alone)["missed"]] in (["first_time", 0], [None, 0])
     assert (cause(beside), own(beside)["missed"], own(beside)["diverged_at"]) == (None, 0, None)
+
+
+def test_identical_replies_of_others_are_no_change() -> None:
+    """Two callers begin alike and get the same call, under other ids; then each has a result of its own."""
+    tool = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}
+    call = '<tool_call>\n{"name": "ls", "arguments": {"all":true,"path":"/etc"}}\n</tool_call>'
+    engine = Scripted(FakeEngine(slots=2, ctx=4096, tokenizer=FakeTokenizer(chat_template=TOOLS)))
+    with Runtime(engine, Settings(memory_budget=32 << 20)) as runtime, serving(runtime, model_id="fake") as server:
+        asked = [{"role": "user", "content": "List everything in /etc, please."}]
+        engine.say(call, call)
+        replies = [send(server, {"messages": asked, "tools": [tool]}).json()["choices"][0]["message"] for _ in range(2)]
+        assert replies[0]["tool_calls"][0]["id"] != replies[1]["tool_calls"][0]["id"]
+        for number, reply in enumerate(replies):
+            engine.say("done")
+            content = f"user {number} sees file {number}" * 3
+            result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": content}
+            assert cause(send(server, {"messages": [*asked, reply, result], "tools": [tool]})) is None
 
 
 def test_evicted() -> None:
@@ -299,18 +332,9 @@ def by(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer {name}-key"} if name else {}
 
 
-def test_another_salt_of_the_same_tenant(tenants: Server) -> None:
-    body = conversation(1)
-    send(tenants, body | {"cache_salt": "a"}, **by("alice"))
-    response = send(tenants, body | {"cache_salt": "b"}, **by("alice"))
-    mine = own(response)
-    assert (mine["cause"], mine["reason"], mine["cached"], mine["diverged_at"]) == ("salt_differs", "cold", 0, None)
-    assert mine["missed"] == response.json()["usage"]["prompt_tokens"] - 1
-
-
-@pytest.mark.parametrize("other", ["bob", ""])
-def test_another_tenants_salt_reveals_nothing(tenants: Server, opened: Server, other: str) -> None:
-    """Fault: text, length or existence of another tenant's prompt in what an answer says."""
+@pytest.mark.parametrize("other", ["alice", "bob", ""])
+def test_another_salt_reveals_nothing(tenants: Server, opened: Server, other: str) -> None:
+    """Fault: text, length or existence of what was asked with another salt, also by the same key, in an answer."""
     tenants = tenants if other else opened
     body = conversation(1)
     send(tenants, body | {"cache_salt": "a"}, **by("alice" if other else ""))

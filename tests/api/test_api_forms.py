@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headstart.api.anthropic_schema import MessagesRequest
+from headstart.api.llama_schema import LlamaRequest
+from headstart.api.responses_schema import ResponsesRequest
 from headstart.api.schema import ChatRequest, CompletionRequest, parse
 from headstart.errors import InvalidRequest
 
@@ -42,3 +46,18 @@ def test_any_body_is_understood_or_refused_in_one_sentence(body: Any) -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_understood(data: bytes) -> None:
     assert complaint(ChatRequest, data)[-1:] in ("", ".")
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n", "seed", "top_k", "top_logprobs"])
+def test_a_whole_number_may_have_a_point(name: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, name: 2.0}
+    value = getattr(parse(ChatRequest, json.dumps(body).encode()), name)
+    assert (value, type(value)) == (2, int)
+    assert "integer" in complaint(ChatRequest, json.dumps({**body, name: 2.5}).encode())
+
+
+def test_other_dialects_take_whole_numbers_with_a_point_too() -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert parse(MessagesRequest, json.dumps({"messages": messages, "max_tokens": 2.0}).encode()).max_tokens == 2
+    assert parse(ResponsesRequest, b'{"input": "hi", "max_output_tokens": 2.0}').max_output_tokens == 2
+    assert parse(LlamaRequest, b'{"prompt": "hi", "n_predict": 2.0}').n_predict == 2

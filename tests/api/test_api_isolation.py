@@ -204,6 +204,12 @@ def test_what_is_told_of_all_tenants_is_for_the_operator(server: Server, path: s
     assert httpx.get(f"{server.url}{path}").status_code == 401
 
 
+def test_a_slot_is_erased_by_the_operator_only(server: Server) -> None:
+    path = f"{server.url}/slots/0?action=erase"
+    assert httpx.post(path, headers=bearer("a")).status_code == 403
+    assert httpx.post(path, headers=bearer("chef")).status_code == 200
+
+
 def test_what_is_stored_of_all_is_not_told_to_one(server: Server) -> None:
     told = [httpx.get(f"{server.url}/props", headers=bearer(key)).json()["headstart"]["tiers"] for key in ("chef", "a")]
     assert told[0]["memory"]["budget"]
@@ -262,6 +268,24 @@ def test_users_share_nothing_where_that_is_asked_for() -> None:
         assert ask(server, "a", safety_identifier="one")["cached"] > 0
         assert ask(server, "a", user="two", prompt_cache_key="one")["cached"] > 0
         assert ask(server, "a", prompt_cache_key="new")["cached"] > 0, "it is a hint only"
+
+
+def test_stored_responses_are_their_users_where_that_is_asked_for() -> None:
+    """Fault: who knows the id of another user's response goes on from it, reads it, or deletes it."""
+    with (
+        Runtime(FakeEngine(slots=2, ctx=2048)) as runtime,
+        serving(runtime, key="a", api_keys=["a"], isolate="user") as server,
+    ):
+        body = {"input": "a secret", "max_output_tokens": 2}
+        made = server.post("/v1/responses", json=body | {"user": "one"}).json()
+        path = f"/v1/responses/{made['id']}"
+        for user, status in (("two", 404), ("", 404), ("one", 200)):
+            following = body | {"previous_response_id": made["id"], "user": user}
+            assert server.post("/v1/responses", json=following).status_code == status
+            for url in (path, f"{path}/input_items"):
+                assert server.http.get(url, params={"user": user} if user else {}).status_code == status
+        assert server.http.delete(path, params={"user": "two"}).status_code == 404
+        assert server.http.delete(path, params={"user": "one"}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/input_tokens", "/apply-template"])

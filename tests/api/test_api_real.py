@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from live import Server
@@ -70,3 +71,10 @@ def test_a_prompt_is_scored(real: Server) -> None:
 def test_tokens_of_a_text(real: Server) -> None:
     tokens = real.post("/tokenize", json={"content": "Hello world"}).json()["tokens"]
     assert real.post("/detokenize", json={"tokens": tokens}).json()["content"] == "Hello world"
+
+
+def test_a_model_is_described_but_not_where_its_file_lies(real: Server) -> None:
+    for card in (real.http.get("/v1/models").json()["data"][0], real.http.get("/v1/models/demo").json()):
+        assert card["meta"]["architecture"]
+        assert "path" not in card["meta"]
+        assert ".gguf" not in json.dumps(card)

@@ -11,6 +11,7 @@ import sys
 import threading
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -74,6 +75,22 @@ def test_a_key_is_needed_except_for_health() -> None:
         assert httpx.get(f"{server.url}/v1/models", headers={"authorization": "Bearer wröng".encode()}).status_code == 401
         with pytest.raises(openai.AuthenticationError):
             server.openai.with_options(api_key="wrong").models.list()
+
+
+def test_each_vendors_client_of_models_gets_its_vendors_errors() -> None:
+    with Runtime(FakeEngine()) as runtime, serving(runtime, key="right", api_keys=["right"]) as server:
+        claude = anthropic.Anthropic(base_url=server.url, api_key="right", max_retries=0)
+        assert claude.models.retrieve("fake").id == "fake"
+        with pytest.raises(anthropic.NotFoundError) as unknown:
+            claude.models.retrieve("nope")
+        with pytest.raises(anthropic.AuthenticationError) as stranger:
+            claude.with_options(api_key="wrong").models.list()
+        kinds = [caught.value.body["error"]["type"] for caught in (unknown, stranger)]  # type: ignore[index, call-overload]
+        assert kinds == ["not_found_error", "authentication_error"]
+        with pytest.raises(openai.NotFoundError) as other:
+            server.openai.models.retrieve("nope")
+        assert other.value.code == "model_not_found"
+        claude.close()
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])

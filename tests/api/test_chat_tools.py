@@ -152,6 +152,52 @@ def test_a_required_call_is_made_and_valid(server: Server) -> None:
         assert isinstance(arguments["all"], bool)
 
 
+OLD_CALL = {"name": "ls", "arguments": "{}"}
+NEW_CALL = {"type": "function", "function": OLD_CALL}
+
+
+@pytest.mark.parametrize(
+    ("told", "same"),
+    [
+        ({"role": "assistant", "content": None, "refusal": "No."}, {"content": "No."}),
+        ({"role": "assistant", "refusal": "No.", "content": "I"}, {"content": "I"}),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, {"content": "No."}),
+        ({"role": "assistant", "content": []}, {"content": ""}),
+        ({"role": "assistant", "content": None}, {"content": ""}),
+        ({"role": "assistant", "content": None, "reasoning_content": "Hm."}, {"content": "", "reasoning_content": "Hm."}),
+        ({"role": "assistant", "content": None, "function_call": OLD_CALL}, {"content": "", "tool_calls": [NEW_CALL]}),
+        (
+            {"role": "tool", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+            {"role": "tool", "content": "[image left out: this server reads text only]"},
+        ),
+        ({"role": "function", "name": "ls", "content": "etc"}, {"role": "tool", "name": "ls", "content": "etc"}),
+    ],
+)
+def test_whatever_a_history_holds_is_read(server: Server, told: dict[str, Any], same: dict[str, Any]) -> None:
+    def text(message: dict[str, Any]) -> str:
+        body = {"messages": [{"role": "user", "content": "?"}, message, {"role": "user", "content": "!"}]}
+        answer = server.post("/apply-template", json=body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["prompt"])
+
+    assert text(told) == text({"role": "assistant", **same})
+
+
+def allowed(*names: str, mode: str = "auto") -> Any:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_only_allowed_tools_are_called_and_the_prompt_is_the_same(server: Server) -> None:
+    options: dict[str, Any] = {"tools": [LS, CAT], "parallel_tool_calls": False, "seed": 3}
+    free = ask(server, **options, max_tokens=1)
+    made = ask(server, **options, tool_choice=allowed("ls", mode="required"))
+    assert [call.function.name for call in made.choices[0].message.tool_calls] == ["ls"]
+    assert made.usage.prompt_tokens == free.usage.prompt_tokens
+    with pytest.raises(openai.BadRequestError, match="no tool 'rm'"):
+        ask(server, **options, tool_choice=allowed("ls", "rm"))
+
+
 class Answer(BaseModel):
     large: bool
     files: int
@@ -178,6 +224,22 @@ def test_a_format_that_makes_no_sense_is_refused(server: Server, options: dict[s
         ask(server, extra_body=options)
 
 
+def test_a_schema_that_cannot_be_kept_is_named(server: Server) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    culprit = {"type": "function", "function": {"name": "sort", "parameters": schema, "strict": True}}
+    strict = {**LS, "function": {**LS["function"], "strict": True}}  # type: ignore[dict-item]
+    for options, param, said in (
+        ({"tools": [strict, culprit, CAT]}, "tools", "the schema of 'sort' cannot be followed: Unimplemented keys"),
+        ({"tools": [strict, CAT], "response_format": form}, "response_format", "its schema cannot be followed: Unimplemented"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=said) as caught:
+            ask(server, **options)
+        assert caught.value.param == param
+        assert "at 1(" not in str(caught.value)
+    assert ask(server, tools=[strict, CAT], max_tokens=1).choices
+
+
 def test_a_reply_that_is_begun_is_continued(server: Server) -> None:
     begun = [*ASK, {"role": "assistant", "content": "In /etc there"}]
     say(server, " is much.", "Yes.")
@@ -198,3 +260,19 @@ def test_a_reply_with_a_call_settles(server: Server) -> None:
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "passwd hosts"}
     answer = ask(server, [*question, message.model_dump(exclude_none=True), result], tools=[LS])
     assert answer.headstart["computed"] <= len("passwd hosts") + 2 * HEADER + 8  # the grid of the fake engine is 8
+
+
+@pytest.mark.parametrize("arguments", ['{"path": nope}\n</tool_call>', '{"path": "/e'])
+def test_a_broken_call_ends_as_the_reply_does(server: Server, arguments: str) -> None:
+    reply = '<tool_call>\n{"name": "ls", "arguments": ' + arguments
+    say(server, reply, reply)
+    choice = ask(server, tools=[LS]).choices[0]
+    assert (choice.finish_reason, choice.message.tool_calls[0].function.arguments[:9]) == ("stop", arguments[:9])
+    assert stream(server, tools=[LS])["finish"] == "stop"
+
+
+def test_the_markup_of_a_call_is_never_text_where_a_reply_is_cut(server: Server) -> None:
+    for limit in range(len("<tool_call>"), len(CALL), 5):
+        say(server, CALL)
+        message = ask(server, tools=[LS], max_tokens=limit).choices[0].message
+        assert not message.content

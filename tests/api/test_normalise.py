@@ -152,6 +152,19 @@ def test_a_part_that_is_marked_becomes_a_breakpoint() -> None:
     assert [message["content"] for message in said.messages] == ["abc\ndefg", "x\nyz", "q"]
 
 
+def test_the_last_marks_are_kept() -> None:
+    """Each is found by tokenising what is before it: without a bound that is the square of the prompt."""
+    said = Client().dialogue([user([part("x", **MARK)] * 90), user([part("y", **MARK)] * 2)])
+    assert said.breakpoints == ((0, 177), (0, 179), (1, 1), (1, 3))
+
+
+def test_marks_of_messages_that_become_one_stay_where_they_were() -> None:
+    said = Client(STRICT).dialogue([user("one", **MARK), user([part("two"), part("three")], **MARK), user("four")])
+    assert [message["content"] for message in said.messages] == ["one\n\ntwo\nthree\n\nfour"]
+    ends = [said.messages[0]["content"][:at] for _, at in said.breakpoints]
+    assert [end.rstrip() for end in ends] == ["one", "one\n\ntwo\nthree"]
+
+
 def test_system_messages_that_a_template_refuses_become_a_users() -> None:
     client = Client(STRICT)
     first = [system("be brief"), user("go"), system("it is late")]
@@ -180,6 +193,13 @@ def test_a_reply_that_comes_back_without_its_reasoning_gets_it_back(reply: dict[
     [_, said] = client.dialogue([user("go"), reply], [tool(PATHS)]).messages
     assert said["reasoning_content"] == "let me see"
     assert client.text([user("go"), reply], [tool(PATHS)]) == client.text([user("go"), whole], [tool(PATHS)])
+    for end in ("see", "see\n", "\n", whole["reasoning_content"]):
+        assert client.text([user("go"), {**reply, "reasoning_content": end}], [tool(PATHS)]) == client.text(
+            [user("go"), whole], [tool(PATHS)]
+        )
+    for other in ("let me", "I see"):
+        [_, said] = client.dialogue([user("go"), {**reply, "reasoning_content": other}], [tool(PATHS)]).messages
+        assert said["reasoning_content"] == other
     edited = {**reply, "content": "not so"}
     [_, said] = client.dialogue([user("go"), edited], [tool(PATHS)]).messages
     assert "reasoning_content" not in said

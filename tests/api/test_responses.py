@@ -39,6 +39,8 @@ WEATHER: dict[str, Any] = {
     },
     "strict": True,
 }
+UNKEPT = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+"""A schema with a word that no grammar can keep."""
 PATCH: dict[str, Any] = {"type": "custom", "name": "patch", "description": "Applies a patch."}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 
@@ -516,6 +518,30 @@ def test_only_allowed_tools_are_called_where_a_call_is_required(stage: Stage) ->
     assert called <= {"a", "c"}
 
 
+def test_a_result_with_an_image_says_that_it_is_left_out(stage: Stage) -> None:
+    text = fresh()
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+    image = {"type": "input_image", "image_url": "data:", "detail": "auto"}
+    counts = [
+        stage.server.openai.responses.input_tokens.count(
+            model="fake", input=[user(text), call, {"type": "function_call_output", "call_id": "c", "output": output}]
+        ).input_tokens
+        for output in ([image], "[image left out: this server reads text only]")
+    ]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("kind", ["mcp_call", "mcp_list_tools", "computer_call", "computer_call_output", "web_search_call"])
+def test_what_other_servers_did_is_passed_over(stage: Stage, kind: str) -> None:
+    text = fresh()
+    record: Any = {"type": kind, "id": "x_1", "call_id": "c", "server_label": "s", "name": "n", "arguments": "{}", "output": {}}
+    counts = [
+        stage.server.openai.responses.input_tokens.count(model="fake", input=[*before, user(text)]).input_tokens
+        for before in ([], [record])
+    ]
+    assert counts[0] == counts[1]
+
+
 def test_tools_of_other_servers_are_named_and_never_called(stage: Stage) -> None:
     """An agent sends them always: to refuse them would be to refuse the agent."""
     tools: Any = [WEATHER, {"type": "web_search", "search_context_size": "low"}, {"type": "local_shell"}]
@@ -616,6 +642,18 @@ def test_a_schema_is_kept_to(stage: Stage, stream: bool) -> None:
     assert set(json.loads(answer.output_text)) == {"ok"}
 
 
+def test_a_schema_that_need_not_be_kept_strictly_is_kept_as_far_as_can_be(stage: Stage) -> None:
+    text: Any = {"format": {"type": "json_schema", "name": "x", "schema": UNKEPT}}
+    assert stage.create("[1, 1]", input=fresh(), text=text).status == "completed"
+
+
+@pytest.mark.parametrize(("effort", "told"), [("high", "high"), ("silly", None)])
+def test_an_effort_is_told_as_far_as_it_is_known(stage: Stage, effort: Any, told: str | None) -> None:
+    reasoning = stage.create("ok", input=fresh(), reasoning={"effort": effort}).reasoning
+    assert reasoning is not None
+    assert reasoning.effort == told
+
+
 # ── diagnostics, errors ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -626,6 +664,17 @@ def test_a_comparison_is_answered_where_it_is_asked_for(stage: Stage) -> None:
         answer = stage.create("b", input=fresh(), prompt_cache_options={"comparison_response_id": id})
         assert answer.prompt_cache_diagnostics is not None
         assert answer.prompt_cache_diagnostics.type in expected
+
+
+def test_a_comparison_is_made_with_the_response_that_is_named(stage: Stage) -> None:
+    """Not with the nearest, from which all is taken."""
+    asked = fresh()
+    first, second = (stage.create("a", input=asked, instructions=f"{name} is who you are. " * 5) for name in ("Ada", "Bob"))
+    for named, kind in ((first.id, "cache_miss"), (second.id, "cache_hit")):
+        options: dict[str, Any] = {"prompt_cache_options": {"comparison_response_id": named}}
+        answer = stage.create("b", input=asked, instructions="Bob is who you are. " * 5, **options)
+        assert answer.prompt_cache_diagnostics is not None
+        assert answer.prompt_cache_diagnostics.type == kind
 
 
 @pytest.mark.parametrize(
@@ -646,6 +695,7 @@ def test_a_comparison_is_answered_where_it_is_asked_for(stage: Stage) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": UNKEPT, "strict": True}}}, "response_format"),
         ({"temperature": 3}, "temperature"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"max_output_tokens": -1}, "max_output_tokens"),
@@ -691,3 +741,12 @@ def test_a_caller_that_hangs_up_is_cancelled(stage: Stage, monkeypatch: pytest.M
         assert line.recv(64).startswith(b"HTTP/1.1 200")
         assert not stage.server.idle()
     wait_until(stage.server.idle)
+
+
+def test_a_broken_call_is_an_incomplete_item(stage: Stage) -> None:
+    for arguments in ('{"city": nope}\n</tool_call>', '{"city": "Os'):
+        answer = stage.create(
+            CALL.partition("{")[0] + '{"name": "weather", "arguments": ' + arguments, input=fresh(), tools=[WEATHER]
+        )
+        (call,) = answer.output
+        assert (answer.status, call.type, call.status) == ("completed", "function_call", "incomplete")

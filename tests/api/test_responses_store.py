@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from headstart.api.responses_items import as_arguments, as_text, messages_of, seal, tools_of, unseal
 from headstart.api.responses_schema import ResponsesTool
-from headstart.api.responses_store import PREFIX, Responses, Stored, UnknownResponse, identified, item_id
-from headstart.errors import InvalidRequest
+from headstart.api.responses_store import PREFIX, Line, Responses, Stored, UnknownResponse, identified, item_id
 
 HEX = "0123456789abcdef" * 2
 
@@ -18,7 +18,7 @@ def stored(number: int, size: int = 1) -> Stored:
     id = f"{PREFIX}{number:032x}"
     own = identified([{"type": "message", "role": "user", "content": f"question {number}"}], id)
     output = {"type": "message", "id": item_id("message", id, "0"), "role": "assistant", "content": []}
-    return Stored({"id": id, "output": [output]}, own, (*own, output), 0, size)
+    return Stored({"id": id, "output": [output]}, size, own, Line((*own, output), 0))
 
 
 def kept(store: Responses, numbers: range) -> list[int]:
@@ -47,7 +47,7 @@ def test_characters_are_bounded_too() -> None:
         store.put("", stored(number, 40))
     assert kept(store, range(4)) == [2, 3]
     store.put("", stored(9, 101))
-    assert kept(store, range(10)) == []
+    assert kept(store, range(10)) == [2, 3], "what alone is too large puts out no others"
     for number in range(2):
         store.put("", stored(number, 50))
     store.drop("", stored(0).response["id"])
@@ -55,12 +55,65 @@ def test_characters_are_bounded_too() -> None:
     assert kept(store, range(3)) == [1, 2]
 
 
-def test_a_line_of_responses_counts_what_it_goes_on_from() -> None:
+def gone_on(length: int, size: int) -> list[Stored]:
+    """A line of responses, each of which adds `size` characters and has `size` of its own."""
+    line: list[Stored] = []
+    for number in range(100, 100 + length):
+        bare = stored(number, size)
+        line.append(replace(bare, line=Line(bare.line.items, size, line[-1].line if line else None)))
+    return line
+
+
+def test_a_line_of_responses_begins_with_what_it_goes_on_from() -> None:
     one = Stored.of(stored(1).response, stored(1).input, None)
     two = Stored.of(stored(2).response, stored(2).input, one)
     assert two.context == (*one.context, *stored(2).context)
-    assert two.held == 2 * one.held
-    assert one.held < one.size < two.size
+    assert two.line.total == 2 * one.line.total > 0
+
+
+def test_what_a_line_shares_is_counted_once() -> None:
+    store = Responses(size=1000)
+    store.put("", stored(1, 10))
+    for one in gone_on(40, 10):
+        store.put("", one)
+    assert len(kept(store, range(1, 2))) == 1, "a long line puts out nobody"
+    assert len(kept(store, range(100, 140))) == 40
+
+
+def test_what_a_line_still_needs_counts_when_its_beginning_is_gone() -> None:
+    store = Responses(size=100)
+    line = gone_on(4, 10)
+    for one in line:
+        store.put("", one)
+    for one in line[:3]:
+        store.drop("", one.response["id"])
+    assert [part.users for part in line[3].line.parts()] == [1, 1, 1, 1]
+    store.put("", stored(1, 51))
+    assert kept(store, range(1, 104)) == [1], "it holds 50 with what it goes on from"
+    assert [part.users for part in line[3].line.parts()] == [0, 0, 0, 0]
+    store.put("", stored(2, 49))
+    assert kept(store, range(1, 104)) == [1, 2], "all of it is free again"
+
+
+def test_lines_that_part_share_their_beginning() -> None:
+    store = Responses(size=1000)
+    root = gone_on(1, 500)[0]
+    for number in range(10):
+        bare = stored(number, 10)
+        store.put("", replace(bare, line=Line(bare.line.items, 10, root.line)))
+    assert kept(store, range(10)) == list(range(10))
+
+
+def test_a_line_that_is_too_long_puts_out_nobody() -> None:
+    store = Responses(size=200)
+    store.put("", stored(1, 10))
+    for one in gone_on(30, 10):
+        store.put("", one)
+    assert kept(store, range(100, 130)), "it goes on as long as it fits"
+    store = Responses(size=200)
+    store.put("", stored(1, 10))
+    store.put("", gone_on(30, 10)[-1])
+    assert kept(store, range(130)) == [1]
 
 
 def test_items_are_found_by_their_ids_in_their_own_salt_only() -> None:
@@ -166,12 +219,10 @@ def test_breakpoints_stay_with_their_parts() -> None:
     assert message["content"] == [{"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}]
 
 
-def test_two_tools_of_one_name_are_refused_unless_a_namespace_parts_them() -> None:
+def test_a_namespace_parts_tools_of_one_name() -> None:
     one = ResponsesTool(type="function", name="f")
     space = ResponsesTool(type="namespace", name="n", tools=[one])
     assert set(tools_of([one, space]).named) == {"f", "n.f"}
-    with pytest.raises(InvalidRequest):
-        tools_of([one, one])
 
 
 def test_a_custom_tools_grammar_is_told_to_the_model() -> None:

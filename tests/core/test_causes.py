@@ -9,11 +9,12 @@ import pytest
 
 from headstart.core.blocks import Tokens, common_prefix
 from headstart.core.causes import CAUSES, Cause
+from headstart.core.difference import difference
 from headstart.core.explain import Asked, Cached, Explanation, alike, compare, nearest
 from headstart.core.history import History, NoHistory
 from headstart.core.opening import Opening, Openings
 from headstart.core.prompt import Prompt, Prompter
-from headstart.core.record import Record
+from headstart.core.record import Record, key_of
 from headstart.core.template import Template
 from headstart.engines.fake import CHATML, FakeTokenizer
 
@@ -116,6 +117,76 @@ def test_derived_and_checkpoint() -> None:
         assert found.cause is cause
 
 
+def test_what_is_there_and_was_cheaper_to_compute_is_not_evicted() -> None:
+    earlier = prompt("system", "a question of some length", "an answer of some length")
+    again = prompt("system", "a question of some length", "an answer of some length")
+    assert explained(again, remembered(earlier), start=16, rows=lambda: len(earlier)) is None
+    partly = explained(again, remembered(earlier), start=16, rows=lambda: 40)
+    assert partly is not None
+    assert (partly.cause, partly.tokens) == (Cause.EVICTED, len(earlier) - 1 - 40)
+
+
+def test_what_differs_from_another_ones_new_message_is_new() -> None:
+    """Two conversations with the same beginning, each with a message of its own then."""
+    opening = prompt("system", "a question of some length")
+    began = remembered(opening, reply=opening.text[-12:])
+    other = prompt("system", "a question of some length", "so", "said by the one")
+    now = prompt("system", "a question of some length", "so", "said by the other")
+    shared = common_prefix(other.tokens, now.tokens)
+    assert explained(now, began, remembered(other), start=shared) is None
+    assert explained(now, remembered(other), start=shared) is not None
+
+
+def test_the_rest_of_a_block_is_missed_with_what_is_behind_it() -> None:
+    earlier = prompt("system", "one word of a question changes", "an answer")
+    now = prompt("system", "one WORD of a question changes", "an answer")
+    shared = common_prefix(earlier.tokens, now.tokens)
+    missed = []
+    for start in (shared, shared - 5):
+        found = explained(now, remembered(earlier), start=start)
+        assert found is not None
+        assert found.cause is Cause.MESSAGE
+        missed.append(found.tokens)
+    assert missed[1] == missed[0] + 5
+
+
+def test_where_all_was_reused_that_can_be_nothing_is_new() -> None:
+    text = PROMPTER.text("abcd")
+    record = Record(b"r", text.text, text.tokens, len(text))
+    assert explained(text, record, start=len(text) - 1) is None
+    assert explained(text, start=len(text) - 1) is None
+    first = explained(text)
+    assert first is not None
+    assert first.cause is Cause.FIRST
+
+
+@pytest.mark.parametrize("writes", [False, True], ids=["hidden", "written"])
+def test_ids_of_calls_are_no_difference_unless_they_are_written(writes: bool) -> None:
+    written = "{% for call in message.tool_calls or [] %}{{ call.id }}{% endfor %}" if writes else ""
+    mark = "{{ '<|im_end|>\n' }}"
+    prompter = Prompter(FakeTokenizer(), Template(CHATML.replace(mark, written + mark), {}))
+
+    def asked(id: str, result: str) -> Prompt:
+        call = {"id": id, "type": "function", "function": {"name": "ls", "arguments": {"path": "/"}}}
+        messages: list[Any] = [
+            {"role": "user", "content": "What is there?"},
+            {"role": "assistant", "content": "I will look.", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": id, "content": result},
+            {"role": "user", "content": "Then tell me about each of these files."},
+        ]
+        return prompter.chat(messages)
+
+    first, second = asked("one", "README"), asked("two", "LICENSE")
+    assert first.source is not None
+    assert second.source is not None
+    assert key_of(first.source.messages[1]) == key_of(second.source.messages[1])
+    found = difference(second, remembered(first))
+    assert found is not None
+    assert found.cause is Cause.MESSAGE
+    found = difference(asked("two", "README"), remembered(first))
+    assert (None if found is None else (found.cause, found.message)) == ((Cause.MESSAGE, 1) if writes else None)
+
+
 def test_a_fingerprint_is_told_with_what_is_known_of_it() -> None:
     for known, cause in ((48, Cause.FINGERPRINT), (0, Cause.FIRST)):
         found = explained(prompt("system", "question"), elsewhere=lambda known=known: known)
@@ -152,12 +223,17 @@ def test_openings() -> None:
     assert Opening.of(PROMPTER.text("raw"), "template") is None
 
 
-@pytest.mark.parametrize(("tenants", "cause"), [(("a", "a"), Cause.SALT), (("a", "b"), Cause.FIRST), (("", ""), Cause.FIRST)])
-def test_salts_of_others_are_never_told(tenants: tuple[str, str], cause: Cause) -> None:
+@pytest.mark.parametrize("tenant", ["a", "b", ""])
+def test_what_was_asked_with_another_salt_is_never_told(tenant: str) -> None:
+    """A gateway's users may share one key: what one guesses of another's prompt must not show."""
     asked = prompt("system", "a question that was asked before")
-    found = explained(asked, remembered(asked, b"other", tenant=tenants[0]), tenant=tenants[1])
-    assert found == Explanation(cause, tokens=found.tokens if found else 0, seconds=found.seconds if found else 0.0)
-    assert found.tokens == (len(asked) - 1 if cause is Cause.SALT else 0)
+    assert explained(asked, remembered(asked, b"other", tenant="a"), tenant=tenant) == explained(asked, tenant=tenant)
+
+
+def test_two_salts_that_the_caller_says_are_told() -> None:
+    one, other = prompt("system", "a question", salt="a"), prompt("system", "a question", salt="b")
+    found = compare(other, one, grid=GRID, pace=0.5, characters=characters)
+    assert found == Explanation(Cause.SALT, tokens=len(one), seconds=len(one) * 0.5)
 
 
 def test_tenants_that_share_a_salt_see_nothing_of_each_other() -> None:

@@ -517,3 +517,18 @@ def test_random_schemas(tokens: LLTokenizer, count: int) -> None:
             jsonschema_rs.validate(schema, value_of(answer))
         whole += (reply is not None) + (answer is not None)
     assert whole > count  # more than half of them come to an end
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {}}, "required": [{}]},
+        {"properties": {"a": {"type": "string", "enum": 5}}},
+        {"properties": {"a": {"type": "string", "enum": None}}},
+    ],
+)
+def test_schemas_that_make_no_sense_are_no_error_of_ours(family: Family, strict: bool, parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": strict}}
+    assert grammar_for(family, [tool], "required") is not None

@@ -293,11 +293,11 @@ def test_nothing_that_a_model_writes_is_an_error() -> None:
         '<tool_call>{"function": ' * 5_000,
         '<tool_call>{"a": {' * 2_000,
         '<tool_call>{"name": "f", "arguments": ' + "[" * deep,
-        '<tool_call>{"name": "\\ud800", "arguments": "\\ud83d\\ude00\\ud800"}</tool_call>',
+        '<tool_call>{"name": "\\ud800", "arguments": "{\\ud83d\\ude00\\ud800"}</tool_call>',
     ):
         message = message_of(parse("hermes", reply))
         json.dumps(message, ensure_ascii=False).encode()
-    assert told("hermes", reply)[2] == [("\ufffd", "\U0001f600\ufffd")]
+    assert told("hermes", reply)[2] == [("\ufffd", "{\U0001f600\ufffd")]
     assert told("lfm", "<|tool_call_start|>[f(a=" + "[" * deep)[2] == []
     assert told("lfm", "<|tool_call_start|>[f(a=" + "-" * deep + "1)]<|tool_call_end|>")[2] == []
     assert told("lfm", "<|tool_call_start|>[f(" * 2_000)[2] == []
@@ -370,7 +370,22 @@ def test_reasoning_of_harmony() -> None:
         ('<tool_call>{"name": "f", "arguments": {"a": "x', "", [("f", '{"a": "x')]),
         ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
-        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "null")]),
+        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
+        (
+            '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+            [],
+        ),
+        (
+            '<tool_call>{"name": "f", "arguments": "s"}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": "s"}</tool_call>',
+            [],
+        ),
+        (
+            '<tool_call>{"arguments": "s", "name": "f"}</tool_call>',
+            '<tool_call>{"arguments": "s", "name": "f"}</tool_call>',
+            [],
+        ),
         ('<tool_call>{"function": {"name": "f", "arguments": {}}}</tool_call>', "", [("f", "{}")]),
         ('<tool_call>{"name": "f", "arguments": {}} and so on', "and so on", [("f", "{}")]),
         ('A\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\n\nB\n', "A\nB", [("f", "{}")]),
@@ -383,6 +398,33 @@ def test_reasoning_of_harmony() -> None:
 def test_malformed_calls(reply: str, content: str, calls: list[tuple[str, str]]) -> None:
     assert told("hermes", reply) == (content, "", calls)
     assert told("hermes", *reply) == (content, "", calls)
+
+
+@pytest.mark.parametrize(
+    ("family", "begun"),
+    [
+        ("hermes", "<tool_call>"),
+        ("hermes", '<tool_call>\n{"name": "'),
+        ("hermes", '<tool_call>\n{"name": "f", "arguments"'),
+        ("qwen-xml", "<tool_call>\n<function=rea"),
+        ("mistral", "[TOOL_CALLS]rea"),
+        ("harmony", "<|start|>assistant<|channel|>commentary to=functions.f"),
+    ],
+)
+def test_a_call_that_has_only_begun_is_left_out_where_it_was_cut(family: str, begun: str) -> None:
+    for before in ("", "Let me see.\n") if family != "harmony" else ("<|channel|>final<|message|>Let me see.",):
+        said = before.rpartition(">")[2].strip()
+        parser = Parser(BY_NAME[family], tools=(TOOL,))
+        pieces = [*parser.feed(before + begun), *parser.end(cut=True)]
+        assert message_of(pieces) == {"role": "assistant", "content": said}
+        parser = Parser(BY_NAME[family], tools=(TOOL,))
+        assert begun[:11] in message_of([*parser.feed(before + begun), *parser.end()])["content"]
+
+
+def test_a_second_call_that_has_only_begun_is_left_out() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert told("hermes", call + '\n<tool_call>\n{"name": "f"') == ("", "", [("f", "{}")])
+    assert told("hermes", call + "\n<tool_call>no JSON</tool_call>")[0] == "<tool_call>no JSON</tool_call>"
 
 
 def test_types_come_from_the_schema() -> None:
@@ -432,3 +474,12 @@ def test_no_mark_begins_with_another() -> None:
         marks = [mark for mark in (family.calls.begin, family.calls.open) if mark]
         assert not any(one != other and one.startswith(other) for one in marks for other in marks)
     assert THINK.open != THINK.close
+
+
+@pytest.mark.parametrize("blank", ["", "f(a=1)"])
+def test_what_is_too_long_for_a_name_is_text_at_once(blank: str) -> None:
+    """Else each further character would be read together with all before it."""
+    text = f"<|tool_call_start|>[{blank}{'a' * 1000}"
+    parser = Parser(BY_NAME["lfm"], tools=[TOOL])
+    assert "".join(piece.text for piece in parser.feed(text) if isinstance(piece, Said)) == text
+    assert told("lfm", *text, "(b=2)]<|tool_call_end|>") == (f"{text}(b=2)]<|tool_call_end|>", "", [])

@@ -138,3 +138,27 @@ def test_breakpoints_are_positions_in_tokens() -> None:
 
     assert marks == (tokens(text.index("abc") + 3), tokens(text.index("Look") + 4))
     assert isinstance(ours.tokenizer.controls[0], Control)
+
+
+def test_the_turn_is_where_the_first_reply_to_it_begins() -> None:
+    """Also where a client lets the system say something behind the user."""
+    ours = prompter()
+    called: list[Message] = [{"role": "assistant", "content": "Let me see."}, {"role": "tool", "content": "three"}]
+    late: Message = {"role": "system", "content": "It is May."}
+    for asked in (ASK, [*ASK, late], [*ASK, late, late]):
+        first = ours.chat(asked)
+        assert first.landmarks.turn == first.landmarks.header
+        following = ours.chat([*asked, *called]).landmarks
+        assert following.turn == first.landmarks.turn < following.header
+
+
+def test_breakpoints_move_with_their_messages_when_a_conversation_slides() -> None:
+    ours = prompter()
+    said: list[Message] = [{"role": ("user", "assistant")[at % 2], "content": f"{at} " * 20} for at in range(9)]
+    chat: list[Message] = [{"role": "system", "content": "abcdef"}, *said]
+    slid = ours.slide(chat, 400, breakpoints=[(0, 3), (1, 5), (9, 4)])
+    assert slid.dropped
+    kept = [chat[0], *chat[1 + slid.dropped :]]
+    expected = ours.chat(kept, breakpoints=[(0, 3), (len(kept) - 1, 4)])
+    assert slid.landmarks == expected.landmarks
+    assert len(slid.landmarks.breakpoints) == 2

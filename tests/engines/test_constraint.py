@@ -20,10 +20,10 @@ from driving import SMALL, empty
 from schemas import schema
 
 from headstart.engines.base import GREEDY, Engine, Grammar, Sampling, Step
-from headstart.engines.constraint import KEPT, KEPT_TEXT, MOST_TEXT, Grammars, condense
+from headstart.engines.constraint import IN_USE_TEXT, KEPT, KEPT_TEXT, MOST_TEXT, Grammars, condense
 from headstart.engines.fake import END, START, STOP, FakeEngine, FakeTokenizer
 from headstart.engines.llama import LlamaEngine
-from headstart.errors import EngineError, InvalidRequest
+from headstart.errors import EngineError, InvalidRequest, Overloaded
 
 LIVELY = Sampling(temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
 
@@ -354,6 +354,41 @@ def test_whoever_starts_a_known_grammar_waits_for_no_compiling(fake: FakeEngine)
         fake._grammars._compiling.release()
         waiting.result(timeout=30)
         fake._grammars._compiling.acquire()
+
+
+def test_a_request_holds_what_was_compiled_for_it(fake: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    """Fault: others' grammars put it out while it waits, and the engine's thread compiles it again."""
+    ready = fake.check_grammar(Grammar("regex", "held"))
+    assert ready == Grammar("regex", "held")
+    for number in range(KEPT):
+        fake.check_grammar(Grammar("regex", f"b{number}"))
+    with caplog.at_level(logging.DEBUG, "headstart.constraint"):
+        assert fake.sampler(GREEDY, ready)
+        assert fake.check_grammar(ready) is ready
+    assert not caplog.records
+
+
+def test_what_is_compiled_for_one_is_not_known_to_another(fake: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    """Else the time that it takes tells what others have asked for."""
+    fake.check_grammar(Grammar("regex", "salted"))
+    with caplog.at_level(logging.DEBUG, "headstart.constraint"):
+        for salt, compiled in (("a", 1), ("b", 2), ("a", 2), ("", 2)):
+            fake.check_grammar(Grammar("regex", "salted", salt))
+            assert len(caplog.records) == compiled
+
+
+def test_grammars_in_use_are_bounded(fake: FakeEngine) -> None:
+    grammars, size = Grammars(fake.tokenizer), KEPT_TEXT // 4
+
+    def large(number: int) -> Grammar:
+        return grammars.check(Grammar("regex", f"{number:03}{'x' * (size - 3)}"))
+
+    held = [large(number) for number in range(IN_USE_TEXT // size)]
+    with pytest.raises(Overloaded):
+        large(100)
+    assert grammars.check(held[0]) is held[0]
+    del held[:8]
+    assert grammars.check(Grammar("regex", "small again"))
 
 
 # ── random schemas ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -137,6 +137,8 @@ def _compared(service: Service, runtime: Runtime, request: HttpRequest, pair: Pa
 
 
 def _prompt(service: Service, runtime: Runtime, request: HttpRequest, body: Mapping[str, Any], name: str) -> Prompt:
+    if not isinstance(body.get("model"), str | None):
+        raise InvalidRequest(f"In '{name}': Invalid 'model': must be a valid string.", param=name)
     try:
         return prompt_of(service, runtime, dialogue_of(service, request, body), spelled=False)[1]
     except InvalidRequest as error:

@@ -13,12 +13,11 @@ from headstart.api.answer import answer
 from headstart.api.anthropic_dialogue import dialogue_of
 from headstart.api.anthropic_schema import CountTokensRequest, MessagesRequest
 from headstart.api.anthropic_wire import Manner, Marks, Messages
-from headstart.api.compose import Asked, Wishes, compose, prompt_of, remember
+from headstart.api.compose import Asked, Wishes, compared, compose, count, remember
 from headstart.api.describe import ANTHROPIC_ERRORS, ANTHROPIC_STREAMED, takes
 from headstart.api.schema import parse
 from headstart.api.service import Service, service_of
 from headstart.engines.base import Sampling
-from headstart.errors import ContextTooLong
 from headstart.runtime.runtime import Runtime
 
 router = APIRouter()
@@ -37,20 +36,18 @@ async def count_tokens(request: HttpRequest) -> Response:
     runtime = service.ready()
     data = await service.body(request)
 
-    def count() -> int:
+    def counted() -> int:
         form = parse(CountTokensRequest, data)
         service.check_model(form.model)
-        try:
-            return len(prompt_of(service, runtime, dialogue_of(form, salt_of(service, request, form)))[1])
-        except ContextTooLong as error:
-            return error.prompt_tokens
+        return count(service, runtime, dialogue_of(form, salt_of(service, request, form)))
 
-    return JSONResponse({"input_tokens": await asyncio.to_thread(count)})
+    return JSONResponse({"input_tokens": await asyncio.to_thread(counted)})
 
 
 @router.post("/api/event_logging/{kind:path}", include_in_schema=False)
-async def event_logging(kind: str) -> Response:
-    """Claude Code's telemetry, thrown away unread. Refused, it would be sent again and again."""
+async def event_logging(request: HttpRequest, kind: str) -> Response:
+    """Claude Code's telemetry, thrown away. Refused, it would be sent again and again."""
+    await service_of(request).body(request)
     return JSONResponse({})
 
 
@@ -74,6 +71,7 @@ def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: by
         edits=form.context_management is not None,
         compares=previous is not None,
         known=previous is None or service.recall.has_told(salt, previous),
+        told=compared(runtime, request, made, previous),
     )
     teller = Messages(manner, made, reading)
 

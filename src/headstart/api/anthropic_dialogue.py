@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -74,7 +75,7 @@ def _assistant(turn: Iterable[AnyMessage]) -> Message:
             elif isinstance(block, ThinkingBlock):
                 thought.append(block.thinking)
             elif isinstance(block, ToolUseBlock):
-                calls.append({"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}})
+                calls.append({"id": block.id, "type": "function", "function": _called(block)})
             if isinstance(block, Marked):
                 marks |= _mark(block)
         said.append(text)
@@ -86,6 +87,11 @@ def _assistant(turn: Iterable[AnyMessage]) -> Message:
         **({"tool_calls": calls} if calls else {}),
         **marks,
     }
+
+
+def _called(block: ToolUseBlock) -> dict[str, Any]:
+    given = block.input
+    return {"name": block.name, "arguments": given if isinstance(given, dict) else json.dumps(given, ensure_ascii=False)}
 
 
 def _result(block: ToolResultBlock) -> Message:
@@ -143,8 +149,8 @@ def _mark(block: Marked) -> dict[str, Any]:
 def _extra(form: CountTokensRequest) -> dict[str, Any]:
     """As templates of reasoning models ask for it; what is not said is left to the template."""
     extra: dict[str, Any] = {}
-    if form.thinking is not None:
-        extra["enable_thinking"] = form.thinking.type != "disabled"
+    if form.thinking is not None and form.thinking.wanted is not None:
+        extra["enable_thinking"] = form.thinking.wanted
     if form.output_config is not None and form.output_config.effort is not None:
         extra["reasoning_effort"] = form.output_config.effort
     return extra

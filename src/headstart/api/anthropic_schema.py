@@ -13,7 +13,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.schema import _Form
+from headstart.api.schema import Effort, Whole, _Form, without_images
 from headstart.errors import InvalidRequest
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
@@ -43,10 +43,10 @@ def _textual(value: Any) -> Any:
 
 
 class CacheControl(_Form):
-    """The end of what will come again."""
+    """The end of what will come again. A hint: what it says changes no prompt, so anything may be said."""
 
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
+    type: str
+    ttl: str | None = None
 
 
 class Marked(_Form):
@@ -82,10 +82,12 @@ class RedactedThinkingBlock(_Form):
 
 
 class ToolUseBlock(Marked):
+    """A call that a reply made. A model may make up names, and call with what is no object."""
+
     type: Literal["tool_use"]
     id: Annotated[str, StringConstraints(min_length=1)]
-    name: Name
-    input: dict[str, Any]
+    name: str
+    input: Any
 
 
 class TextSource(_Form):
@@ -119,7 +121,10 @@ Written = TextBlock | DocumentBlock | SearchResultBlock
 class ToolResultBlock(Marked):
     type: Literal["tool_result"]
     tool_use_id: Annotated[str, StringConstraints(min_length=1)]
-    content: str | list[Annotated[Written, Field(discriminator="type"), BeforeValidator(_readable)]] | None = None
+    content: Annotated[
+        str | list[Annotated[Written, Field(discriminator="type"), BeforeValidator(_readable)]] | None,
+        BeforeValidator(without_images),
+    ] = None
     is_error: bool | None = None
 
 
@@ -195,11 +200,16 @@ class NamedToolChoice(_Form):
 
 
 class Thinking(_Form):
-    """`budget_tokens` is not kept: `max_tokens` bounds reasoning and reply together."""
+    """`budget_tokens` is not kept: `max_tokens` bounds reasoning and reply together. An unknown type says nothing."""
 
-    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    type: str
+    budget_tokens: Whole | None = None
+    display: str | None = None
+
+    @property
+    def wanted(self) -> bool | None:
+        """Whether to think; None if that is left to the template."""
+        return {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}.get(self.type)
 
 
 class JsonFormat(_Form):
@@ -208,7 +218,7 @@ class JsonFormat(_Form):
 
 
 class OutputConfig(_Form):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort = None
     format: JsonFormat | None = None
 
 
@@ -277,11 +287,11 @@ class CountTokensRequest(Marked):
 class MessagesRequest(CountTokensRequest):
     """Body of POST /v1/messages. `max_tokens` 0 only fills the cache."""
 
-    max_tokens: Annotated[int, Field(ge=0, lt=2**31)]
+    max_tokens: Annotated[Whole, Field(ge=0, lt=2**31)]
     stream: bool | None = None
     stop_sequences: Annotated[list[str], Field(max_length=64)] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    top_k: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     diagnostics: Diagnostics | None = None
 

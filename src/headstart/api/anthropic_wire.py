@@ -6,16 +6,16 @@ message_start · (content_block_start · content_block_delta* · content_block_s
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
-from pydantic_core import from_json
-
 from headstart.api import diagnostics
+from headstart.api.compose import Told
 from headstart.api.draft import Draft, Reading
 from headstart.api.faults import ANTHROPIC
+from headstart.api.inputs import Members, input_of
 from headstart.api.teller import Teller, frame
 from headstart.api.wire import account
 from headstart.core.parsing import Arguments, Calling, Piece, Said, Thought
@@ -26,7 +26,7 @@ from headstart.runtime.request import Request, TokenLogprob
 Kind = Literal["thinking", "text", "tool_use"]
 
 QUIET = 32
-"""Thoughts that are not shown between two signs of life."""
+"""Pieces that are not shown, or not yet, between two signs of life."""
 
 
 def event(name: str, **fields: Any) -> bytes:
@@ -75,6 +75,7 @@ class Manner:
         shows: whether reasoning is shown; else only its signature is.
         edits: whether the caller asked for edits of the context.
         compares: whether the caller asked what was missed; `known`: whether the message that it named is one of ours.
+        told: what is told of that, by the request's own explanation.
     """
 
     id: str
@@ -86,6 +87,7 @@ class Manner:
     edits: bool = False
     compares: bool = False
     known: bool = True
+    told: Told = lambda own: own
 
 
 class Messages(Teller):
@@ -97,6 +99,7 @@ class Messages(Teller):
         self._open: Kind | None = None
         self._index = -1
         self._hidden = 0
+        self._members = Members()
 
     # ── in a stream ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -127,17 +130,22 @@ class Messages(Teller):
         match piece:
             case Calling():
                 block = {"id": draft.called[piece.index].id, "name": piece.name, "input": {}}
-                return self._close() + self._start("tool_use", block)
+                closed, self._members = self._close(), Members()
+                return closed + self._start("tool_use", block)
             case Arguments():
-                return self._delta("input_json_delta", partial_json=piece.text)
+                valid = self._members.feed(piece.text)
+                return self._delta("input_json_delta", partial_json=valid) if valid else self._silence()
             case Thought():
                 begun = self._switch("thinking", {"thinking": "", "signature": ""})
                 if self.manner.shows:
                     return begun + self._delta("thinking_delta", thinking=piece.text)
-                self._hidden += 1
-                return begun + (b"" if self._hidden % QUIET else self.beat())
+                return begun + self._silence()
             case Said():
                 return self._switch("text", {"text": "", "citations": None}) + self._delta("text_delta", text=piece.text)
+
+    def _silence(self) -> bytes:
+        self._hidden += 1
+        return b"" if self._hidden % QUIET else self.beat()
 
     def _switch(self, kind: Kind, block: dict[str, Any]) -> bytes:
         return b"" if self._open == kind else self._close() + self._start(kind, block)
@@ -154,9 +162,13 @@ class Messages(Teller):
         """Ends the block that is open, if one is."""
         if self._open is None:
             return b""
-        signed = self._delta("signature_delta", signature=self._signature(self._index)) if self._open == "thinking" else b""
+        last = b""
+        if self._open == "thinking":
+            last = self._delta("signature_delta", signature=self._signature(self._index))
+        elif self._open == "tool_use" and (missing := self._members.end()):
+            last = self._delta("input_json_delta", partial_json=missing)
         self._open = None
-        return signed + event("content_block_stop", index=self._index)
+        return last + event("content_block_stop", index=self._index)
 
     # ── as a whole ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,14 +188,16 @@ class Messages(Teller):
 
     def _content(self, draft: Draft) -> list[dict[str, Any]]:
         content: list[dict[str, Any]] = []
-        if draft.thought:
-            thinking = draft.reasoning if self.manner.shows else ""
-            content.append({"type": "thinking", "thinking": thinking, "signature": self._signature(0)})
-        if draft.text:
-            content.append({"type": "text", "text": draft.text, "citations": None})
-        content += [
-            {"type": "tool_use", "id": one.id, "name": one.name, "input": _object(one.arguments)} for one in draft.called
-        ]
+        for kind, alike in groupby(draft.pieces, key=type):
+            pieces = list(alike)
+            text = "".join(piece.text for piece in pieces if not isinstance(piece, Calling))
+            if kind is Said:
+                content.append({"type": "text", "text": text, "citations": None})
+            elif kind is Thought:
+                thinking = text if self.manner.shows else ""
+                content.append({"type": "thinking", "thinking": thinking, "signature": self._signature(len(content))})
+            for one in (draft.called[piece.index] for piece in pieces if isinstance(piece, Calling)):
+                content.append({"type": "tool_use", "id": one.id, "name": one.name, "input": input_of(one.arguments)})
         return content
 
     # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -231,21 +245,9 @@ class Messages(Teller):
     def _diagnostics(self, summary: Summary) -> dict[str, Any] | None:
         if not self.manner.compares:
             return None
-        found = diagnostics.anthropic(summary.explanation, known=self.manner.known)
+        found = diagnostics.anthropic(self.manner.told(summary.explanation), known=self.manner.known)
         return {"cache_miss_reason": found} if found is not None else None
 
     def _signature(self, index: int) -> str:
         """What clients want to see and to send back with reasoning; nobody looks at it again."""
         return base64.b64encode(f"headstart/{self.manner.id}/{index}".encode()).decode()
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """The input of a call; of one that broke off, what is complete of it."""
-    try:
-        value = json.loads(arguments or "{}")
-    except ValueError:
-        try:
-            value = from_json(arguments, allow_partial=True)
-        except ValueError:
-            value = {}
-    return value if isinstance(value, dict) else {}

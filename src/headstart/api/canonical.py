@@ -26,6 +26,11 @@ class Choice:
     parallel: bool = True
     allowed: tuple[str, ...] | None = None
 
+    @classmethod
+    def among(cls, mode: Literal["auto", "required"], allowed: tuple[str, ...], parallel: bool) -> Choice:
+        """A choice among some tools: if it must be made of one, that one is named."""
+        return cls(mode, allowed[0] if mode == "required" and len(allowed) == 1 else None, parallel, allowed)
+
 
 @dataclass(frozen=True, slots=True)
 class Format:

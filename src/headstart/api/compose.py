@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from starlette.requests import Request as HttpRequest
+
+from headstart.api import tenants
 from headstart.api.canonical import Dialogue, Format, Tool
 from headstart.api.draft import Reading
 from headstart.api.normalise import normalise, normalise_reply
 from headstart.api.service import Service
 from headstart.api.teller import Teller
+from headstart.core.explain import Explanation
 from headstart.core.grammar import Grammar, grammar_for
 from headstart.core.prompt import Prompt
+from headstart.core.record import Record
 from headstart.engines.base import Sampling
-from headstart.errors import InvalidRequest
+from headstart.errors import ContextTooLong, InvalidRequest
 from headstart.runtime.request import Request
 from headstart.runtime.runtime import Runtime
+
+_SCHEMA = "failed to compile JSON schema: "
+"""llguidance's words in front of what is wrong with a schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,13 @@ class Asked:
 
 
 def prompt_of(service: Service, runtime: Runtime, dialogue: Dialogue, *, spelled: bool = True) -> tuple[Dialogue, Prompt]:
-    """A dialogue in its canonical form, and its prompt. Raises what `Runtime.chat_prompt` raises."""
+    """A dialogue in its canonical form, and its prompt.
+
+    Raises what `Runtime.chat_prompt` raises, and InvalidRequest if two tools have the same name.
+    """
+    names = Counter(tool["function"]["name"] for tool in dialogue.tools)
+    if twice := next((name for name, times in names.items() if times > 1), None):
+        raise InvalidRequest(f"Invalid 'tools': two have the name '{twice[:100]}'.", param="tools")
     dialogue, begun = _begun(normalise(dialogue, service.ground, service.keep_noise))
     prompt = runtime.chat_prompt(
         dialogue.messages,
@@ -55,6 +70,14 @@ def prompt_of(service: Service, runtime: Runtime, dialogue: Dialogue, *, spelled
         **dialogue.extra,
     )
     return dialogue, prompt
+
+
+def count(service: Service, runtime: Runtime, dialogue: Dialogue) -> int:
+    """Tokens of a dialogue's prompt, also of one that is too long to be answered: clients count to know when to compact."""
+    try:
+        return len(prompt_of(service, runtime, dialogue)[1])
+    except ContextTooLong as error:
+        return error.prompt_tokens
 
 
 def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wishes, seed: str) -> tuple[Request, Reading]:
@@ -81,9 +104,31 @@ def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wish
         ignore_eos=wishes.ignore_eos,
         grammar=_grammar(runtime, reading),
         visible=runtime.prompter.visible,
+        alias=seed,
         returns=lambda text: normalise_reply(reading.message(text), dialogue, service.ground, service.keep_noise),
     )
     return request, reading
+
+
+Told = Callable[[Explanation | None], Explanation | None]
+"""What is to be told of a request, by why it computed what it computed."""
+
+
+def compared(runtime: Runtime, request: HttpRequest, made: Request, named: str | None) -> Told:
+    """How to explain a request whose caller wants it compared with the one whose answer it has `named`.
+
+    Where both go on alike, only what was not kept is told; where that request is forgotten, what differs from the nearest.
+    """
+    tenant = tenants.told(request.scope.get("tenant", tenants.OPEN), made.prompt.salt)
+
+    def seen(record: Record) -> bool:
+        return (record.alias, record.salt, record.tenant) == (named, made.prompt.salt, tenant)
+
+    record = runtime.scheduler.history.last(seen) if named else None
+    if record is None:
+        return lambda own: own
+    found = runtime.compare(made.prompt, record)
+    return lambda own: found or (own if own is not None and own.where is None else None)
 
 
 def remember(service: Service, teller: Teller) -> None:
@@ -103,19 +148,37 @@ def controls_of(runtime: Runtime) -> Mapping[str, int]:
 def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
     dialogue = reading.dialogue
     choice = dialogue.choice
+    tools = callable_tools(dialogue) if reading.tools else ()
     named = {"type": "function", "function": {"name": choice.name}}
-    grammar = grammar_for(
-        reading.family,
-        callable_tools(dialogue) if reading.tools else (),
-        choice.mode if choice.name is None else named,
-        choice.parallel,
-        response_format(dialogue.format),
-        reading.thinking,
-        controls_of(runtime),
-    )
-    if grammar is not None:
-        runtime.check_grammar(grammar, param="response_format" if dialogue.format is not None else "tools")
-    return grammar
+    controls = controls_of(runtime)
+
+    def made(tools: Sequence[Tool], choice: Any, parallel: bool, form: Format | None) -> Grammar | None:
+        return grammar_for(reading.family, tools, choice, parallel, response_format(form), reading.thinking, controls)
+
+    grammar = made(tools, choice.mode if choice.name is None else named, choice.parallel, dialogue.format)
+    if grammar is None:
+        return None
+    param = "response_format" if dialogue.format is not None else "tools"
+    try:
+        return runtime.check_grammar(grammar, salt=dialogue.salt, param=param)
+    except InvalidRequest as error:
+        if _SCHEMA not in error.message:
+            raise
+        # A place in a grammar that nobody sees tells nothing: each schema alone tells which one it is.
+        for tool in tools:
+            what = f"Invalid 'tools': the schema of '{tool['function']['name'][:100]}'"
+            _blame(runtime, made([tool], "required", False, None), what, "tools")
+        _blame(runtime, made((), "none", False, dialogue.format), "Invalid 'response_format': its schema", "response_format")
+        raise
+
+
+def _blame(runtime: Runtime, grammar: Grammar | None, what: str, param: str) -> None:
+    try:
+        if grammar is not None:
+            runtime.check_grammar(grammar)
+    except InvalidRequest as error:
+        said = error.message.partition(_SCHEMA)[2] or error.message
+        raise InvalidRequest(f"{what} cannot be followed: {said}", param=param) from None
 
 
 def response_format(wanted: Format | None) -> Mapping[str, Any] | None:

@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from headstart.api import anthropic_schema, responses_schema, schema
+from headstart.api import anthropic_schema, llama_schema, responses_schema, schema
 from headstart.api.edge import OPEN
 from headstart.api.faults import AnthropicErrorBody, ErrorBody
 
@@ -39,7 +39,7 @@ ANTHROPIC_STREAMED: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {"schema": _EVENT}},
     }
 }
-BODIES = (*schema.BODIES, *responses_schema.BODIES, *anthropic_schema.BODIES)
+BODIES = (*schema.BODIES, *llama_schema.BODIES, *responses_schema.BODIES, *anthropic_schema.BODIES)
 _REF = "#/components/schemas/{model}"
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from blake3 import blake3
 
 from headstart.api.canonical import Dialogue
+from headstart.api.inputs import is_object
 from headstart.core.families import Family
 from headstart.core.parsing import Arguments, Calling, Parser, Piece, Said, Thought, message_of
 from headstart.core.template import Message
@@ -74,7 +75,8 @@ class Draft:
 
     Attributes:
         reading: None where text is all there is.
-        said, thought, called: what the caller was told so far.
+        pieces: what the caller was told so far, in the order in which the model wrote it.
+        said, thought, called: the same by kind.
         prompt_logprobs: those of its prompt, if they were asked for.
         finish: how it ended; `stopped_by`: the stop text that ended it.
         reasoning_tokens: about how many tokens were thought: those with which more of a thought became certain.
@@ -86,6 +88,7 @@ class Draft:
     index: int
     choice: int = 0
     reading: Reading | None = None
+    pieces: list[Piece] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     thought: list[str] = field(default_factory=list)
     called: list[Called] = field(default_factory=list)
@@ -112,18 +115,19 @@ class Draft:
         self.deltas += 1
         self.logprobs.extend(event.logprobs)
         if self._parser is None:
-            self.said.append(event.text)
-            return (Said(event.text),) if event.text else ()
+            return self._keep([Said(event.text)] if event.text else [])
         pieces = self._keep(self._parser.feed(event.text))
         self.reasoning_tokens += any(isinstance(piece, Thought) for piece in pieces)
         return pieces
 
     def end(self, event: Finished) -> Sequence[Piece]:
         """What is still to be told when it is complete."""
-        pieces = self._keep(self._parser.end()) if self._parser is not None else ()
+        pieces = self._keep(self._parser.end(cut=event.reason == "length")) if self._parser is not None else ()
         self.report = event.report
         self.stopped_by = event.stopped_by
-        self.finish = "tool_calls" if self.called and event.reason == "stop" else event.reason
+        self.finish = event.reason
+        if self.called and event.reason == "stop" and all(is_object(one.arguments) for one in self.called):
+            self.finish = "tool_calls"
         return pieces
 
     @property
@@ -148,6 +152,7 @@ class Draft:
         return self.reading.complete(message) if self.reading is not None else message
 
     def _keep(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        self.pieces += pieces
         for piece in pieces:
             if isinstance(piece, Said):
                 self.said.append(piece.text)

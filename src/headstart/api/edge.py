@@ -18,8 +18,8 @@ from headstart.errors import RequestError
 OPEN = frozenset({"/", "/health", "/v1/health"})
 """Routes that need no key."""
 
-OF_ALL = frozenset({"/metrics", "/slots"})
-"""Routes that tell of all tenants: where these are kept apart, for the operator only."""
+OF_ALL = ("/metrics", "/slots")
+"""Routes about all tenants, with all below them: where these are kept apart, for the operator only."""
 
 ID_HEADERS = (b"x-request-id", b"request-id")
 """Where OpenAI's clients look for a request's id, and where Anthropic's do."""
@@ -77,8 +77,8 @@ class Edge:
             return Unauthorized("Give an API key: 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
         scope["tenant"] = key.tenant
         scope["operator"] = key.operator or not self._service.policy.isolates
-        if path in OF_ALL and not scope["operator"]:
-            return Forbidden(f"{path} tells of all tenants: it needs the key that is named '{OPERATOR}' in --api-key-file.")
+        if not scope["operator"] and any(path == one or path.startswith(f"{one}/") for one in OF_ALL):
+            return Forbidden(f"{path} is about all tenants: it needs the key that is named '{OPERATOR}' in --api-key-file.")
         return None
 
 

@@ -33,7 +33,7 @@ class ErrorObject(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The form of errors, except on Anthropic's paths."""
+    """The form of errors, except to Anthropic's clients."""
 
     error: ErrorObject
 
@@ -44,7 +44,7 @@ class AnthropicErrorObject(BaseModel):
 
 
 class AnthropicErrorBody(BaseModel):
-    """The form of errors on Anthropic's paths."""
+    """The form of errors to Anthropic's clients."""
 
     type: Literal["error"]
     error: AnthropicErrorObject
@@ -141,9 +141,17 @@ OPENAI = Form(_openai, _status)
 ANTHROPIC = Form(_anthropic, _anthropic_status)
 
 
-def form_of(path: str) -> Form:
-    """The form of errors on a path."""
-    return ANTHROPIC if path == "/v1/messages" or path.startswith("/v1/messages/") else OPENAI
+def form_of(scope: Scope) -> Form:
+    """The form of errors of a request: its path's. On the path of models, which both vendors have, its header says whose."""
+    path: str = scope["path"]
+    if _under("/v1/messages", path):
+        return ANTHROPIC
+    asks = any(name == b"anthropic-version" for name, _ in scope["headers"])
+    return ANTHROPIC if asks and _under("/v1/models", path) else OPENAI
+
+
+def _under(root: str, path: str) -> bool:
+    return path == root or path.startswith(root + "/")
 
 
 def answer(error: Exception, scope: Scope) -> JSONResponse:
@@ -153,7 +161,7 @@ def answer(error: Exception, scope: Scope) -> JSONResponse:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    form = form_of(scope["path"])
+    form = form_of(scope)
     return JSONResponse(form.body(error, scope.get("request_id", "")), form.status(error), headers)
 
 

@@ -14,8 +14,9 @@ from headstart.api.answer import answer
 from headstart.api.compose import Asked, controls_of, response_format
 from headstart.api.describe import ERRORS, STREAMED, takes
 from headstart.api.draft import Draft
+from headstart.api.llama_schema import LlamaRequest
 from headstart.api.openai import told, wishes
-from headstart.api.schema import LlamaRequest, parse
+from headstart.api.schema import parse
 from headstart.api.service import Service
 from headstart.api.teller import Teller, frame
 from headstart.api.wire import timings_so_far, token_scores

@@ -32,6 +32,8 @@ async def model(request: HttpRequest, model_id: str) -> Response:
 
 def _card(service: Service) -> dict[str, object]:
     runtime = service.ready()
+    # Where the file lies is the operator's own business.
+    details = {name: value for name, value in runtime.engine.facts.details.items() if name != "path"}
     return {
         "id": service.model_id,
         "object": "model",
@@ -44,5 +46,5 @@ def _card(service: Service) -> dict[str, object]:
         "max_input_tokens": runtime.ctx - 1,
         "max_tokens": runtime.ctx - 1,
         "aliases": list(service.aliases),
-        "meta": {"n_ctx": runtime.ctx, "n_vocab": runtime.engine.tokenizer.n_vocab, **runtime.engine.facts.details},
+        "meta": {"n_ctx": runtime.ctx, "n_vocab": runtime.engine.tokenizer.n_vocab, **details},
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 from headstart.api.canonical import Dialogue, Message
 from headstart.api.recall import Line, Recall
-from headstart.core.arguments import canonical_arguments, canonical_tool
+from headstart.core.arguments import HINTS, canonical_arguments, canonical_tool
 from headstart.core.template import Template
 from headstart.errors import ConfigError
 
@@ -24,8 +24,8 @@ JOIN = "\n"
 BETWEEN = "\n\n"
 """Between messages that a template takes as one only."""
 
-HINTS = frozenset({"cache_control", "prompt_cache_breakpoint"})
-"""Keys that tell a cache something and a model nothing."""
+MOST_MARKS = 4
+"""Breakpoints that are looked at, the last ones: what a vendor allows. Each costs tokenising what is before it."""
 
 _MARKS = "\0marks"
 """Where a message's parts had hints, between `parts` and `hints`: characters of its content."""
@@ -128,8 +128,10 @@ def _merged(messages: Sequence[Message]) -> Message:
         own = parts_of(message)
         if parts and own:
             parts[-1] = {**parts[-1], "text": parts[-1]["text"] + BETWEEN.removesuffix(JOIN)}
+        if own:  # a message's own hints are about its end, which is no message's any more
+            own[-1] = {**own[-1], **{key: message[key] for key in HINTS & message.keys()}}
         parts += own
-    return {**messages[0], "content": parts}
+    return {**{key: item for key, item in messages[0].items() if key not in HINTS}, "content": parts}
 
 
 def _parts(dialogue: Dialogue, ground: Ground) -> Dialogue:
@@ -160,7 +162,7 @@ def _hints(dialogue: Dialogue, ground: Ground) -> Dialogue:
         dialogue,
         messages=tuple(map(_without_hints, dialogue.messages)),
         tools=tuple(map(_without_hints, dialogue.tools)),
-        breakpoints=tuple(dict.fromkeys(breakpoints)),
+        breakpoints=tuple(sorted(set(breakpoints))[-MOST_MARKS:]),
     )
 
 
@@ -198,12 +200,15 @@ def _schemas(dialogue: Dialogue, ground: Ground) -> Dialogue:
 
 
 def _reasoning(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    if not ground.recall.replies:
+        return dialogue
     line = Line(dialogue.salt)
     messages = list(dialogue.messages)
     for number, message in enumerate(messages):
-        if message["role"] == "assistant" and not message.get("reasoning_content"):
+        if message["role"] == "assistant":
             reasoning = ground.recall.reasoning(line, message)
-            if reasoning is not None:
+            # openai's stream helper for Node keeps the last delta only of a field that it does not know.
+            if reasoning is not None and reasoning.rstrip().endswith((message.get("reasoning_content") or "").rstrip()):
                 messages[number] = {**message, "reasoning_content": reasoning}
         line.add(message)
     return replace(dialogue, messages=tuple(messages))
@@ -223,9 +228,9 @@ RULES: tuple[Rule, ...] = (
     Rule("billing", "Claude Code's first system block, which names its version and differs between conversations", _billing),
     Rule("roles", "developer and system; system messages where a template takes none, as a user's; one user in a row", _roles),
     Rule("parts", "a text, and a list of parts with that text", _parts),
-    Rule("hints", "cache_control and prompt_cache_breakpoint: their places become checkpoints", _hints),
+    Rule("hints", "cache_control and prompt_cache_breakpoint: the places of the last four become checkpoints", _hints),
     Rule("schemas", "tools in another spacing or order of keys", _schemas),
     Rule("arguments", "arguments of tool calls in another spacing or order of keys", _arguments),
-    Rule("reasoning", "a reply without the reasoning that it came with", _reasoning, remembers=True),
+    Rule("reasoning", "a reply without the reasoning that it came with, or with its end only", _reasoning, remembers=True),
     Rule("clock", "the date that a template writes: the one of the conversation's first request", _clock, remembers=True),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from headstart.api.answer import answer
 from headstart.api.canonical import Dialogue, Message
-from headstart.api.compose import Asked, Wishes, compose, prompt_of, remember
+from headstart.api.compose import Asked, Wishes, compose, count, prompt_of, remember
 from headstart.api.describe import ERRORS, STREAMED, takes
 from headstart.api.schema import ChatMessage, ChatRequest, CompletionRequest, Conversation, Generation, TemplateRequest, parse
 from headstart.api.service import Service, service_of
@@ -41,22 +42,26 @@ async def completions(request: HttpRequest) -> Response:
 
 @router.post("/v1/chat/completions/input_tokens", openapi_extra=takes(TemplateRequest), responses=ERRORS)
 async def input_tokens(request: HttpRequest) -> Response:
-    """Counts the tokens of a conversation."""
-    prompt = await render(request)
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt)})
+    """Counts the tokens of a conversation, also of one that is too long to be continued."""
+    service, runtime, said = await _said(request)
+
+    def counted() -> int:
+        return count(service, runtime, said())
+
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(counted)})
 
 
 async def render(request: HttpRequest) -> Prompt:
     """The prompt of a body with messages."""
+    service, runtime, said = await _said(request)
+    return await asyncio.to_thread(lambda: prompt_of(service, runtime, said())[1])
+
+
+async def _said(request: HttpRequest) -> tuple[Service, Runtime, Callable[[], Dialogue]]:
     service = service_of(request)
     runtime = service.ready()
     data = await service.body(request)
-
-    def build() -> Prompt:
-        form = parse(TemplateRequest, data)
-        return prompt_of(service, runtime, dialogue_of(form, service.salt(request)))[1]
-
-    return await asyncio.to_thread(build)
+    return service, runtime, lambda: dialogue_of(parse(TemplateRequest, data), service.salt(request))
 
 
 def dialogue_of(form: Conversation, salt: str = "") -> Dialogue:
@@ -75,7 +80,11 @@ def _message(form: ChatMessage) -> Message:
     spelled = message.pop("reasoning", None)
     if spelled and "reasoning_content" not in message:
         message["reasoning_content"] = spelled
-    return {"content": "", **message}
+    refusal, call = message.pop("refusal", ""), message.pop("function_call", None)
+    if call is not None and "tool_calls" not in message:
+        message["tool_calls"] = [{"type": "function", "function": call}]
+    role = "tool" if form.role == "function" else form.role
+    return {**message, "role": role, "content": message.get("content") or refusal}
 
 
 def effort(given: str | None) -> dict[str, Any]:

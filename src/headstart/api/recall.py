@@ -17,11 +17,14 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Key, Value]):
-    """The values that were used last. `limit`: most of them; `size`: most of what `weigh` sums up to."""
+    """The values that were used last. `limit`: most of them; `size`: most of what `weigh` sums up to.
+
+    What alone outweighs `size` is not kept: it would put out all the others.
+    """
 
     def __init__(self, limit: int, size: int, weigh: Callable[[Value], int] = lambda value: 1) -> None:
         self._limit = limit
-        self._room = size
+        self._size = self._room = size
         self._weigh = weigh
         self._known: OrderedDict[Key, Value] = OrderedDict()
         self._lock = threading.Lock()
@@ -37,18 +40,18 @@ class Recent(Generic[Key, Value]):
 
     def put(self, key: Key, value: Value) -> None:
         with self._lock:
-            if key in self._known:
-                self._room += self._weigh(self._known.pop(key))
+            self._remove(key)
+            if self._weigh(value) > self._size:
+                return
             self._known[key] = value
-            self._room -= self._weigh(value)
+            self._room -= self._enter(value)
             while len(self._known) > self._limit or self._room < 0:
-                self._room += self._weigh(self._known.popitem(last=False)[1])
+                self._remove(next(iter(self._known)))
 
     def drop(self, key: Key) -> None:
         """Forgets a key, if it is there."""
         with self._lock:
-            if key in self._known:
-                self._room += self._weigh(self._known.pop(key))
+            self._remove(key)
 
     def first(self, key: Key, make: Callable[[], Value]) -> Value:
         """The value of a key, made if there is none."""
@@ -57,6 +60,18 @@ class Recent(Generic[Key, Value]):
             found = make()
             self.put(key, found)
         return found
+
+    def _remove(self, key: Key) -> None:
+        if key in self._known:
+            self._room += self._leave(self._known.pop(key))
+
+    def _enter(self, value: Value) -> int:
+        """What a value adds to what is held; less than it weighs where it shares something with others."""
+        return self._weigh(value)
+
+    def _leave(self, value: Value) -> int:
+        """What is held no longer without it."""
+        return self._weigh(value)
 
 
 @dataclass(frozen=True)
@@ -83,6 +98,11 @@ class Recall:
         self._began: Recent[bytes, Clock] = Recent(limit, limit)
         self._told: Recent[bytes, bool] = Recent(limit, limit)
 
+    @property
+    def replies(self) -> int:
+        """How many replies are remembered."""
+        return len(self._reasoning)
+
     def reply(self, salt: str, messages: Sequence[Mapping[str, Any]], message: Mapping[str, Any]) -> None:
         """Remembers a reply to a canonical conversation."""
         if reasoning := message.get("reasoning_content"):
@@ -93,7 +113,7 @@ class Recall:
 
     def reasoning(self, line: Line, message: Mapping[str, Any]) -> str | None:
         """The reasoning of a reply that came back without it: known by a call's id, or by all that was said before."""
-        return self._reasoning.get(line.name(message)) if len(self._reasoning) else None
+        return self._reasoning.get(line.name(message))
 
     def told(self, salt: str, message_id: str) -> None:
         """Remembers that an answer was given."""

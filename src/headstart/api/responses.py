@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from headstart.api.answer import answer
 from headstart.api.canonical import Choice, Dialogue
-from headstart.api.compose import Asked, compose, prompt_of, remember
+from headstart.api.compose import Asked, compared, compose, count, remember
 from headstart.api.describe import ERRORS, STREAMED, takes
 from headstart.api.openai import effort, wishes
 from headstart.api.responses_items import Item, Tools, messages_of, tools_of
@@ -30,11 +30,15 @@ from headstart.runtime.runtime import Runtime
 router = APIRouter()
 
 
-def _whose(request: HttpRequest, cache_salt: Annotated[str | None, Query(min_length=1, max_length=1024)] = None) -> str:
-    """Whose a stored response is: without the `cache_salt` of the body that made it, it is another tenant's."""
+Who = Annotated[str | None, Query(max_length=1024)]
+
+
+def _whose(request: HttpRequest, cache_salt: Who = None, user: Who = None) -> str:
+    """Whose a stored response is: without the `cache_salt` of the body that made it, it is another tenant's; where users
+    are kept apart, without its `user` too."""
     service = service_of(request)
     service.ready()
-    return service.salt(request, None, cache_salt)
+    return service.salt(request, user or None, cache_salt or None)
 
 
 Whose = Annotated[str, Depends(_whose)]
@@ -53,17 +57,16 @@ async def responses(request: HttpRequest) -> Response:
 
 @router.post("/v1/responses/input_tokens", openapi_extra=takes(ResponsesInput), responses=ERRORS)
 async def input_tokens(request: HttpRequest) -> Response:
-    """Counts the tokens of what a response would answer."""
+    """Counts the tokens of what a response would answer, also of what is too long for one."""
     service = service_of(request)
     runtime = service.ready()
     data = await service.body(request)
 
-    def count() -> int:
-        form = parse(ResponsesInput, data)
-        dialogue, _ = Said(service, request, form).dialogue()
-        return len(prompt_of(service, runtime, dialogue)[1])
+    def counted() -> int:
+        dialogue, _ = Said(service, request, parse(ResponsesInput, data)).dialogue()
+        return count(service, runtime, dialogue)
 
-    return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(count)})
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(counted)})
 
 
 @router.post("/v1/responses/compact", openapi_extra=takes(ResponsesInput), responses=ERRORS)
@@ -118,17 +121,16 @@ class Said:
 
     Raises:
         UnknownResponse: it goes on from a response, or refers to an item, that is not stored.
-        InvalidRequest: it says nothing, or its tools cannot be told apart.
+        InvalidRequest: it says nothing.
     """
 
     def __init__(self, service: Service, request: HttpRequest, form: ResponsesInput, id: str = PREFIX) -> None:
         service.check_model(form.model)
         self.form = form
         self.salt = service.salt(request, form.safety_identifier or form.user, form.cache_salt)
-        self.owner = service.salt(request, None, form.cache_salt)  # of what is stored: asking for it names no user
         self.before: Stored | None = None
         if form.previous_response_id is not None:
-            self.before = service.responses.get(self.owner, form.previous_response_id, "previous_response_id")
+            self.before = service.responses.get(self.salt, form.previous_response_id, "previous_response_id")
         self.own = identified(self._items(service), id)
         self.tools = tools_of(form.tools or ())
 
@@ -156,7 +158,7 @@ class Said:
         if isinstance(given, str):
             return [{"type": "message", "role": "user", "content": given}]
         items = [item.model_dump(exclude_none=True) for item in given]
-        return [service.responses.item(self.owner, item["id"]) if _refers(item) else item for item in items]
+        return [service.responses.item(self.salt, item["id"]) if _refers(item) else item for item in items]
 
 
 def _refers(item: Item) -> bool:
@@ -185,12 +187,12 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
     made, reading = compose(service, runtime, dialogue, asked, id)
     summary = (reasoning.summary or reasoning.generate_summary) if reasoning is not None else None
     summary = None if summary == "none" else summary
-    compared = options.comparison_response_id if options is not None else None
+    compared_id = options.comparison_response_id if options is not None else None
 
     def keep(response: dict[str, Any]) -> None:
-        service.responses.meet(said.owner, id)
+        service.responses.meet(said.salt, id)
         if form.store is not False:
-            service.responses.put(said.owner, Stored.of(response, said.own, said.before))
+            service.responses.put(said.salt, Stored.of(response, said.own, said.before))
 
     teller = Told(
         _head(service, runtime, form, made, id, summary),
@@ -200,7 +202,8 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
         summarised=summary is not None,
         sealed=form.includes("reasoning.encrypted_content"),
         logprobs=form.logprobs is not None,
-        known=None if compared is None else service.responses.met(said.owner, compared),
+        known=None if compared_id is None else service.responses.met(said.salt, compared_id),
+        told=compared(runtime, request, made, compared_id),
         keep=keep,
     )
     return Asked([made], teller, bool(form.stream), lambda: remember(service, teller))

@@ -15,7 +15,7 @@ from typing import Any
 
 from headstart.api.canonical import Message, Tool
 from headstart.api.responses_schema import ResponsesTool
-from headstart.errors import InvalidRequest
+from headstart.core.values import json_value
 
 Item = dict[str, Any]
 
@@ -129,7 +129,7 @@ def as_arguments(text: str) -> str:
 def as_text(arguments: str) -> str:
     """The text that the arguments of a custom tool's call hold; the arguments themselves if they are something else."""
     try:
-        return str(json.loads(arguments)["input"])
+        return str(json_value(arguments)["input"])
     except (ValueError, KeyError, TypeError):
         return arguments
 
@@ -161,7 +161,7 @@ class Tools:
 
 
 def tools_of(given: Sequence[ResponsesTool]) -> Tools:
-    """Raises InvalidRequest if two have the same name."""
+    """What a body's tools are to a model."""
     offered: list[Tool] = []
     named: dict[str, Called] = {}
     ignored: list[str] = []
@@ -172,8 +172,6 @@ def tools_of(given: Sequence[ResponsesTool]) -> Tools:
                 add(tool.tools or (), tool.name)
             elif tool.type in ("function", "custom") and tool.name is not None:
                 name = _full_name(namespace, tool.name)
-                if name in named:
-                    raise InvalidRequest(f"Invalid 'tools': two have the name '{name[:100]}'.", param="tools")
                 named[name] = Called(tool.name, namespace, tool.type == "custom")
                 offered.append({"type": "function", "function": _function(tool, name)})
             else:

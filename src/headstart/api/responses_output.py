@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from headstart.api.inputs import is_object
 from headstart.api.responses_items import Item, Tools, as_text, seal
 from headstart.api.responses_schema import Status
 from headstart.core.parsing import Arguments, Calling, Piece, Said, Thought
@@ -118,7 +119,14 @@ class Summarised(Reasoning):
         yield from self._finished(status, {"summary": [part]})
 
 
-class FunctionCall(Growing):
+class Call(Growing):
+    """A call; `incomplete` if it breaks off, or if its arguments are no JSON object."""
+
+    def end(self, status: Status) -> Iterator[Told]:
+        yield from super().end(status if is_object(self.text) else "incomplete")
+
+
+class FunctionCall(Call):
     kind = "function_call"
 
     def __init__(self, item: Item, at: int) -> None:
@@ -134,7 +142,7 @@ class FunctionCall(Growing):
         yield from super().end(status)
 
 
-class CustomCall(Growing):
+class CustomCall(Call):
     """A text comes as JSON arguments, so it is told when it is complete."""
 
     kind = "custom_tool_call"

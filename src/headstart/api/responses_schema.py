@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.schema import Generation, Hinted, TemplateArguments, _Form
+from headstart.api.schema import Effort, Generation, Hinted, TemplateArguments, Whole, _Form, without_images
 from headstart.errors import InvalidRequest
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -26,6 +26,9 @@ PASSED_OVER = frozenset(
         "mcp_list_tools",
         "mcp_approval_request",
         "mcp_approval_response",
+        "mcp_call",
+        "computer_call",
+        "computer_call_output",
         "tool_search_call",
         "tool_search_output",
         "ghost_snapshot",
@@ -95,7 +98,7 @@ class CallOutputItem(Hinted):
     type: Literal["function_call_output", "custom_tool_call_output"]
     id: str | None = None
     call_id: str
-    output: Content
+    output: Annotated[Content, BeforeValidator(without_images)]
 
 
 class ReasoningItem(_Form):
@@ -224,7 +227,7 @@ class TextOptions(_Form):
 
 
 class ReasoningOptions(_Form):
-    effort: Word | None = None
+    effort: Effort = None
     summary: Word | None = None
     generate_summary: Word | None = None
 
@@ -274,7 +277,7 @@ class ResponsesInput(_Form):
             return None
         if given.type == "json_object":
             return Format("json_object")
-        return Format("json_schema", json.dumps(given.json_schema))
+        return Format("json_schema", json.dumps(given.json_schema), bool(given.strict))
 
     @property
     def choice(self) -> Choice:
@@ -285,15 +288,15 @@ class ResponsesInput(_Form):
         if chosen.type != "allowed_tools":
             return Choice("required", chosen.name, parallel)
         names = tuple(tool.name for tool in chosen.tools or () if tool.name is not None)
-        return Choice(chosen.mode, names[0] if chosen.mode == "required" and len(names) == 1 else None, parallel, names)
+        return Choice.among(chosen.mode, names, parallel)
 
 
 class ResponsesRequest(Generation, ResponsesInput):
     """Body of POST /v1/responses. Sampling options beside `temperature` and `top_p` are extensions."""
 
-    max_output_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    max_output_tokens: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
     include: list[str] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     background: bool | None = None
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None

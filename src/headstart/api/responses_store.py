@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.api.recall import Recent
@@ -17,30 +17,89 @@ class UnknownResponse(NotFound):
     code = "response_not_found"
 
 
+@dataclass(eq=False, slots=True)
+class Line:
+    """A line of responses up to one of them; its beginning is shared with all that go on from there.
+
+    Attributes:
+        items: what the last one added.
+        size: characters of these, about; `total`: of all.
+        users: how many stored responses end here, or held lines go on from here.
+    """
+
+    items: tuple[Item, ...]
+    size: int
+    before: Line | None = None
+    total: int = field(init=False)
+    users: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.total = self.size + (self.before.total if self.before is not None else 0)
+
+    def parts(self) -> Iterator[Line]:
+        """From the last to the first."""
+        part: Line | None = self
+        while part is not None:
+            yield part
+            part = part.before
+
+    def hold(self) -> int:
+        """Takes part in the line; characters that nobody has held before."""
+        new = 0
+        for part in self.parts():
+            part.users += 1
+            if part.users > 1:
+                break
+            new += part.size
+        return new
+
+    def release(self) -> int:
+        """Undoes `hold`; characters that nobody holds any more."""
+        gone = 0
+        for part in self.parts():
+            part.users -= 1
+            if part.users:
+                break
+            gone += part.size
+        return gone
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """An answered response.
 
     Attributes:
-        response: as it was answered.
+        response: as it was answered; `size`: its characters, about.
         input: the items of its own body.
-        context: what a response that follows it begins with: the items of all before it, its own, its output.
-        held: characters of the context, about; `size`: of all.
+        line: what a response that follows it begins with.
     """
 
     response: dict[str, Any]
-    input: tuple[Item, ...]
-    context: tuple[Item, ...]
-    held: int
     size: int
+    input: tuple[Item, ...]
+    line: Line
 
     @classmethod
     def of(cls, response: dict[str, Any], input: tuple[Item, ...], before: Stored | None) -> Stored:
         """What is to be stored of a response that goes on from `before`."""
         new = (*input, *response["output"])
-        held = sum(len(str(item)) for item in new) + (before.held if before is not None else 0)
-        context = (*before.context, *new) if before is not None else new
-        return cls(response, input, context, held, held + len(str(response)))
+        line = Line(new, sum(len(str(item)) for item in new), before.line if before is not None else None)
+        return cls(response, len(str(response)), input, line)
+
+    @property
+    def context(self) -> tuple[Item, ...]:
+        """The items of all before it, its own, its output."""
+        return tuple(item for part in reversed([*self.line.parts()]) for item in part.items)
+
+
+class _Lines(Recent[tuple[str, str], Stored]):
+    """Stored responses. What several share is counted once."""
+
+    def _enter(self, value: Stored) -> int:
+        return value.size + value.line.hold()
+
+    def _leave(self, value: Stored) -> int:
+        return value.size + value.line.release()
 
 
 class Responses:
@@ -48,11 +107,11 @@ class Responses:
 
     Args:
         limit: most of them.
-        size: most characters of all together. A line of responses shares its items, but each counts them as its own.
+        size: most characters of all together. A line of responses shares its items, and they are counted once.
     """
 
     def __init__(self, limit: int = 4096, size: int = 64_000_000) -> None:
-        self._stored: Recent[tuple[str, str], Stored] = Recent(limit, size, lambda stored: stored.size)
+        self._stored = _Lines(limit, size, lambda stored: stored.size + stored.line.total)
         self._met: Recent[tuple[str, str], bool] = Recent(limit, limit)
 
     def meet(self, salt: str, id: str) -> None:

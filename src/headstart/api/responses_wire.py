@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headstart.api.compose import Told as Explained
 from headstart.api.diagnostics import responses
 from headstart.api.draft import Draft, Reading
 from headstart.api.faults import message_of
@@ -31,6 +32,7 @@ class Response(Teller):
         output: of its reply.
         keep: given the object when it is complete, before it is told.
         known: whether the response that it is to be compared with is known; None if there is none.
+        told: what is told of that, by the request's own explanation.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Response(Teller):
         sealed: bool,
         logprobs: bool,
         known: bool | None,
+        told: Explained,
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
         super().__init__([request], reading)
@@ -51,6 +54,7 @@ class Response(Teller):
         self._tools = tools
         self._logprobs = logprobs
         self._known = known
+        self._told = told
         self._keep = keep
         self._fills = request.max_tokens == 0
         self._number = 0
@@ -119,7 +123,7 @@ class Response(Teller):
             **account(summary),
         }
         if self._known is not None:
-            whole["prompt_cache_diagnostics"] = responses(summary.explanation, known=self._known)
+            whole["prompt_cache_diagnostics"] = responses(self._told(summary.explanation), known=self._known)
         if self._tools.ignored:
             whole["headstart"]["ignored_tools"] = list(self._tools.ignored)
         self._keep(whole)

@@ -7,11 +7,13 @@ prompt; of them only those that headstart reads are named here.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -25,15 +27,22 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError, from_json
 
 from headstart.api.canonical import Choice, Format
+from headstart.core.values import countable
 from headstart.errors import InvalidRequest
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""An integer, also written as 1.0: to JSON these are the same."""
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
-RESERVED = frozenset(
-    "self part messages tools salt spelled generation begun breakpoints add_generation_prompt strftime_now".split()
-)
+RESERVED = frozenset("self messages tools salt spelled generation begun breakpoints add_generation_prompt strftime_now".split())
 """Names in `chat_template_kwargs` that would replace what the request itself says."""
 
 
@@ -45,6 +54,16 @@ def _nothing_reserved(value: dict[str, Any]) -> dict[str, Any]:
 
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_nothing_reserved)]
 
+EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
+"""How much to think, in the words of all vendors. Others come with newer clients, and say nothing here."""
+
+
+def _known_effort(value: str | None) -> str | None:
+    return value if value in EFFORTS else None
+
+
+Effort = Annotated[str | None, AfterValidator(_known_effort)]
+
 
 class _Form(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
@@ -52,10 +71,7 @@ class _Form(BaseModel):
 
 _SPEAKING: list[JsonDict] = [
     {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
-    {
-        "required": ["role", "tool_calls"],
-        "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
-    },
+    {"required": ["role"], "properties": {"role": {"const": "assistant"}}},
 ]
 """What `ChatMessage._says_something` asks, for the document."""
 
@@ -68,7 +84,7 @@ class Hinted(_Form):
 
 
 class TextPart(Hinted):
-    """A part of a message's content. Only text can be read."""
+    """A part of a message's content. Only text can be read; a refusal is text too."""
 
     type: Literal["text"]
     text: str
@@ -77,11 +93,28 @@ class TextPart(Hinted):
     @classmethod
     def _only_text(cls, value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
+        if kind == "refusal":
+            return {**value, "type": "text", "text": value.get("refusal")}
         if isinstance(kind, str) and kind != "text":
             raise PydanticCustomError(
                 "content_part", "has a part of type '{kind}': this server reads text only", {"kind": kind[:40]}
             )
         return value
+
+
+IMAGE_LEFT_OUT = "[image left out: this server reads text only]"
+
+
+def without_images(content: Any) -> Any:
+    """The content of a tool's result with a line for each image: the model has not chosen to be shown one."""
+
+    def read(part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("image", "image_url", "input_image"):
+            return part
+        return {**part, "type": "text", "text": IMAGE_LEFT_OUT}
+
+    return list(map(read, content)) if isinstance(content, list) else content
 
 
 class FunctionCall(_Form):
@@ -96,22 +129,31 @@ class ToolCall(_Form):
 
 
 class ChatMessage(Hinted):
+    """A message. `function` and `function_call` are what `tool` and `tool_calls` were once."""
+
     model_config = ConfigDict(json_schema_extra={"anyOf": [*_SPEAKING]})
 
-    role: Literal["developer", "system", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    refusal: str | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _readable(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("role") in ("tool", "function"):
+            return {**value, "content": without_images(value.get("content"))}
+        return value
+
     @model_validator(mode="after")
     def _says_something(self) -> ChatMessage:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise PydanticCustomError(
-                "content_missing", "needs content: only an assistant's message with tool_calls may have none"
-            )
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError("content_missing", "needs content: only an assistant's message may have none")
         return self
 
 
@@ -153,6 +195,18 @@ class NamedTool(_Form):
     function: Named
 
 
+class AllowedTools(_Form):
+    mode: Literal["auto", "required"] = "auto"
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
+class AllowedChoice(_Form):
+    """Tools that may be called. The others stay in the prompt, which is the same for every choice."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class JsonSchema(_Form):
     """`schema` is a JSON schema. With `strict` what cannot be guaranteed is refused."""
 
@@ -183,13 +237,13 @@ class Generation(_Form):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=16)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[Whole, Field(ge=1, le=16)] | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    max_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -203,8 +257,8 @@ class Generation(_Form):
     return_progress: bool | None = None
     timings_per_token: bool | None = None
     ignore_eos: bool | None = None
-    n_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = None
-    id_slot: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    n_predict: Annotated[Whole, Field(ge=-2, lt=2**31)] | None = None
+    id_slot: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -218,23 +272,25 @@ class Conversation(_Form):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: list[Tool] | None = None
     chat_template_kwargs: TemplateArguments | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort = None
     continue_final_message: bool | None = None
 
 
 class ChatRequest(Generation, Conversation):
     """Body of POST /v1/chat/completions. `grammar`, `json_schema` and `guided_…`: llama-server's and vLLM's formats."""
 
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedChoice, Field(discriminator="type")] | None
+    ) = None
     parallel_tool_calls: bool | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
     guided_json: dict[str, Any] | None = None
     guided_regex: str | None = None
 
-    max_completion_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
 
     @property
@@ -257,6 +313,9 @@ class ChatRequest(Generation, Conversation):
         parallel = self.parallel_tool_calls is not False
         if isinstance(self.tool_choice, NamedTool):
             return Choice("required", self.tool_choice.function.name, parallel)
+        if isinstance(self.tool_choice, AllowedChoice):
+            given = self.tool_choice.allowed_tools
+            return Choice.among(given.mode, tuple(tool.function.name for tool in given.tools), parallel)
         return Choice(self.tool_choice or "auto", None, parallel)
 
     @model_validator(mode="after")
@@ -299,8 +358,8 @@ class CompletionRequest(Generation):
 
     prompt: Prompts
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=16)] | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[Whole, Field(ge=1, le=16)] | None = None
     suffix: str | None = None
 
     @model_validator(mode="after")
@@ -319,67 +378,6 @@ class CompletionRequest(Generation):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return list(self.prompt)
-
-
-def _llama_prompt(value: Any) -> str | None:
-    if isinstance(value, str):
-        return "text"
-    if not isinstance(value, list):
-        return None
-    plain = any(isinstance(part, int) for part in value) or not value
-    return "mixed" if plain else "several"
-
-
-Mixed = Annotated[list[str | TokenId], Field(min_length=1)]
-LlamaPrompt = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[Mixed, Tag("mixed")]
-    | Annotated[list[str | Mixed], Field(min_length=1, max_length=2048), Tag("several")],
-    Discriminator(
-        _llama_prompt,
-        custom_error_type="prompt_kind",
-        custom_error_message="Input should be a text, a list of tokens and texts, or a list of either",
-    ),
-]
-
-
-class LlamaRequest(Generation):
-    """Body of POST /completion, in llama-server's own form. `n_predict` 0 only fills the cache."""
-
-    prompt: LlamaPrompt
-    n_probs: Annotated[int, Field(ge=0, le=100)] | None = None
-    n_cmpl: Annotated[int, Field(ge=1, le=16)] | None = None
-    return_tokens: bool | None = None
-    grammar: str | None = None
-    json_schema: dict[str, Any] | None = None
-
-    @field_validator("logit_bias", mode="before")
-    @classmethod
-    def _bias_in_pairs(cls, value: Any) -> Any:
-        if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
-            return value
-        return {str(token): -100.0 if bias is False else bias for token, bias in value}
-
-    @model_validator(mode="after")
-    def _one_format(self) -> LlamaRequest:
-        if self.grammar is not None and self.json_schema is not None:
-            raise InvalidRequest("Invalid 'grammar': a reply can have one format only.", param="grammar")
-        return self
-
-    @property
-    def prompts(self) -> list[str | list[str | int]]:
-        """Each prompt, as a text or as tokens and texts."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if any(isinstance(part, int) for part in self.prompt):
-            return [[part for part in self.prompt if not isinstance(part, list)]]
-        return [part for part in self.prompt if not isinstance(part, int)]
-
-    @property
-    def format(self) -> Format | None:
-        if self.json_schema is not None:
-            return Format("json_schema", json.dumps(self.json_schema))
-        return Format("grammar", self.grammar) if self.grammar else None
 
 
 class TemplateRequest(Conversation):
@@ -404,7 +402,6 @@ class DetokenizeRequest(_Form):
 BODIES: tuple[type[_Form], ...] = (
     ChatRequest,
     CompletionRequest,
-    LlamaRequest,
     TemplateRequest,
     TokenizeRequest,
     DetokenizeRequest,
@@ -425,9 +422,12 @@ def parse(form: type[Form], data: bytes) -> Form:
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
     try:
-        return form.model_validate(value)
+        found = form.model_validate(value)
     except ValidationError as error:
         raise condense(error, value) from None
+    if not countable(value):
+        raise InvalidRequest("The body is not valid JSON: a number is out of range.")
+    return found
 
 
 def condense(error: ValidationError, value: Any) -> InvalidRequest:
@@ -447,13 +447,21 @@ def condense(error: ValidationError, value: Any) -> InvalidRequest:
 
 
 def _path(location: tuple[str | int, ...], value: Any, kind: str) -> tuple[str | int, ...]:
-    # pydantic mixes the names of union members into a location; what cannot be followed in the value is one of them.
-    path: list[str | int] = []
-    for number, step in enumerate(location):
-        inside = step in value if isinstance(value, dict) else isinstance(step, int) and isinstance(value, list)
-        if inside:
-            value = value[step]
-        elif not (kind == "missing" and number == len(location) - 1):
-            continue
-        path.append(step)
-    return tuple(path)
+    # pydantic mixes the names of union members into a location, and a key of the value may be called the same.
+    return max(_ways(location, value, kind == "missing"), key=lambda way: (way[1], len(way[0])))[0]
+
+
+def _ways(location: tuple[str | int, ...], value: Any, missing: bool) -> Iterator[tuple[tuple[str | int, ...], bool]]:
+    """Paths in the value that a location may mean, each with whether it takes the last step."""
+    if not location:
+        yield (), True
+        return
+    step, rest = location[0], location[1:]
+    if isinstance(value, list) if isinstance(step, int) else isinstance(value, dict) and step in value:
+        yield from (((step, *way), whole) for way, whole in _ways(rest, value[step], missing))
+    if not rest:
+        yield ((step,), True) if missing else ((), False)
+    elif isinstance(step, str):
+        yield from _ways(rest, value, missing)
+    else:
+        yield (), False

@@ -5,12 +5,13 @@ Clients parse JSON and write it again with their own spacing and order of keys. 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from headstart.core.values import json_value
+
 HINTS = frozenset({"cache_control", "prompt_cache_breakpoint"})
-"""Where a client wants to be cached: said on a tool, but no part of it."""
+"""Keys that tell a cache something and a model nothing."""
 
 _KEYWORDS = (
     "type function name title description enum const default format pattern minimum maximum exclusiveMinimum exclusiveMaximum"
@@ -26,15 +27,16 @@ _NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions", "patternProper
 def canonical_arguments(arguments: str | Mapping[str, Any] | None, schema: Mapping[str, Any] | None) -> dict[str, Any] | str:
     """A call's arguments: keys in the order of the schema's properties, at every depth that it describes; others by name.
 
-    Nothing (None, or a blank text) is no arguments. What is not the JSON text of an object is returned as it is.
+    Nothing (None, or a blank text) is no arguments. What is not the JSON text of an object, or not
+    one that `json_value` reads, is returned as it is.
     """
     value: Any = arguments
     if isinstance(arguments, str):
         if not arguments.strip():
             return {}
         try:
-            value = json.loads(arguments, parse_constant=_refuse)
-        except (ValueError, RecursionError):
+            value = json_value(arguments)
+        except ValueError:
             return arguments
         if not isinstance(value, dict):
             return arguments
@@ -54,10 +56,6 @@ def canonical_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
         inner = {key: value for key, value in function.items() if key not in HINTS}
         bare["function"] = {key: _part(key, inner[key]) for key in _ranked(inner)}
     return {key: bare[key] if key == "function" else _part(key, bare[key]) for key in _ranked(bare)}
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _arranged(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:

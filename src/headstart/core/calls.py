@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.core.casting import calls_in, cast, paired, types_of
+from headstart.core.casting import calls_in, cast, types_of
 from headstart.core.forms import Calls
 from headstart.core.scan import Reading, Scan, Sink
+from headstart.core.values import paired
 
 _NAMES = ("name", "function", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
@@ -120,9 +121,9 @@ class CallReader:
             yield from scan.blanks()
             raw: list[str] = []
             plain = key in _ARGUMENTS and (not strict or (yield from scan.peek()) == "{")
-            if plain and name and self.count == count:
+            if plain and name and self.count == count and (yield from scan.peek()) == "{":
                 self._call(name)
-                if not (yield from self._value()):
+                if not (yield from scan.value(self._argue)):
                     return True
             elif key in _NAMES and not name and (yield from scan.peek()) == '"':
                 name = (yield from self._string()) or ""
@@ -137,8 +138,11 @@ class CallReader:
             if (yield from scan.take(",")):
                 continue
             if (yield from scan.take("}")) and self.count == count and name and (early or not strict):
-                self._call(name)
-                self._argue(_unquoted(early) or "{}")
+                arguments = _unquoted(early).strip()
+                arguments = "{}" if arguments in ("", "null") else arguments
+                if arguments.startswith("{"):
+                    self._call(name)
+                    self._argue(arguments)
             break
         return self.count > count
 
@@ -154,15 +158,6 @@ class CallReader:
             return paired(json.loads("".join(raw), strict=False))
         except ValueError:
             return None
-
-    def _value(self) -> Reading[bool]:
-        """A call's arguments; some models write their JSON text as a JSON string."""
-        if (yield from self._scan.peek()) != '"':
-            return (yield from self._scan.value(self._argue))
-        raw: list[str] = []
-        whole = yield from self._scan.value(raw.append)
-        self._argue(_unquoted("".join(raw)))
-        return whole
 
     def _listed(self) -> Reading[bool]:
         """A list of objects or of Python calls, or one object: models write what others are taught."""
@@ -256,12 +251,12 @@ class CallReader:
         """Python calls up to the bracket that closes their list."""
         scan, count = self._scan, self.count
         parts: list[str] = []
-        name = yield from scan.word(_WORD)
+        name = yield from scan.word(_WORD, SHORT)
         yield from scan.blanks()
         if not name or (yield from scan.peek()) != "(":
             return False
         while (yield from scan.peek()) == "(" and (yield from scan.bracketed(parts.append)):
-            parts.append((yield from scan.word(_NEXT)))
+            parts.append((yield from scan.word(_NEXT, SHORT)))
         if not (yield from scan.take("]")):
             return False
         for called, arguments in calls_in(f"[{name}{''.join(parts)}]", self._schemas) or ():
@@ -277,7 +272,7 @@ def _before(text: str, *marks: str) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """The JSON text in a JSON string; other text as it is."""
+    """The JSON text in a JSON string, as some models write it; other text as it is."""
     if not text.startswith('"'):
         return text
     try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from headstart.core.values import countable, json_value, paired
 
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
@@ -21,11 +22,6 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
             parameters = function.get("parameters")
             found[function["name"]] = parameters if isinstance(parameters, Mapping) else {}
     return found
-
-
-def paired(text: str) -> str:
-    """The text with halves of characters, as JSON's escapes name them, put together; lone ones are replaced."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def types_of(schema: Any) -> frozenset[str]:
@@ -57,9 +53,8 @@ def cast(text: str, schema: Any) -> Any:
         value = _WORDS[word]
         return value if not types or _type(value) in types else text
     try:
-        value = json.loads(word)
-        json.dumps(value, allow_nan=False)
-    except (ValueError, RecursionError):
+        value = json_value(word)
+    except ValueError:
         return _python(word, text) if types else text
     if not types and isinstance(value, str):
         return text  # quotes that nobody asked for are part of it
@@ -112,7 +107,7 @@ def _literal(node: ast.expr) -> Any:
     value = ast.literal_eval(node)
     if isinstance(value, str):
         return paired(value)
-    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+    if value is None or (isinstance(value, bool | int | float) and countable(value)):
         return value
     raise ValueError("no JSON value")
 

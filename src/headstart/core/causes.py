@@ -131,7 +131,7 @@ CAUSES: dict[Cause, Meaning] = {
         "cold",
         "unavailable",
         "prompt_cache_key_changed",
-        "You have sent this before, but with another cache_salt.",
+        "The two requests have different cache_salts.",
         "Keep one cache_salt for all that may share; nothing is ever shared between two.",
     ),
     Cause.FINGERPRINT: Meaning(

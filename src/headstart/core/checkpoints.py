@@ -33,7 +33,8 @@ class Landmarks:
 
     Attributes:
         anchor: the end of system and tools, where the first message of a user begins.
-        turn: the end of the last user message; templates strip a tool loop's reasoning back to it.
+        turn: the end of the last user message and of what the system says right behind it; templates strip a tool loop's
+            reasoning back to it.
         header: the end of the last message, where the generation header begins.
         breakpoints: what the client marked.
     """

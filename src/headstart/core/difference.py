@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headstart.core.causes import Cause, Where
 from headstart.core.prompt import Prompt
-from headstart.core.record import Record, key_of
+from headstart.core.record import Record, key_of, nameless
 from headstart.core.slide import exchanges
 from headstart.core.template import Message
 
@@ -157,7 +157,7 @@ class _Pair:
 
     def _same(self, number: int) -> bool:
         if number < len(self.b):
-            return self.a[number] == self.b[number]
+            return nameless(self.a[number]) == nameless(self.b[number])
         if number > len(self.b) or self.a[number].get("role") != "assistant" or not self.theirs.reply:
             return True  # they had not got so far
         return key_of(self.a[number]) == key_of(self.theirs.answer)
@@ -177,6 +177,9 @@ class _Pair:
             return self.found(Cause.REASONING, "messages", number, 0, self._again(number))
         if self.at >= self._end(min(len(self.a), len(self.b)) - 1):
             return None  # behind all that both have: one has more messages than the other
+        pairs = enumerate(zip(self.a, self.b, strict=False))
+        if (named := next((number for number, (a, b) in pairs if a != b), None)) is not None:
+            return self.found(Cause.MESSAGE, "messages", named, 0, again)  # in the id of a call
         return self.found(Cause.TEMPLATE, "template", None, self.at, again)
 
     def _end(self, number: int) -> int:

@@ -145,7 +145,8 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
     """Why more of a request was computed than it newly brings; None if that is all that was.
 
     Args:
-        records: earlier requests, the latest last. Only this tenant's own are looked at, also where tenants share a salt.
+        records: earlier requests, the latest last. Only this tenant's own with this salt are looked at: who shares a key but
+            not a salt must not learn what others ask by guessing it.
     """
     mine = [record for record in records if record.root == asked.root and record.tenant == asked.tenant]
     near, shared = nearest(mine, asked.prompt.tokens)
@@ -155,17 +156,17 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
         return _explained(Explanation(Cause.DISABLED, tokens=max(0, lost)), cached)
     found: list[Explanation] = []
     if near is not None and lost >= cached.slack:
-        found.append(Explanation(_of_rows(near, cached), token=start, tokens=lost))
+        found += _of_rows(near, cached, lost)
     if length - max(start, shared) >= SLACK:
-        found += _of_salt(asked, records, cached, shared)
         least = cached.slack if shared >= min(SLACK, length) else 0
         other = alike(mine, asked, near, least)
         for record in (near, other) if other is not near else (near,):
             if record is not None:
                 found += _of_text(asked.prompt, record, cached, mine)
     if found:
-        return _explained(max(found, key=lambda one: one.tokens), cached)
-    if near is not None and shared >= max(SLACK, length // 2):
+        most = max(found, key=lambda one: one.tokens)
+        return None if most.tokens < cached.slack and _goes_on(asked.prompt, mine, most) else _explained(most, cached)
+    if start >= length - 1 or (near is not None and shared >= max(SLACK, length // 2)):
         return None
     if (known := min(cached.otherwise(), length - 1) - start) > 0:
         return _explained(Explanation(Cause.TEMPLATE, token=start, tokens=known), cached)
@@ -175,10 +176,14 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
     return None
 
 
-def compare(ours: Prompt, theirs: Prompt, *, grid: int, pace: float, characters: Callable[[Tokens], int]) -> Explanation | None:
+def compare(
+    ours: Prompt, theirs: Prompt | Record, *, grid: int, pace: float, characters: Callable[[Tokens], int]
+) -> Explanation | None:
     """What a request would compute again right after another one, in a cache that forgets nothing."""
     shared = common_prefix(ours.tokens, theirs.tokens)
-    record = Record(b"", theirs.text, theirs.tokens, len(theirs), source=theirs.source, salt=theirs.salt)
+    record = theirs
+    if not isinstance(record, Record):
+        record = Record(b"", record.text, record.tokens, len(record), source=record.source, salt=record.salt)
     start = 0 if ours.salt != theirs.salt else shared // grid * grid
     cached = Cached(start, grid, False, True, _nothing, _nothing, _nothing, characters, pace)
     if ours.salt != theirs.salt:
@@ -195,27 +200,32 @@ def _explained(found: Explanation, cached: Cached) -> Explanation:
     return replace(found, seconds=found.tokens * cached.pace)
 
 
-def _of_rows(near: Record, cached: Cached) -> Cause:
-    """Why tokens that are known were computed all the same."""
+def _goes_on(prompt: Prompt, records: Sequence[Record], found: Explanation) -> bool:
+    """Whether the prompt goes on from one of `records`, and differs from another one only in what is new to that one."""
+    if found.where is None:
+        return False
+    ended = (record.tokens for record in records if record.reply and len(record.tokens) <= found.token)
+    return any(common_prefix(tokens, prompt.tokens) == len(tokens) for tokens in ended)
+
+
+def _of_rows(near: Record, cached: Cached, lost: int) -> list[Explanation]:
+    """Why `lost` tokens that were known were computed all the same."""
+    cause = Cause.EVICTED
     if cached.exact and cached.start >= near.canonical // cached.grid * cached.grid:
-        return Cause.DERIVED
-    if not cached.sliceable and cached.rows() - cached.start >= cached.grid:
-        return Cause.CHECKPOINT
-    return Cause.EVICTED
-
-
-def _of_salt(asked: Asked, records: Sequence[Record], cached: Cached, shared: int) -> list[Explanation]:
-    if not asked.tenant:
-        return []  # then salts are all that tells tenants apart, and nobody learns of another's
-    others = [record for record in records if record.tenant == asked.tenant and record.root != asked.root]
-    there = min(nearest(others, asked.prompt.tokens)[1], len(asked.prompt) - 1)
-    missed = there - max(cached.start, shared)
-    return [Explanation(Cause.SALT, token=max(cached.start, shared), tokens=missed)] if missed >= cached.slack else []
+        cause = Cause.DERIVED
+    elif not cached.sliceable:
+        cause = Cause.CHECKPOINT if cached.rows() - cached.start >= cached.grid else cause
+    else:
+        # What is there all the same was cheaper to compute than to bring in.
+        lost -= max(0, cached.rows() - cached.start)
+    return [Explanation(cause, token=cached.start, tokens=lost)] if lost >= cached.slack else []
 
 
 def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Record] = ()) -> list[Explanation]:
     """What differs in the text, unless as much was reused as if that did not; or the same text in other tokens."""
     shared = common_prefix(prompt.tokens, record.tokens)
+    if shared >= len(record.tokens) - 1:
+        return []  # it goes on behind all of that, however its text is written
     start = max(cached.start, shared)
     beyond = cached.start * len(prompt.text) // len(prompt) if cached.start > shared else 0
     there = difference(prompt, record, beyond, recent)
@@ -225,7 +235,10 @@ def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Re
     if there is None or there.fresh:
         return []
     behind = max(1, len(prompt.text) - max(there.offset, beyond))
-    missed = min(round(there.again * (len(prompt) - start) / behind), len(prompt) - 1 - cached.start)
+    missed = round(there.again * (len(prompt) - start) / behind)
+    if missed and 0 < shared - cached.start < cached.slack:
+        missed += shared - cached.start  # what is left of a block is computed again with what is behind it
+    missed = min(missed, len(prompt) - 1 - cached.start)
     if missed < cached.slack <= cached.start - shared:
         return []
     return [

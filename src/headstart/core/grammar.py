@@ -221,8 +221,7 @@ def _xml(rules: _Rules, calls: Calls, number: int, function: Mapping[str, Any]) 
     for at, (key, schema) in enumerate(properties.items()):
         if types_of(schema) != {"string"}:
             value = f"{blank} {_json(schema, root, strict=bool(function.get('strict')))} {end}"
-        elif {"enum", "const"} & set(schema):
-            constants = [schema["const"]] if "const" in schema else schema["enum"]
+        elif isinstance(constants := [schema["const"]] if "const" in schema else schema.get("enum"), list | tuple):
             value = f"{blank} ({' | '.join(map(_quoted, constants))}) {end}"
         else:
             value = rules.until(f"value_{number}_{at}", calls.value_end)
@@ -265,7 +264,7 @@ def _parameters(function: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[st
     return (
         root,
         dict(properties) if isinstance(properties, Mapping) else {},
-        frozenset(required if isinstance(required, list | tuple) else ()),
+        frozenset(name for name in required if isinstance(name, str)) if isinstance(required, list | tuple) else frozenset(),
     )
 
 

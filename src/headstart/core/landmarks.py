@@ -77,8 +77,10 @@ def landmarks(
 
     roles = [message.get("role") for message in messages]
     first = next((number for number, role in enumerate(roles) if role not in ("system", "developer")), -1)
-    user = max((number for number, role in enumerate(roles) if role == "user"), default=-1)
+    turn = max((number for number, role in enumerate(roles) if role == "user"), default=-1)
+    while 0 <= turn < len(roles) - 1 and roles[turn + 1] in ("system", "developer"):
+        turn += 1  # clients also say things behind the user, before the reply
     anchor = places.position(marks[first]) if first >= 0 and marks[first] >= 0 else 0
     header = end(len(roles) - 1)
     marked = (places.position(marks[number] + at) for number, at in breakpoints if number < len(marks) and marks[number] >= 0)
-    return Landmarks(anchor, header if user == len(roles) - 1 else end(user), header, tuple(marked))
+    return Landmarks(anchor, header if turn == len(roles) - 1 else end(turn), header, tuple(marked))

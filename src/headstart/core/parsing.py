@@ -110,6 +110,7 @@ class Parser:
         self._thought_blank = ""
         self._thought = False
         self._count = 0
+        self._cut = False
         self._trims = family.calls is not None and family.calls.form == "channels"
         self._machine = self._channels() if self._trims else self._reply(thinking)
 
@@ -119,8 +120,9 @@ class Parser:
         next(self._machine, None)
         return self._given()
 
-    def end(self) -> list[Piece]:
-        """The last pieces, once the reply is over."""
+    def end(self, *, cut: bool = False) -> list[Piece]:
+        """The last pieces, once the reply is over. `cut`: it would have gone on; a call that has only begun is left out."""
+        self._cut = cut
         self._scan.finish()
         next(self._machine, None)
         if self._blank and not self._count and not self._trims:
@@ -201,10 +203,20 @@ class Parser:
         while found := (yield from scan.until(marks, self._say)):
             scan.mark(len(found))
             if not (yield from reader.read(found)):
+                if self._breaks_off():
+                    return
                 # What waited for the end of the text in vain is not looked through again: that would take its square.
                 marks = () if scan.spent else marks
                 scan.rewind(len(found))
                 self._say(found)
+
+    def _breaks_off(self) -> bool:
+        """Whether what was begun with a mark is no text: the reply ended in it, and was cut or has called before."""
+        if not self._scan.starved or not (self._cut or self._count):
+            return False
+        self._scan.drop()
+        self._blank = ""
+        return True
 
     def _reason(self, reasoning: Reasoning) -> Reading[None]:
         self._scan.kept = None
@@ -220,6 +232,8 @@ class Parser:
         while True:
             scan.mark(len(found))
             header = yield from self._header(found)
+            if header is None and found and self._breaks_off():
+                return
             if header is None:
                 scan.rewind(len(found))
                 self._say(found)

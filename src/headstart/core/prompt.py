@@ -207,6 +207,7 @@ class Prompter:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         salt: str = "",
+        breakpoints: Sequence[tuple[int, int]] = (),
         **extra: Any,
     ) -> Prompt:
         """The prompt of a conversation after the function `slide`. The cost of a turn does not grow with their number.
@@ -224,8 +225,10 @@ class Prompter:
 
         root = text_digest(repr((limit, tools, salt, extra)))
         kept = slide(messages, lambda part: len(build(part)), limit, self._replays, root)
-        prompt = build(kept.messages)
         first = len(exchanges(messages)[0])
+        prompt = build(kept.messages)
+        if left := kept.standing(first, breakpoints):
+            prompt = self.chat(kept.messages, tools=tools, salt=salt, breakpoints=left, **extra)
         marks = (*prompt.marks[:first], *[-1] * kept.dropped, *prompt.marks[first:])
         return replace(prompt, marks=marks, dropped=kept.dropped)
 

@@ -17,9 +17,17 @@ if TYPE_CHECKING:
 
 def key_of(message: Message) -> int:
     """Equal for messages that say the same. Of use within one process only."""
-    content, calls = message.get("content") or "", message.get("tool_calls")
+    content, calls = message.get("content") or "", nameless(message).get("tool_calls")
     said = content if isinstance(content, str) else repr(content)
     return hash((message.get("role"), said, repr(calls) if calls else ""))
+
+
+def nameless(message: Message) -> dict[str, Any]:
+    """A message without the ids of calls: another reply that says the same has others."""
+    said = {name: value for name, value in message.items() if name != "tool_call_id"}
+    if said.get("tool_calls"):
+        said["tool_calls"] = [{name: value for name, value in call.items() if name != "id"} for call in said["tool_calls"]]
+    return said
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class Record:
         reply: the reply's text, the end of `text`.
         returned: the message that the client is expected to send back; None for the text as it is.
         source: the conversation; None for a raw text.
-        id: the request's.
+        id, alias: the request's, and its answer's.
         tenant: who asked; "" if nobody knows.
         salt, session: the request's; a session is a hint, "" if there was none.
         time: when it ended, by the caller's clock.
@@ -48,6 +56,7 @@ class Record:
     returned: Message | None = None
     source: Conversation | None = None
     id: str = ""
+    alias: str = ""
     tenant: str = ""
     salt: str = ""
     session: str = ""

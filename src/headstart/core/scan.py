@@ -31,11 +31,12 @@ class Scan:
         at: the next character.
         kept: where a reader may want to go back to; None if all that was read may be forgotten.
         over: whether nothing more comes.
+        starved: whether a reader has asked for more than there is, since `mark`.
     """
 
     def __init__(self) -> None:
         self._text = ""
-        self.over = False
+        self.over = self.starved = False
         self.at = 0
         self.kept: int | None = None
 
@@ -62,6 +63,7 @@ class Scan:
     def mark(self, back: int = 0) -> None:
         """`rewind` goes to `back` characters before here."""
         self.kept = self.at - back
+        self.starved = False
 
     def rewind(self, ahead: int = 0) -> None:
         self.at = (self.at if self.kept is None else self.kept) + ahead
@@ -74,6 +76,7 @@ class Scan:
         known = len(self._text) - self.at
         while len(self._text) - self.at == known and not self.over:
             yield
+        self.starved |= len(self._text) - self.at == known
         return len(self._text) - self.at > known
 
     def peek(self) -> Reading[str]:
@@ -107,11 +110,12 @@ class Scan:
         while (char := (yield from self.peek())) and (char.isspace() if which is None else char in which):
             self.at += 1
 
-    def word(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """As much as matches `pattern`, which must match nothing, or what can be prolonged."""
+    def word(self, pattern: re.Pattern[str], limit: int) -> Reading[str]:
+        """As much of `limit` characters as matches `pattern`, which must match nothing, or what can be prolonged."""
         while True:
-            found = pattern.match(self._text, self.at)
-            if found is None or found.end() < len(self._text) or not (yield from self.more()):
+            known = min(len(self._text), self.at + limit)
+            found = pattern.match(self._text, self.at, known)
+            if found is None or found.end() < known or known == self.at + limit or not (yield from self.more()):
                 word = found[0] if found else ""
                 self.at += len(word)
                 return word

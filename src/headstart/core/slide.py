@@ -20,6 +20,11 @@ class Slide:
     messages: tuple[Message, ...]
     dropped: int
 
+    def standing(self, head: int, breakpoints: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those breakpoints whose messages are left, by the messages' new numbers; the first `head` have kept theirs."""
+        left = [(number, at) for number, at in breakpoints if not head <= number < head + self.dropped]
+        return [(number if number < head else number - self.dropped, at) for number, at in left]
+
 
 def exchanges(messages: Sequence[Message]) -> list[list[Message]]:
     """Groups messages into user-led exchanges; what precedes the first user message is the first group."""

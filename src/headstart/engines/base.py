@@ -184,10 +184,16 @@ class Grammar:
     """What a whole reply must be: a Lark grammar in llguidance's form, a JSON schema, or a regular expression.
 
     In Lark, control tokens are named as they are spelled: `start: <|call|> "ls"`. Free text and strings never hold one.
+
+    Attributes:
+        salt: whose it is. Nobody can tell by the time it takes what others have asked for.
+        ready: what `check_grammar` made of it; None before.
     """
 
     kind: Literal["lark", "json_schema", "regex"]
     text: str
+    salt: str = ""
+    ready: object = field(default=None, compare=False, repr=False)
 
 
 class Sampler(Protocol):
@@ -241,7 +247,7 @@ class Engine(ABC):
     def sampler(self, sampling: Sampling, grammar: Grammar | None = None) -> Sampler:
         """A fresh sampler, which draws only what `grammar` lets it. The caller closes it.
 
-        `grammar`: one that `check_grammar` passed.
+        `grammar`: one that `check_grammar` returned: then nothing is left to be compiled.
         """
 
     @abstractmethod
@@ -305,10 +311,11 @@ class Engine(ABC):
         """
         raise EngineError("this engine has no state beside its rows")
 
-    def check_grammar(self, grammar: Grammar, param: str | None = None) -> None:
-        """Makes `sampler` ready for a grammar; takes up to some seconds. May be called from several threads at once.
+    def check_grammar(self, grammar: Grammar, param: str | None = None) -> Grammar:
+        """The grammar, ready for `sampler`; takes up to some seconds. May be called from several threads at once.
 
-        `engines.constraint` does it from the tokenizer alone. Raises InvalidRequest, about `param`, if it cannot be followed.
+        `engines.constraint` does it from the tokenizer alone. Raises InvalidRequest, about `param`, if it cannot be followed;
+        Overloaded if too many are in use.
         """
         raise InvalidRequest("This engine cannot follow a grammar.", param=param)
 

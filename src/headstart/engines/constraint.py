@@ -1,6 +1,6 @@
 """Constraint: which tokens a reply may go on with, by a grammar. llguidance computes it, from the tokenizer alone.
 
-    Grammars.check   text → compiled, kept        any thread, before the request is queued
+    Grammars.check   text → compiled, kept        any thread, before the request is queued; the request holds it
     Grammars.start   compiled → Constraint        one for each reply
     Constraint       allowed → (the engine draws) → take
 
@@ -15,14 +15,16 @@ import re
 import threading
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from headstart.engines.base import Grammar, Tokenizer
-from headstart.errors import EngineError, InvalidRequest
+from headstart.errors import EngineError, InvalidRequest, Overloaded
 
 log = logging.getLogger("headstart.constraint")
 
@@ -31,6 +33,9 @@ MOST_TEXT = 1 << 18
 
 KEPT, KEPT_TEXT = 64, 1 << 19
 """Compiled grammars that are kept, and bytes of their texts: at worst a compiled one takes 400 times as many."""
+
+IN_USE_TEXT = 4 * KEPT_TEXT
+"""Bytes of the texts of all compiled grammars, with those that are kept no longer but that requests still stand on."""
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -102,6 +107,14 @@ class Constraint:
         return EngineError(f"{self._name} could not be followed: {condense(self._matcher.get_error())}")
 
 
+class Compiled:
+    """A compiled grammar. `size`: bytes of its text."""
+
+    def __init__(self, matcher: LLMatcher, size: int) -> None:
+        self.matcher = matcher
+        self.size = size
+
+
 class Grammars:
     """Compiled grammars of one tokenizer; the last used are kept. Thread-safe.
 
@@ -110,27 +123,31 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: OrderedDict[Grammar, LLMatcher | str] = OrderedDict()  # or what is wrong with it
+        self._known: OrderedDict[Grammar, Compiled | str] = OrderedDict()  # or what is wrong with it
+        self._in_use: WeakSet[Compiled] = WeakSet()
         self._trie: LLTokenizer | None = None
         self._text = 0  # bytes of what is known
         self._lock = threading.Lock()  # of what is known
         self._compiling = threading.Lock()
 
-    def check(self, grammar: Grammar, param: str | None = None) -> None:
-        """Compiles a grammar unless it is known. Takes up to some seconds.
+    def check(self, grammar: Grammar, param: str | None = None) -> Grammar:
+        """Compiles a grammar unless that is done already: the same one, ready. Takes up to some seconds.
 
-        Raises InvalidRequest, about `param`, in llguidance's words: the text is wrong, asks for what is not supported, or
-        is too large.
+        Raises:
+            InvalidRequest: about `param`, in llguidance's words: the text is wrong, asks for what is not supported, or is
+                too large.
+            Overloaded: too many are in use.
         """
-        self._compiled(grammar, param)
+        return grammar if grammar.ready is not None else replace(grammar, ready=self._compiled(grammar, param))
 
     def start(self, grammar: Grammar) -> Constraint:
-        """A new reply's constraint. Raises InvalidRequest as `check` does."""
-        matcher = self._compiled(grammar, None).deep_copy()
+        """A new reply's constraint, at once if the grammar is one that `check` returned. Raises what that raises."""
+        compiled = grammar.ready if isinstance(grammar.ready, Compiled) else self._compiled(grammar, None)
+        matcher = compiled.matcher.deep_copy()
         text = grammar.text if len(grammar.text) <= 60 else grammar.text[:60] + "…"
         return Constraint(matcher, f"the {NAMES[grammar.kind]} {text!r}", self._tokenizer.eog, self._tokenizer.n_vocab)
 
-    def _compiled(self, grammar: Grammar, param: str | None) -> LLMatcher:
+    def _compiled(self, grammar: Grammar, param: str | None) -> Compiled:
         found = self._find(grammar)
         if found is None:
             size = _size(grammar)
@@ -143,13 +160,13 @@ class Grammars:
             raise InvalidRequest(f"This {NAMES[grammar.kind]} cannot be followed: {found}", param=param)
         return found
 
-    def _find(self, grammar: Grammar) -> LLMatcher | str | None:
+    def _find(self, grammar: Grammar) -> Compiled | str | None:
         with self._lock:
             if grammar in self._known:
                 self._known.move_to_end(grammar)
             return self._known.get(grammar)
 
-    def _keep(self, grammar: Grammar, compiled: LLMatcher | str) -> LLMatcher | str:
+    def _keep(self, grammar: Grammar, compiled: Compiled | str) -> Compiled | str:
         with self._lock:
             self._known[grammar] = compiled
             self._text += _size(grammar)
@@ -157,13 +174,16 @@ class Grammars:
                 self._text -= _size(self._known.popitem(last=False)[0])
         return compiled
 
-    def _compile(self, grammar: Grammar) -> LLMatcher | str:
+    def _compile(self, grammar: Grammar) -> Compiled | str:
         if not self._tokenizer.eog:
             return "this model has no token that ends a reply."
         if self._trie is None:
             begun = time.monotonic()
             self._trie = _trie(self._tokenizer)
             log.info("made the tokenizer ready for grammars, once, in %.1f s", time.monotonic() - begun)
+        size = _size(grammar)
+        if sum(one.size for one in self._in_use) + size > IN_USE_TEXT:
+            raise Overloaded("Requests with too many large grammars are being answered; try again.", retry_after=1.0)
         begun = time.monotonic()
         try:
             matcher = LLMatcher(self._trie, _SOURCES[grammar.kind](grammar.text), log_level=0, limits=LIMITS)
@@ -172,8 +192,10 @@ class Grammars:
             return condense(str(error))
         if matcher.is_error():
             return condense(matcher.get_error())
-        log.debug("compiled a %s of %d bytes in %.3f s", NAMES[grammar.kind], _size(grammar), time.monotonic() - begun)
-        return matcher
+        log.debug("compiled a %s of %d bytes in %.3f s", NAMES[grammar.kind], size, time.monotonic() - begun)
+        compiled = Compiled(matcher, size)
+        self._in_use.add(compiled)
+        return compiled
 
 
 def _size(grammar: Grammar) -> int:

@@ -259,8 +259,8 @@ class FakeEngine(Engine):
     def sampler(self, sampling: Sampling, grammar: Grammar | None = None) -> FakeSampler:
         return FakeSampler(sampling, self._grammars.start(grammar) if grammar else None)
 
-    def check_grammar(self, grammar: Grammar, param: str | None = None) -> None:
-        self._grammars.check(grammar, param)
+    def check_grammar(self, grammar: Grammar, param: str | None = None) -> Grammar:
+        return self._grammars.check(grammar, param)
 
     def sample(self, slot: int, sampler: Sampler) -> int:
         assert isinstance(sampler, FakeSampler)

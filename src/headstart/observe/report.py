@@ -75,7 +75,7 @@ def usage(summary: Summary) -> dict[str, Any]:
         "prompt_tokens": summary.prompt,
         "completion_tokens": summary.completion,
         "total_tokens": summary.prompt + summary.completion,
-        "prompt_tokens_details": {"cached_tokens": summary.cached},
+        "prompt_tokens_details": {"cached_tokens": summary.cached, "cache_write_tokens": summary.fresh},
     }
 
 

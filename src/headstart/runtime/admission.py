@@ -213,7 +213,7 @@ class Admission:
     def _rows(self, job: Job) -> int:
         """Tokens whose rows are known, with or without a checkpoint."""
         if not self._mode.traits.movable:
-            return len(job.chain)
+            return 0 if self._mode.traits.sliceable else len(job.chain)
         return self._cache.index.match(job.chain, len(job.chain) - 1, canonical_only=self._mode.exact, partial=False).tokens
 
     def shared(self, slot: Slot) -> list[int]:

@@ -36,6 +36,7 @@ class Request:
         visible: control tokens whose text is part of the reply.
         returns: makes of a reply's text the message that the client will send back; None if its content is the text.
         id: the name under which it can be explained later; "" for none.
+        alias: the id that its answer has for the caller; "" for none.
         tenant: who asks; "" if nobody knows. Nobody is told of another's requests.
         session: a hint of the conversation that it belongs to; "" for none.
     """
@@ -53,6 +54,7 @@ class Request:
     visible: frozenset[int] = frozenset()
     returns: Callable[[str], Message] | None = None
     id: str = ""
+    alias: str = ""
     tenant: str = ""
     session: str = ""
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from headstart.config import Settings
@@ -15,6 +16,7 @@ from headstart.core.explain import Explanation, compare
 from headstart.core.planner import Mode
 from headstart.core.prompt import Prompt, Prompter
 from headstart.core.quota import quota
+from headstart.core.record import Record
 from headstart.core.template import FALLBACK, Message, Template
 from headstart.engines.base import Engine, Grammar, Tokenizer
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
@@ -130,13 +132,9 @@ class Runtime:
         """
 
         with self.tokenizer_open():
-            if self.overflow == "slide":
-                limit = int(self.ctx * SLIDE_SHARE)
-                slid = self.prompter.slide(messages, limit, tools=tools, salt=salt, spelled=spelled, begun=begun, **extra)
-                return self._fitting(slid, "messages")
-            prompt = self.prompter.chat(
-                messages, tools=tools, salt=salt, spelled=spelled, begun=begun, breakpoints=breakpoints, **extra
-            )
+            slides, limit = self.overflow == "slide", int(self.ctx * SLIDE_SHARE)
+            build = partial(self.prompter.slide, messages, limit) if slides else partial(self.prompter.chat, messages)
+            prompt = build(tools=tools, salt=salt, spelled=spelled, begun=begun, breakpoints=breakpoints, **extra)
             return self._fitting(prompt, "messages")
 
     def stem_prompt(
@@ -185,14 +183,16 @@ class Runtime:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def check_grammar(self, grammar: Grammar, *, param: str | None = "grammar") -> None:
-        """Compiles a grammar ahead of `submit`, which would do it otherwise. Thread-safe; takes up to some seconds, once.
+    def check_grammar(self, grammar: Grammar, *, salt: str = "", param: str | None = "grammar") -> Grammar:
+        """Compiles a grammar ahead of `submit`, which would do it otherwise. Thread-safe; takes up to some seconds, once
+        for each `salt`. Returns it as a request should have it.
 
         Raises:
             InvalidRequest: it cannot be followed; the message is about `param`.
+            Overloaded: too many are in use.
         """
         with self.tokenizer_open():
-            self.engine.check_grammar(grammar, param)
+            return self.engine.check_grammar(replace(grammar, salt=salt), param)
 
     def submit(self, request: Request, sink: Sink) -> Handle:
         """Queues a request; its events go to `sink`, on the engine thread. Thread-safe.
@@ -210,7 +210,8 @@ class Runtime:
         if request.grammar is not None:
             if request.ignore_eos:
                 raise InvalidRequest("Invalid 'ignore_eos': a grammar says where the reply ends.", param="ignore_eos")
-            self.check_grammar(request.grammar)
+            grammar = self.check_grammar(request.grammar, salt=request.prompt.salt)
+            request = replace(request, grammar=grammar)  # which holds what was compiled until it is answered
         if self._closed:
             raise Unavailable("The server is shutting down.")
         if request.prompt_logprobs is not None:
@@ -268,7 +269,7 @@ class Runtime:
             "settle": dict(self.scheduler.settle.counters),
         }
 
-    def compare(self, prompt: Prompt, earlier: Prompt) -> Explanation | None:
+    def compare(self, prompt: Prompt, earlier: Prompt | Record) -> Explanation | None:
         """What `prompt` would compute again right after `earlier`, and why; None for its new text only. Thread-safe."""
         with self.tokenizer_open() as tokenizer:
 

@@ -451,6 +451,7 @@ class Scheduler:
             source=request.prompt.source,
             returned=returned,
             id=request.id,
+            alias=request.alias,
             tenant=request.tenant,
             salt=request.prompt.salt,
             session=request.session,

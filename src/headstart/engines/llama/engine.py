@@ -170,8 +170,8 @@ class LlamaEngine(Engine):
         constraint = self._grammars.start(grammar) if grammar else None
         return LlamaSampler(sampling, constraint, n_vocab=self.tokenizer.n_vocab, ctx=self.shape.ctx)
 
-    def check_grammar(self, grammar: Grammar, param: str | None = None) -> None:
-        self._grammars.check(grammar, param)
+    def check_grammar(self, grammar: Grammar, param: str | None = None) -> Grammar:
+        return self._grammars.check(grammar, param)
 
     def sample(self, slot: int, sampler: Sampler) -> int:
         assert isinstance(sampler, LlamaSampler)
