@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headstart.api.anthropic_schema import MessagesRequest
 from headstart.api.llama_schema import LlamaRequest
 from headstart.api.responses_schema import ResponsesRequest
-from headstart.api.schema import ChatRequest, CompletionRequest, parse
+from headstart.api.schema import ChatRequest, CompletionRequest, _path, parse
 from headstart.errors import InvalidRequest
 
 JSON = st.recursive(
@@ -61,3 +61,9 @@ def test_other_dialects_take_whole_numbers_with_a_point_too() -> None:
     assert parse(MessagesRequest, json.dumps({"messages": messages, "max_tokens": 2.0}).encode()).max_tokens == 2
     assert parse(ResponsesRequest, b'{"input": "hi", "max_output_tokens": 2.0}').max_output_tokens == 2
     assert parse(LlamaRequest, b'{"prompt": "hi", "n_predict": 2.0}').n_predict == 2
+
+
+def test_a_place_that_the_value_does_not_have_is_left_out() -> None:
+    """The names of union members are in it too, and may be keys elsewhere in the value."""
+    assert _path(("input", "list", 3, "text", 1, "type"), {"input": [], "text": ["x"]}, "literal_error") == ("input",)
+    assert _path(("text", 3), {"text": []}, "missing") == ("text", 3)

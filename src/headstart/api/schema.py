@@ -457,7 +457,9 @@ def _ways(location: tuple[str | int, ...], value: Any, missing: bool) -> Iterato
         yield (), True
         return
     step, rest = location[0], location[1:]
-    if isinstance(value, list) if isinstance(step, int) else isinstance(value, dict) and step in value:
+    # The same name at another place may have a shorter list.
+    inside = step in range(len(value)) if isinstance(value, list) else isinstance(value, dict) and step in value
+    if inside:
         yield from (((step, *way), whole) for way, whole in _ways(rest, value[step], missing))
     if not rest:
         yield ((step,), True) if missing else ((), False)
