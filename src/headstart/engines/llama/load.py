@@ -50,6 +50,7 @@ def open_model(path: Path, gpu_layers: int, progress: Progress) -> Any:
     callback = lib.llama_progress_callback(report)
     params = lib.llama_model_default_params()
     params.n_gpu_layers = gpu_layers
+    params.use_extra_bufts = not _has_amx()
     params.progress_callback = callback
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
@@ -59,6 +60,12 @@ def open_model(path: Path, gpu_layers: int, progress: Progress) -> Any:
         lib.llama_model_free(model)
         raise ModelError(f"'{path}' is not a decoder-only language model; choose another one.")
     return model
+
+
+def _has_amx() -> bool:
+    """Whether this build lays quantised weights out for AMX, which it then crashes on: its tile configuration is a local
+    variable that compilers take for unused (llama.cpp's issue 20824)."""
+    return b"AMX_INT8 = 1" in lib.llama_print_system_info()
 
 
 def open_context(model: Any, *, ctx: int, slots: int, kv_type: str, threads: int, batch: int = BATCH) -> Any:
