@@ -150,6 +150,26 @@ def test_the_rest_of_a_block_is_missed_with_what_is_behind_it() -> None:
     assert missed[1] == missed[0] + 5
 
 
+def test_less_than_a_block_behind_what_was_found_beyond_the_difference_is_no_miss() -> None:
+    """As where settling has computed another spelling of a turn up to its last grid point."""
+    earlier, now = (prompt("system", "a question", text) for text in ("an answer", "An answer"))
+    shared = common_prefix(earlier.tokens, now.tokens)
+    assert explained(now, remembered(earlier), start=shared) is not None
+    assert explained(now, remembered(earlier), start=shared + 3) is None
+
+
+def test_new_tools_do_not_cost_more_than_there_was() -> None:
+    """Between two messages that the earlier prompt had too, they are no part of what was computed again."""
+    tool = {"type": "function", "function": {"name": "look", "description": "Looks at it, long and from all sides."}}
+    for contents in (("system", "one question"), ("system", "one question", "an answer", "another")):
+        earlier = prompt(*contents)
+        found = explained(prompt(*contents, tools=[tool]), remembered(earlier))
+        assert found is not None
+        assert found.cause is Cause.TOOLS
+        said = sum(len(content) for content in contents[1:])
+        assert said <= found.tokens <= len(earlier)
+
+
 def test_where_all_was_reused_that_can_be_nothing_is_new() -> None:
     text = PROMPTER.text("abcd")
     record = Record(b"r", text.text, text.tokens, len(text))

@@ -225,17 +225,24 @@ class _Pair:
         return len(self.b) - len(self.a) >= 2 and bool(_SUMMARY.search(said))
 
     def _again(self, first: int) -> int:
-        """Characters of our messages from `first` on that the earlier prompt had too, with what is written around them."""
-        known = self.theirs.known
-        count, inside, begin = 0, False, 0
+        """Characters of our messages from `first` on that the earlier prompt had too, with what is written between them in
+        both."""
+        known, ours, theirs = self.theirs.known, self.ours.text, self.theirs.text
+        count, end, place = 0, -1, 0
         for number in range(len(self.a)):
-            if self.marks[number] < 0:
+            mark = self.marks[number]
+            if mark < 0:
                 continue
-            if inside:
-                count += max(0, self.marks[number] - begin)
-            inside = number >= first and key_of(self.a[number]) in known
-            begin = max(self.marks[number], self.beyond)
-        return count + (max(0, self._end(len(self.a) - 1) - begin) if inside else 0)
+            if end >= 0 and (between := ours[end:mark]):
+                found = theirs.find(between, place)
+                count += len(between) if found >= 0 else 0
+                place = found + len(between) if found >= 0 else place
+            end = -1
+            if number >= first and key_of(self.a[number]) in known:
+                begin = max(mark, self.beyond)
+                end = max(begin, mark + len(_content(self.a[number]).rstrip()))
+                count += end - begin
+        return count
 
 
 def _content(message: Message) -> str:

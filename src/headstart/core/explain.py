@@ -238,8 +238,9 @@ def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Re
     missed = round(there.again * (len(prompt) - start) / behind)
     if missed and 0 < shared - cached.start < cached.slack:
         missed += shared - cached.start  # what is left of a block is computed again with what is behind it
-    missed = min(missed, len(prompt) - 1 - cached.start)
-    if missed < cached.slack <= cached.start - shared:
+    had = len(record.tokens) - min(shared, cached.start)
+    missed = min(missed, had, len(prompt) - 1 - cached.start)
+    if missed < cached.slack and cached.start > shared:
         return []
     return [
         Explanation(
