@@ -56,10 +56,10 @@ def slot_views(draw: st.DrawFn) -> list[SlotView]:
     return views
 
 
-def keep_cost(slot: SlotView, kept: int, length: int, costs: Costs, mode: Mode) -> float:
-    """What is cut off a slot, as far as it is of use, must be restored for its owner later on."""
+def keep_cost(slot: SlotView, kept: int, length: int, costs: Costs, mode: Mode, *, doomed: bool) -> float:
+    """What is cut off a slot, as far as it is of use, must be restored for its owner later on, unless it is `doomed`."""
     worth = slot.canonical if mode.exact and not mode.any_cut else len(slot.tokens)
-    lost = worth if kept < worth else 0
+    lost = worth if kept < worth and not doomed else 0
     return (length - kept) * costs.prefill + lost * costs.restore
 
 
@@ -95,13 +95,17 @@ def test_plan(tokens: list[int], index: Index, slots: list[SlotView], mode: Mode
         assert found.start % GRID == 0
     if reuse:
         best = found.computed * costs.prefill + found.restored * costs.restore
-        if found.keep:
-            best = keep_cost(free[found.slot], found.keep, found.length, costs, mode)
+        oldest = min(free.values(), key=lambda slot: (slot.last_used, slot.number))
         possible = restorable(index, ours, mode).tokens
+        if found.keep:
+            slot = free[found.slot]
+            doomed = slot is oldest and found.keep >= possible  # restoring would overwrite it, and bring no more
+            best = keep_cost(slot, found.keep, found.length, costs, mode, doomed=doomed)
         assert best <= (found.length - possible) * costs.prefill + possible * costs.restore + 1e-12
         for slot in free.values():
             kept = keepable(slot, ours, index, mode).tokens
-            assert not kept or best <= keep_cost(slot, kept, found.length, costs, mode) + 1e-12
+            cost = keep_cost(slot, kept, found.length, costs, mode, doomed=slot is oldest and kept >= possible)
+            assert not kept or best <= cost + 1e-12
 
 
 def assert_restorable(found: Plan, ours: Chain, index: Index, mode: Mode) -> None:

@@ -201,7 +201,9 @@ def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mo
         keep = keepable(slot, chain, index, mode)
         kept = keep.tokens
         worth = slot.canonical if mode.exact and not mode.any_cut else len(slot.tokens)  # what its owner could use
-        lost = worth if kept < worth else 0  # rows are imported whole, never appended
+        # Rows are imported whole, never appended. What would be overwritten otherwise is lost in either case: then they stay
+        # if nothing is computed for it.
+        lost = worth if kept < worth and not (slot is oldest and kept >= found.tokens) else 0
         seconds = (length - kept) * costs.prefill + lost * costs.restore
         if kept and seconds <= cost:
             cost = seconds
