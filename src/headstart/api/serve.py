@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import ipaddress
 import socket
 from collections.abc import Callable, Sequence
@@ -90,6 +91,12 @@ def serve(
         failures.append(error)
         server.should_exit = True
 
+    def ready() -> None:
+        # What is loaded stays. Reading one large body makes the collector walk it, which takes longer than the reading.
+        gc.collect()
+        gc.freeze()
+        log.info("listening", url=f"{address}/v1", health=f"{address}/health")
+
     path = Path(settings.model)
     address = f"http://{host if ':' not in host else f'[{host}]'}:{bound.getsockname()[1]}"
 
@@ -100,7 +107,7 @@ def serve(
         keep_noise=keep_noise,
         model_id=path.stem if path.suffix == ".gguf" else settings.model,
         aliases=tuple(dict.fromkeys(name for name in (settings.model, path.name) if name)),
-        on_ready=lambda: log.info("listening", url=f"{address}/v1", health=f"{address}/health"),
+        on_ready=ready,
         on_failure=failed,
     )
     server = uvicorn.Server(

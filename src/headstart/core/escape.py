@@ -20,16 +20,18 @@ class Escaper:
     def __init__(self, controls: Iterable[Control]) -> None:
         spellings = sorted((re.escape(control.text) for control in controls if control.text), key=len, reverse=True)
         self._risky = re.compile("|".join([MARK, *spellings]))
+        # Without the mark all begin with the same character in most models, and are searched for by that.
+        self._spelled = re.compile("|".join(spellings) or "(?!)")
 
     def escape(self, value: Any) -> Any:
         """The same value with all its strings escaped, keys included."""
         if isinstance(value, str):
-            if self._risky.search(value) is None:
+            if MARK not in value and self._spelled.search(value) is None:
                 return value
             return self._risky.sub(lambda m: MARK * 2 if m[0] == MARK else m[0][0] + MARK + m[0][1:], value)
-        if isinstance(value, Mapping):
+        if isinstance(value, (dict, Mapping)):  # most are dicts, which is found out faster
             return {self.escape(key): self.escape(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
+        if isinstance(value, (list, tuple)):
             return [self.escape(item) for item in value]
         return value
 

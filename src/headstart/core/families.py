@@ -218,6 +218,8 @@ def _is_probe(pieces: Sequence[Piece]) -> bool:
 
 # ── templates without tools ──────────────────────────────────────────────────────────────────────────────────────────
 
+_json = json.JSONEncoder(ensure_ascii=False).encode
+
 _LISTED = """# Tools
 
 You can call these functions:
@@ -244,7 +246,7 @@ def adapt(
     """
     if not family.adapted:
         return messages, tools
-    listed = _LISTED.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)) if tools else ""
+    listed = _LISTED.format(tools="\n".join(map(_json, tools))) if tools else ""
     adapted: list[dict[str, Any]] = []
     answered = False  # whether the last message holds results
     for number, message in enumerate(messages):
@@ -281,6 +283,6 @@ def _written(call: Mapping[str, Any]) -> str:
     function = call.get("function") or {}
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments or {}, ensure_ascii=False)
-    name = json.dumps(function.get("name") or "", ensure_ascii=False)
+        arguments = _json(arguments or {})
+    name = _json(function.get("name") or "")
     return f'<tool_call>\n{{"name": {name}, "arguments": {arguments or "{}"}}}\n</tool_call>'

@@ -341,23 +341,20 @@ class Prompter:
             parts.append(as_tokens(bos.id))
         hashed = 0
         lead, lead_at = "", len(parts)
+        looks = spelled and self.spelling and len(self.spellings)
         for at, text, control in self._pieces.of(rendered):
             places.append((at, len(parts)))
-            for part in parts[hashed:]:
-                digest.update(part.tobytes())
-            hashed = len(parts)
             lead, lead_at = text, len(parts)
-            if text:
-                if spelled:
-                    parts += self._spell(text, salt, digest, forget, closed=control is not None)
-                else:
-                    parts.append(self._memo.get(salt, text, self.tokenizer.tokenize))
+            if text and looks:
+                digest.update(np.concatenate([_NONE, *parts[hashed:]]).tobytes())
+                hashed = len(parts)
+                parts += self._spell(text, salt, digest, forget, closed=control is not None)
+            elif text:
+                parts.append(self._memo.get(salt, text, self.tokenizer.tokenize))
             if control is not None:
                 parts.append(self._single[control.text])
                 lead, lead_at = "", len(parts)
-        if lead_at == len(parts):
-            for part in parts[hashed:]:
-                digest.update(part.tobytes())
+        digest.update(np.concatenate([_NONE, *parts[hashed:lead_at]]).tobytes())
         tokens = np.concatenate([_NONE, *parts])
         tokens.flags.writeable = False
 
@@ -378,7 +375,7 @@ class Prompter:
         )
 
     def _spell(self, text: str, salt: str, head: Any, forget: list[bytes] | None, *, closed: bool) -> list[Tokens]:
-        known = self.spellings.find(head.digest(), text, closed=closed) if self.spelling and len(self.spellings) else []
+        known = self.spellings.find(head.digest(), text, closed=closed)
         if forget is not None and known:
             forget += self.spellings.forget_in(head.digest(), text, closed=closed)
         parts: list[Tokens] = []

@@ -15,6 +15,13 @@ _LARGEST = 1024
 """Bits of a number, as floats have them. Python writes no integers of more than 4,300 digits."""
 
 
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_read = json.JSONDecoder(strict=False, parse_constant=_refuse).decode
+
+
 def json_value(text: str) -> Any:
     """The value of a JSON text; line breaks in strings, as models write them, are no fault. Halves of characters, as escapes
     can name them, are replaced.
@@ -22,12 +29,13 @@ def json_value(text: str) -> Any:
     Raises ValueError: it is no JSON, has a number beyond all floats, or more than `DEPTH` levels.
     """
     try:
-        value = json.loads(text, strict=False, parse_constant=_refuse)
+        value = _read(text)
         if "\\u" in text:
-            value = json.loads(paired(json.dumps(value, ensure_ascii=False)), strict=False)
+            value = _read(paired(json.dumps(value, ensure_ascii=False)))
     except RecursionError:
         raise ValueError("too many levels") from None
-    if next(islice(levels(value), DEPTH, None), None) is not None:
+    opened = text.count("[") + text.count("{")
+    if opened >= DEPTH and next(islice(levels(value), DEPTH, None), None) is not None:
         raise ValueError("too many levels")
     if not countable(value):
         raise ValueError("a number is too large")
@@ -36,7 +44,18 @@ def json_value(text: str) -> Any:
 
 def countable(value: Any) -> bool:
     """Whether all numbers in a value are such as can be written: a JSON text may have larger ones."""
-    return all(map(_countable, (one for level in levels(value) for one in level)))
+    inside = [value]
+    for one in inside:  # which grows by what is in it
+        if isinstance(one, dict):
+            inside += one.values()
+        elif isinstance(one, list):
+            inside += one
+        elif isinstance(one, int):
+            if one.bit_length() > _LARGEST:
+                return False
+        elif isinstance(one, float) and not math.isfinite(one):
+            return False
+    return True
 
 
 def paired(text: str) -> str:
@@ -51,13 +70,3 @@ def levels(value: Any) -> Iterator[list[Any]]:
         yield level
         inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
         level = [item for items in inner for item in items]
-
-
-def _countable(value: Any) -> bool:
-    if isinstance(value, int):
-        return value.bit_length() <= _LARGEST
-    return not isinstance(value, float) or math.isfinite(value)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")

@@ -82,17 +82,17 @@ class Admission:
             if other.prefilling and other.slot is not None and len(other.slot) < goal:
                 return True
             job.waits_for = None
-        best = self._available(job)
-        for other in running:
-            if other.prefilling and other.root == job.root and other.request.reuse:
-                shared = min(common_prefix(other.chain.tokens, job.chain.tokens), len(job.chain) - 1)
-                shared = shared // traits.grid * traits.grid
-                assert other.slot is not None
-                if shared > best and shared > len(other.slot) // traits.grid * traits.grid:
-                    job.waits_for = other, shared
-                    if traits.stateful:
-                        other.points, other.firm = (*other.points, shared), other.firm | {shared}
-                    return True
+        others = [other for other in running if other.prefilling and other.root == job.root and other.request.reuse]
+        best = self._available(job) if others else 0
+        for other in others:
+            shared = min(common_prefix(other.chain.tokens, job.chain.tokens), len(job.chain) - 1)
+            shared = shared // traits.grid * traits.grid
+            assert other.slot is not None
+            if shared > best and shared > len(other.slot) // traits.grid * traits.grid:
+                job.waits_for = other, shared
+                if traits.stateful:
+                    other.points, other.firm = (*other.points, shared), other.firm | {shared}
+                return True
         return False
 
     def _available(self, job: Job) -> int:
