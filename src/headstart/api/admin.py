@@ -91,7 +91,7 @@ def _told(request: HttpRequest, request_id: str | None, cache_salt: str, user: s
             "tiers": report.tiers,
             "computed": report.computed,
             "mode": report.mode,
-            "ttft": round(report.ttft, 3),
+            "ttft": round(report.ttft, 5),
             **_account(record.explanation),
         }
     )

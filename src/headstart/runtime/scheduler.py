@@ -412,9 +412,10 @@ class Scheduler:
         self.cache.replied(slot, len(reply.tokens))
         if job.request.choices == 1 and job.request.reuse and reply.tokens:
             self.settle.add(prompt, returned, tuple(slot.ids))
+        # Before its caller can ask about it.
+        self.history.remember(self._record(job, slot.canonical, report, returned))
         job.finish(reason, report)
         self._release(job)
-        self.history.remember(self._record(job, slot.canonical, report, returned))
         opening = self.history.opening(prompt, self._prompter.template.source)
         if opening is not None and job.request.reuse:
             self.cache.opened(job.chain, opening)
