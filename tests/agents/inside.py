@@ -26,6 +26,7 @@ from headstart.api.app import create_app
 from headstart.api.serve import listen
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
+from headstart.runtime.runtime import Runtime
 
 CTX = 65_536
 """Agents say much before anybody else does, and tiny vocabularies make many tokens of it."""
@@ -53,7 +54,10 @@ def main(plan: dict[str, Any]) -> None:
     while not server.started:
         time.sleep(0.01)
     try:
-        runs = [run(command, url, plan["workspace"]) for command in plan["commands"]]
+        runs = []
+        for command in plan["commands"]:
+            runs.append(run(command, url, plan["workspace"]))
+            settled(runtime)
     finally:
         server.should_exit = True
         thread.join()
@@ -61,6 +65,13 @@ def main(plan: dict[str, Any]) -> None:
         runtime.close()
     result = {"runs": runs, "records": [record.as_dict() for record in records]}
     Path(plan["out"]).write_text(json.dumps(result, indent=1), "utf-8")
+
+
+def settled(runtime: Runtime) -> None:
+    """Waits until finished turns are settled: people take longer between two."""
+    until = time.monotonic() + PATIENCE
+    while runtime.scheduler.settle.pending and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def run(command: dict[str, Any], url: str, workspace: str) -> dict[str, Any]:
