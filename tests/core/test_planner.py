@@ -56,10 +56,10 @@ def slot_views(draw: st.DrawFn) -> list[SlotView]:
     return views
 
 
-def keep_cost(slot: SlotView, kept: int, length: int, costs: Costs, mode: Mode, *, doomed: bool) -> float:
-    """What is cut off a slot, as far as it is of use, must be restored for its owner later on, unless it is `doomed`."""
+def keep_cost(slot: SlotView, kept: int, length: int, costs: Costs, mode: Mode) -> float:
+    """What is cut off a slot, as far as it is of use, must be restored for its owner later on."""
     worth = slot.canonical if mode.exact and not mode.any_cut else len(slot.tokens)
-    lost = worth if kept < worth and not doomed else 0
+    lost = worth if kept < worth else 0
     return (length - kept) * costs.prefill + lost * costs.restore
 
 
@@ -99,13 +99,36 @@ def test_plan(tokens: list[int], index: Index, slots: list[SlotView], mode: Mode
         possible = restorable(index, ours, mode).tokens
         if found.keep:
             slot = free[found.slot]
-            doomed = slot is oldest and found.keep >= possible  # restoring would overwrite it, and bring no more
-            best = keep_cost(slot, found.keep, found.length, costs, mode, doomed=doomed)
+            best = keep_cost(slot, found.keep, found.length, costs, mode)
+            if slot is oldest and found.keep >= possible:  # restoring would overwrite it, and bring no more
+                best = min(best, found.computed * costs.prefill + possible * costs.restore)
         assert best <= (found.length - possible) * costs.prefill + possible * costs.restore + 1e-12
         for slot in free.values():
             kept = keepable(slot, ours, index, mode).tokens
-            cost = keep_cost(slot, kept, found.length, costs, mode, doomed=slot is oldest and kept >= possible)
-            assert not kept or best <= cost + 1e-12
+            assert not kept or best <= keep_cost(slot, kept, found.length, costs, mode) + 1e-12
+
+
+def test_rows_are_not_restored_over_themselves() -> None:
+    """Of the only slot a prompt needs all but the end; memory has as much of it, in the same form."""
+    tokens, index = [0] * 5 * GRID, Index(GRID)
+    ours, held = chain(tokens), chain([*tokens[: 3 * GRID], *[1] * GRID])
+    for number in range(3):
+        block = held.block(number)
+        index.add(Entry(held.ids[number], held.parent_of(number), block, number * GRID), "memory", canonical=True)
+    mode, costs = Mode(False, Traits(GRID)), Costs(prefill=1e-3, restore=1e-6)
+    for canonical, restored in ((4 * GRID, 0), (GRID, 3)):  # canonical rows are worth a copy
+        slot = SlotView(0, ROOT, held.tokens, canonical, True, 0.0)
+        found = plan(ours, index, [slot], costs, mode)
+        assert found is not None
+        assert (found.start, len(found.restore)) == (3 * GRID, restored)
+
+
+def test_a_long_slot_is_not_cut_where_another_loses_nothing() -> None:
+    long, short = chain([*[0] * 3 * GRID, *[1] * 100 * GRID]), chain([0] * 2 * GRID)
+    slots = [SlotView(number, ROOT, one.tokens, len(one), True, float(number)) for number, one in enumerate((long, short))]
+    found = plan(chain([0] * 5 * GRID), Index(GRID), slots, Costs(prefill=1e-3, restore=1e-4), Mode(False, Traits(GRID)))
+    assert found is not None
+    assert (found.slot, found.keep) == (1, 2 * GRID)
 
 
 def assert_restorable(found: Plan, ours: Chain, index: Index, mode: Mode) -> None:

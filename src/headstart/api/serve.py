@@ -92,7 +92,7 @@ def serve(
         server.should_exit = True
 
     def ready() -> None:
-        # What is loaded stays. Reading one large body makes the collector walk it, which takes longer than the reading.
+        # What is loaded stays; else the collector walks it for each large body, and now and then for 25 ms.
         gc.collect()
         gc.freeze()
         log.info("listening", url=f"{address}/v1", health=f"{address}/health")

@@ -199,19 +199,24 @@ def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mo
     cost = best.restored * costs.restore + best.computed * costs.prefill
     for slot in free if reuse else ():
         keep = keepable(slot, chain, index, mode)
-        kept = keep.tokens
         worth = slot.canonical if mode.exact and not mode.any_cut else len(slot.tokens)  # what its owner could use
-        # Rows are imported whole, never appended. What would be overwritten otherwise is lost in either case: then they stay
-        # if nothing is computed for it.
-        lost = worth if kept < worth and not (slot is oldest and kept >= found.tokens) else 0
-        seconds = (length - kept) * costs.prefill + lost * costs.restore
-        if kept and seconds <= cost:
-            cost = seconds
-            canonical = min(kept, slot.canonical)
-            if keep.state is not None and not keep.state.canonical:
-                canonical = min(canonical, keep.state.start)
-            best = Plan(slot.number, kept, (), 0, kept, canonical, length, keep.state)
+        lost = worth if keep.tokens < worth else 0  # rows are imported whole, never appended
+        seconds = (length - keep.tokens) * costs.prefill + lost * costs.restore
+        if keep.tokens and seconds <= cost:
+            cost, best = seconds, _staying(slot, keep, length)
+    if reuse and not best.keep:
+        # It overwrites the oldest slot; what that has in common with the prompt need not be copied over itself.
+        stay = _staying(oldest, keepable(oldest, chain, index, mode), length)
+        if stay.keep and stay.start >= best.start and stay.canonical >= best.canonical:
+            best = stay
     return best
+
+
+def _staying(slot: SlotView, keep: Kept, length: int) -> Plan:
+    canonical = min(keep.tokens, slot.canonical)
+    if keep.state is not None and not keep.state.canonical:
+        canonical = min(canonical, keep.state.start)
+    return Plan(slot.number, keep.tokens, (), 0, keep.tokens, canonical, length, keep.state)
 
 
 def next_call(position: int, length: int, canonical: int, limit: int, traits: Traits, stops: Iterable[int] = ()) -> int:

@@ -31,7 +31,7 @@ def json_value(text: str) -> Any:
     try:
         value = _read(text)
         if "\\u" in text:
-            value = _read(paired(json.dumps(value, ensure_ascii=False)))
+            value = json.loads(paired(json.dumps(value, ensure_ascii=False)), strict=False)
     except RecursionError:
         raise ValueError("too many levels") from None
     opened = text.count("[") + text.count("{")

@@ -16,7 +16,7 @@ from llama_cpp._ggml import libggml
 from headstart.config import Settings
 from headstart.engines.base import Facts, Shape
 from headstart.engines.llama.digest import digest
-from headstart.engines.llama.load import BATCH
+from headstart.engines.llama.load import BATCH, has_amx
 
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 
@@ -70,6 +70,7 @@ def fingerprint(model: Any, settings: Settings, weights: bytes, adapter: bytes |
         "engine": f"llama-cpp-python {llama_cpp.__version__}",
         "build": _build(),
         "system": lib.llama_print_system_info().decode("utf-8", "replace"),
+        "extra_buffers": not has_amx(),
         "devices": _devices() if settings.gpu_layers else [],
         "gpu_layers": settings.gpu_layers,
         "kv_type": settings.kv_type,

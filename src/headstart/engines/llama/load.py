@@ -50,7 +50,7 @@ def open_model(path: Path, gpu_layers: int, progress: Progress) -> Any:
     callback = lib.llama_progress_callback(report)
     params = lib.llama_model_default_params()
     params.n_gpu_layers = gpu_layers
-    params.use_extra_bufts = not _has_amx()
+    params.use_extra_bufts = not has_amx()
     params.progress_callback = callback
     model = lib.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
@@ -62,7 +62,7 @@ def open_model(path: Path, gpu_layers: int, progress: Progress) -> Any:
     return model
 
 
-def _has_amx() -> bool:
+def has_amx() -> bool:
     """Whether this build lays quantised weights out for AMX, which it then crashes on: its tile configuration is a local
     variable that compilers take for unused (llama.cpp's issue 20824)."""
     return b"AMX_INT8 = 1" in lib.llama_print_system_info()
