@@ -4,7 +4,8 @@ One agent's conversation of 80 kB (tools, system prompt, calls and results), sen
 new last message of the user, and comes right after the answer to the one before. From sending the body to the first byte of
 the answer, which leaves when the prompt is computed, less the time from the prompt's arrival at the engine's thread to its
 first token (`ttft` of `/headstart/explain`). So it is what reading, normalising, rendering, tokenising, handing over and
-writing take; planning is the engine's, as are copying and computing.
+writing take; planning is the engine's, as are copying and computing. Replies have two tokens: the end of one, which keeps the
+interpreter busy, would hold the first byte back.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ def open_model(path: Path, gpu_layers: int, progress: Progress) -> Any:
 
 
 def has_amx() -> bool:
-    """Whether this build lays quantised weights out for AMX, which it then crashes on: its tile configuration is a local
-    variable that compilers take for unused (llama.cpp's issue 20824)."""
+    """Whether this build lays quantised weights out for AMX, which it then crashes on: compilers leave out what it stores to
+    the tile configuration (llama.cpp's issue 20824)."""
     return b"AMX_INT8 = 1" in lib.llama_print_system_info()
 
 

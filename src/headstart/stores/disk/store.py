@@ -21,7 +21,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from operator import attrgetter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -140,7 +140,11 @@ class Disk(Store):
         return self.catalog.used() + max(RESERVE, files.occupied(self.folder)) + beside
 
     def path(self, key: bytes) -> Path:
-        return self.objects / f"{key.hex()}{_SUFFIX}"
+        return Path(self._where(key))
+
+    def _where(self, key: bytes) -> str:
+        """A string: to build a Path takes longer than to open the file."""
+        return f"{self._objects}{key.hex()}{_SUFFIX}"
 
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -311,12 +315,12 @@ class Disk(Store):
             FormatError: it must not be used; `out` is then undefined.
             OSError: it cannot be read.
         """
-        # A string: to build a Path takes longer than to open the file.
-        file = os.open(f"{self._objects}{label.key.hex()}{_SUFFIX}", os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(self._where(label.key), os.O_RDONLY | os.O_CLOEXEC)
         try:
             header = _read_header(file)
             found = header.label
-            if _identity(found) != _identity(label) or found.canonical < label.canonical:
+            same = replace(found, canonical=label.canonical, seconds=label.seconds) == label
+            if not same or found.canonical < label.canonical:
                 raise FormatError("other", "it is another object than the one asked for")
             if header.size > len(out) or (header.size < len(out) and label.kind == "rows"):
                 raise FormatError("other", f"{header.size} bytes where {len(out)} were asked for")
@@ -478,9 +482,6 @@ class Disk(Store):
 
     def __len__(self) -> int:
         return len(self.catalog)
-
-
-_identity = attrgetter("key", "parent", "fingerprint", "start", "tokens", "kind")
 
 
 def _read_header(file: int) -> Header:
