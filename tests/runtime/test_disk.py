@@ -18,6 +18,7 @@ from headstart.engines.fake import FakeEngine, FakeTokenizer
 from headstart.runtime import cache, runtime
 from headstart.runtime.request import Started
 from headstart.runtime.runtime import Runtime
+from headstart.stores.disk.format import decode, header_size
 
 GRID = 8
 SYSTEM = "You answer in the words of the house, and never in others. " * 4
@@ -225,15 +226,32 @@ def test_what_memory_evicts_is_on_disk_replies_too(tmp_path: Path) -> None:
 
 
 def objects(folder: Path) -> list[Path]:
-    return sorted((folder / "objects").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    return sorted((folder / "objects").iterdir())
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "swap", "foreign", "newer", "missing", "unreadable"])
-def test_a_bad_object_is_a_miss(tmp_path: Path, damage: str) -> None:
+def start_of(path: Path) -> int:
+    data = path.read_bytes()
+    return decode(data[: header_size(data[:32])], len(data)).label.start
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("flip", "corrupt"),
+        ("truncate", "truncated"),
+        ("empty", "truncated"),
+        ("swap", "other"),
+        ("foreign", "foreign"),
+        ("newer", "newer"),
+        ("missing", "missing"),
+        ("unreadable", "read"),
+    ],
+)
+def test_a_bad_object_is_a_miss(tmp_path: Path, damage: str, reason: str) -> None:
     chat = [system(SYSTEM), user("a")]
     with start(tmp_path) as rt:
         expected = ask(rt, chat, keep_logits=True)
-    paths = objects(tmp_path)
+    paths = sorted(objects(tmp_path), key=start_of)
     victim = paths[len(paths) // 2]
     data = bytearray(victim.read_bytes())
     match damage:
@@ -263,7 +281,8 @@ def test_a_bad_object_is_a_miss(tmp_path: Path, damage: str) -> None:
         assert answer.logits.tobytes() == expected.logits.tobytes()
         assert answer.text == expected.text
         assert 0 < answer.report.restored < len(SYSTEM), "what comes before it is good"
-        assert rt.cache.counters["fault_disk"] + rt.cache.disk.counters["evicted"] >= 0
+        assert rt.cache.counters["fault_disk"] == 1
+        assert dict(rt.cache.disk.counters) == {f"fault_{reason}": 1}
         written(rt)
     with start(tmp_path) as rt:
         assert ask(rt, chat).report.restored >= len(SYSTEM) - GRID, "it was written anew"
