@@ -30,6 +30,8 @@ MOST_MARKS = 4
 _MARKS = "\0marks"
 """Where a message's parts had hints, between `parts` and `hints`: characters of its content."""
 
+_HINTED = HINTS | {_MARKS}
+
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 
 
@@ -155,7 +157,7 @@ def _hints(dialogue: Dialogue, ground: Ground) -> Dialogue:
     for number, message in enumerate(dialogue.messages):
         content = message.get("content")
         marks = message.get(_MARKS, [])
-        if HINTS & message.keys() and isinstance(content, str):
+        if isinstance(content, str) and not HINTS.isdisjoint(message):
             marks = [*marks, len(content)]
         breakpoints += [(number, mark) for mark in marks]
     return replace(
@@ -169,11 +171,11 @@ def _hints(dialogue: Dialogue, ground: Ground) -> Dialogue:
 def _without_hints(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    kept = {key: item for key, item in value.items() if key not in HINTS and key != _MARKS}
-    if isinstance(kept.get("content"), list):
-        kept["content"] = [_without_hints(part) for part in kept["content"]]
-    if kept.get("tool_calls"):
-        kept["tool_calls"] = [_without_hints(call) for call in kept["tool_calls"]]
+    kept = value if _HINTED.isdisjoint(value) else {key: item for key, item in value.items() if key not in _HINTED}
+    for name in ("content", "tool_calls"):
+        inside = kept.get(name)
+        if isinstance(inside, list) and (bare := [_without_hints(one) for one in inside]) != inside:
+            kept = {**kept, name: bare}
     return kept
 
 

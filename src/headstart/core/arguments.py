@@ -5,7 +5,7 @@ Clients parse JSON and write it again with their own spacing and order of keys. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headstart.core.values import json_value
@@ -59,11 +59,15 @@ def canonical_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arranged(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
+    if isinstance(value, str):
+        return value
     schema = _resolved(schema, root)
     if isinstance(value, Mapping):
         properties = schema.get("properties")
         known = properties if isinstance(properties, Mapping) else {}
-        names = [*(name for name in known if name in value), *sorted(value.keys() - known.keys())]
+        names = [name for name in known if name in value]
+        if len(names) < len(value):
+            names += sorted(value.keys() - known.keys())
         return {name: _arranged(value[name], known.get(name, schema.get("additionalProperties")), root) for name in names}
     if isinstance(value, list | tuple):
         return [_arranged(item, schema.get("items"), root) for item in value]
@@ -84,8 +88,10 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _ranked(keys: Iterable[str]) -> list[str]:
-    return sorted(keys, key=lambda key: (_ORDER.get(key, len(_ORDER)), key))
+def _ranked(value: Mapping[str, Any]) -> list[str]:
+    if value.keys() <= _ORDER.keys():
+        return sorted(value, key=_ORDER.__getitem__)
+    return sorted(value, key=lambda key: (_ORDER.get(key, len(_ORDER)), key))
 
 
 def _part(key: str, value: Any) -> Any:
@@ -99,9 +105,11 @@ def _schema(schema: Any) -> Any:
 
 
 def _keyword(key: str, value: Any, schema: Mapping[str, Any]) -> Any:
+    if isinstance(value, str):
+        return value
     if key in _SCHEMA:
         return _schema(value)
-    if key in _SCHEMAS and isinstance(value, Sequence) and not isinstance(value, str):
+    if key in _SCHEMAS and isinstance(value, Sequence):
         return [_schema(item) for item in value]
     if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
         required = schema.get("required") if key == "properties" else None
@@ -112,6 +120,8 @@ def _keyword(key: str, value: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def _sorted(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
     if isinstance(value, Mapping):
         return {key: _sorted(value[key]) for key in sorted(value)}
     return [_sorted(item) for item in value] if isinstance(value, list | tuple) else value

@@ -24,17 +24,33 @@ class Escaper:
         self._spelled = re.compile("|".join(spellings) or "(?!)")
 
     def escape(self, value: Any) -> Any:
-        """The same value with all its strings escaped, keys included."""
+        """The same value with all its strings escaped, keys included; itself where none is risky, as in most."""
+        said = "\0".join(_texts(value))
+        return value if MARK not in said and self._spelled.search(said) is None else self._escaped(value)
+
+    def _escaped(self, value: Any) -> Any:
         if isinstance(value, str):
-            if MARK not in value and self._spelled.search(value) is None:
-                return value
             return self._risky.sub(lambda m: MARK * 2 if m[0] == MARK else m[0][0] + MARK + m[0][1:], value)
-        if isinstance(value, (dict, Mapping)):  # most are dicts, which is found out faster
-            return {self.escape(key): self.escape(item) for key, item in value.items()}
+        if isinstance(value, Mapping):
+            return {self._escaped(key): self._escaped(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self.escape(item) for item in value]
+            return [self._escaped(item) for item in value]
         return value
 
     @staticmethod
     def unescape(text: str) -> str:
         return _UNMARK.sub(r"\1", text) if MARK in text else text
+
+
+def _texts(value: Any) -> list[str]:
+    """All strings in a value, keys included, in no order."""
+    inside, texts, keys = [value], [], set[Any]()
+    for one in inside:  # which grows by what is in it
+        if isinstance(one, str):
+            texts.append(one)
+        elif isinstance(one, (dict, Mapping)):  # most are dicts, which is found out faster
+            keys.update(one)
+            inside += one.values()
+        elif isinstance(one, (list, tuple)):
+            inside += one
+    return [*filter(lambda key: isinstance(key, str), keys), *texts]

@@ -56,7 +56,8 @@ def contents(messages: Sequence[Message], rendered: str) -> Iterator[int]:
         at = rendered.find(said[:_HEAD], cursor) if said else -1
         if at >= 0 and isinstance(content, str):
             cursor = at + len(said[:_HEAD])
-            at = max(0, at - content.index(said))  # blanks before it count, whether the template keeps them or not
+            # Blanks before it count, whether the template keeps them or not.
+            at = max(0, at - len(content) + len(content.lstrip()))
         yield at
 
 

@@ -354,9 +354,10 @@ class Prompter:
             if control is not None:
                 parts.append(self._single[control.text])
                 lead, lead_at = "", len(parts)
-        digest.update(np.concatenate([_NONE, *parts[hashed:lead_at]]).tobytes())
         tokens = np.concatenate([_NONE, *parts])
         tokens.flags.writeable = False
+        leading = len(tokens) - sum(map(len, parts[lead_at:]))
+        digest.update(tokens[sum(map(len, parts[:hashed])) : leading].tobytes())
 
         def spell(text: str) -> Tokens:
             return self._memo.get(salt, Escaper.unescape(text), self.tokenizer.tokenize)
@@ -367,7 +368,7 @@ class Prompter:
             salt=salt,
             head=digest.digest(),
             lead=lead,
-            lead_tokens=tokens[len(tokens) - sum(map(len, parts[lead_at:])) :],
+            lead_tokens=tokens[leading:],
             marks=marks,
             landmarks=landmarks(messages, marks, Places(rendered, places, parts, spell), breakpoints)
             if messages

@@ -46,6 +46,8 @@ def countable(value: Any) -> bool:
     """Whether all numbers in a value are such as can be written: a JSON text may have larger ones."""
     inside = [value]
     for one in inside:  # which grows by what is in it
+        if isinstance(one, str):  # most are
+            continue
         if isinstance(one, dict):
             inside += one.values()
         elif isinstance(one, list):
