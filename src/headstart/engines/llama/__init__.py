@@ -1,6 +1,13 @@
 """llama.cpp through llama-cpp-python's low-level C API. In reading order: `file`, `load`, `fit`, `vocab`, `batch`, `sampler`,
 `blob`, `part`, `rows`, `proof`, `identity`, `engine`."""
 
+import os
+
+# libgomp reads it once, when llama.cpp is loaded. Its workers would spin for 15 ms behind each call, on the cores on which the
+# answer is sent and the next request is read; 0.1 ms cost a decode step nothing that could be measured.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
 from headstart.engines.llama.engine import LlamaEngine
 
 __all__ = ["LlamaEngine"]
