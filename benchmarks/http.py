@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--model", type=Path, default=None)
     given = parser.parse_args()
-    table = Table("dialect", "body, bytes", "first byte, ms", "engine, ms", "HTTP, ms", title="the HTTP layer")
+    table = Table("dialect", "body, bytes", "first byte, ms", "engine, ms", "HTTP, ms", "quartiles", title="the HTTP layer")
     setup = Setup(given.model or demo_model(), ctx=32768, slots=1)
     with (
         headstart(setup, "--settle", "off") as server,
@@ -135,8 +135,9 @@ def main() -> None:
             ask(http, path, body, "Is this the first time?")
             samples = [ask(http, path, body, f"What now, by {name} number {number}?") for number in range(given.rounds)]
             first, engine, _ = (statistics.median(column) for column in zip(*samples, strict=True))
-            over = statistics.median(total - own for total, own, _ in samples)
-            table.add_row(name, f"{samples[0][2]:,}", f"{first:.1f}", f"{engine:.1f}", f"{over:.1f}")
+            low, over, high = statistics.quantiles((total - own for total, own, _ in samples), n=4)
+            row = f"{samples[0][2]:,}", f"{first:.1f}", f"{engine:.1f}", f"{over:.1f}", f"{low:.1f}-{high:.1f}"
+            table.add_row(name, *row)
     table.caption = f"medians of {given.rounds} requests"
     Console().print(table)
 
