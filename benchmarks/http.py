@@ -124,6 +124,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--model", type=Path, default=None)
     given = parser.parse_args()
+    if given.rounds < 2:
+        parser.error("--rounds: at least 2, for quartiles")
     table = Table("dialect", "body, bytes", "first byte, ms", "engine, ms", "HTTP, ms", "quartiles", title="the HTTP layer")
     setup = Setup(given.model or demo_model(), ctx=32768, slots=1)
     with (

@@ -4,6 +4,7 @@ import json
 import re
 import tracemalloc
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -70,6 +71,22 @@ def test_escape_reaches_every_string(value: Any) -> None:
     escaped = Escaper(CONTROLS).escape(value)
     assert [Escaper.unescape(text) for text in strings(escaped)] == strings(value)
     assert not any(control.text in text for control in CONTROLS for text in strings(escaped))
+
+
+@pytest.mark.parametrize("text", ["harmless", CONTROLS[0].text])
+def test_templates_are_given_dicts_and_lists(text: str) -> None:
+    """What a template prints of them may not depend on who calls, or on what is said elsewhere."""
+    given = MappingProxyType({"a": (text, [MappingProxyType({"b": text})])})
+    found = Escaper(CONTROLS).escape(given)
+    assert type(found) is dict
+    assert type(found["a"]) is list
+    assert type(found["a"][1][0]) is dict
+    source = "{{ tools }}{% for message in messages %}{{ message.content }}{{ message.tool_calls or '' }}{% endfor %}"
+    printing = Prompter(FakeTokenizer(), Template(source, {}))
+    chat, tools = [{"role": "user", "content": "a"}], [{"type": "function", "function": {"name": text}}]
+    written = [printing.chat(chat, tools=given).text for given in (tools, tuple(tools))]
+    assert written[0] == written[1]
+    assert written[0].startswith("[{")
 
 
 def test_escape_leaves_other_values_alone() -> None:

@@ -24,9 +24,13 @@ class Escaper:
         self._spelled = re.compile("|".join(spellings) or "(?!)")
 
     def escape(self, value: Any) -> Any:
-        """The same value with all its strings escaped, keys included; itself where none is risky, as in most."""
-        said = "\0".join(_texts(value))
-        return value if MARK not in said and self._spelled.search(said) is None else self._escaped(value)
+        """The same value, in dicts and lists, with all its strings escaped, keys included; itself if there is nothing to do."""
+        texts = _texts(value)
+        if texts is not None:
+            said = "\0".join(texts)
+            if MARK not in said and self._spelled.search(said) is None:
+                return value
+        return self._escaped(value)
 
     def _escaped(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -42,15 +46,17 @@ class Escaper:
         return _UNMARK.sub(r"\1", text) if MARK in text else text
 
 
-def _texts(value: Any) -> list[str]:
-    """All strings in a value, keys included, in no order."""
+def _texts(value: Any) -> list[str] | None:
+    """All strings in a value, keys included, in no order; None if it holds other containers than dicts and lists."""
     inside, texts, keys = [value], [], set[Any]()
     for one in inside:  # which grows by what is in it
         if isinstance(one, str):
             texts.append(one)
-        elif isinstance(one, (dict, Mapping)):  # most are dicts, which is found out faster
+        elif isinstance(one, dict):
             keys.update(one)
             inside += one.values()
-        elif isinstance(one, (list, tuple)):
+        elif isinstance(one, list):
             inside += one
+        elif isinstance(one, (tuple, Mapping)):
+            return None
     return [*filter(lambda key: isinstance(key, str), keys), *texts]

@@ -155,7 +155,7 @@ class Prompter:
         if not source.messages:
             raise InvalidRequest("A conversation needs at least one message.", param="messages")
         safe = self._escaper.escape(list(source.messages))
-        tools = self._escaper.escape(source.tools) if source.tools else None
+        tools = self._escaper.escape(list(source.tools)) if source.tools else None
         messages, tools = adapt(self.family, safe, tools)
         rendered = self.template.render(messages, tools=tools, generation=generation, **self._escaper.escape(source.extra))
         if source.begun:
