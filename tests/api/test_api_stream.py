@@ -7,13 +7,16 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from headstart.api.call import Call
 from headstart.config import Settings
+from headstart.engines.base import Sampling
 from headstart.engines.fake import FakeEngine
+from headstart.errors import InvalidRequest
 from headstart.observe.metrics import Metrics
 from headstart.runtime.request import Failed, Finished, Request
 from headstart.runtime.runtime import Runtime
@@ -124,25 +127,67 @@ def test_the_vendors_client_skips_comments(slow: Server) -> None:
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
+async def silent() -> Any:
+    """A caller who says nothing more, and stays."""
+    await asyncio.Event().wait()
+
+
+def call_of(runtime: Runtime) -> Call:
+    return Call(runtime, silent, beat=5.0, metrics=Metrics("fake", lambda: None), arrived=time.monotonic())
+
+
+def active(runtime: Runtime) -> int:
+    return runtime.scheduler.queued + runtime.scheduler.running
+
+
 def test_a_call_that_failed_submits_nothing_more() -> None:
     """A prompt that ends in the same batch as the failure of another one must not start the next."""
     engine = FakeEngine(slots=2, ctx=256)
     with Runtime(engine, Settings()) as runtime:
         requests = [Request(runtime.text_prompt(text), max_tokens=2) for text in ("fails", "ends", "never")]
 
-        async def silent() -> Any:
-            await asyncio.Event().wait()
-
         async def play() -> tuple[list[type], bool, int]:
             engine.fail_next("prefill")
-            metrics = Metrics("fake", lambda: None)
-            async with Call(runtime, requests, silent, beat=5.0, metrics=metrics, arrived=time.monotonic()) as call:
+            call = call_of(runtime)
+            call.submit(requests)
+            async with call:
                 wait_until(lambda: engine.prefilled > 0 and runtime.snapshot()["running"] == 0)  # the loop stands still
                 time.sleep(0.05)
                 batch = await call.take()
-                return [type(event) for _, event in batch], call.done, runtime.scheduler.queued + runtime.scheduler.running
+                return [type(event) for _, event in batch], call.done, active(runtime)
 
-        kinds, done, active = asyncio.run(play())
+        kinds, done, left = asyncio.run(play())
         assert kinds.index(Failed) < kinds.index(Finished)
         assert done
-        assert active == 0
+        assert left == 0
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_call_that_nobody_waits_for_is_cancelled_whenever_it_is_submitted(early: bool) -> None:
+    """It is submitted in another thread, which a handler that is cancelled leaves behind."""
+    with Runtime(FakeEngine(slots=1, ctx=4096, delay=0.02), Settings()) as runtime:
+        request = Request(runtime.text_prompt("hold the line"), max_tokens=3000, ignore_eos=True)
+
+        async def play() -> None:
+            call = call_of(runtime)
+            if early:
+                call.abandon()
+            call.submit([request])
+            if not early:
+                call.abandon()
+
+        asyncio.run(play())
+        wait_until(lambda: active(runtime) == 0)
+
+
+def test_a_call_of_which_one_prompt_is_refused_runs_none() -> None:
+    with Runtime(FakeEngine(slots=2, ctx=4096, delay=0.02), Settings()) as runtime:
+        fine = Request(runtime.text_prompt("hold the line"), max_tokens=3000, ignore_eos=True)
+        refused = replace(fine, sampling=Sampling(logit_bias=((1 << 30, 1.0),)))
+
+        async def play() -> None:
+            with pytest.raises(InvalidRequest, match="logit_bias"):
+                call_of(runtime).submit([fine, refused])
+
+        asyncio.run(play())
+        wait_until(lambda: active(runtime) == 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from headstart.api.normalise import RULES, Ground, normalise
 from headstart.api.openai import dialogue_of
 from headstart.api.recall import Line, Recall
 from headstart.api.schema import Conversation
+from headstart.core.arguments import canonical_tool
 from headstart.core.template import FALLBACK, Template
 from templates import TOOLS
 
@@ -244,3 +246,31 @@ def test_recall_is_bounded() -> None:
 
     kept = [number for number in range(50) if recall.reasoning(line(number), {"role": "assistant", "content": "ok"})]
     assert kept == list(range(42, 50))
+
+
+def test_tools_are_made_canonical_once_for_each_tenant() -> None:
+    recall = Recall()
+    first = recall.tools("a", [tool(PATHS)])
+    assert recall.tools("a", [tool(PATHS)]) is first == (canonical_tool(tool(TURNED)),)
+    assert recall.tools("b", [tool(PATHS)]) is not first
+
+
+@pytest.mark.parametrize("others", [[1, 1.0], [1, True], [0, False], [1.0, True]])
+def test_tools_whose_values_only_compare_equal_are_not_mixed_up(others: list[Any]) -> None:
+    recall = Recall()
+    said = [recall.tools("", [tool({"type": "object", "default": value})]) for value in others]
+    assert [json.dumps(tools[0]["function"]["parameters"]["default"]) for tools in said] == [json.dumps(one) for one in others]
+
+
+def test_remembered_tools_are_bounded() -> None:
+    recall = Recall(limit=4, size=8 * 4000)
+    made = [recall.tools("", [tool({"enum": [number]})]) for number in range(6)]
+    kept = [recall.tools("", [tool({"enum": [number]})]) is tools for number, tools in reversed([*enumerate(made)])]
+    assert kept == [True] * 4 + [False] * 2
+    large = [tool({"enum": ["large" * 1000]})]
+    assert recall.tools("", large) is not recall.tools("", large)
+
+
+def test_tools_that_are_no_json_are_not_remembered() -> None:
+    recall, odd = Recall(), [tool({"default": datetime(2026, 11, 22)})]
+    assert recall.tools("", odd) == recall.tools("", odd) == (canonical_tool(odd[0]),)

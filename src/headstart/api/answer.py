@@ -36,14 +36,26 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
     service = service_of(request)
     runtime = service.ready()
     data = await service.body(request)
-    # Parsing, rendering and tokenising take milliseconds: never on the event loop, where every stream waits for them.
-    asked = await asyncio.to_thread(understand, service, runtime, request, data)
     request_id: str = request.scope.get("request_id", "")
-    tenant, session = request.scope.get("tenant", tenants.OPEN), _session(request)
-    requests = [
-        replace(one, id=request_id, tenant=tenants.told(tenant, one.prompt.salt), session=session) for one in asked.requests
-    ]
-    call = Call(runtime, requests, request.receive, beat=service.keep_alive / 2, metrics=service.metrics, arrived=arrived)
+    call = Call(runtime, request.receive, beat=service.keep_alive / 2, metrics=service.metrics, arrived=arrived)
+
+    def begin() -> Asked:
+        asked = understand(service, runtime, request, data)
+        tenant, session = request.scope.get("tenant", tenants.OPEN), _session(request)
+        call.submit(
+            [
+                replace(one, id=request_id, tenant=tenants.told(tenant, one.prompt.salt), session=session)
+                for one in asked.requests
+            ]
+        )
+        return asked
+
+    # Parsing, rendering and tokenising take milliseconds: never on the event loop, where every stream waits for them.
+    try:
+        asked = await asyncio.to_thread(begin)
+    except asyncio.CancelledError:
+        call.abandon()
+        raise
     if asked.stream:
         return EventStream(call, asked, service, request_id)
     try:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -28,7 +29,7 @@ class Disconnected(Exception):
 
 
 class Call:
-    """The requests of one HTTP call (one for each prompt), submitted on entry, cancelled on exit unless done.
+    """The requests of one HTTP call (one for each prompt): submitted, then listened to, cancelled on exit unless done.
 
     Args:
         receive: of the ASGI scope, its body already read: what comes next is the disconnect.
@@ -44,7 +45,6 @@ class Call:
     def __init__(
         self,
         runtime: Runtime,
-        requests: Sequence[Request],
         receive: Receive,
         *,
         beat: float,
@@ -56,7 +56,7 @@ class Call:
         self.reasons: list[str] = []
         self.arrived = arrived
         self._runtime = runtime
-        self._requests = requests
+        self._requests: Sequence[Request] = ()
         self._receive = receive
         self._beat = beat
         self._metrics = metrics
@@ -64,7 +64,7 @@ class Call:
         self._wide = runtime.engine.shape.slots
         self._next = 0
         self._open: dict[int, Handle] = {}
-        self._reports: list[dict[int, Report]] = [{} for _ in requests]
+        self._reports: list[dict[int, Report]] = []
         self._ended: dict[int, int] = {}
         self._spoke: dict[tuple[int, int], float] = {}
         self._events: deque[tuple[int, Event]] = deque()
@@ -75,9 +75,27 @@ class Call:
         self._timer: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
 
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Once, from any thread, before the call is listened to: the engine need not wait for the event loop.
+
+        Raises what `Runtime.submit` raises.
+        """
+        self._requests = requests
+        self._reports = [{} for _ in requests]
+        try:
+            self._advance()
+        except HeadstartError:
+            self._cancel()  # those before the one that was refused
+            raise
+        if self._gone:
+            self._cancel()
+
+    def abandon(self) -> None:
+        """Nobody listens any more: what runs is cancelled, and so is what is only submitted from now on."""
+        self._gone = True
+        self._cancel()
+
     async def __aenter__(self) -> Self:
-        """Raises what `Runtime.submit` raises."""
-        self._advance()
         self._watcher = asyncio.create_task(self._watch())
         self._timer = self._loop.call_later(self._beat, self._tick)
         return self
@@ -169,8 +187,7 @@ class Call:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._gone = True
-        self._cancel()
+        self.abandon()
         self._wake()
 
     def _tick(self) -> None:
@@ -185,9 +202,9 @@ class Call:
             self._waiter.set_result(None)
 
     def _cancel(self) -> None:
-        for handle in self._open.values():
-            handle.cancel()
-        self._open.clear()
+        with suppress(KeyError):  # another thread may be filling it, or emptying it as well
+            while True:
+                self._open.popitem()[1].cancel()
 
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
 

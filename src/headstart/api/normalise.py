@@ -14,7 +14,7 @@ from typing import Any
 
 from headstart.api.canonical import Dialogue, Message
 from headstart.api.recall import Line, Recall
-from headstart.core.arguments import HINTS, canonical_arguments, canonical_tool
+from headstart.core.arguments import HINTS, canonical_arguments
 from headstart.core.template import Template
 from headstart.errors import ConfigError
 
@@ -198,7 +198,7 @@ def _arguments(dialogue: Dialogue, ground: Ground) -> Dialogue:
 
 
 def _schemas(dialogue: Dialogue, ground: Ground) -> Dialogue:
-    return replace(dialogue, tools=tuple(canonical_tool(tool) for tool in dialogue.tools))
+    return replace(dialogue, tools=ground.recall.tools(dialogue.salt, dialogue.tools)) if dialogue.tools else dialogue
 
 
 def _reasoning(dialogue: Dialogue, ground: Ground) -> Dialogue:

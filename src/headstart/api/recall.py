@@ -1,8 +1,12 @@
-"""Recall: what replies held that callers may not send back, and when conversations began. Bounded, per salt, thread-safe."""
+"""Recall: what replies held that callers may not send back, when conversations began, and tools in their canonical form.
+
+Bounded, per salt, thread-safe.
+"""
 
 from __future__ import annotations
 
 import json
+import marshal
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -11,6 +15,8 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from blake3 import blake3
+
+from headstart.core.arguments import canonical_tool
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -84,16 +90,25 @@ class Clock:
         return self.now.strftime(pattern)
 
 
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    """Canonical tools. `size`: bytes of what they were given as."""
+
+    canonical: tuple[dict[str, Any], ...]
+    size: int
+
+
 class Recall:
-    """What the server remembers of its replies.
+    """What the server remembers of its replies and requests.
 
     Args:
-        limit: most replies, and most conversations.
-        size: most characters of reasoning.
+        limit: most replies, most conversations, and most lists of tools.
+        size: most characters of reasoning, and an eighth of it most bytes of tools.
     """
 
     def __init__(self, limit: int = 16_384, size: int = 32_000_000, now: Callable[[], datetime] = datetime.now) -> None:
         self._now = now
+        self._tools: Recent[bytes, _Tools] = Recent(limit, size // 8, lambda tools: tools.size)
         self._reasoning: Recent[bytes, str] = Recent(limit, size, len)
         self._began: Recent[bytes, Clock] = Recent(limit, limit)
         self._told: Recent[bytes, bool] = Recent(limit, limit)
@@ -122,6 +137,16 @@ class Recall:
     def has_told(self, salt: str, message_id: str) -> bool:
         """Whether an answer with this id was given lately."""
         return self._told.get(_digest("told", salt, message_id)) is not None
+
+    def tools(self, salt: str, tools: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+        """Tools in their canonical form, made once: agents send the same ones with every request. Not to be changed."""
+        try:
+            # Unlike equality it tells 1, 1.0 and True apart; from version 3 on it depends on what is shared in memory.
+            given = marshal.dumps(list(tools), 2)
+        except ValueError:  # not JSON
+            return tuple(map(canonical_tool, tools))
+        key = blake3(given + salt.encode("utf-8", "surrogatepass")).digest()
+        return self._tools.first(key, lambda: _Tools(tuple(map(canonical_tool, tools)), len(given))).canonical
 
     def clock(self, salt: str, beginning: str, *, begins: bool) -> Clock:
         """The moment at which a conversation with this beginning was seen first. `begins`: it is only beginning."""

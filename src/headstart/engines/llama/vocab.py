@@ -75,7 +75,8 @@ class LlamaTokenizer:
             pointer = tokens.ctypes.data_as(lib.llama_token_p)
             count = int(lib.llama_tokenize(self._vocab, data, len(data), pointer, room, False, special))
             if count >= 0:
-                return [int(token) for token in tokens[:count].tolist()]
+                found: list[int] = tokens[:count].tolist()
+                return found
             room = -count
 
     def piece(self, token: int) -> bytes:
