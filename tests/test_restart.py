@@ -42,7 +42,7 @@ def address(line: str) -> str:
 @pytest.mark.parametrize("reuse", ["fast", "exact"])
 def test_killed_and_started_again(tmp_path: Path, reuse: str) -> None:
     options = (*OPTIONS, "--cache-dir", str(tmp_path), "--reuse", reuse)
-    chat: Messages = [{"role": "system", "content": text(1, 900)}, {"role": "user", "content": "Say something."}]
+    chat: Messages = [{"role": "system", "content": text(1, 400)}, {"role": "user", "content": "Say something."}]
     with serving(*options) as server:
         url = address(server.line("listening"))
         first = post(url, chat)
