@@ -4,20 +4,24 @@ The policy was tuned on the other halves: of Mooncake's traces the second half o
 all, as a server does that has been running), of the coding agents' sessions the second half of the sessions is replayed. The
 runs of miniswe were left alone; how they overlap is not recorded and decides all, so they are replayed in two ways and are
 not in the mean. A budget is a part of all different blocks of what is replayed.
+
+`--told` asks instead what knowing more would be worth: `value` is told behind each request which of its blocks are used again,
+though not when; and is told the opposite in some part of the requests.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from headstart.replay import OPTIMUM, Costs, Result, closed, policies, replay, working_set
-from headstart.traces import Trace, read, sample
+from headstart.replay import OPTIMUM, Cache, Costs, Result, chain_of, closed, policies, replay, working_set
+from headstart.traces import Request, Trace, read, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = (0.05, 0.1, 0.25)
@@ -80,6 +84,43 @@ def gaps(figures: Figures, trace: str, policy: str) -> list[float]:
     ]
 
 
+class Told(Cache):
+    """`value` with the length of the reply, by which it learns, replaced by whether a block is used again."""
+
+    AGAIN, NEVER = 600, 10
+
+    def __init__(self, trace: Trace, room: int, wrong: float) -> None:
+        super().__init__("value", room, COSTS)
+        self._dice = random.Random(1)
+        self._wrong = wrong
+        self._again: list[dict[bytes, bool]] = []
+        known: set[bytes] = set()
+        for request in reversed(trace.requests):
+            ids = chain_of(request).ids
+            self._again.append({piece: piece in known for piece in ids})
+            known.update(ids)
+        self._again.reverse()
+
+    def serve(self, number: int, request: Request) -> int:
+        found = super().serve(number, request)
+        wrong = self._dice.random() < self._wrong
+        for again in (True, False):
+            told = [piece for piece, used in self._again[number].items() if (used != wrong) == again]
+            self.retention.replied(told, self.AGAIN if again else self.NEVER)
+        return found
+
+
+def told(work: Workload, part: float, wrong: float) -> float:
+    """The part of the gap that is closed by `Told`."""
+    budget = int(working_set(work.trace) * part)
+    cache, hit = Told(work.trace, budget // work.trace.grid, wrong), 0
+    for number, request in enumerate(work.trace.requests):
+        found = cache.serve(number, request)
+        hit += found * work.trace.grid * (number >= work.first)
+    lru, best = (replay(work.trace, policy, budget, COSTS, first=work.first) for policy in ("lru", OPTIMUM))
+    return (hit - lru.hit) / (best.hit - lru.hit)
+
+
 def markdown(figures: Figures, work: list[Workload]) -> str:
     """One table: hits of all prompt tokens, and how much of the gap is closed."""
     names = policies()
@@ -133,12 +174,19 @@ def main() -> None:
     given = os.environ.get("HEADSTART_DATA")
     parser.add_argument("--data", type=Path, default=Path(given) if given else ROOT.parent / "shared" / "data")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for the table and the plot")
+    parser.add_argument("--told", action="store_true", help="show what knowing more would be worth")
     options = parser.parse_args()
     console = Console()
     work = workloads(options.data)
     if not work:
         console.print(f"There is no recorded traffic in {options.data}: a generated trace must do.")
         work = [Workload(sample())]
+    if options.told:
+        for one in filter(lambda one: one.mean, work):
+            for wrong in (0.0, 0.15, 0.3):
+                shares = ", ".join(f"{told(one, part, wrong):.0%}" for part in PARTS)
+                console.print(f"{one.trace.name}, told {wrong:.0%} wrong: {shares}", highlight=False)
+        return
     figures = measure(work, console)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "policies.md").write_text(markdown(figures, work) + "\n")

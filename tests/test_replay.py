@@ -96,7 +96,7 @@ def test_every_policy_is_between_nothing_and_the_optimum(prompts: list[str], roo
         assert 0 <= hits(found, policy, room) <= most, policy
 
 
-class Watched(simulator._Cache):
+class Watched(simulator.Cache):
     """Looks at the cache after each request."""
 
     def serve(self, number: int, request: Request) -> int:
@@ -111,7 +111,7 @@ class Watched(simulator._Cache):
 
 @pytest.mark.parametrize("policy", ["value", "lru"])
 def test_budget_and_order_hold_throughout(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
-    monkeypatch.setattr(simulator, "_Cache", Watched)
+    monkeypatch.setattr(simulator, "Cache", Watched)
     dice = random.Random(1)
     prompts = ["".join(dice.choices("abcd", k=dice.randint(1, 40))) for _ in range(300)]
     assert hits(trace(*prompts, step=7.0), policy, 60) > 0

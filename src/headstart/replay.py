@@ -60,7 +60,7 @@ def working_set(trace: Trace) -> int:
     """Tokens of all different blocks."""
     known: set[bytes] = set()
     for request in trace.requests:
-        known.update(_chain(request).ids)
+        known.update(chain_of(request).ids)
     return len(known) * trace.grid
 
 
@@ -72,7 +72,7 @@ def replay(trace: Trace, policy: str, budget: int, costs: Costs, *, first: int =
         first: the first request that is counted; the cache sees all.
     """
     room = budget // trace.grid
-    serve = _Optimum(trace, room).serve if policy == OPTIMUM else _Cache(trace, policy, room, costs, half_life).serve
+    serve = _Optimum(trace, room).serve if policy == OPTIMUM else Cache(policy, room, costs, half_life).serve
     hit = prompt = 0
     for number, request in enumerate(trace.requests):
         found = serve(number, request)
@@ -88,49 +88,50 @@ def closed(result: Result, lru: Result, optimum: Result) -> float | None:
     return (result.hit - lru.hit) / gap if gap > 0 else None
 
 
-def _chain(request: Request) -> Chain:
+def chain_of(request: Request) -> Chain:
+    """The blocks of a request's prompt, one token of the simulated grid each."""
     return Chain(_ROOT, 1, request.blocks)
 
 
-class _Cache:
-    """Index and retention, as `runtime/cache` uses them."""
+class Cache:
+    """Index and retention, as `runtime/cache` uses them. `room`: blocks that fit."""
 
-    def __init__(self, trace: Trace, policy: str, room: int, costs: Costs, half_life: float) -> None:
+    def __init__(self, policy: str, room: int, costs: Costs, half_life: float = 60.0) -> None:
         self._room = room
         self._index = Index(1)
         value = costs.seconds / costs.bytes
-        self._retention = Retention(_TIER, self._index, lambda _: value, policy, half_life)
+        self.retention = Retention(_TIER, self._index, lambda _: value, policy, half_life)
 
     def serve(self, number: int, request: Request) -> int:
         """Serves a request; how many of its blocks were there."""
-        chain, now = _chain(request), request.at
+        chain, now = chain_of(request), request.at
         found = self._index.match(chain, len(chain), canonical_only=True, partial=False).blocks
         path = list(found)
         for entry in found:
             entry.pins += 1
-            self._retention.use(entry, now)
+            self.retention.use(entry, now)
         for block in range(len(found), len(chain)):
             entry = Entry(chain.ids[block], chain.parent_of(block), chain.block(block), block)
             if not self._make_room(entry, now):
                 for refused in chain.ids[block:]:
-                    self._retention.refuse(refused, now)
+                    self.retention.refuse(refused, now)
                 break
             self._index.add(entry, _TIER, canonical=True)
-            self._retention.use(entry, now)
+            self.retention.use(entry, now)
             entry.pins += 1
             path.append(entry)
         for entry in path:
             entry.pins -= 1
-        self._retention.replied((entry.id for entry in path), request.reply)
+        self.retention.replied((entry.id for entry in path), request.reply)
         return len(found)
 
     def _make_room(self, newcomer: Entry, now: float) -> bool:
         while len(self._index) >= self._room:
-            victim = self._retention.victim()
-            if victim is None or not self._retention.outranks(newcomer, victim, now):
+            victim = self.retention.victim()
+            if victim is None or not self.retention.outranks(newcomer, victim, now):
                 return False
             self._index.remove(victim.id, _TIER)
-            self._retention.forget(victim)
+            self.retention.forget(victim)
         return True
 
 
@@ -154,13 +155,13 @@ class _Optimum:
         upcoming: dict[bytes, int] = {}
         self._next: list[list[int]] = [[]] * end
         for number in range(end - 1, -1, -1):
-            ids = _chain(trace.requests[number]).ids
+            ids = chain_of(trace.requests[number]).ids
             self._next[number] = [upcoming.get(piece, end) for piece in ids]
             upcoming.update(dict.fromkeys(ids, number))
 
     def serve(self, number: int, request: Request) -> int:
         """Serves a request; how many of its blocks were there."""
-        ids = _chain(request).ids
+        ids = chain_of(request).ids
         hit = sum(1 for _ in takewhile(self._held.__contains__, ids))
         for depth, (piece, after) in enumerate(zip(ids, self._next[number], strict=True)):
             self._held.add(piece)
