@@ -5,7 +5,7 @@ all, as a server does that has been running), of the coding agents' sessions the
 runs of miniswe were left alone; how they overlap is not recorded and decides all, so they are replayed in two ways and are
 not in the mean. A budget is a part of all different blocks of what is replayed.
 
-`--told` asks instead what knowing more would be worth: `value` is told behind each request which of its blocks are used again,
+`--told` asks instead what knowing more would be worth: `value` is told after each request which of its blocks are used again,
 though not when; and is told the opposite in some part of the requests.
 """
 
@@ -15,7 +15,8 @@ import argparse
 import os
 import random
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
@@ -25,6 +26,8 @@ from headstart.traces import Request, Trace, read, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = (0.05, 0.1, 0.25)
+WRONG = (0.0, 0.15, 0.3)
+"""In which parts of the requests `Told` is told the opposite."""
 COSTS = Costs(0.0024, 23_040)
 """Of the bundled model on two cores."""
 
@@ -110,15 +113,18 @@ class Told(Cache):
         return found
 
 
-def told(work: Workload, part: float, wrong: float) -> float:
-    """The part of the gap that is closed by `Told`."""
+def told(work: Workload, part: float) -> list[float | None]:
+    """The parts of the gap that are closed by `Told`, by how often it is wrong."""
     budget = int(working_set(work.trace) * part)
-    cache, hit = Told(work.trace, budget // work.trace.grid, wrong), 0
-    for number, request in enumerate(work.trace.requests):
-        found = cache.serve(number, request)
-        hit += found * work.trace.grid * (number >= work.first)
     lru, best = (replay(work.trace, policy, budget, COSTS, first=work.first) for policy in ("lru", OPTIMUM))
-    return (hit - lru.hit) / (best.hit - lru.hit)
+
+    def share(wrong: float) -> float | None:
+        cache, hit = Told(work.trace, budget // work.trace.grid, wrong), 0
+        for number, request in enumerate(work.trace.requests):
+            hit += cache.serve(number, request) * work.trace.grid * (number >= work.first)
+        return closed(replace(lru, hit=hit), lru, best)
+
+    return [*map(share, WRONG)]
 
 
 def markdown(figures: Figures, work: list[Workload]) -> str:
@@ -182,10 +188,11 @@ def main() -> None:
         console.print(f"There is no recorded traffic in {options.data}: a generated trace must do.")
         work = [Workload(sample())]
     if options.told:
-        for one in filter(lambda one: one.mean, work):
-            for wrong in (0.0, 0.15, 0.3):
-                shares = ", ".join(f"{told(one, part, wrong):.0%}" for part in PARTS)
-                console.print(f"{one.trace.name}, told {wrong:.0%} wrong: {shares}", highlight=False)
+        for one, part in product((one for one in work if one.mean), PARTS):
+            shares = ", ".join("–" if share is None else f"{share:.0%}" for share in told(one, part))
+            console.print(
+                f"{one.trace.name}, {part:.0%}: {shares} (told wrong in {', '.join(f'{wrong:.0%}' for wrong in WRONG)})"
+            )
         return
     figures = measure(work, console)
     options.out.mkdir(parents=True, exist_ok=True)

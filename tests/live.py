@@ -45,8 +45,13 @@ class Server:
     def idle(self) -> bool:
         """Whether nothing runs or waits."""
         assert self.runtime is not None
-        now = self.runtime.snapshot()
-        return now["running"] == now["waiting"] == 0 and not any(slot["is_processing"] for slot in now["slots"])
+        return idle(self.runtime)
+
+
+def idle(runtime: Runtime) -> bool:
+    """Whether nothing runs or waits."""
+    now = runtime.snapshot()
+    return now["running"] == now["waiting"] == 0 and not any(slot["is_processing"] for slot in now["slots"])
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 10.0) -> None:

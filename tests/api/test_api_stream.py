@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
+from headstart.api.app import create_app
 from headstart.api.call import Call
 from headstart.config import Settings
 from headstart.engines.base import Sampling
@@ -20,7 +22,7 @@ from headstart.errors import InvalidRequest
 from headstart.observe.metrics import Metrics
 from headstart.runtime.request import Failed, Finished, Request
 from headstart.runtime.runtime import Runtime
-from live import Server, raw, serving, wait_until
+from live import Server, idle, raw, serving, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +138,14 @@ def call_of(runtime: Runtime) -> Call:
     return Call(runtime, silent, beat=5.0, metrics=Metrics("fake", lambda: None), arrived=time.monotonic())
 
 
-def active(runtime: Runtime) -> int:
-    return runtime.scheduler.queued + runtime.scheduler.running
+def rests(runtime: Runtime) -> None:
+    """Nothing runs, and nothing begins to."""
+    assert isinstance(runtime.engine, FakeEngine)
+    wait_until(lambda: idle(runtime))
+    prefilled, decoded = runtime.engine.prefilled, runtime.engine.decoded
+    time.sleep(0.2)
+    assert idle(runtime)
+    assert (runtime.engine.prefilled, runtime.engine.decoded) == (prefilled, decoded)
 
 
 def test_a_call_that_failed_submits_nothing_more() -> None:
@@ -146,7 +154,7 @@ def test_a_call_that_failed_submits_nothing_more() -> None:
     with Runtime(engine, Settings()) as runtime:
         requests = [Request(runtime.text_prompt(text), max_tokens=2) for text in ("fails", "ends", "never")]
 
-        async def play() -> tuple[list[type], bool, int]:
+        async def play() -> tuple[list[type], bool, bool]:
             engine.fail_next("prefill")
             call = call_of(runtime)
             call.submit(requests)
@@ -154,30 +162,63 @@ def test_a_call_that_failed_submits_nothing_more() -> None:
                 wait_until(lambda: engine.prefilled > 0 and runtime.snapshot()["running"] == 0)  # the loop stands still
                 time.sleep(0.05)
                 batch = await call.take()
-                return [type(event) for _, event in batch], call.done, active(runtime)
+                return [type(event) for _, event in batch], call.done, idle(runtime)
 
-        kinds, done, left = asyncio.run(play())
+        kinds, done, still = asyncio.run(play())
         assert kinds.index(Failed) < kinds.index(Finished)
         assert done
-        assert left == 0
+        assert still
 
 
-@pytest.mark.parametrize("early", [True, False])
-def test_a_call_that_nobody_waits_for_is_cancelled_whenever_it_is_submitted(early: bool) -> None:
-    """It is submitted in another thread, which a handler that is cancelled leaves behind."""
-    with Runtime(FakeEngine(slots=1, ctx=4096, delay=0.02), Settings()) as runtime:
-        request = Request(runtime.text_prompt("hold the line"), max_tokens=3000, ignore_eos=True)
+def test_a_call_that_nobody_waits_for_is_not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Runtime(FakeEngine(slots=1, ctx=4096), Settings()) as runtime:
+        monkeypatch.setattr(runtime, "submit", lambda *_: pytest.fail("it was submitted"))
 
         async def play() -> None:
             call = call_of(runtime)
-            if early:
-                call.abandon()
-            call.submit([request])
-            if not early:
-                call.abandon()
+            call.abandon()
+            call.submit([Request(runtime.text_prompt("hold the line"), max_tokens=1)])
 
         asyncio.run(play())
-        wait_until(lambda: active(runtime) == 0)
+
+
+def test_a_call_that_is_left_after_it_was_submitted_is_cancelled() -> None:
+    with Runtime(FakeEngine(slots=1, ctx=4096, delay=0.02), Settings()) as runtime:
+
+        async def play() -> None:
+            call = call_of(runtime)
+            call.submit([Request(runtime.text_prompt("hold the line"), max_tokens=3000, ignore_eos=True)])
+            call.abandon()
+
+        asyncio.run(play())
+        rests(runtime)
+
+
+def test_a_handler_that_is_cancelled_leaves_no_request_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread goes on, and has understood when nobody waits for it any more."""
+    with Runtime(FakeEngine(slots=1, ctx=4096, delay=0.02), Settings()) as runtime:
+        understanding, left = threading.Event(), threading.Event()
+        prompt, prompts = runtime.text_prompt, []
+
+        def slowly(*args: Any, **more: Any) -> Any:
+            understanding.set()
+            assert left.wait(10)
+            prompts.append(prompt(*args, **more))
+            return prompts[-1]
+
+        async def play() -> None:
+            transport = httpx.ASGITransport(create_app(runtime, model_id="fake"))
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+                call = asyncio.create_task(http.post("/v1/completions", json=LONG))
+                await asyncio.to_thread(understanding.wait, 10)
+                call.cancel()
+                await asyncio.wait([call])
+                left.set()
+
+        monkeypatch.setattr(runtime, "text_prompt", slowly)
+        asyncio.run(play())  # which waits for the thread
+        assert prompts
+        rests(runtime)
 
 
 def test_a_call_of_which_one_prompt_is_refused_runs_none() -> None:
@@ -190,4 +231,4 @@ def test_a_call_of_which_one_prompt_is_refused_runs_none() -> None:
                 call_of(runtime).submit([fine, refused])
 
         asyncio.run(play())
-        wait_until(lambda: active(runtime) == 0)
+        rests(runtime)

@@ -263,14 +263,16 @@ def test_tools_whose_values_only_compare_equal_are_not_mixed_up(others: list[Any
 
 
 def test_remembered_tools_are_bounded() -> None:
-    recall = Recall(limit=4, size=8 * 4000)
+    recall = Recall(limit=4, size=4000)
     made = [recall.tools("", [tool({"enum": [number]})]) for number in range(6)]
     kept = [recall.tools("", [tool({"enum": [number]})]) is tools for number, tools in reversed([*enumerate(made)])]
     assert kept == [True] * 4 + [False] * 2
-    large = [tool({"enum": ["large" * 1000]})]
-    assert recall.tools("", large) is not recall.tools("", large)
+    for large in ("large" * 1000, [{}] * 100):  # of which the second is short as it is sent
+        tools = [tool({"default": large})]
+        assert recall.tools("", tools) is not recall.tools("", tools)
 
 
 def test_tools_that_are_no_json_are_not_remembered() -> None:
     recall, odd = Recall(), [tool({"default": datetime(2026, 11, 22)})]
-    assert recall.tools("", odd) == recall.tools("", odd) == (canonical_tool(odd[0]),)
+    first = recall.tools("", odd)
+    assert first is not recall.tools("", odd) == first == (canonical_tool(odd[0]),)

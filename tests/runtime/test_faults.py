@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from harness import Answer, Messages, Oracle, ask, assistant, converse, submit, system, user
+from harness import Answer, Messages, Oracle, Pending, ask, assistant, converse, submit, system, user
 from headstart.config import Settings
 from headstart.core.blocks import root_id
 from headstart.core.causes import Cause
@@ -284,6 +285,25 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         with pytest.raises(Overloaded) as caught:
             submit(rt, [user("one too many")])
         assert caught.value.retry_after >= 1
+        for one in (running, *waiting):
+            one.answer()
+
+
+def test_a_queue_is_never_overfull_whoever_comes_at_once() -> None:
+    with runtime("fast", slots=1, queue=2, delay=0.02) as rt:
+        running = submit(rt, [user("long " * 100)])
+        running.until(Progress)
+        rt.watch(lambda request: time.sleep(0.02) or (lambda event: None))  # between the look at the queue and joining it
+
+        def come(number: int) -> Pending | None:
+            try:
+                return submit(rt, [user(f"{number}")])
+            except Overloaded:
+                return None
+
+        with ThreadPoolExecutor(8) as pool:
+            waiting = [one for one in pool.map(come, range(8)) if one is not None]
+        assert len(waiting) == 2
         for one in (running, *waiting):
             one.answer()
 

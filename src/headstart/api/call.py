@@ -84,7 +84,7 @@ class Call:
         self._reports = [{} for _ in requests]
         try:
             self._advance()
-        except HeadstartError:
+        except BaseException:
             self._cancel()  # those before the one that was refused
             raise
         if self._gone:
@@ -143,11 +143,11 @@ class Call:
         """Since the call arrived."""
         return time.monotonic() - self.arrived
 
-    # ── on the event loop ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── on the caller's thread, then on the event loop ───────────────────────────────────────────────────────────────
 
     def _advance(self) -> None:
         """Submits as many prompts as can run at the same time; the others follow when one has ended."""
-        while self._next < len(self._requests) and len(self._open) < self._wide:
+        while not self._gone and self._next < len(self._requests) and len(self._open) < self._wide:
             number = self._next
             try:
                 handle = self._runtime.submit(self._requests[number], partial(self._put, number))
@@ -158,6 +158,13 @@ class Call:
             self._open[number] = handle
             self._next += 1
         self.done = not self._open
+
+    def _cancel(self) -> None:
+        with suppress(KeyError):  # another thread may be filling it, or emptying it as well
+            while True:
+                self._open.popitem()[1].cancel()
+
+    # ── on the event loop ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _follow(self, batch: Sequence[tuple[int, Event]]) -> None:
         now = 0.0
@@ -200,11 +207,6 @@ class Call:
         self._woken = False
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    def _cancel(self) -> None:
-        with suppress(KeyError):  # another thread may be filling it, or emptying it as well
-            while True:
-                self._open.popitem()[1].cancel()
 
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
 

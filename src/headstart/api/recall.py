@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from blake3 import blake3
 
 from headstart.core.arguments import canonical_tool
+from headstart.core.values import bytes_of
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -92,10 +93,15 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class _Tools:
-    """Canonical tools. `size`: bytes of what they were given as."""
+    """Canonical tools. `size`: bytes that they take."""
 
     canonical: tuple[dict[str, Any], ...]
     size: int
+
+    @classmethod
+    def of(cls, given: Sequence[Mapping[str, Any]]) -> _Tools:
+        canonical = tuple(map(canonical_tool, given))
+        return cls(canonical, bytes_of(canonical))
 
 
 class Recall:
@@ -103,12 +109,12 @@ class Recall:
 
     Args:
         limit: most replies, most conversations, and most lists of tools.
-        size: most characters of reasoning, and an eighth of it most bytes of tools.
+        size: most characters of reasoning, and most bytes of tools.
     """
 
     def __init__(self, limit: int = 16_384, size: int = 32_000_000, now: Callable[[], datetime] = datetime.now) -> None:
         self._now = now
-        self._tools: Recent[bytes, _Tools] = Recent(limit, size // 8, lambda tools: tools.size)
+        self._tools: Recent[bytes, _Tools] = Recent(limit, size, lambda tools: tools.size)
         self._reasoning: Recent[bytes, str] = Recent(limit, size, len)
         self._began: Recent[bytes, Clock] = Recent(limit, limit)
         self._told: Recent[bytes, bool] = Recent(limit, limit)
@@ -146,7 +152,7 @@ class Recall:
         except ValueError:  # not JSON
             return tuple(map(canonical_tool, tools))
         key = blake3(given + salt.encode("utf-8", "surrogatepass")).digest()
-        return self._tools.first(key, lambda: _Tools(tuple(map(canonical_tool, tools)), len(given))).canonical
+        return self._tools.first(key, lambda: _Tools.of(tools)).canonical
 
     def clock(self, salt: str, beginning: str, *, begins: bool) -> Clock:
         """The moment at which a conversation with this beginning was seen first. `begins`: it is only beginning."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from headstart.core.blocks import BlockId, Tokens
 from headstart.core.template import Conversation, Message
+from headstart.core.values import bytes_of
 
 if TYPE_CHECKING:
     from headstart.core.explain import Explanation
@@ -85,12 +85,4 @@ class Record:
         """Bytes, about."""
         source = self.source
         parts = (source.messages, source.tools, source.extra) if source is not None else ()
-        return sys.getsizeof(self.text) + sys.getsizeof(self.reply) + self.tokens.nbytes + _size(parts)
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, Mapping):
-        return 64 + sum(_size(key) + _size(item) for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return 56 + sum(map(_size, value))
-    return sys.getsizeof(value)
+        return sys.getsizeof(self.text) + sys.getsizeof(self.reply) + self.tokens.nbytes + bytes_of(parts)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -63,6 +64,15 @@ def countable(value: Any) -> bool:
 def paired(text: str) -> str:
     """The text with halves of characters, as JSON's escapes name them, put together; lone ones are replaced."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def bytes_of(value: Any) -> int:
+    """About how many bytes a value takes in memory."""
+    if isinstance(value, Mapping):
+        return 64 + sum(bytes_of(key) + bytes_of(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return 56 + sum(map(bytes_of, value))
+    return sys.getsizeof(value)
 
 
 def levels(value: Any) -> Iterator[list[Any]]:

@@ -90,6 +90,7 @@ class Runtime:
             explains=settings.explain == "on",
             observe=self._observed,
         )
+        self._entrance = threading.Lock()  # the queue is looked at and joined in one step
         self._watchers: list[Callable[[Request], Sink]] = []
         self._users = 0  # of the tokenizer
         self._users_changed = threading.Condition()
@@ -216,12 +217,13 @@ class Runtime:
             raise Unavailable("The server is shutting down.")
         if request.prompt_logprobs is not None:
             request = replace(request, reuse=False)
-        waiting = self.scheduler.queued
-        if waiting >= self.settings.queue:
-            wait = max(1.0, waiting * self._seconds / self.engine.shape.slots)
-            raise Overloaded(f"{waiting} requests are waiting already; try again in {wait:.0f} s.", retry_after=wait)
-        ticket = Ticket(request, _both([sink, *(watcher(request) for watcher in self._watchers)]))
-        self.scheduler.submit(ticket)
+        with self._entrance:
+            waiting = self.scheduler.queued
+            if waiting >= self.settings.queue:
+                wait = max(1.0, waiting * self._seconds / self.engine.shape.slots)
+                raise Overloaded(f"{waiting} requests are waiting already; try again in {wait:.0f} s.", retry_after=wait)
+            ticket = Ticket(request, _both([sink, *(watcher(request) for watcher in self._watchers)]))
+            self.scheduler.submit(ticket)
         return Handle(ticket, self.scheduler)
 
     def erase(self, slot: int) -> int | None:
