@@ -1,11 +1,11 @@
 """What the HTTP layer adds to the engine's own time: `python -m benchmarks.http`.
 
 One agent's conversation of 80 kB (tools, system prompt, calls and results), sent in each dialect, streamed; each request has a
-new last message of the user, and comes right after the answer to the one before. From sending the body to the first byte of
-the answer, which leaves when the prompt is computed, less the time from the prompt's arrival at the engine's thread to its
-first token (`ttft` of `/headstart/explain`). So it is what reading, normalising, rendering, tokenising, handing over and
-writing take; planning is the engine's, as are copying and computing. Replies have two tokens: the end of one, which keeps the
-interpreter busy, would hold the first byte back.
+new last message of the user, and comes right after the answer to the one before, or after a pause. From sending the body to
+the first byte of the answer, which leaves when the prompt is computed, less the time from the prompt's arrival at the engine's
+thread to its first token (`ttft` of `/headstart/explain`). So it is what reading, normalising, rendering, tokenising, handing
+over and writing take; planning is the engine's, as are copying and computing. Replies have two tokens: the end of one, which
+keeps the interpreter busy, would hold the first byte back.
 """
 
 from __future__ import annotations
@@ -102,11 +102,12 @@ DIALECTS: dict[str, tuple[str, Callable[[Body], Body]]] = {
 }
 
 
-def ask(http: HTTPConnection, path: str, body: Body, question: str) -> tuple[float, float, int]:
-    """Milliseconds to the first byte and of the engine; bytes of the body."""
+def ask(http: HTTPConnection, path: str, body: Body, question: str, pause: float = 0.0) -> tuple[float, float, int]:
+    """Milliseconds to the first byte and of the engine, after `pause` seconds; bytes of the body."""
     said = {"role": "user", "content": question}
     asked = {**body, **({"input": [*body["input"], said]} if "input" in body else {"messages": [*body["messages"], said]})}
     data = json.dumps(asked).encode()
+    time.sleep(pause)
     begun = time.perf_counter()
     http.request("POST", path, data, {"content-type": "application/json"})
     response = http.getresponse()
@@ -123,6 +124,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.http", description=__doc__)
     parser.add_argument("--bytes", type=int, default=80_000)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds without work before each request (0)")
+    parser.add_argument("--cache", type=Path, default=None, help="folder of the disk tier, for the next run to begin at once")
     parser.add_argument("--model", type=Path, default=None)
     given = parser.parse_args()
     if given.rounds < 2:
@@ -130,13 +133,14 @@ def main() -> None:
     table = Table("dialect", "body, bytes", "first byte, ms", "engine, ms", "HTTP, ms", "quartiles", title="the HTTP layer")
     setup = Setup(given.model or demo_model(), ctx=32768, slots=1)
     with (
-        headstart(setup, "--settle", "off") as server,
+        headstart(setup, "--settle", "off", cache=given.cache) as server,
         closing(HTTPConnection(urlsplit(server.url).netloc, timeout=600)) as http,
     ):
         for name, (path, dialect) in DIALECTS.items():
             body = dialect(chat(given.bytes))
             ask(http, path, body, "Is this the first time?")
-            tried = (ask(http, path, body, f"What now, by {name} number {number}?") for number in range(2 * given.rounds))
+            asked = (f"What now, by {name} number {number}?" for number in range(2 * given.rounds))
+            tried = (ask(http, path, body, question, given.pause) for question in asked)
             # A sign of life (after 2.5 s, or behind a part of the prefill) may come first; then the first byte says nothing.
             samples = list(islice((one for one in tried if one[0] > one[1]), given.rounds))
             if len(samples) < given.rounds:
@@ -145,7 +149,7 @@ def main() -> None:
             low, over, high = statistics.quantiles((total - own for total, own, _ in samples), n=4)
             row = f"{samples[0][2]:,}", f"{first:.1f}", f"{engine:.1f}", f"{over:.1f}", f"{low:.1f}-{high:.1f}"
             table.add_row(name, *row)
-    table.caption = f"medians of {given.rounds} requests"
+    table.caption = f"medians of {given.rounds} requests, each after {given.pause:g} s without work"
     Console().print(table)
 
 

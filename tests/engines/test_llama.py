@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -390,3 +393,13 @@ def test_settings_that_cannot_work(tiny_model: Path) -> None:
     assert "--ctx" in one_line(tiny_model, ctx=1 << 30)
     assert "at least 1" in one_line(tiny_model, slots=0)
     assert "no GPU support" in one_line(tiny_model, gpu_layers=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "turns"), [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+)
+def test_workers_spin_briefly_unless_the_environment_says_otherwise(given: dict[str, str], turns: str) -> None:
+    others = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    program = "import os, headstart.engines.llama; print(os.environ.get('GOMP_SPINCOUNT'))"
+    done = subprocess.run([sys.executable, "-c", program], env={**others, **given}, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == turns
