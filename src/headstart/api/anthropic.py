@@ -15,12 +15,13 @@ from headstart.api.anthropic_schema import CountTokensRequest, MessagesRequest
 from headstart.api.anthropic_wire import Manner, Marks, Messages
 from headstart.api.compose import Asked, Wishes, compared, compose, count, remember
 from headstart.api.describe import ANTHROPIC_ERRORS, ANTHROPIC_STREAMED, takes
+from headstart.api.route import Route
 from headstart.api.schema import parse
 from headstart.api.service import Service, service_of
 from headstart.engines.base import Sampling
 from headstart.runtime.runtime import Runtime
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
 
 @router.post("/v1/messages", openapi_extra=takes(MessagesRequest), responses={**ANTHROPIC_ERRORS, **ANTHROPIC_STREAMED})

@@ -16,6 +16,7 @@ from headstart.api.describe import ERRORS, STREAMED, takes
 from headstart.api.draft import Draft
 from headstart.api.llama_schema import LlamaRequest
 from headstart.api.openai import told, wishes
+from headstart.api.route import Route
 from headstart.api.schema import parse
 from headstart.api.service import Service
 from headstart.api.teller import Teller, frame
@@ -29,7 +30,7 @@ from headstart.observe.report import Summary, headstart, summarise, timings
 from headstart.runtime.request import Progress, Request, TokenLogprob
 from headstart.runtime.runtime import Runtime
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
 _PLAIN = Family("text")
 """How a text is written that nobody parses."""

@@ -18,6 +18,7 @@ from headstart.api.answer import answer
 from headstart.api.canonical import Dialogue, Message
 from headstart.api.compose import Asked, Wishes, compose, count, prompt_of, remember
 from headstart.api.describe import ERRORS, STREAMED, takes
+from headstart.api.route import Route
 from headstart.api.schema import (
     ChatMessage,
     ChatRequest,
@@ -35,7 +36,7 @@ from headstart.engines.base import Sampling
 from headstart.runtime.request import Request, TokenLogprob
 from headstart.runtime.runtime import Runtime
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
 # Each at once is faster than one by one.
 _MESSAGES = TypeAdapter(list[ChatMessage])

@@ -21,13 +21,14 @@ from headstart.api.responses_items import Item, Tools, messages_of, tools_of
 from headstart.api.responses_schema import ResponsesInput, ResponsesRequest
 from headstart.api.responses_store import PREFIX, Stored, UnknownResponse, identified, listed
 from headstart.api.responses_wire import Response as Told
+from headstart.api.route import Route
 from headstart.api.schema import parse
 from headstart.api.service import Service, service_of
 from headstart.errors import InvalidRequest, RequestError
 from headstart.runtime.request import Request
 from headstart.runtime.runtime import Runtime
 
-router = APIRouter()
+router = APIRouter(route_class=Route)
 
 
 Who = Annotated[str | None, Query(max_length=1024)]
