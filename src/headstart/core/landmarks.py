@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 
-import numpy as np
-
-from headstart.core.blocks import Tokens, as_tokens, common_prefix
+from headstart.core.blocks import Tokens, common_prefix
 from headstart.core.checkpoints import Landmarks
 from headstart.core.template import Message
-
-_NONE = as_tokens([])
 
 _HEAD = 200
 """Characters by which a message's content is found in the rendered text."""
@@ -22,28 +17,32 @@ class Places:
     """Characters of a rendered text → its tokens.
 
     Args:
-        pieces: of each piece between control tokens, where it begins in the text, and its first part.
-        parts: the prompt's tokens, in parts.
+        starts: where each piece between control tokens begins in the text.
+        offsets: where it begins in the tokens.
         spell: tokens of a text as the beginning of a piece.
     """
 
     def __init__(
-        self, rendered: str, pieces: Sequence[tuple[int, int]], parts: Sequence[Tokens], spell: Callable[[str], Tokens]
+        self,
+        rendered: str,
+        starts: Sequence[int],
+        offsets: Sequence[int],
+        tokens: Tokens,
+        spell: Callable[[str], Tokens],
     ) -> None:
         self._rendered = rendered
-        self._pieces = pieces
-        self._parts = parts
+        self._starts = starts
+        self._offsets = offsets
+        self._tokens = tokens
         self._spell = spell
-        self._starts = [*accumulate(map(len, parts), initial=0)]
 
     def position(self, offset: int) -> int:
         """Tokens before a character: never more than all texts with that beginning have in common."""
-        number = bisect_right(self._pieces, (offset, len(self._parts))) - 1
+        number = bisect_right(self._starts, offset) - 1
         if number < 0:
             return 0
-        at, part = self._pieces[number]
-        ours = np.concatenate([_NONE, *self._parts[part:]])
-        return self._starts[part] + common_prefix(self._spell(self._rendered[at:offset]), ours)
+        begin = self._offsets[number]
+        return begin + common_prefix(self._spell(self._rendered[self._starts[number] : offset]), self._tokens[begin:])
 
 
 def contents(messages: Sequence[Message], rendered: str) -> Iterator[int]:

@@ -18,13 +18,20 @@ class Pieces:
     def __init__(self, controls: Sequence[Control]) -> None:
         self._controls = {control.text: control for control in controls if control.text}
         self._split = re.compile("|".join(map(re.escape, self._controls))) if self._controls else None
+        self._begun = {text[:length] for text in self._controls for length in range(1, len(text))}
+        self._longest = max(map(len, self._begun), default=0)
 
-    def of(self, rendered: str) -> Iterator[tuple[int, str, Control | None]]:
-        """Plain pieces, unescaped, each with where it begins and the control token that follows it."""
-        position = 0
-        strip_left = False
+    def of(self, rendered: str, begin: int = 0, before: Control | None = None) -> Iterator[tuple[int, str, Control | None]]:
+        """Plain pieces, unescaped, each with where it begins and the control token that follows it.
+
+        Args:
+            begin: where the first one begins.
+            before: the control token right before that.
+        """
+        position = begin
+        strip_left = before is not None and before.rstrip
         if self._split is not None:
-            for found in self._split.finditer(rendered):
+            for found in self._split.finditer(rendered, begin):
                 control = self._controls[found[0]]
                 plain = Escaper.unescape(rendered[position : found.start()])
                 if strip_left:
@@ -36,3 +43,8 @@ class Pieces:
             rest = rest.lstrip(_SPACE)
         if rest:
             yield position, rest, None
+
+    def parts_at(self, rendered: str, position: int) -> bool:
+        """Whether all texts with this beginning are split alike before `position`: no control token can reach over it."""
+        shortest = max(0, position - self._longest)
+        return self._begun.isdisjoint(rendered[at:position] for at in range(shortest, position))

@@ -1,8 +1,7 @@
 """Prompt: messages → text → tokens.
 
-Text is tokenised piece by piece between control tokens, and pieces are remembered per salt, so that a long prompt costs
-its new text only; tokenising whole equals tokenising in pieces. Spellings of control tokens *inside* the caller's strings
-are escaped before rendering and end as plain text: nobody forges a turn.
+Spellings of control tokens *inside* the caller's strings are escaped before rendering and end as plain text: nobody forges a
+turn.
 """
 
 from __future__ import annotations
@@ -14,18 +13,16 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from blake3 import blake3
 
-from headstart.core.blocks import Tokens, as_tokens, common_prefix, utf8
+from headstart.core.blocks import Tokens, as_tokens, common_prefix
 from headstart.core.checkpoints import Landmarks
 from headstart.core.escape import MARK, Escaper
 from headstart.core.families import adapt, family_of
-from headstart.core.landmarks import Places, contents, landmarks
-from headstart.core.memo import Memo
+from headstart.core.landmarks import contents, landmarks
 from headstart.core.parsing import Parser, meaning, message_of
-from headstart.core.pieces import Pieces
+from headstart.core.piecewise import Piecewise
 from headstart.core.slide import Replays, exchanges, slide
-from headstart.core.spelling import Spelled, Spellings, text_digest
+from headstart.core.spelling import Spelled, Spellings, head_digest, text_digest
 from headstart.core.template import Conversation, Message, Template
 from headstart.engines.base import Tokenizer
 from headstart.errors import InvalidRequest
@@ -75,10 +72,6 @@ class Prompt:
         return None, offset
 
 
-def _digest(salt: str) -> Any:  # of a head, whose tokens follow
-    return blake3(b"headstart.head.2" + text_digest(salt))
-
-
 @dataclass
 class Prompter:
     """Builds prompts for one model. Thread-safe.
@@ -89,7 +82,7 @@ class Prompter:
 
     Args:
         spelling: whether replies are matched by how they were really spelled (fast mode).
-        memo_bytes: most bytes of remembered pieces of text with their tokens.
+        memo_bytes: most bytes of remembered text with its tokens.
     """
 
     tokenizer: Tokenizer
@@ -100,11 +93,9 @@ class Prompter:
 
     def __post_init__(self) -> None:
         controls = sorted(self.tokenizer.controls, key=lambda control: -len(control.text))
-        self._pieces = Pieces(controls)
+        self._piecewise = Piecewise(self.tokenizer, controls, self.spellings, self.memo_bytes)
         self._escaper = Escaper(controls)
         self._ids = [control.id for control in controls]
-        self._single = {control.text: as_tokens(control.id) for control in controls}
-        self._memo = Memo(self.memo_bytes)
         self.family = family_of(self.template)
         self.visible = frozenset(control.id for control in controls if control.text in self.family.visible)
         self._replays = Replays()
@@ -275,7 +266,7 @@ class Prompter:
                     whole = text != texts[number]
                     learned.append(self.spellings.remember(prompt.head, prompt.lead, text, part, whole=whole))
             upto = cuts[number] + 1 if number < len(cuts) else len(said)
-            head = _digest(prompt.salt).update(np.concatenate([prompt.tokens, said[:upto]]).tobytes()).digest()
+            head = head_digest(prompt.salt).update(np.concatenate([prompt.tokens, said[:upto]]).tobytes()).digest()
             prompt = replace(prompt, head=head, lead="", lead_tokens=_NONE)
         return learned
 
@@ -290,7 +281,7 @@ class Prompter:
             return []
         if not after.startswith(before):
             return []
-        pieces = [*islice(self._pieces.of(after[len(before) :]), len(controls) + 1)]
+        pieces = [*islice(self._piecewise.pieces.of(after[len(before) :]), len(controls) + 1)]
         # Without a control token behind the last one, nothing tells where the reply ends and the template goes on.
         found = [control.id for _, _, control in pieces if control is not None]
         if len(found) != len(controls) + 1 or found[:-1] != [*controls]:
@@ -320,8 +311,6 @@ class Prompter:
             self._chat(source, salt, generation=False, spelled=True, forget=forgotten)
         return forgotten
 
-    # ── text → tokens ────────────────────────────────────────────────────────────────────────────────────────────────
-
     def _build(
         self,
         rendered: str,
@@ -333,62 +322,16 @@ class Prompter:
         breakpoints: Sequence[tuple[int, int]] = (),
         forget: list[bytes] | None = None,
     ) -> Prompt:
-        parts: list[Tokens] = []
-        places: list[tuple[int, int]] = []  # of each piece: where it begins in the text, and its first part
-        digest = _digest(salt)
-        bos = self.tokenizer.bos
-        if bos is not None and not rendered.startswith(bos.text):
-            parts.append(as_tokens(bos.id))
-        hashed = 0
-        lead, lead_at = "", len(parts)
-        looks = spelled and self.spelling and len(self.spellings)
-        for at, text, control in self._pieces.of(rendered):
-            places.append((at, len(parts)))
-            lead, lead_at = text, len(parts)
-            if text and looks:
-                digest.update(np.concatenate([_NONE, *parts[hashed:]]).tobytes())
-                hashed = len(parts)
-                parts += self._spell(text, salt, digest, forget, closed=control is not None)
-            elif text:
-                parts.append(self._memo.get(salt, text, self.tokenizer.tokenize))
-            if control is not None:
-                parts.append(self._single[control.text])
-                lead, lead_at = "", len(parts)
-        tokens = np.concatenate([_NONE, *parts])
-        tokens.flags.writeable = False
-        leading = len(tokens) - sum(map(len, parts[lead_at:]))
-        digest.update(tokens[sum(map(len, parts[:hashed])) : leading].tobytes())
-
-        def spell(text: str) -> Tokens:
-            return self._memo.get(salt, Escaper.unescape(text), self.tokenizer.tokenize)
-
+        # What follows the last message, or stands in its place, is what is new in the next prompt.
+        stable = max(marks, default=0)
+        made = self._piecewise.tokenise(rendered, salt, spelled=spelled and self.spelling, stable=stable, forget=forget)
         return Prompt(
             text=Escaper.unescape(rendered),
-            tokens=tokens,
+            tokens=made.tokens,
             salt=salt,
-            head=digest.digest(),
-            lead=lead,
-            lead_tokens=tokens[leading:],
+            head=made.head,
+            lead=made.lead,
+            lead_tokens=made.tokens[made.leading :],
             marks=marks,
-            landmarks=landmarks(messages, marks, Places(rendered, places, parts, spell), breakpoints)
-            if messages
-            else Landmarks(),
+            landmarks=landmarks(messages, marks, made.places, breakpoints) if messages else Landmarks(),
         )
-
-    def _spell(self, text: str, salt: str, head: Any, forget: list[bytes] | None, *, closed: bool) -> list[Tokens]:
-        known = self.spellings.find(head.digest(), text, closed=closed)
-        if forget is not None and known:
-            forget += self.spellings.forget_in(head.digest(), text, closed=closed)
-        parts: list[Tokens] = []
-        end = len(text)
-        for spelling in known:
-            rest = text[spelling.end : end]
-            behind = self._memo.get(salt, rest, self.tokenizer.tokenize) if rest else _NONE
-            # A tokenizer may add a space before a text of its own: then the bytes are not those asked for.
-            if b"".join(map(self.tokenizer.piece, behind.tolist())) != utf8(rest):
-                return [self._memo.get(salt, text, self.tokenizer.tokenize)]
-            parts += (behind, spelling.tokens)
-            end = spelling.start
-        if end:
-            parts.append(self._memo.get(salt, text[:end], self.tokenizer.tokenize))
-        return parts[::-1]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,11 @@ from headstart.core.blocks import Tokens, as_tokens, utf8
 def text_digest(text: str) -> bytes:
     """BLAKE3 of its bytes."""
     return blake3(utf8(text)).digest()
+
+
+def head_digest(salt: str) -> blake3:
+    """The digest of a head, before its tokens are added."""
+    return blake3(b"headstart.head.2" + text_digest(salt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,9 @@ class Spellings:
     Args:
         limit: most replies.
         tokens: most tokens of all together.
+
+    Attributes:
+        version: how often anything was learned or dropped.
     """
 
     def __init__(self, limit: int = 4096, tokens: int = 2_000_000) -> None:
@@ -84,7 +93,9 @@ class Spellings:
         self._room = tokens
         self._known: OrderedDict[tuple[bytes, bytes], Spelling] = OrderedDict()
         self._ends: dict[bytes, list[int]] = {}  # sorted, one for each spelling of a head: the only places to look at
+        self._changed: deque[bytes] = deque(maxlen=256)  # heads, the last change last
         self._lock = threading.Lock()
+        self.version = 0
 
     def __len__(self) -> int:
         return len(self._known)
@@ -100,6 +111,7 @@ class Spellings:
         with self._lock:
             self._drop(key)
             self._known[key] = spelling
+            self._note(spelled.head)
             insort(self._ends.setdefault(spelled.head, []), spelling.end)
             self._room -= len(spelling.tokens)
             while len(self._known) > self._limit or self._room < 0:
@@ -109,22 +121,12 @@ class Spellings:
         with self._lock:
             self._drop((head, text_digest(lead + reply)))
 
-    def forget_in(self, head: bytes, text: str, *, closed: bool = False) -> list[bytes]:
-        """Forgets what `find` finds; returns the keys."""
-        forgotten = []
-        for spelling in self.find(head, text, closed=closed):
-            key = head, text_digest(text[: spelling.end])
-            with self._lock:
-                self._drop(key)
-            forgotten.append(b"".join(key))
-        return forgotten
-
-    def find(self, head: bytes, text: str, *, closed: bool = False) -> list[Spelling]:
+    def find(self, head: bytes, text: str, *, closed: bool = False) -> list[Spelled]:
         """The longest spelling that `text` begins with, the longest one before where that starts, and so on.
 
         `closed`: a control token follows the text.
         """
-        found: list[tuple[tuple[bytes, bytes], Spelling]] = []
+        found: list[Spelled] = []
         with self._lock:
             ends = self._ends.get(head)
             if ends is None:
@@ -135,23 +137,47 @@ class Spellings:
                     continue
                 digest.update(utf8(text[at:end]))
                 at = end
-                key = (head, digest.digest())
-                spelling = self._known.get(key)
+                said = digest.digest()
+                spelling = self._known.get((head, said))
                 if spelling is not None and (not spelling.whole or (closed and end == len(text))):
-                    found.append((key, spelling))
-            chosen: list[Spelling] = []
-            limit = len(text)
-            for key, spelling in reversed(found):
-                if spelling.end <= limit:
-                    chosen.append(spelling)
-                    limit = spelling.start
-                    self._known.move_to_end(key)
+                    found.append(Spelled(head, said, spelling))
+        chosen: list[Spelled] = []
+        limit = len(text)
+        for one in reversed(found):
+            if one.spelling.end <= limit:
+                chosen.append(one)
+                limit = one.spelling.start
+        self.use(chosen)
         return chosen
+
+    def use(self, spelled: Iterable[Spelled]) -> None:
+        """Keeps these longer than others that were used before."""
+        with self._lock:
+            for one in spelled:
+                if (one.head, one.digest) in self._known:
+                    self._known.move_to_end((one.head, one.digest))
+
+    def drop(self, spelled: Iterable[Spelled]) -> None:
+        """Forgets these."""
+        with self._lock:
+            for one in spelled:
+                self._drop((one.head, one.digest))
+
+    def changed(self, version: int) -> Sequence[bytes] | None:
+        """The heads under which `find` may find something else than at that version; None if that is not known any more."""
+        with self._lock:
+            count = self.version - version
+            return [*self._changed][len(self._changed) - count :] if count <= len(self._changed) else None
+
+    def _note(self, head: bytes) -> None:
+        self.version += 1
+        self._changed.append(head)
 
     def _drop(self, key: tuple[bytes, bytes]) -> None:
         spelling = self._known.pop(key, None)
         if spelling is None:
             return
+        self._note(key[0])
         self._room += len(spelling.tokens)
         ends = self._ends[key[0]]
         del ends[bisect_left(ends, spelling.end)]
