@@ -32,6 +32,8 @@ _MARKS = "\0marks"
 
 _HINTED = HINTS | {_MARKS}
 
+_written = json.JSONEncoder(ensure_ascii=False).encode
+
 _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 
 
@@ -172,11 +174,8 @@ def _without_hints(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     kept = value if _HINTED.isdisjoint(value) else {key: item for key, item in value.items() if key not in _HINTED}
-    for name in ("content", "tool_calls"):
-        inside = kept.get(name)
-        if isinstance(inside, list) and (bare := [_without_hints(one) for one in inside]) != inside:
-            kept = {**kept, name: bare}
-    return kept
+    content = kept.get("content")
+    return {**kept, "content": [*map(_without_hints, content)]} if isinstance(content, list) else kept
 
 
 def _arguments(dialogue: Dialogue, ground: Ground) -> Dialogue:
@@ -187,7 +186,7 @@ def _arguments(dialogue: Dialogue, ground: Ground) -> Dialogue:
         function = call["function"]
         arguments = canonical_arguments(function.get("arguments"), schemas.get(function["name"]))
         if ground.template.text_arguments and not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
+            arguments = _written(arguments)
         return {**call, "function": {**function, "arguments": arguments}}
 
     def said(message: Message) -> Message:

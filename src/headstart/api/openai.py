@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import TypeAdapter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
@@ -27,6 +26,7 @@ from headstart.api.schema import (
     Generation,
     TemplateRequest,
     Tool,
+    ToolCall,
     parse,
 )
 from headstart.api.service import Service, service_of
@@ -37,10 +37,6 @@ from headstart.runtime.request import Request, TokenLogprob
 from headstart.runtime.runtime import Runtime
 
 router = APIRouter(route_class=Route)
-
-# Each at once is faster than one by one.
-_MESSAGES = TypeAdapter(list[ChatMessage])
-_TOOLS = TypeAdapter(list[Tool])
 
 
 @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest), responses={**ERRORS, **STREAMED})
@@ -58,7 +54,7 @@ async def completions(request: HttpRequest) -> Response:
 @router.post("/v1/chat/completions/input_tokens", openapi_extra=takes(TemplateRequest), responses=ERRORS)
 async def input_tokens(request: HttpRequest) -> Response:
     """Counts the tokens of a conversation, also of one that is too long to be continued."""
-    service, runtime, said = await _said(request)
+    service, runtime, said = await _dialogue(request)
 
     def counted() -> int:
         return count(service, runtime, said())
@@ -68,11 +64,11 @@ async def input_tokens(request: HttpRequest) -> Response:
 
 async def render(request: HttpRequest) -> Prompt:
     """The prompt of a body with messages."""
-    service, runtime, said = await _said(request)
+    service, runtime, said = await _dialogue(request)
     return await asyncio.to_thread(lambda: prompt_of(service, runtime, said())[1])
 
 
-async def _said(request: HttpRequest) -> tuple[Service, Runtime, Callable[[], Dialogue]]:
+async def _dialogue(request: HttpRequest) -> tuple[Service, Runtime, Callable[[], Dialogue]]:
     service = service_of(request)
     runtime = service.ready()
     data = await service.body(request)
@@ -82,23 +78,42 @@ async def _said(request: HttpRequest) -> tuple[Service, Runtime, Callable[[], Di
 def dialogue_of(form: Conversation, salt: str = "") -> Dialogue:
     """What a body says, in the form that all dialects share."""
     return Dialogue(
-        messages=tuple(map(_message, _MESSAGES.dump_python(form.messages, exclude_none=True))),
-        tools=tuple(_TOOLS.dump_python(form.tools or [], exclude_none=True)),
+        messages=tuple(map(_message, form.messages)),
+        tools=tuple(map(_tool, form.tools or ())),
         extra={**effort(form.reasoning_effort), **(form.chat_template_kwargs or {})},
         salt=salt,
-        continues=bool(form.continue_final_message) and form.messages[-1].role == "assistant",
+        continues=bool(form.continue_final_message) and form.messages[-1]["role"] == "assistant",
     )
 
 
-def _message(message: dict[str, Any]) -> Message:
+def _message(given: ChatMessage) -> Message:
+    message = _said(given)
+    if isinstance(message.get("content"), list):
+        message["content"] = [*map(_said, message["content"])]
     spelled = message.pop("reasoning", None)
     if spelled and "reasoning_content" not in message:
         message["reasoning_content"] = spelled
-    refusal, call = message.pop("refusal", ""), message.pop("function_call", None)
-    if call is not None and "tool_calls" not in message:
-        message["tool_calls"] = [{"type": "function", "function": call}]
+    refusal, once = message.pop("refusal", ""), message.pop("function_call", None)
+    if once is not None and "tool_calls" not in message:
+        message["tool_calls"] = [{"function": once}]
+    if "tool_calls" in message:
+        message["tool_calls"] = [*map(_call, message["tool_calls"])]
     role = "tool" if message["role"] == "function" else message["role"]
     return {**message, "role": role, "content": message.get("content") or refusal}
+
+
+def _call(given: ToolCall) -> dict[str, Any]:
+    named = {"id": given["id"]} if given.get("id") is not None else {}
+    return {**named, "type": "function", "function": _said(given["function"])}
+
+
+def _tool(given: Tool) -> dict[str, Any]:
+    return {**_said(given), "function": _said(given["function"])}
+
+
+def _said(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is null, which is the same as not said."""
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def effort(given: str | None) -> dict[str, Any]:

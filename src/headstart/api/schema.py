@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Required, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -20,11 +20,12 @@ from pydantic import (
     StringConstraints,
     Tag,
     ValidationError,
-    field_validator,
     model_validator,
+    with_config,
 )
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError, from_json
+from typing_extensions import TypedDict
 
 from headstart.api.canonical import Choice, Format
 from headstart.core.values import countable
@@ -73,7 +74,7 @@ _SPEAKING: list[JsonDict] = [
     {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
     {"required": ["role"], "properties": {"role": {"const": "assistant"}}},
 ]
-"""What `ChatMessage._says_something` asks, for the document."""
+"""What `_says_something` asks, for the document."""
 
 
 class Hinted(_Form):
@@ -83,23 +84,34 @@ class Hinted(_Form):
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class TextPart(Hinted):
+_DICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+"""Of what there is much of: as dicts, with the keys in the order of the fields, they need not be written out again."""
+
+
+def _only_text(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "refusal":
+        return {**value, "type": "text", "text": value.get("refusal")}
+    if isinstance(kind, str) and kind != "text":
+        raise PydanticCustomError(
+            "content_part", "has a part of type '{kind}': this server reads text only", {"kind": kind[:40]}
+        )
+    return value
+
+
+class Hints(TypedDict, total=False):
+    """As in `Hinted`."""
+
+    cache_control: dict[str, Any] | None
+    prompt_cache_breakpoint: dict[str, Any] | None
+
+
+@with_config(_DICT)
+class TextPart(Hints):
     """A part of a message's content. Only text can be read; a refusal is text too."""
 
-    type: Literal["text"]
-    text: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_text(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if kind == "refusal":
-            return {**value, "type": "text", "text": value.get("refusal")}
-        if isinstance(kind, str) and kind != "text":
-            raise PydanticCustomError(
-                "content_part", "has a part of type '{kind}': this server reads text only", {"kind": kind[:40]}
-            )
-        return value
+    type: Required[Literal["text"]]
+    text: Required[str]
 
 
 IMAGE_LEFT_OUT = "[image left out: this server reads text only]"
@@ -117,73 +129,72 @@ def without_images(content: Any) -> Any:
     return list(map(read, content)) if isinstance(content, list) else content
 
 
-class FunctionCall(_Form):
-    name: str
-    arguments: str | dict[str, Any] | None = None
+@with_config(_DICT)
+class FunctionCall(TypedDict, total=False):
+    name: Required[str]
+    arguments: str | dict[str, Any] | None
 
 
-class ToolCall(_Form):
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
+@with_config(_DICT)
+class ToolCall(TypedDict, total=False):
+    id: str | None
+    type: Literal["function"]
+    function: Required[FunctionCall]
 
 
-class ChatMessage(Hinted):
+def _readable(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("role") in ("tool", "function"):
+        return {**value, "content": without_images(value.get("content"))}
+    return value
+
+
+def _says_something(message: ChatMessage) -> ChatMessage:
+    if message.get("content") is None and message["role"] != "assistant":
+        raise PydanticCustomError("content_missing", "needs content: only an assistant's message may have none")
+    return message
+
+
+@with_config({**_DICT, "json_schema_extra": {"anyOf": [*_SPEAKING]}})
+class ChatMessage(Hints, total=False):
     """A message. `function` and `function_call` are what `tool` and `tool_calls` were once."""
 
-    model_config = ConfigDict(json_schema_extra={"anyOf": [*_SPEAKING]})
-
-    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
-    refusal: str | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    function_call: FunctionCall | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _readable(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("role") in ("tool", "function"):
-            return {**value, "content": without_images(value.get("content"))}
-        return value
-
-    @model_validator(mode="after")
-    def _says_something(self) -> ChatMessage:
-        if self.content is None and self.role != "assistant":
-            raise PydanticCustomError("content_missing", "needs content: only an assistant's message may have none")
-        return self
+    role: Required[Literal["developer", "system", "user", "assistant", "tool", "function"]]
+    content: str | list[Annotated[TextPart, BeforeValidator(_only_text)]] | None
+    refusal: str | None
+    name: str | None
+    tool_calls: list[ToolCall] | None
+    function_call: FunctionCall | None
+    tool_call_id: str | None
+    reasoning_content: str | None
+    reasoning: str | None
 
 
 class StreamOptions(_Form):
     include_usage: bool | None = None
 
 
-class Function(_Form):
+@with_config({**_DICT, "extra": "allow"})
+class Function(TypedDict, total=False):
     """A function that a reply may call."""
 
-    model_config = ConfigDict(extra="allow")
-
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    name: Required[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]]
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool | None
 
 
-class Tool(Hinted):
+def _only_functions(value: Any) -> Any:
+    if isinstance(value, str) and value != "function":
+        raise PydanticCustomError("tool", "'{kind}' is not supported: tools are functions", {"kind": value[:40]})
+    return value
+
+
+@with_config(_DICT)
+class Tool(Hints):
     """A tool. Only functions can be called."""
 
-    type: Literal["function"]
-    function: Function
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _only_functions(cls, value: Any) -> Any:
-        if isinstance(value, str) and value != "function":
-            raise PydanticCustomError("tool", "'{kind}' is not supported: tools are functions", {"kind": value[:40]})
-        return value
+    type: Required[Annotated[Literal["function"], BeforeValidator(_only_functions)]]
+    function: Required[Function]
 
 
 class Named(_Form):
@@ -269,7 +280,9 @@ class Generation(_Form):
 class Conversation(_Form):
     """Messages and what the template is given beside them."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[
+        list[Annotated[ChatMessage, BeforeValidator(_readable), AfterValidator(_says_something)]], Field(min_length=1)
+    ]
     tools: list[Tool] | None = None
     chat_template_kwargs: TemplateArguments | None = None
     reasoning_effort: Effort = None

@@ -20,7 +20,19 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-_read = json.JSONDecoder(strict=False, parse_constant=_refuse).decode
+def _integer(digits: str) -> int:
+    if countable(value := int(digits)):
+        return value
+    raise ValueError("a number is too large")
+
+
+def _float(digits: str) -> float:
+    if countable(value := float(digits)):
+        return value
+    raise ValueError("a number is too large")
+
+
+_read = json.JSONDecoder(strict=False, parse_int=_integer, parse_float=_float, parse_constant=_refuse).decode
 
 
 def json_value(text: str) -> Any:
@@ -38,8 +50,6 @@ def json_value(text: str) -> Any:
     opened = text.count("[") + text.count("{")
     if opened >= DEPTH and next(islice(levels(value), DEPTH, None), None) is not None:
         raise ValueError("too many levels")
-    if not countable(value):
-        raise ValueError("a number is too large")
     return value
 
 
