@@ -67,7 +67,7 @@ def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: by
         model=service.model_id,
         request_id=request.scope.get("request_id", ""),
         limit=form.max_tokens,
-        marks=Marks.of(made.prompt, form.hours, tools=any(tool.cache_control for tool in form.tools or ())),
+        marks=Marks.of(made.prompt, form.hours, tools=any(tool.get("cache_control") for tool in form.tools or ())),
         shows=form.thinking is None or form.thinking.display != "omitted",
         edits=form.context_management is not None,
         compares=previous is not None,

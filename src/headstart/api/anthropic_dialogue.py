@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from headstart.api.anthropic_schema import (
     AnyMessage,
-    AssistantMessage,
     ClientTool,
     CountTokensRequest,
-    DocumentBlock,
-    Marked,
-    SearchResultBlock,
     TextBlock,
-    ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
     Written,
+    left_out,
 )
 from headstart.api.canonical import Dialogue, Message, Tool
+from headstart.api.schema import said
+
+_WRITTEN = frozenset({"text", "document", "search_result"})
+"""The types of `Written`."""
 
 FAILED = "Error:"
 """What a result that `is_error` begins with: templates know no such mark."""
@@ -32,19 +32,18 @@ def dialogue_of(form: CountTokensRequest, salt: str = "") -> Dialogue:
     messages: list[Message] = []
     if form.system:
         messages.append({"role": "system", "content": _content(form.system)})
-    for role, run in groupby(form.messages, key=lambda message: message.role):
+    for role, run in groupby(form.messages, key=lambda message: message["role"]):
         turn = list(run)
         messages += [_assistant(turn)] if role == "assistant" else _others(role, turn)
-    if form.cache_control is not None:
-        messages[-1] = {**messages[-1], **_mark(form)}
+    messages[-1] = {**messages[-1], **_mark({"cache_control": form.cache_control})}
     return Dialogue(
         messages=tuple(messages),
-        tools=tuple(_tool(tool) for tool in form.tools or () if not tool.left_out),
+        tools=tuple(_tool(tool) for tool in form.tools or () if not left_out(tool)),
         choice=form.choice,
         format=form.format,
         extra=_extra(form),
         salt=salt,
-        continues=isinstance(form.messages[-1], AssistantMessage),
+        continues=form.messages[-1]["role"] == "assistant",
     )
 
 
@@ -53,36 +52,35 @@ def _others(role: str, turn: Iterable[AnyMessage]) -> Iterator[Message]:
     only = True
     for message in turn:
         for block in _blocks(message):
-            if isinstance(block, ToolResultBlock):
+            if block["type"] == "tool_result":
                 only = False
                 yield _result(block)
-            elif isinstance(block, Written):
+            elif block["type"] in _WRITTEN:
                 parts += _parts([block])
     if parts or only:
         yield {"role": role, "content": parts or ""}
 
 
 def _assistant(turn: Iterable[AnyMessage]) -> Message:
-    said: list[str] = []
+    written: list[str] = []
     thought: list[str] = []
     calls: list[dict[str, Any]] = []
     marks: dict[str, Any] = {}
     for message in turn:
         text = ""  # blocks of one message are one reply, cut where something else was between them
         for block in _blocks(message):
-            if isinstance(block, TextBlock):
-                text += block.text
-            elif isinstance(block, ThinkingBlock):
-                thought.append(block.thinking)
-            elif isinstance(block, ToolUseBlock):
-                calls.append({"id": block.id, "type": "function", "function": _called(block)})
-            if isinstance(block, Marked):
-                marks |= _mark(block)
-        said.append(text)
+            if block["type"] == "text":
+                text += block["text"]
+            elif block["type"] == "thinking":
+                thought.append(block["thinking"])
+            elif block["type"] == "tool_use":
+                calls.append({"id": block["id"], "type": "function", "function": _called(block)})
+            marks |= _mark(block)
+        written.append(text)
     reasoning = "\n".join(filter(None, thought))
     return {
         "role": "assistant",
-        "content": "\n".join(filter(None, said)),
+        "content": "\n".join(filter(None, written)),
         **({"reasoning_content": reasoning} if reasoning else {}),
         **({"tool_calls": calls} if calls else {}),
         **marks,
@@ -90,21 +88,21 @@ def _assistant(turn: Iterable[AnyMessage]) -> Message:
 
 
 def _called(block: ToolUseBlock) -> dict[str, Any]:
-    given = block.input
-    return {"name": block.name, "arguments": given if isinstance(given, dict) else json.dumps(given, ensure_ascii=False)}
+    given = block["input"]
+    return {"name": block["name"], "arguments": given if isinstance(given, dict) else json.dumps(given, ensure_ascii=False)}
 
 
 def _result(block: ToolResultBlock) -> Message:
-    content = _content(block.content or "")
-    if block.is_error:
+    content = _content(block.get("content") or "")
+    if block.get("is_error"):
         rest = [{"type": "text", "text": content}] if isinstance(content, str) and content else content or []
         content = [{"type": "text", "text": FAILED}, *rest]
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content, **_mark(block)}
+    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content, **_mark(block)}
 
 
 def _blocks(message: AnyMessage) -> Sequence[Any]:
-    content = message.content
-    return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _content(content: str | Sequence[Written]) -> str | list[dict[str, Any]]:
@@ -116,18 +114,17 @@ def _parts(blocks: Iterable[Written]) -> list[dict[str, Any]]:
 
 
 def _text(block: Written) -> str:
-    if isinstance(block, TextBlock):
-        return block.text
-    if isinstance(block, SearchResultBlock):
-        return _tagged("search_result", title=block.title, source=block.source, content=_joined(block.content))
-    assert isinstance(block, DocumentBlock)
-    source = block.source
-    text = source.data if source.type == "text" else _joined(source.content)
-    return _tagged("document", title=block.title, context=block.context, document_content=text)
+    if block["type"] == "text":
+        return block["text"]
+    if block["type"] == "search_result":
+        return _tagged("search_result", title=block["title"], source=block["source"], content=_joined(block["content"]))
+    source = block["source"]
+    text = source["data"] if source["type"] == "text" else _joined(source["content"])
+    return _tagged("document", title=block.get("title"), context=block.get("context"), document_content=text)
 
 
 def _joined(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+    return content if isinstance(content, str) else "\n".join(block["text"] for block in content)
 
 
 def _tagged(tag: str, **fields: str | None) -> str:
@@ -136,14 +133,13 @@ def _tagged(tag: str, **fields: str | None) -> str:
 
 
 def _tool(tool: ClientTool) -> Tool:
-    given = {"description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
-    function = {"name": tool.name, **{key: value for key, value in given.items() if value is not None}}
-    return {"type": "function", "function": function, **_mark(tool)}
+    given = {"description": tool.get("description"), "parameters": tool.get("input_schema"), "strict": tool.get("strict")}
+    return {"type": "function", "function": {"name": tool["name"], **said(given)}, **_mark(tool)}
 
 
-def _mark(block: Marked) -> dict[str, Any]:
-    mark = block.cache_control
-    return {} if mark is None else {"cache_control": mark.model_dump(exclude_none=True)}
+def _mark(block: Mapping[str, Any]) -> dict[str, Any]:
+    mark = block.get("cache_control")
+    return {} if mark is None else {"cache_control": said(mark)}
 
 
 def _extra(form: CountTokensRequest) -> dict[str, Any]:

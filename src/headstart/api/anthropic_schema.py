@@ -6,14 +6,15 @@ Betas are headers and fields that nobody has to understand: those that are not n
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Required
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator, with_config
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.schema import Effort, Whole, _Form, without_images
+from headstart.api.schema import MANY, Effort, Whole, _Form, without_images
 from headstart.errors import InvalidRequest
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
@@ -42,107 +43,120 @@ def _textual(value: Any) -> Any:
     return value
 
 
-class CacheControl(_Form):
+@with_config(MANY)
+class CacheControl(TypedDict, total=False):
     """The end of what will come again. A hint: what it says changes no prompt, so anything may be said."""
 
-    type: str
-    ttl: str | None = None
+    type: Required[str]
+    ttl: str | None
 
 
-class Marked(_Form):
+class Marked(TypedDict, total=False):
     """What may carry a breakpoint."""
 
-    cache_control: CacheControl | None = None
+    cache_control: CacheControl | None
 
 
 # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@with_config(MANY)
 class TextBlock(Marked):
-    type: Literal["text"]
-    text: str
+    type: Required[Literal["text"]]
+    text: Required[str]
 
 
 Text = Annotated[TextBlock, BeforeValidator(_readable)]
 
 
-class ThinkingBlock(_Form):
+@with_config(MANY)
+class ThinkingBlock(TypedDict, total=False):
     """Reasoning. Its signature is not looked at: nothing here depends on who thought it."""
 
-    type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None
+    type: Required[Literal["thinking"]]
+    thinking: Required[str]
+    signature: str | None
 
 
-class RedactedThinkingBlock(_Form):
+@with_config(MANY)
+class RedactedThinkingBlock(TypedDict, total=False):
     """Another server's reasoning, which cannot be read."""
 
-    type: Literal["redacted_thinking"]
-    data: str | None = None
+    type: Required[Literal["redacted_thinking"]]
+    data: str | None
 
 
+@with_config(MANY)
 class ToolUseBlock(Marked):
     """A call that a reply made. A model may make up names, and call with what is no object."""
 
-    type: Literal["tool_use"]
-    id: Annotated[str, StringConstraints(min_length=1)]
-    name: str
-    input: Any
+    type: Required[Literal["tool_use"]]
+    id: Required[Annotated[str, StringConstraints(min_length=1)]]
+    name: Required[str]
+    input: Required[Any]
 
 
-class TextSource(_Form):
+@with_config(MANY)
+class TextSource(TypedDict):
     type: Literal["text"]
     data: str
 
 
-class ContentSource(_Form):
+@with_config(MANY)
+class ContentSource(TypedDict):
     type: Literal["content"]
     content: str | list[Text]
 
 
-class DocumentBlock(Marked):
-    type: Literal["document"]
-    source: Annotated[TextSource | ContentSource, Field(discriminator="type"), BeforeValidator(_textual)]
-    title: str | None = None
-    context: str | None = None
+@with_config(MANY)
+class DocumentBlock(Marked, total=False):
+    type: Required[Literal["document"]]
+    source: Required[Annotated[TextSource | ContentSource, Field(discriminator="type"), BeforeValidator(_textual)]]
+    title: str | None
+    context: str | None
 
 
+@with_config(MANY)
 class SearchResultBlock(Marked):
-    type: Literal["search_result"]
-    source: str
-    title: str
-    content: list[Text]
+    type: Required[Literal["search_result"]]
+    source: Required[str]
+    title: Required[str]
+    content: Required[list[Text]]
 
 
 Written = TextBlock | DocumentBlock | SearchResultBlock
 """What is text, or can be written as text."""
 
 
-class ToolResultBlock(Marked):
-    type: Literal["tool_result"]
-    tool_use_id: Annotated[str, StringConstraints(min_length=1)]
+@with_config(MANY)
+class ToolResultBlock(Marked, total=False):
+    type: Required[Literal["tool_result"]]
+    tool_use_id: Required[Annotated[str, StringConstraints(min_length=1)]]
     content: Annotated[
         str | list[Annotated[Written, Field(discriminator="type"), BeforeValidator(_readable)]] | None,
         BeforeValidator(without_images),
-    ] = None
-    is_error: bool | None = None
+    ]
+    is_error: bool | None
 
 
 UserBlock = Written | ToolResultBlock
 AssistantBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock
 
 
-class UserMessage(_Form):
+@with_config(MANY)
+class UserMessage(TypedDict):
     role: Literal["user"]
     content: str | list[Annotated[UserBlock, Field(discriminator="type"), BeforeValidator(_readable)]]
 
 
-class AssistantMessage(_Form):
+@with_config(MANY)
+class AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | list[Annotated[AssistantBlock, Field(discriminator="type"), BeforeValidator(_readable)]]
 
 
-class SystemMessage(_Form):
+@with_config(MANY)
+class SystemMessage(TypedDict):
     role: Literal["system"]
     content: str | list[Text]
 
@@ -156,33 +170,33 @@ _CALLABLE: list[JsonDict] = [
     {"required": ["name", "input_schema"], "properties": {"name": {"type": "string"}, "input_schema": {"type": "object"}}},
     {"required": ["type"], "properties": {"type": {"type": "string", "pattern": f"^({'|'.join(LEFT_OUT)})"}}},
 ]
-"""What `ClientTool._can_be_called` asks, for the document."""
+"""What `_can_be_called` asks, for the document."""
 
 
-class ClientTool(Marked):
+def left_out(tool: ClientTool) -> bool:
+    """Whether a tool is one that a server would run."""
+    return tool.get("input_schema") is None and (tool.get("type") or "").startswith(LEFT_OUT)
+
+
+def _can_be_called(tool: ClientTool) -> ClientTool:
+    if left_out(tool) or (tool.get("name") is not None and tool.get("input_schema") is not None):
+        return tool
+    if tool.get("type") in (None, "custom"):
+        raise PydanticCustomError("tool", "needs a name and an input_schema")
+    raise PydanticCustomError(
+        "tool", "'{kind}' is not known here: give the tool a name and an input_schema", {"kind": (tool["type"] or "")[:40]}
+    )
+
+
+@with_config({**MANY, "json_schema_extra": {"anyOf": [*_CALLABLE]}})
+class ClientTool(Marked, total=False):
     """A tool with a schema is a function, whatever its type. Without one a type that nobody here runs is left out."""
 
-    model_config = ConfigDict(json_schema_extra={"anyOf": [*_CALLABLE]})
-
-    type: str | None = None
-    name: Name | None = None
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    @property
-    def left_out(self) -> bool:
-        return self.input_schema is None and (self.type or "").startswith(LEFT_OUT)
-
-    @model_validator(mode="after")
-    def _can_be_called(self) -> ClientTool:
-        if self.left_out or (self.name is not None and self.input_schema is not None):
-            return self
-        if self.type in (None, "custom"):
-            raise PydanticCustomError("tool", "needs a name and an input_schema")
-        raise PydanticCustomError(
-            "tool", "'{kind}' is not known here: give the tool a name and an input_schema", {"kind": (self.type or "")[:40]}
-        )
+    type: str | None
+    name: Name | None
+    description: str | None
+    input_schema: dict[str, Any] | None
+    strict: bool | None
 
 
 class ToolChoice(_Form):
@@ -236,19 +250,20 @@ class ContextManagement(_Form):
     edits: list[dict[str, Any]] | None = None
 
 
-class CountTokensRequest(Marked):
+class CountTokensRequest(_Form):
     """Body of POST /v1/messages/count_tokens. `cache_salt`: as in /v1/chat/completions."""
 
     model: str | None = None
     messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=100_000)]
     system: str | list[Text] | None = None
-    tools: list[ClientTool] | None = None
+    tools: list[Annotated[ClientTool, AfterValidator(_can_be_called)]] | None = None
     tool_choice: Annotated[ToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
     metadata: Metadata | None = None
     context_management: ContextManagement | None = None
+    cache_control: CacheControl | None = None
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
 
     @property
@@ -271,15 +286,15 @@ class CountTokensRequest(Marked):
     @property
     def hours(self) -> int:
         """Marks that ask for an hour."""
-        contents = [self.system, *(message.content for message in self.messages)]
+        contents = [self.system, *(message["content"] for message in self.messages)]
         blocks = [block for content in contents if isinstance(content, list) for block in content]
-        marked = [one for one in (self, *(self.tools or ()), *blocks) if isinstance(one, Marked)]
-        return sum(one.cache_control is not None and one.cache_control.ttl == "1h" for one in marked)
+        marks = [self.cache_control, *(one.get("cache_control") for one in (*(self.tools or ()), *blocks))]
+        return sum(mark.get("ttl") == "1h" for mark in marks if mark is not None)
 
     @model_validator(mode="after")
     def _something_to_call(self) -> CountTokensRequest:
-        if self.tools and all(tool.left_out for tool in self.tools):
-            kind = (self.tools[0].type or "")[:40]
+        if self.tools and all(map(left_out, self.tools)):
+            kind = (self.tools[0]["type"] or "")[:40]
             raise InvalidRequest(f"Invalid 'tools': this server does not run '{kind}', and there is no other.", param="tools")
         return self
 

@@ -26,8 +26,8 @@ from headstart.api.schema import (
     Generation,
     TemplateRequest,
     Tool,
-    ToolCall,
     parse,
+    said,
 )
 from headstart.api.service import Service, service_of
 from headstart.api.wire import Chat, Head, Text
@@ -54,18 +54,18 @@ async def completions(request: HttpRequest) -> Response:
 @router.post("/v1/chat/completions/input_tokens", openapi_extra=takes(TemplateRequest), responses=ERRORS)
 async def input_tokens(request: HttpRequest) -> Response:
     """Counts the tokens of a conversation, also of one that is too long to be continued."""
-    service, runtime, said = await _dialogue(request)
+    service, runtime, dialogue = await _dialogue(request)
 
     def counted() -> int:
-        return count(service, runtime, said())
+        return count(service, runtime, dialogue())
 
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(counted)})
 
 
 async def render(request: HttpRequest) -> Prompt:
     """The prompt of a body with messages."""
-    service, runtime, said = await _dialogue(request)
-    return await asyncio.to_thread(lambda: prompt_of(service, runtime, said())[1])
+    service, runtime, dialogue = await _dialogue(request)
+    return await asyncio.to_thread(lambda: prompt_of(service, runtime, dialogue())[1])
 
 
 async def _dialogue(request: HttpRequest) -> tuple[Service, Runtime, Callable[[], Dialogue]]:
@@ -87,9 +87,7 @@ def dialogue_of(form: Conversation, salt: str = "") -> Dialogue:
 
 
 def _message(given: ChatMessage) -> Message:
-    message = _said(given)
-    if isinstance(message.get("content"), list):
-        message["content"] = [*map(_said, message["content"])]
+    message = said(given, "content")
     spelled = message.pop("reasoning", None)
     if spelled and "reasoning_content" not in message:
         message["reasoning_content"] = spelled
@@ -102,18 +100,12 @@ def _message(given: ChatMessage) -> Message:
     return {**message, "role": role, "content": message.get("content") or refusal}
 
 
-def _call(given: ToolCall) -> dict[str, Any]:
-    named = {"id": given["id"]} if given.get("id") is not None else {}
-    return {**named, "type": "function", "function": _said(given["function"])}
+def _call(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {**said({"id": given.get("id")}), "type": "function", "function": said(given["function"])}
 
 
 def _tool(given: Tool) -> dict[str, Any]:
-    return {**_said(given), "function": _said(given["function"])}
-
-
-def _said(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is null, which is the same as not said."""
-    return {key: value for key, value in given.items() if value is not None}
+    return {**said(given), "function": said(given["function"])}
 
 
 def effort(given: str | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from headstart.api.responses_schema import ResponsesInput, ResponsesRequest
 from headstart.api.responses_store import PREFIX, Stored, UnknownResponse, identified, listed
 from headstart.api.responses_wire import Response as Told
 from headstart.api.route import Route
-from headstart.api.schema import parse
+from headstart.api.schema import parse, said
 from headstart.api.service import Service, service_of
 from headstart.errors import InvalidRequest, RequestError
 from headstart.runtime.request import Request
@@ -158,12 +158,12 @@ class Said:
             return []
         if isinstance(given, str):
             return [{"type": "message", "role": "user", "content": given}]
-        items = [item.model_dump(exclude_none=True) for item in given]
+        items = [said(item, "content", "output", "summary") for item in given]
         return [service.responses.item(self.salt, item["id"]) if _refers(item) else item for item in items]
 
 
 def _refers(item: Item) -> bool:
-    return item.get("type") in (None, "item_reference")
+    return "role" not in item and item.get("type") in (None, "item_reference")
 
 
 def _choice(choice: Choice, tools: Tools) -> Choice:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Required
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    field_validator,
+    model_validator,
+    with_config,
+)
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.schema import Effort, Generation, Hinted, TemplateArguments, Whole, _Form, without_images
+from headstart.api.schema import MANY, Effort, Generation, Hints, TemplateArguments, Whole, _Form, without_images
 from headstart.errors import InvalidRequest
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -37,96 +49,105 @@ PASSED_OVER = frozenset(
 """Kinds of items that record what another server did: a client that changed servers still has them, and no model needs them."""
 
 
-class ResponsesPart(Hinted):
+def _only_text(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(("input_", "image", "file")) and value != "input_text":
+        raise PydanticCustomError("content_part", "'{kind}' is not supported: this server reads text only", {"kind": value})
+    return value
+
+
+def _has_text(part: ResponsesPart) -> ResponsesPart:
+    if part.get("refusal" if part["type"] == "refusal" else "text") is None:
+        raise PydanticCustomError("content_text", "needs a text")
+    return part
+
+
+@with_config(MANY)
+class ResponsesPart(Hints, total=False):
     """A part of a message, or of a tool's result. Only text can be read."""
 
-    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"]
-    text: str | None = None
-    refusal: str | None = None
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _only_text(cls, value: Any) -> Any:
-        if isinstance(value, str) and value.startswith(("input_", "image", "file")) and value != "input_text":
-            raise PydanticCustomError("content_part", "'{kind}' is not supported: this server reads text only", {"kind": value})
-        return value
-
-    @model_validator(mode="after")
-    def _has_text(self) -> ResponsesPart:
-        if (self.refusal if self.type == "refusal" else self.text) is None:
-            raise PydanticCustomError("content_text", "needs a text")
-        return self
+    type: Required[
+        Annotated[
+            Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"],
+            BeforeValidator(_only_text),
+        ]
+    ]
+    text: str | None
+    refusal: str | None
 
 
-Content = str | list[ResponsesPart]
+Parts = list[Annotated[ResponsesPart, AfterValidator(_has_text)]]
+Content = str | Parts
 
 
-class MessageItem(Hinted):
+@with_config(MANY)
+class MessageItem(Hints, total=False):
     """What somebody said."""
 
-    type: Literal["message"] = "message"
-    id: str | None = None
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Content
+    type: Literal["message"]
+    id: str | None
+    role: Required[Literal["user", "assistant", "system", "developer"]]
+    content: Required[Content]
 
 
-class FunctionCallItem(_Form):
+@with_config(MANY)
+class FunctionCallItem(TypedDict, total=False):
     """A call that a reply made."""
 
-    type: Literal["function_call"]
-    id: str | None = None
-    call_id: str
-    name: str
-    namespace: str | None = None
-    arguments: str = ""
+    type: Required[Literal["function_call"]]
+    id: str | None
+    call_id: Required[str]
+    name: Required[str]
+    namespace: str | None
+    arguments: str
 
 
-class CustomCallItem(_Form):
+@with_config(MANY)
+class CustomCallItem(TypedDict, total=False):
     """A call of a tool that takes a text."""
 
-    type: Literal["custom_tool_call"]
-    id: str | None = None
-    call_id: str
-    name: str
-    namespace: str | None = None
-    input: str = ""
+    type: Required[Literal["custom_tool_call"]]
+    id: str | None
+    call_id: Required[str]
+    name: Required[str]
+    namespace: str | None
+    input: str
 
 
-class CallOutputItem(Hinted):
+@with_config(MANY)
+class CallOutputItem(Hints, total=False):
     """What a call came to."""
 
-    type: Literal["function_call_output", "custom_tool_call_output"]
-    id: str | None = None
-    call_id: str
-    output: Annotated[Content, BeforeValidator(without_images)]
+    type: Required[Literal["function_call_output", "custom_tool_call_output"]]
+    id: str | None
+    call_id: Required[str]
+    output: Required[Annotated[Content, BeforeValidator(without_images)]]
 
 
-class ReasoningItem(_Form):
+@with_config(MANY)
+class ReasoningItem(TypedDict, total=False):
     """What a reply thought, in any of three places."""
 
-    type: Literal["reasoning"]
-    id: str | None = None
-    summary: list[ResponsesPart] | None = None
-    content: list[ResponsesPart] | None = None
-    encrypted_content: str | None = None
+    type: Required[Literal["reasoning"]]
+    id: str | None
+    summary: Parts | None
+    content: Parts | None
+    encrypted_content: str | None
 
 
-class ReferenceItem(_Form):
+@with_config(MANY)
+class ReferenceItem(TypedDict, total=False):
     """An item that the server has."""
 
-    type: Literal["item_reference"] | None = None
-    id: str
+    type: Literal["item_reference"] | None
+    id: Required[str]
 
 
-class PassedOverItem(_Form):
+@with_config({**MANY, "json_schema_extra": {"properties": {"type": {"enum": [*sorted(PASSED_OVER)]}}}})
+class PassedOverItem(TypedDict, total=False):
     """See `PASSED_OVER`."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"properties": {"type": {"enum": [*sorted(PASSED_OVER)]}}, "required": ["type"]}
-    )
-
-    type: str
-    id: str | None = None
+    type: Required[str]
+    id: str | None
 
 
 def _kind(value: Any) -> str | None:

@@ -7,7 +7,7 @@ prompt; of them only those that headstart reads are named here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Required, TypeVar
 
 from pydantic import (
@@ -77,14 +77,7 @@ _SPEAKING: list[JsonDict] = [
 """What `_says_something` asks, for the document."""
 
 
-class Hinted(_Form):
-    """What may carry a hint to a cache: it marks a breakpoint, and is no part of a prompt."""
-
-    cache_control: dict[str, Any] | None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
-
-
-_DICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+MANY = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 """Of what there is much of: as dicts, with the keys in the order of the fields, they need not be written out again."""
 
 
@@ -100,13 +93,13 @@ def _only_text(value: Any) -> Any:
 
 
 class Hints(TypedDict, total=False):
-    """As in `Hinted`."""
+    """What may carry a hint to a cache: it marks a breakpoint, and is no part of a prompt."""
 
     cache_control: dict[str, Any] | None
     prompt_cache_breakpoint: dict[str, Any] | None
 
 
-@with_config(_DICT)
+@with_config(MANY)
 class TextPart(Hints):
     """A part of a message's content. Only text can be read; a refusal is text too."""
 
@@ -129,13 +122,13 @@ def without_images(content: Any) -> Any:
     return list(map(read, content)) if isinstance(content, list) else content
 
 
-@with_config(_DICT)
+@with_config(MANY)
 class FunctionCall(TypedDict, total=False):
     name: Required[str]
     arguments: str | dict[str, Any] | None
 
 
-@with_config(_DICT)
+@with_config(MANY)
 class ToolCall(TypedDict, total=False):
     id: str | None
     type: Literal["function"]
@@ -154,7 +147,7 @@ def _says_something(message: ChatMessage) -> ChatMessage:
     return message
 
 
-@with_config({**_DICT, "json_schema_extra": {"anyOf": [*_SPEAKING]}})
+@with_config({**MANY, "json_schema_extra": {"anyOf": [*_SPEAKING]}})
 class ChatMessage(Hints, total=False):
     """A message. `function` and `function_call` are what `tool` and `tool_calls` were once."""
 
@@ -173,7 +166,7 @@ class StreamOptions(_Form):
     include_usage: bool | None = None
 
 
-@with_config({**_DICT, "extra": "allow"})
+@with_config({**MANY, "extra": "allow"})
 class Function(TypedDict, total=False):
     """A function that a reply may call."""
 
@@ -189,7 +182,7 @@ def _only_functions(value: Any) -> Any:
     return value
 
 
-@with_config(_DICT)
+@with_config(MANY)
 class Tool(Hints):
     """A tool. Only functions can be called."""
 
@@ -441,6 +434,15 @@ def parse(form: type[Form], data: bytes) -> Form:
     if not countable(value):
         raise InvalidRequest("The body is not valid JSON: a number is out of range.")
     return found
+
+
+def said(given: Mapping[str, Any], *lists: str) -> dict[str, Any]:
+    """What an object says: null is the same as nothing, also in the objects of its `lists`."""
+    kept = {key: value for key, value in given.items() if value is not None}
+    for name in lists:
+        if isinstance(parts := kept.get(name), list):
+            kept[name] = [*map(said, parts)]
+    return kept
 
 
 def condense(error: ValidationError, value: Any) -> InvalidRequest:
