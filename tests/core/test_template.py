@@ -84,6 +84,8 @@ def test_template_that_cannot_cope_is_a_request_error(source: str) -> None:
         "{{ cycler.__init__.__globals__.os.popen('true').read() }}",
         "{{ (messages | attr('__class__')).__name__ }}",
         "{{ '{0.__class__.__name__}'.format(messages) }}",
+        "{% for message in messages %}{{ loop.__class__ }}{% endfor %}",
+        "{% for message in messages %}{{ loop._iterator }}{% endfor %}",
         "{{ messages.append(1) }}",
         "{{ messages[0].update(role='system') }}",
         "{{ range(10 ** 9) | list }}",

@@ -18,6 +18,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+from jinja2.runtime import LoopContext
 
 from headstart.errors import InvalidRequest, ModelError
 
@@ -65,6 +66,15 @@ class Conversation:
     begun: str = ""
 
 
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """A model's template may do no harm. What all ask of their loop with each message is harmless, and is not looked into."""
+
+    _HARMLESS = frozenset({"first", "last", "index", "index0", "previtem", "nextitem"})
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return (type(obj) is LoopContext and attr in self._HARMLESS) or super().is_safe_attribute(obj, attr, value)
+
+
 class Template:
     """A compiled chat template.
 
@@ -78,9 +88,7 @@ class Template:
     """
 
     def __init__(self, source: str, names: Mapping[str, str], now: Callable[[], datetime] = datetime.now) -> None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-        )
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
