@@ -366,7 +366,7 @@ def test_what_was_stored_is_listed_and_deleted(stage: Stage) -> None:
     assert by_hand.usage is not None
     assert answer.usage.input_tokens == by_hand.usage.input_tokens
     loop = [
-        {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "call_1", "name": "f"},
         {"type": "function_call_output", "call_id": "call_1", "output": "r"},
         {"type": "reasoning", "id": "rs_theirs", "encrypted_content": "x"},
     ]

@@ -193,19 +193,21 @@ def test_control_tokens_swallow_only_what_the_tokenizer_swallows(space: str) -> 
     assert prompter(tokenizer).text(f"<|im_end|>\t{space}").tokens.tolist() == [END.id, *kept]
 
 
-@pytest.mark.parametrize("long", [True, False])
-def test_remembered_text_keeps_to_its_budget(long: bool) -> None:
+@pytest.mark.parametrize(
+    ("count", "first", "last"), [(50, 20_000, 0), (2500, 0, 0), (50, 0, 20_000)], ids=["long", "short", "ends"]
+)
+def test_remembered_text_keeps_to_its_budget(count: int, first: int, last: int) -> None:
     ours, budget = prompter(memo_bytes=1 << 20), 1 << 20
-    contents = [f"{number} " + "x" * 20_000 for number in range(50)] if long else [str(number) for number in range(2500)]
     tracemalloc.start()
     try:
-        for content in contents:
-            ours.chat([{"role": "user", "content": content}, {"role": "user", "content": "the world"}])
+        for number in range(count):
+            contents = f"{number} " + "x" * first, f"{number} " + "y" * last
+            ours.chat([{"role": "user", "content": content} for content in contents])
         held = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
     assert budget / 3 < held < budget * 1.1
-    assert ours.text(contents[0]).tokens.tolist() == list(contents[0].encode())
+    assert ours.text("0 " + "x" * first).tokens.tolist() == list(("0 " + "x" * first).encode())
 
 
 def test_template_without_control_tokens() -> None:

@@ -18,7 +18,7 @@ from headstart.api.anthropic_schema import (
     left_out,
 )
 from headstart.api.canonical import Dialogue, Message, Tool
-from headstart.api.schema import said
+from headstart.api.schema import without_nulls
 
 _WRITTEN = frozenset({"text", "document", "search_result"})
 """The types of `Written`."""
@@ -134,12 +134,12 @@ def _tagged(tag: str, **fields: str | None) -> str:
 
 def _tool(tool: ClientTool) -> Tool:
     given = {"description": tool.get("description"), "parameters": tool.get("input_schema"), "strict": tool.get("strict")}
-    return {"type": "function", "function": {"name": tool["name"], **said(given)}, **_mark(tool)}
+    return {"type": "function", "function": {"name": tool["name"], **without_nulls(given)}, **_mark(tool)}
 
 
 def _mark(block: Mapping[str, Any]) -> dict[str, Any]:
     mark = block.get("cache_control")
-    return {} if mark is None else {"cache_control": said(mark)}
+    return {} if mark is None else {"cache_control": without_nulls(mark)}
 
 
 def _extra(form: CountTokensRequest) -> dict[str, Any]:

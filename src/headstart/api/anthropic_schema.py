@@ -253,6 +253,7 @@ class ContextManagement(_Form):
 class CountTokensRequest(_Form):
     """Body of POST /v1/messages/count_tokens. `cache_salt`: as in /v1/chat/completions."""
 
+    cache_control: CacheControl | None = None
     model: str | None = None
     messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=100_000)]
     system: str | list[Text] | None = None
@@ -263,7 +264,6 @@ class CountTokensRequest(_Form):
     output_format: JsonFormat | None = None
     metadata: Metadata | None = None
     context_management: ContextManagement | None = None
-    cache_control: CacheControl | None = None
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
 
     @property

@@ -27,7 +27,7 @@ from headstart.api.schema import (
     TemplateRequest,
     Tool,
     parse,
-    said,
+    without_nulls,
 )
 from headstart.api.service import Service, service_of
 from headstart.api.wire import Chat, Head, Text
@@ -87,7 +87,7 @@ def dialogue_of(form: Conversation, salt: str = "") -> Dialogue:
 
 
 def _message(given: ChatMessage) -> Message:
-    message = said(given, "content")
+    message = without_nulls(given, "content")
     spelled = message.pop("reasoning", None)
     if spelled and "reasoning_content" not in message:
         message["reasoning_content"] = spelled
@@ -101,11 +101,11 @@ def _message(given: ChatMessage) -> Message:
 
 
 def _call(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {**said({"id": given.get("id")}), "type": "function", "function": said(given["function"])}
+    return {**without_nulls({"id": given.get("id")}), "type": "function", "function": without_nulls(given["function"])}
 
 
 def _tool(given: Tool) -> dict[str, Any]:
-    return {**said(given), "function": said(given["function"])}
+    return {**without_nulls(given), "function": without_nulls(given["function"])}
 
 
 def effort(given: str | None) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from headstart.api.canonical import Choice, Dialogue
 from headstart.api.compose import Asked, compared, compose, count, remember
 from headstart.api.describe import ERRORS, STREAMED, takes
 from headstart.api.openai import effort, wishes
-from headstart.api.responses_items import Item, Tools, messages_of, tools_of
+from headstart.api.responses_items import Item, Tools, messages_of, tools_of, whole
 from headstart.api.responses_schema import ResponsesInput, ResponsesRequest
 from headstart.api.responses_store import PREFIX, Stored, UnknownResponse, identified, listed
 from headstart.api.responses_wire import Response as Told
 from headstart.api.route import Route
-from headstart.api.schema import parse, said
+from headstart.api.schema import parse
 from headstart.api.service import Service, service_of
 from headstart.errors import InvalidRequest, RequestError
 from headstart.runtime.request import Request
@@ -158,7 +158,7 @@ class Said:
             return []
         if isinstance(given, str):
             return [{"type": "message", "role": "user", "content": given}]
-        items = [said(item, "content", "output", "summary") for item in given]
+        items = map(whole, given)
         return [service.responses.item(self.salt, item["id"]) if _refers(item) else item for item in items]
 
 

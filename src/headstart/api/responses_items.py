@@ -15,6 +15,7 @@ from typing import Any
 
 from headstart.api.canonical import Message, Tool
 from headstart.api.responses_schema import ResponsesTool
+from headstart.api.schema import without_nulls
 from headstart.core.values import json_value
 
 Item = dict[str, Any]
@@ -34,6 +35,17 @@ def unseal(sealed: str) -> str | None:
         return data.removeprefix(_SEAL).decode("utf-8", "surrogatepass") if data.startswith(_SEAL) else None
     except (binascii.Error, ValueError):
         return None
+
+
+_SILENT: dict[str, Item] = {"function_call": {"arguments": ""}, "custom_tool_call": {"input": ""}}
+"""What items of a kind have where nothing is said."""
+
+
+def whole(given: Mapping[str, Any]) -> Item:
+    """An item of a body as it is kept: without nulls, and with all that clients expect of one that they get back."""
+    item = without_nulls(given, "content", "output", "summary")
+    kind = item.get("type", "message" if "role" in item else None)
+    return {**({"type": kind} if kind else {}), **_SILENT.get(kind or "", {}), **item}
 
 
 # ── items → messages ─────────────────────────────────────────────────────────────────────────────────────────────────

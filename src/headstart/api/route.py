@@ -14,8 +14,9 @@ Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class Route(APIRoute):
-    """A route that FastAPI describes; of an endpoint's parameters it resolves all but the request, which takes time."""
+    """A route that FastAPI describes. Where there is nothing for it to resolve it is not asked to, which takes time."""
 
     def get_route_handler(self) -> Endpoint:
         endpoint: Endpoint = self.endpoint
-        return endpoint if [*inspect.signature(endpoint).parameters] == ["request"] else super().get_route_handler()
+        alone = [*inspect.signature(endpoint).parameters] == ["request"] and not self.dependencies
+        return endpoint if alone else super().get_route_handler()

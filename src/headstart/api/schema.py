@@ -436,12 +436,12 @@ def parse(form: type[Form], data: bytes) -> Form:
     return found
 
 
-def said(given: Mapping[str, Any], *lists: str) -> dict[str, Any]:
+def without_nulls(given: Mapping[str, Any], *lists: str) -> dict[str, Any]:
     """What an object says: null is the same as nothing, also in the objects of its `lists`."""
     kept = {key: value for key, value in given.items() if value is not None}
     for name in lists:
         if isinstance(parts := kept.get(name), list):
-            kept[name] = [*map(said, parts)]
+            kept[name] = [*map(without_nulls, parts)]
     return kept
 
 

@@ -20,6 +20,9 @@ from headstart.engines.base import Control
 _TAIL = 64
 """Characters by whose comparison most texts are told apart."""
 
+_SPELLED = 512
+"""Bytes of a reply's spelling beside its tokens."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beginning:
@@ -49,7 +52,8 @@ class Beginning:
     def size(self) -> int:
         """Bytes that it takes."""
         held = (self.text, self.starts, self.offsets, self.heads, *self.heads)
-        return self.tokens.nbytes + sum(map(sys.getsizeof, held))
+        spelled = sum(_SPELLED + one.spelling.tokens.nbytes for one in self.spelled)
+        return self.tokens.nbytes + sum(map(sys.getsizeof, held)) + spelled
 
 
 class Beginnings:

@@ -179,7 +179,7 @@ class _Work:
         return Beginning(
             rendered[: mark.at],
             mark.control,
-            tokens[: mark.size],
+            as_tokens(tokens[: mark.size]),  # a view would keep all of them
             self.starts[: mark.pieces],
             self.offsets[: mark.pieces],
             self.begun.heads.union(self._heads[: mark.heads]),
