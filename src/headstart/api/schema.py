@@ -78,7 +78,7 @@ _SPEAKING: list[JsonDict] = [
 
 
 MANY = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-"""Of what there is much of: as dicts, with the keys in the order of the fields, they need not be written out again."""
+"""How TypedDicts are read: what a body has many of becomes dicts, with their keys in the order of the fields."""
 
 
 def _only_text(value: Any) -> Any:
