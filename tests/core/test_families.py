@@ -224,7 +224,7 @@ TALK: list[dict[str, Any]] = [
 
 
 def test_adapted_conversation() -> None:
-    messages, tools = adapt(GENERIC, TALK, [TOOL])
+    messages, tools = adapt(GENERIC, TALK, [TOOL], neighbours=False)
     assert tools is None
     assert [message["role"] for message in messages] == [
         "system",
@@ -247,25 +247,36 @@ def test_adapted_conversation() -> None:
         "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nrainy\n</tool_response>\nSure?"
     )
     assert messages[4]["content"] == '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-    assert adapt(GENERIC, TALK[1:], [TOOL])[0][0]["content"].startswith("# Tools\n")
-    assert adapt(GENERIC, TALK[:2], None)[0] == TALK[:2]
+    assert adapt(GENERIC, TALK[1:], [TOOL], neighbours=False)[0][0]["content"].startswith("# Tools\n")
+    assert adapt(GENERIC, TALK[:2], None, neighbours=False)[0] == TALK[:2]
+
+
+def test_what_a_user_says_behind_results_is_a_message_of_its_own() -> None:
+    """Where a template takes it: else each word of the user's would make the results before it new text."""
+    together, _ = adapt(GENERIC, TALK, [TOOL], neighbours=False)
+    apart, _ = adapt(GENERIC, TALK, [TOOL], neighbours=True)
+    assert apart[3]["content"] + "\nSure?" == together[3]["content"]
+    assert apart[4] == {"role": "user", "content": "Sure?"}
+    assert [*apart[:3], *apart[5:]] == [*together[:3], *together[4:]]
 
 
 def test_other_families_keep_their_conversation() -> None:
-    assert adapt(BY_NAME["hermes"], TALK, [TOOL]) == (TALK, [TOOL])
+    assert adapt(BY_NAME["hermes"], TALK, [TOOL], neighbours=True) == (TALK, [TOOL])
 
 
 @pytest.mark.parametrize("start", [0, 1])
-def test_adapting_is_append_only(start: int) -> None:
+@pytest.mark.parametrize("neighbours", [True, False])
+def test_adapting_is_append_only(start: int, neighbours: bool) -> None:
     talk = TALK[start:]
     for length in range(1, len(talk)):
-        shorter, longer = (adapt(GENERIC, talk[:end], [TOOL])[0] for end in (length, length + 1))
+        shorter, longer = (adapt(GENERIC, talk[:end], [TOOL], neighbours=neighbours)[0] for end in (length, length + 1))
         *before, last = shorter
         assert list(longer[: len(before)]) == before
         assert longer[len(before)]["content"].startswith(last["content"] or "")
         assert {**longer[len(before)], "content": ""} == {**last, "content": ""}
         one, other = (Template(FALLBACK, {}).render(messages, generation=False) for messages in (shorter, longer))
         assert other.startswith(one.removesuffix("<|im_end|>\n"))
+        assert not neighbours or talk[length]["role"] == "tool" or other.startswith(one)
 
 
 def test_an_adapted_call_is_read_as_it_was_sent() -> None:
@@ -274,4 +285,4 @@ def test_an_adapted_call_is_read_as_it_was_sent() -> None:
     parser = Parser(GENERIC, tools=[TOOL])
     message = message_of(parser.feed(written) + parser.end(), ["call_0"])
     assert message["tool_calls"] == [call(0)]
-    assert adapt(GENERIC, [message], None)[0][0]["content"] == written
+    assert adapt(GENERIC, [message], None, neighbours=True)[0][0]["content"] == written

@@ -236,13 +236,13 @@ Its result comes back between <tool_response> and </tool_response>."""
 
 
 def adapt(
-    family: Family, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    family: Family, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, neighbours: bool
 ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]] | None]:
     """A conversation as a template without tools can render it; of other families, the conversation itself.
 
     Tools are listed in the system's message, calls are text of the assistant, results are text of the user. Append-only:
-    what a conversation becomes is what a longer one begins with. Consecutive results, and what the user says right after
-    them, are one message.
+    what a conversation becomes is what a longer one begins with. Consecutive results are one message, and so is what the
+    user says right after them, unless the template takes `neighbours`: two messages of a user in a row.
     """
     if not family.adapted:
         return messages, tools
@@ -259,7 +259,7 @@ def adapt(
                 continue
         if role == "tool":
             content = f"<tool_response>\n{content}\n</tool_response>"
-        if answered and role in ("tool", "user"):
+        if answered and (role == "tool" or (role == "user" and not neighbours)):
             adapted[-1] = {"role": "user", "content": adapted[-1]["content"] + "\n" + content}
         elif role == "tool":
             adapted.append({"role": "user", "content": content})

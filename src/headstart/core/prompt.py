@@ -147,7 +147,7 @@ class Prompter:
             raise InvalidRequest("A conversation needs at least one message.", param="messages")
         safe = self._escaper.escape(list(source.messages))
         tools = self._escaper.escape(list(source.tools)) if source.tools else None
-        messages, tools = adapt(self.family, safe, tools)
+        messages, tools = adapt(self.family, safe, tools, neighbours=self.template.neighbours)
         rendered = self.template.render(messages, tools=tools, generation=generation, **self._escaper.escape(source.extra))
         if source.begun:
             reasoning = self.family.reasoning if self.family.opened(rendered) else None
