@@ -140,17 +140,12 @@ def remember(service: Service, teller: Teller) -> None:
         service.recall.reply(reading.dialogue.salt, reading.dialogue.messages, draft.message)
 
 
-def controls_of(runtime: Runtime) -> Mapping[str, int]:
-    """Ids of the model's control tokens by their texts."""
-    return {control.text: control.id for control in runtime.engine.tokenizer.controls if control.text}
-
-
 def _grammar(runtime: Runtime, reading: Reading) -> Grammar | None:
     dialogue = reading.dialogue
     choice = dialogue.choice
     tools = callable_tools(dialogue) if reading.tools else ()
     named = {"type": "function", "function": {"name": choice.name}}
-    controls = controls_of(runtime)
+    controls = runtime.prompter.controls
 
     def made(tools: Sequence[Tool], choice: Any, parallel: bool, form: Format | None) -> Grammar | None:
         return grammar_for(reading.family, tools, choice, parallel, response_format(form), reading.thinking, controls)

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.api.answer import answer
-from headstart.api.compose import Asked, controls_of, response_format
+from headstart.api.compose import Asked, response_format
 from headstart.api.describe import ERRORS, STREAMED, takes
 from headstart.api.draft import Draft
 from headstart.api.llama_schema import LlamaRequest
@@ -63,7 +63,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
         for given in form.prompts
     ]
     if form.format is not None:
-        grammar = grammar_for(_PLAIN, response_format=response_format(form.format), controls=controls_of(runtime))
+        grammar = grammar_for(_PLAIN, response_format=response_format(form.format), controls=runtime.prompter.controls)
         requests = [replace(one, grammar=grammar) for one in requests]
     return Asked(requests, Completion(service.model_id, requests, form), bool(form.stream))
 

@@ -73,9 +73,11 @@ def grammar_for(
             raise InvalidRequest(f"tool_choice names {wanted!r}, which is none of the tools.", param="tool_choice")
     elif forced and not functions:
         raise InvalidRequest("tool_choice demands a call, but there are no tools.", param="tool_choice")
+    strict = any(function.get("strict") for function in functions)
+    if response_format is None and not (forced or strict):
+        return None  # before anything is made of hundreds of control tokens
     rules = _Rules(controls or {})
     content = _content(rules, response_format)
-    strict = any(function.get("strict") for function in functions)
     if family.calls is None or choice == "none" or not (forced or strict or content):
         functions = []
     if not functions and content is None:

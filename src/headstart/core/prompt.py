@@ -79,6 +79,7 @@ class Prompter:
     Attributes:
         family: how the model writes reasoning and tool calls.
         visible: the control tokens that it does so with.
+        controls: ids of all control tokens by their texts.
 
     Args:
         spelling: whether replies are matched by how they were really spelled (fast mode).
@@ -96,6 +97,7 @@ class Prompter:
         self._piecewise = Piecewise(self.tokenizer, controls, self.spellings, self.memo_bytes)
         self._escaper = Escaper(controls)
         self._ids = [control.id for control in controls]
+        self.controls = {control.text: control.id for control in controls if control.text}
         self.family = family_of(self.template)
         self.visible = frozenset(control.id for control in controls if control.text in self.family.visible)
         self._replays = Replays()
