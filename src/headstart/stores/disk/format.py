@@ -60,6 +60,13 @@ class Label:
     seconds: float = 0.0
     kind: Kind = "rows"
 
+    def serves(self, wanted: Label) -> bool:
+        """Whether its object may be used for the one that is wanted: canonical may take the place of derived."""
+        if self.canonical < wanted.canonical:
+            return False
+        named = (self.key, self.parent, self.fingerprint, self.start, self.tokens, self.kind)
+        return named == (wanted.key, wanted.parent, wanted.fingerprint, wanted.start, wanted.tokens, wanted.kind)
+
 
 @dataclass(frozen=True, slots=True)
 class Header:
@@ -138,11 +145,12 @@ def decode(head: bytes, file_size: int) -> Header:
     if len(head) < at:
         raise FormatError("truncated", f"{len(head)} of {at} bytes")
     _, _, size, digest = _HEAD.unpack_from(head)
-    description = head[_HEAD.size : _HEAD.size + size]
-    if xxhash.xxh3_128_digest(description) != digest or head[_HEAD.size + size : at].strip(b"\0"):
+    end = _HEAD.size + size
+    description = head[_HEAD.size : end]
+    if xxhash.xxh3_128_digest(description) != digest or head[end:at] != bytes(at - end):
         raise FormatError("corrupt", "its header is not what was written")
     try:
-        said = json.loads(description)
+        said = json.loads(description.decode())
         label = Label(
             bytes.fromhex(said["key"]),
             bytes.fromhex(said["parent"]),

@@ -21,7 +21,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -318,9 +317,7 @@ class Disk(Store):
         file = os.open(self._where(label.key), os.O_RDONLY | os.O_CLOEXEC)
         try:
             header = _read_header(file)
-            found = header.label
-            same = replace(found, canonical=label.canonical, seconds=label.seconds) == label
-            if not same or found.canonical < label.canonical:
+            if not header.label.serves(label):
                 raise FormatError("other", "it is another object than the one asked for")
             if header.size > len(out) or (header.size < len(out) and label.kind == "rows"):
                 raise FormatError("other", f"{header.size} bytes where {len(out)} were asked for")
