@@ -9,8 +9,9 @@ import pytest
 
 from headstart.core.families import FAMILIES, GENERIC, PLAIN, THINK, Family, adapt, family_of
 from headstart.core.parsing import Parser, message_of
+from headstart.core.prompt import Prompter
 from headstart.core.template import FALLBACK, Template
-from headstart.engines.fake import CHATML
+from headstart.engines.fake import CHATML, FakeTokenizer
 from templates import REASONING, TOOLS
 
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -258,6 +259,19 @@ def test_what_a_user_says_behind_results_is_a_message_of_its_own() -> None:
     assert apart[3]["content"] + "\nSure?" == together[3]["content"]
     assert apart[4] == {"role": "user", "content": "Sure?"}
     assert [*apart[:3], *apart[5:]] == [*together[:3], *together[4:]]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "behind"),
+    [
+        ("", "<|im_end|>\n<|im_start|>user\n"),
+        ("{{ raise_exception('two in a row') if loop.previtem and loop.previtem.role == message.role }}", "\n"),
+    ],
+)
+def test_a_prompt_has_results_and_the_users_words_as_its_template_takes_them(refusal: str, behind: str) -> None:
+    source = FALLBACK.replace("{% for message in messages %}", "{% for message in messages %}" + refusal)
+    prompt = Prompter(FakeTokenizer(), Template(source, {})).chat(TALK[:6], tools=[TOOL])
+    assert f"rainy\n</tool_response>{behind}Sure?<|im_end|>" in prompt.text
 
 
 def test_other_families_keep_their_conversation() -> None:
