@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,16 +177,21 @@ def test_an_object_of_a_later_version_is_left_where_it_is(tmp_path: Path) -> Non
 def test_only_what_was_asked_for_is_read(tmp_path: Path) -> None:
     disk, wanted = filled(tmp_path), label(1, 0)
     disk.write([(state(wanted), rows(7))])
-    changes: list[dict[str, Any]] = [{"tokens": (1,)}, {"fingerprint": b"g" * 32}, {"parent": b"p" * 32}, {"start": 16}]
+    changes: dict[str, Any] = {"tokens": (1,), "fingerprint": b"g" * 32, "parent": b"p" * 32, "start": 16, "key": b"k" * 32}
+    assert {*changes, "kind", "canonical", "seconds"} == {field.name for field in fields(Label)}
     for one, other in ((wanted, "state"), (state(wanted), "rows")):
-        for change in [*changes, {"kind": other}]:
+        disk.path(changes["key"]).write_bytes(disk.path(one.key).read_bytes())
+        for change in [*changes.items(), ("kind", other)]:
             with pytest.raises(FormatError, match="another object"):
-                read(disk, replace(one, **change))
+                read(disk, replace(one, **dict([change])))
         with pytest.raises(FormatError, match="asked for"):
             read(disk, one, SIZE - 1)
     with pytest.raises(FormatError, match="asked for"):
         read(disk, wanted, SIZE + 1)
     assert (read(disk, state(wanted), SIZE + 1) == rows(7)).all(), "a checkpoint may be smaller than the room for it"
+    disk.write([(label(7, canonical=False), rows(7))])
+    with pytest.raises(FormatError, match="another object"):
+        read(disk, label(7))
 
 
 # ── budget ───────────────────────────────────────────────────────────────────────────────────────────────────────────
