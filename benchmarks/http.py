@@ -15,10 +15,8 @@ and its sampler made, which with us are the engine's.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,17 +31,11 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.fixtures import of_tests
 from benchmarks.servers import Server, Setup, demo_model, has_llama_server, headstart, llama_server
 from benchmarks.workloads import text
 
 Body = dict[str, Any]
-
-
-def tool_template() -> str:
-    """Of Jinja; the tests write it."""
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
-    template: str = importlib.import_module("templates").TOOLS
-    return template
 
 
 def tools() -> list[Body]:
@@ -217,7 +209,7 @@ def main() -> None:
         if has_llama_server():
             with tempfile.TemporaryDirectory() as folder:
                 template = Path(folder, "template.jinja")
-                template.write_text(tool_template())
+                template.write_text(of_tests("templates").TOOLS)
                 setup = replace(setup, template=template)
                 with headstart(setup, "--settle", "off", cache=given.cache) as server:
                     measure(server, own_of_headstart, "with tools", ["chat completions"])

@@ -25,6 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.fixtures import of_tests
 from benchmarks.histories import HISTORIES, History, reasoning
 from benchmarks.seat import WARM_UP, Ideal, Seat, Start
 from benchmarks.servers import Setup, headstart, llama_server, mlx_command, mlx_server
@@ -85,9 +86,7 @@ class Figure:
 
 
 def cases(folder: Path, long: bool, console: Console) -> Iterator[Case]:
-    # The tests write models and templates.
-    sys.path.append(str(ROOT / "tests"))
-    tiny, vocabulary, templates = map(importlib.import_module, ("tiny", "tiny.vocabulary", "templates"))
+    tiny, vocabulary, templates = map(of_tests, ("tiny", "tiny.vocabulary", "templates"))
     # Of digits: a tokenizer spells them in one way, and no server takes a space away.
     bias = {str(number): 100.0 for number, token in enumerate(vocabulary.vocabulary().tokens) if token in DIGITS}
     for architecture, name in TINY.items():
