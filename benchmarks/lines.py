@@ -143,8 +143,8 @@ class _Cache:
         for number in range(len(rows), len(chain.ids)):
             entry = _block(chain, number)
             if not self._admit(entry, now):
-                for refused in chain.ids[number:]:
-                    self._retention.refuse(refused, now)
+                for refused in range(number, len(chain.ids)):
+                    self._retention.refuse(_block(chain, refused), now)
                 break
             entry.pins += 1
             rows.append(entry)
@@ -188,7 +188,7 @@ class _Cache:
         self._worth[entry.id] = worth(gap, self._shape.state_bytes, self._shape.row_bytes, firm=firmly)
         if self._admit(entry, now):
             return True
-        self._retention.refuse(entry.id, now)
+        self._retention.refuse(entry, now)
         return False
 
     def _saved_per_byte(self, entry: Entry) -> float:

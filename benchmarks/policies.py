@@ -4,30 +4,23 @@ The policy was tuned on the other halves: of Mooncake's traces the second half o
 all, as a server does that has been running), of the coding agents' sessions the second half of the sessions is replayed. The
 runs of miniswe were left alone; how they overlap is not recorded and decides all, so they are replayed in two ways and are
 not in the mean. A budget is a part of all different blocks of what is replayed.
-
-`--told` asks instead what knowing more would be worth: `value` is told after each request which of its blocks are used again,
-though not when; and is told the opposite in some part of the requests.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import random
 import statistics
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from headstart.replay import OPTIMUM, Cache, Costs, Result, chain_of, closed, policies, replay, working_set
-from headstart.traces import Request, Trace, read, sample
+from headstart.replay import OPTIMUM, Costs, Result, closed, policies, replay, working_set
+from headstart.traces import Trace, read, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = (0.05, 0.1, 0.25)
-WRONG = (0.0, 0.15, 0.3)
-"""In which parts of the requests `Told` is told the opposite."""
 COSTS = Costs(0.0024, 23_040)
 """Of the bundled model on two cores."""
 
@@ -87,46 +80,6 @@ def gaps(figures: Figures, trace: str, policy: str) -> list[float]:
     ]
 
 
-class Told(Cache):
-    """`value` with the length of the reply, by which it learns, replaced by whether a block is used again."""
-
-    AGAIN, NEVER = 600, 10
-
-    def __init__(self, trace: Trace, room: int, wrong: float) -> None:
-        super().__init__("value", room, COSTS)
-        self._dice = random.Random(1)
-        self._wrong = wrong
-        self._again: list[dict[bytes, bool]] = []
-        known: set[bytes] = set()
-        for request in reversed(trace.requests):
-            ids = chain_of(request).ids
-            self._again.append({piece: piece in known for piece in ids})
-            known.update(ids)
-        self._again.reverse()
-
-    def serve(self, number: int, request: Request) -> int:
-        found = super().serve(number, request)
-        wrong = self._dice.random() < self._wrong
-        for again in (True, False):
-            told = [piece for piece, used in self._again[number].items() if (used != wrong) == again]
-            self.retention.replied(told, self.AGAIN if again else self.NEVER)
-        return found
-
-
-def told(work: Workload, part: float) -> list[float | None]:
-    """The parts of the gap that are closed by `Told`, by how often it is wrong."""
-    budget = int(working_set(work.trace) * part)
-    lru, best = (replay(work.trace, policy, budget, COSTS, first=work.first) for policy in ("lru", OPTIMUM))
-
-    def share(wrong: float) -> float | None:
-        cache, hit = Told(work.trace, budget // work.trace.grid, wrong), 0
-        for number, request in enumerate(work.trace.requests):
-            hit += cache.serve(number, request) * work.trace.grid * (number >= work.first)
-        return closed(replace(lru, hit=hit), lru, best)
-
-    return [*map(share, WRONG)]
-
-
 def markdown(figures: Figures, work: list[Workload]) -> str:
     """One table: hits of all prompt tokens, and how much of the gap is closed."""
     names = policies()
@@ -180,20 +133,12 @@ def main() -> None:
     given = os.environ.get("HEADSTART_DATA")
     parser.add_argument("--data", type=Path, default=Path(given) if given else ROOT.parent / "shared" / "data")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for the table and the plot")
-    parser.add_argument("--told", action="store_true", help="show what knowing more would be worth")
     options = parser.parse_args()
     console = Console()
     work = workloads(options.data)
     if not work:
         console.print(f"There is no recorded traffic in {options.data}: a generated trace must do.")
         work = [Workload(sample())]
-    if options.told:
-        for one, part in product((one for one in work if one.mean), PARTS):
-            shares = ", ".join("–" if share is None else f"{share:.0%}" for share in told(one, part))
-            console.print(
-                f"{one.trace.name}, {part:.0%}: {shares} (told wrong in {', '.join(f'{wrong:.0%}' for wrong in WRONG)})"
-            )
-        return
     figures = measure(work, console)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "policies.md").write_text(markdown(figures, work) + "\n")

@@ -18,7 +18,7 @@ from itertools import takewhile
 from headstart.core.blocks import Chain, root_id
 from headstart.core.index import Entry, Index
 from headstart.core.retention import Retention
-from headstart.core.reuse import POLICIES
+from headstart.core.reuse import POLICIES, About
 from headstart.traces import Request, Trace
 
 OPTIMUM = "optimum"
@@ -72,7 +72,7 @@ def replay(trace: Trace, policy: str, budget: int, costs: Costs, *, first: int =
         first: the first request that is counted; the cache sees all.
     """
     room = budget // trace.grid
-    serve = _Optimum(trace, room).serve if policy == OPTIMUM else Cache(policy, room, costs, half_life).serve
+    serve = _Optimum(trace, room).serve if policy == OPTIMUM else Cache(policy, room, trace.grid, costs, half_life).serve
     hit = prompt = 0
     for number, request in enumerate(trace.requests):
         found = serve(number, request)
@@ -94,10 +94,13 @@ def chain_of(request: Request) -> Chain:
 
 
 class Cache:
-    """Index and retention, as `runtime/cache` uses them. `room`: blocks that fit."""
+    """Index and retention, as `runtime/cache` uses them. `room`: blocks that fit, of `grid` tokens each.
 
-    def __init__(self, policy: str, room: int, costs: Costs, half_life: float = 60.0) -> None:
-        self._room = room
+    As there, new rows are copied out when the reply is over: what is known of the request by then counts when they are let in.
+    """
+
+    def __init__(self, policy: str, room: int, grid: int, costs: Costs, half_life: float = 60.0) -> None:
+        self._room, self._grid = room, grid
         self._index = Index(1)
         value = costs.seconds / costs.bytes
         self.retention = Retention(_TIER, self._index, lambda _: value, policy, half_life)
@@ -106,29 +109,34 @@ class Cache:
         """Serves a request; how many of its blocks were there."""
         chain, now = chain_of(request), request.at
         found = self._index.match(chain, len(chain), canonical_only=True, partial=False).blocks
+        about = self.about(number, request, *self.retention.seen(chain.ids))
         path = list(found)
         for entry in found:
             entry.pins += 1
             self.retention.use(entry, now)
         for block in range(len(found), len(chain)):
             entry = Entry(chain.ids[block], chain.parent_of(block), chain.block(block), block)
-            if not self._make_room(entry, now):
-                for refused in chain.ids[block:]:
-                    self.retention.refuse(refused, now)
-                break
+            if len(path) < block or not self._make_room(entry, now, about):
+                self.retention.refuse(entry, now, about)
+                continue
             self._index.add(entry, _TIER, canonical=True)
             self.retention.use(entry, now)
             entry.pins += 1
             path.append(entry)
         for entry in path:
             entry.pins -= 1
-        self.retention.replied((entry.id for entry in path), request.reply)
+        self.retention.replied((entry.id for entry in path), about)
         return len(found)
 
-    def _make_room(self, newcomer: Entry, now: float) -> bool:
+    def about(self, number: int, request: Request, known: int, siblings: int) -> About:
+        """What is known of a request when its reply is over; of its blocks `known` have been seen before."""
+        new = request.prompt - known * self._grid
+        return About.of(len(request.blocks), new=new, siblings=siblings, reply=request.reply, called=request.called)
+
+    def _make_room(self, newcomer: Entry, now: float, about: About) -> bool:
         while len(self._index) >= self._room:
             victim = self.retention.victim()
-            if victim is None or not self.retention.outranks(newcomer, victim, now):
+            if victim is None or not self.retention.outranks(newcomer, victim, now, about):
                 return False
             self._index.remove(victim.id, _TIER)
             self.retention.forget(victim)

@@ -17,7 +17,7 @@ import json
 import random
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,16 @@ _CHARACTERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request: when it came (seconds), its whole blocks, and the tokens of its prompt and of its reply."""
+    """A request: when it came (seconds), its whole blocks, and the tokens of its prompt and of its reply.
+
+    `called`: whether the reply ended in a call; None if that was not recorded.
+    """
 
     at: float
     blocks: Tokens
     prompt: int
     reply: int
+    called: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ def read(paths: Sequence[Path], *, grid: int | None = None, every: float = EVERY
             why = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{file} is not a trace: {why}; `headstart replay --help` names the forms.") from error
         grids.add(native)
-        requests += [Request(begin + one.at, one.blocks, one.prompt, one.reply) for one in found]
+        requests += [replace(one, at=begin + one.at) for one in found]
     if len(grids) > 1:
         raise ConfigError("These traces have blocks of different sizes; replay them apart.")
     native = grids.pop()
@@ -102,7 +106,7 @@ def _sessions(folder: Path) -> Iterator[Path]:
 def _coarser(requests: Iterable[Request], factor: int) -> Iterator[Request]:
     """`factor` blocks as one: ids say what came before, so the last of them says all."""
     for one in requests:
-        yield Request(one.at, as_tokens(one.blocks[factor - 1 :: factor]), one.prompt, one.reply)
+        yield replace(one, blocks=as_tokens(one.blocks[factor - 1 :: factor]))
 
 
 Numbers = dict[Hashable, int]
@@ -129,7 +133,15 @@ def _read(file: Path, number: int, numbers: Numbers) -> tuple[list[Request], int
         return found, _MOONCAKE, False
     session = json.loads(data)
     size = int(session["block_size"])
-    return [local(one["t"], one["in"], one["out"], one["hash_ids"], size) for one in session["requests"]], size, True
+    found = [
+        replace(local(one["t"], one["in"], one["out"], one["hash_ids"], size), called=_called(one.get("stop")))
+        for one in session["requests"]
+    ]
+    return found, size, True
+
+
+def _called(stop: str | None) -> bool | None:
+    return stop == "tool_use" if stop else None
 
 
 def _text(line: dict[str, Any], numbers: Numbers) -> Request:

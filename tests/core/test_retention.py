@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from test_index import GRID, ROOT, TOKENS, pieces_of
 
-from headstart.core.blocks import BlockId, Chain, as_tokens
+from headstart.core.blocks import BlockId, Chain, as_tokens, checkpoint_id
 from headstart.core.index import Entry, Index
 from headstart.core.retention import Retention
-from headstart.core.reuse import POLICIES, Usage
+from headstart.core.reuse import POLICIES, UNKNOWN, About, Usage
 
 
 class Tier:
@@ -41,7 +41,8 @@ class Tier:
         return found.tokens
 
     def replied(self, tokens: list[int], reply: int) -> None:
-        self.retention.replied(Chain(ROOT, GRID, as_tokens(tokens)).ids, reply)
+        ids = Chain(ROOT, GRID, as_tokens(tokens)).ids
+        self.retention.replied(ids, About.of(len(ids), new=1, siblings=0, reply=reply))
 
     def evict(self) -> Entry:
         victim = self.retention.victim()
@@ -156,12 +157,12 @@ def test_oversized_entry_does_not_drain_the_tier() -> None:
         if len(tier.index) >= tier.budget:
             victim = tier.retention.victim()
             assert victim is not None
-            if not tier.retention.outranks(entry, victim, 6.0):
+            if not tier.retention.outranks(entry, victim, 5.0):
                 break
             tier.evict()
         tier.index.add(entry, "memory", canonical=True)
-        tier.retention.use(entry, 6.0)
-    assert tier.serve(prompt(1, 10), now=7.0) == 10 * GRID
+        tier.retention.use(entry, 5.0)
+    assert tier.serve(prompt(1, 10), now=5.5) == 10 * GRID
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -184,6 +185,49 @@ def test_heap_stays_bounded() -> None:
     assert len(tier.retention._heap) < 200
 
 
+def test_what_was_seen_is_told_from_what_is_new() -> None:
+    """Also of pieces that have gone since, or were refused; and how many others went on behind the last of them."""
+    tier = Tier()
+
+    def seen(tokens: list[int]) -> tuple[int, int]:
+        return tier.retention.seen(Chain(ROOT, GRID, as_tokens(tokens)).ids)
+
+    one, other, third = (prompt(1, 2) + prompt(after, 2) for after in (2, 3, 4))
+    assert seen(one) == (0, -1)
+    tier.serve(one, 0.0)
+    assert seen(one) == (4, 0)
+    assert seen(one + prompt(5, 1)) == (4, 0)
+    assert seen(other) == (2, 1)
+    tier.serve(other, 1.0)
+    tier.serve(one, 2.0)
+    assert seen(third) == (2, 2)
+    while len(tier.index):
+        tier.evict()
+    assert seen(one) == (4, 0)
+    assert seen(third) == (2, 2)
+    chain = Chain(ROOT, GRID, as_tokens(third))
+    for number in (2, 3):
+        tier.retention.refuse(Entry(chain.ids[number], chain.parent_of(number), chain.block(number), number * GRID), 3.0)
+    assert seen(third) == (4, 0)
+    assert seen(prompt(1, 2)) == (2, 3)
+    state = Entry(checkpoint_id(chain.ids[3]), chain.ids[3], chain.block(3), 3 * GRID, state=True)
+    tail = Entry(b"t" * 32, chain.ids[3], chain.block(0)[:1], 4 * GRID)
+    for piece in (state, tail):  # neither goes on with other tokens
+        tier.retention.refuse(piece, 4.0)
+    assert seen(third) == (4, 0)
+
+
+def test_there_are_ghosts_for_a_large_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headstart.core.retention.GHOSTS", 10)
+    tier = Tier(budget=20)
+    for owner in range(200):
+        tier.serve(prompt(owner, 1), float(owner))
+    assert len(tier.retention._ghosts) == 4 * 19
+    assert tier.retention._reuse.counts[1].sum() == pytest.approx((180 - 4 * 19) * UNKNOWN.weight), (
+        "that they did not come again"
+    )
+
+
 HALF_LIFE = 100.0
 TINY = 1e-9
 
@@ -198,7 +242,7 @@ class RetentionMachine(RuleBasedStateMachine):
         self.index = Index(GRID)
         self.retention = Retention("memory", self.index, self.saved, policy, HALF_LIFE)
         self.uses: dict[BlockId, list[float]] = {}
-        self.replies: dict[BlockId, int] = {}
+        self.abouts: dict[BlockId, About] = {}
         self.ghosts: dict[BlockId, list[float]] = {}
 
     @staticmethod
@@ -208,7 +252,7 @@ class RetentionMachine(RuleBasedStateMachine):
     def rank(self, entry: Entry) -> float:
         uses = self.uses[entry.id]
         heat = math.log2(sum(2.0 ** (at / HALF_LIFE) for at in uses))
-        usage = Usage(self.saved(entry), uses[-1], len(uses), heat, self.replies.get(entry.id, -1))
+        usage = Usage(self.saved(entry), uses[-1], len(uses), heat, self.abouts.get(entry.id, UNKNOWN))
         # What was learned is the tier's own (its arithmetic: test_spells); which uses it is asked about is not.
         return POLICIES[self.policy](usage, self.retention._reuse, self.now)
 
@@ -232,21 +276,22 @@ class RetentionMachine(RuleBasedStateMachine):
                 self.index.add(piece, "disk", canonical=True)
             self.retention.use(self.known(piece.id), self.now)
             self.uses.setdefault(piece.id, self.ghosts.pop(piece.id, [])).append(self.now)
-            self.replies.pop(piece.id, None)
 
     @rule(tokens=TOKENS, reply=st.integers(0, 1000))
     def replied(self, tokens: list[int], reply: int) -> None:
         pieces = [piece.id for piece in pieces_of(tokens)]
-        self.retention.replied(pieces, reply)
-        self.replies |= {piece: reply for piece in pieces if piece in self.uses}
+        about = About.of(len(pieces), new=reply, siblings=reply % 4, reply=reply)
+        self.retention.replied(pieces, about)
+        self.abouts |= {piece: about for piece in pieces if piece in self.uses}
 
     @rule(tokens=TOKENS)
     def refuse(self, tokens: list[int]) -> None:
         """A piece is not let in; its use counts when it comes again."""
-        piece = pieces_of(tokens)[-1].id
-        if piece not in self.uses:
+        piece = pieces_of(tokens)[-1]
+        if piece.id not in self.uses:
             self.retention.refuse(piece, self.now)
-            self.ghosts.setdefault(piece, []).append(self.now)
+            self.ghosts.setdefault(piece.id, []).append(self.now)
+            self.abouts.pop(piece.id, None)
 
     @precondition(lambda self: self.uses)
     @rule(data=st.data(), pins=st.integers(0, 2))
@@ -267,7 +312,6 @@ class RetentionMachine(RuleBasedStateMachine):
             self.retention.forget(victim)
             self.index.remove(victim.id, "memory")
             self.ghosts[victim.id] = self.uses.pop(victim.id)
-            self.replies.pop(victim.id, None)
 
     @rule(tokens=TOKENS)
     def outranks(self, tokens: list[int]) -> None:
@@ -275,12 +319,16 @@ class RetentionMachine(RuleBasedStateMachine):
         newcomer = pieces_of(tokens)[-1]
         if not eligible or newcomer.id in self.uses:
             return
-        self.uses[newcomer.id] = [*self.ghosts.get(newcomer.id, []), self.now]
+        about = About.of(1, new=1000, siblings=0, reply=len(tokens))
+        was = self.abouts.get(newcomer.id)
+        self.uses[newcomer.id], self.abouts[newcomer.id] = [*self.ghosts.get(newcomer.id, []), self.now], about
         mine = self.rank(newcomer)
-        del self.uses[newcomer.id]
+        del self.uses[newcomer.id], self.abouts[newcomer.id]
+        if was is not None:
+            self.abouts[newcomer.id] = was
         for victim in eligible:
             if not math.isclose(mine, self.rank(victim), abs_tol=TINY):
-                assert self.retention.outranks(newcomer, victim, self.now) == (mine > self.rank(victim))
+                assert self.retention.outranks(newcomer, victim, self.now, about) == (mine > self.rank(victim))
 
     @invariant()
     def agree(self) -> None:

@@ -10,13 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.core.reuse import KINDS, NEVER, OCTAVES, POLICIES, Reuse, Usage, hazards, log2_add, rates
+import headstart.core.reuse as reuse_module
+from headstart.core.reuse import KINDS, OCTAVES, POLICIES, TRAITS, About, Reuse, Usage, fit, hazards, log2_add, rates
 
 WIDTHS = [1.0] + [2.0**octave for octave in range(OCTAVES - 1)]
 
 
-def used(uses: int = 1, last: float = 0.0, reply: int = -1, saved: float = 1.0) -> Usage:
-    return Usage(saved, last, uses, 0.0, reply)
+LAST = st.integers(0, OCTAVES - 1)
+
+
+def used(
+    uses: int = 1,
+    last: float = 0.0,
+    reply: int = -1,
+    saved: float = 1.0,
+    called: bool | None = None,
+    new: int = 1,
+    siblings: int = -1,
+) -> Usage:
+    return Usage(saved, last, uses, 0.0, About.of(1, new=new, siblings=siblings, reply=reply, called=called))
 
 
 def best_rate(hazard: list[float], octave: int) -> float:
@@ -39,27 +51,84 @@ def test_the_rate_is_the_best_of_all_times_to_give_up(hazard: list[float]) -> No
     assert found == pytest.approx([best_rate(hazard, octave) for octave in range(OCTAVES)])
 
 
-@given(st.lists(st.tuples(st.integers(0, KINDS - 1), st.integers(0, NEVER), st.integers(1, 10**6)), max_size=20))
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, KINDS - 1), LAST, st.integers(1, 10**6)), max_size=20))
 @settings(max_examples=100)
-def test_hazards_are_chances(spells: list[tuple[int, int, int]]) -> None:
-    counts = np.zeros((KINDS, OCTAVES + 1))
-    for kind, octave, count in spells:
-        counts[kind, octave] += count
-    found = hazards(counts)
+def test_hazards_are_chances(spells: list[tuple[int, int, int, int]]) -> None:
+    reuse = Reuse()
+    for row, kind, octave, count in spells:
+        reuse.counts[row, kind, octave] += count
+    reuse.learn((), 0.0)
+    ended, lasted = reuse.counts[0], so_far(reuse)
+    assert (lasted >= ended - 1e-6).all()
+    found = hazards(ended, lasted, TRAITS, reuse._fit)
     assert ((found > 0) & (found < 1)).all()
+
+
+def so_far(reuse: Reuse, *followed: tuple[int, int, float]) -> np.ndarray:
+    """How many spells came to each octave, counted one by one; those whose end is not known are half through their last."""
+    lasted = np.zeros((KINDS, OCTAVES))
+    ends = [(0, *place, count) for place, count in np.ndenumerate(reuse.counts[0])]
+    ends += [(1, *place, count) for place, count in np.ndenumerate(reuse.counts[1])]
+    ends += [(1, *one) for one in followed]
+    for unknown, kind, octave, count in ends:
+        lasted[kind, :octave] += count
+        lasted[kind, octave] += count / 2 if unknown else count
+    return lasted
+
+
+def test_the_fit_is_the_most_likely() -> None:
+    """Against the gradient of the likelihood with its ridge, by differences."""
+    dice = np.random.default_rng(1)
+    ended = np.zeros((KINDS, OCTAVES))
+    for kind in dice.integers(0, KINDS, 40):
+        ended[kind] = dice.integers(0, 30, OCTAVES)
+    lasted = np.cumsum(ended[:, ::-1], axis=1)[:, ::-1] + 5.0 * (ended.sum(axis=1, keepdims=True) > 0)
+    usual = Reuse()._fit
+    ridge = np.array([reuse_module._RIDGE_OCTAVE] * OCTAVES + [reuse_module._RIDGE_TRAIT] * (len(usual) - OCTAVES))
+    found = usual
+    for _ in range(5):
+        found = fit(ended, lasted, TRAITS, found)
+
+    def likely(weights: np.ndarray) -> float:
+        chance = hazards(np.zeros_like(ended), np.zeros_like(ended), TRAITS, weights)
+        told = ended * np.log(chance) + (lasted - ended) * np.log(1 - chance)
+        return float(told.sum() - (ridge * (weights - usual) ** 2).sum() / 2)
+
+    best = likely(found)
+    for place in range(len(found)):
+        for step in (-0.01, 0.01):
+            other = found.copy()
+            other[place] += step
+            assert likely(other) < best
 
 
 def test_many_spells_speak_for_themselves() -> None:
     """Of 100,000 spells of a kind a quarter ends in octave 6, half of the rest in octave 9, the others never."""
-    counts = np.zeros((KINDS, OCTAVES + 1))
+    reuse = Reuse()
     kind = used(2, reply=100).kind
-    counts[kind, 6], counts[kind, 9], counts[kind, NEVER] = 25_000, 37_500, 37_500
-    found = hazards(counts)[kind]
-    assert found[6] == pytest.approx(0.25, abs=0.01)
-    assert found[9] == pytest.approx(0.5, abs=0.01)
-    assert max(np.delete(found, [6, 9])[:10]) < 0.01
-    # and the kind beside it, of which nothing is known, takes after it
-    assert hazards(counts)[used(2, reply=1000).kind][9] == pytest.approx(0.5, abs=0.02)
+    reuse.counts[0, kind, [6, 9]] = 25_000, 37_500
+    reuse.counts[1, kind, OCTAVES - 1] = 37_500
+    reuse.learn((), 0.0)
+    found = hazards(reuse.counts[0], so_far(reuse), TRAITS, reuse._fit)
+    assert found[kind, 6] == pytest.approx(0.25, abs=0.01)
+    assert found[kind, 9] == pytest.approx(0.5, abs=0.01)
+    assert max(np.delete(found[kind], [6, 9])[:10]) < 0.01
+    # and a kind of which nothing is known takes after it
+    other = found[used(2, reply=1000).kind]
+    assert other.argmax() == 9
+    assert other[9] > 5 * other[8]
+
+
+def test_traits_add_up() -> None:
+    """Of requests with long replies, and of those that bring little, many come back. One that is both was never seen."""
+    reuse = Reuse()
+    for reply, new, returns in ((600, 4000, 300), (600, 9000, 250), (5, 100, 300), (5, 9000, 10), (5, 4000, 30)):
+        for number in range(1000):
+            usage = used(reply=reply, new=new)
+            (reuse.returned if number < returns else reuse.lost)(usage, 60.0)
+    reuse.learn((), 0.0)
+    assert reuse.rate(used(reply=600, new=100), 10.0) > 1.5 * reuse.rate(used(reply=5, new=100), 10.0)
+    assert reuse.rate(used(reply=600, new=100), 10.0) > 1.5 * reuse.rate(used(reply=600, new=4000), 10.0)
 
 
 @pytest.mark.parametrize(
@@ -69,15 +138,20 @@ def test_octaves(seconds: float, octave: int) -> None:
     assert used(last=100.0).age(100.0 + seconds) == octave
 
 
-def test_kinds_part_by_uses_and_reply() -> None:
-    kinds = [used(uses, reply=reply).kind for uses, reply in itertools.product((1, 2, 4, 8, 16), (-1, 0, 50, 200, 1000))]
+def test_kinds_part_by_uses_and_what_is_known_of_the_request() -> None:
+    traits = itertools.product(
+        (1, 2, 4, 8, 16), (-1, 0, 50, 200, 1000), (None, True, False), (512, 513, 3000, 9000), (-1, 0, 2, 3)
+    )
+    kinds = [used(one, reply=two, called=three, new=four, siblings=five).kind for one, two, three, four, five in traits]
     assert kinds == list(range(KINDS))
-    assert used(10**9, reply=10**9).kind == KINDS - 1
+    assert used(10**9, reply=10**9, called=False, new=10**9, siblings=10**9).kind == KINDS - 1
+    assert About.of(20, new=1, siblings=0, reply=1).weight == 0.05
+    assert About.of(0, new=1, siblings=0, reply=1).weight == 1
 
 
 def test_a_tier_that_has_seen_nothing_begins_as_lru() -> None:
     reuse = Reuse()
-    ranks = [reuse.rate(used(last=-float(age)), 0.0) for age in (0, 1, 3, 10, 100, 10**4, 10**6)]
+    ranks = [reuse.rate(used(last=-float(age)), 0.0) for age in (0, 1, 3, 3.5, 10, 100, 10**4, 10**6, 10**8)]
     assert ranks == sorted(ranks, reverse=True)
     assert len(set(ranks)) == len(ranks)
     for age in (0, 5, 500):
@@ -85,40 +159,78 @@ def test_a_tier_that_has_seen_nothing_begins_as_lru() -> None:
         assert by_uses == sorted(by_uses)
 
 
+@given(st.lists(st.floats(0, 1e9), min_size=2, max_size=20))
+def test_rates_have_no_steps(ages: list[float]) -> None:
+    """What is a little older is worth about as much: none goes for the other's sake at the end of an octave."""
+    reuse = Reuse()
+    for age in ages:
+        assert reuse.rate(used(), age * 1.0001) == pytest.approx(reuse.rate(used(), age), rel=1e-3)
+
+
 def test_what_comes_back_outranks_what_does_not() -> None:
     """Requests with long replies come back after a minute, those with short ones never: also when both are as old."""
     reuse = Reuse()
+    gone = [used(reply=5, last=-10_000.0) for _ in range(3000)]
     for _ in range(3000):
         reuse.returned(used(reply=600), 60.0)
-        reuse.left(used(reply=5))
-    reuse.settle()
+    reuse.learn(gone, 0.0)
     for age in (0.0, 1.0, 20.0, 50.0):
         assert reuse.rate(used(reply=600), age) > 10 * reuse.rate(used(reply=5), age)
     assert reuse.rate(used(reply=600), 40.0) > reuse.rate(used(reply=600), 1000.0), "it is overdue"
 
 
-def test_what_comes_again_after_it_has_gone_was_no_loss() -> None:
+def test_a_spell_that_goes_on_says_so_far_and_no_more() -> None:
+    """Half come back after two minutes. Those that left a moment ago take nothing from that; those of an hour ago do."""
+    rates = []
+    for since in (1.0, 3600.0):
+        reuse = Reuse()
+        for _ in range(500):
+            reuse.returned(used(), 120.0)
+        reuse.learn([used(last=-since)] * 500, 0.0)
+        rates.append(reuse.rate(used(), 60.0))
+    assert rates[0] > 1.5 * rates[1]
+
+
+def test_all_pieces_of_a_request_count_for_one() -> None:
+    """One request of a thousand pieces that comes back does not outweigh ten of one piece each that do not."""
     reuse = Reuse()
-    usage = used(reply=50)
-    reuse.left(usage)
-    assert reuse.counts[usage.kind, NEVER] == 1
-    reuse.returned(usage, 10.0, gone=True)
-    assert reuse.counts[usage.kind, NEVER] == 0
-    assert reuse.counts[usage.kind, usage.age(10.0)] == 1
+    about = About.of(1000, new=1, siblings=0, reply=1)
+    for _ in range(1000):
+        reuse.returned(Usage(1.0, 0.0, 1, 0.0, about), 60.0)
+    single = About.of(1, new=1, siblings=0, reply=1)
+    for _ in range(100):
+        reuse.lost(Usage(1.0, 0.0, 1, 0.0, single), 3600.0)
+    assert reuse.counts[0].sum() == pytest.approx(1.0)
+    assert reuse.counts[1].sum() == 100
+    reuse.learn((), 0.0)
+    fresh = Reuse()
+    assert reuse.rate(Usage(1.0, 0.0, 1, 0.0, about), 40.0) < fresh.rate(Usage(1.0, 0.0, 1, 0.0, about), 40.0)
 
 
 def test_old_times_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headstart.core.reuse.MEMORY", 5000)
     reuse = Reuse()
     for _ in range(20_000):
-        reuse.left(used())
-    reuse.settle()
+        reuse.lost(used(), 1000.0)
+    reuse.learn((), 0.0)
     before = reuse.rate(used(), 10.0)
     for _ in range(8000):
         reuse.returned(used(), 20.0)
-    reuse.settle()
+    reuse.learn((), 0.0)
     assert reuse.counts.sum() < 7000
-    assert reuse.rate(used(), 10.0) > 50 * before
+    assert reuse.rate(used(), 10.0) > 10 * before
+
+
+def test_it_is_time_to_learn_when_a_sixteenth_has_been_added() -> None:
+    reuse, learned = Reuse(), []
+    for event in range(1, 1000):
+        reuse.left()
+        if reuse.due:
+            reuse.learn((), 0.0)
+            learned.append(event)
+    assert learned[0] == 65
+    assert reuse.version == len(learned)
+    assert all(after > before + 64 for before, after in itertools.pairwise(learned))
 
 
 def test_what_was_learned_survives_as_a_table() -> None:
@@ -127,8 +239,9 @@ def test_what_was_learned_survives_as_a_table() -> None:
         reuse.returned(used(), 30.0)
     again = Reuse(reuse.counts.copy())
     fresh = Reuse()
+    again.learn((), 0.0)
     assert again.rate(used(), 20.0) != fresh.rate(used(), 20.0)
-    reuse.settle()
+    reuse.learn((), 0.0)
     assert again.rate(used(), 20.0) == reuse.rate(used(), 20.0)
 
 

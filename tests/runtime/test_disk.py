@@ -14,6 +14,7 @@ import pytest
 from harness import Oracle, ask, assistant, converse, submit, system, user
 from headstart.config import Settings
 from headstart.core.causes import Cause
+from headstart.core.reuse import About
 from headstart.engines.fake import FakeEngine, FakeTokenizer
 from headstart.runtime import cache, runtime
 from headstart.runtime.request import Started
@@ -160,14 +161,18 @@ def test_another_tenant_finds_nothing(tmp_path: Path) -> None:
         assert ask(rt, chat, salt="alice").report.tiers["disk"] > 0
 
 
-def test_what_replies_were_long_is_known_on_disk(tmp_path: Path) -> None:
+def test_what_is_known_of_a_request_is_known_on_disk(tmp_path: Path) -> None:
     with start(tmp_path) as rt:
         ask(rt, [system(SYSTEM), user("a")], max_tokens=16, ignore_eos=True)
         written(rt)
         ask(rt, [system(SYSTEM), user("b")], max_tokens=40, ignore_eos=True)
     with closing(sqlite3.connect(tmp_path / "index.sqlite")) as db:
-        replies = [reply for (reply,) in db.execute("SELECT reply FROM objects ORDER BY start, number")]
-    assert replies[: len(SYSTEM) // GRID] == [40] * (len(SYSTEM) // GRID)
+        known = [About(*about) for about in db.execute("SELECT sort, weight FROM objects ORDER BY start, number")]
+    assert len({about.weight for about in known[: len(SYSTEM) // GRID]}) == 1
+    pieces = round(1 / known[0].weight)
+    assert pieces >= len(SYSTEM) // GRID
+    expected = About.of(pieces, new=1, siblings=1, reply=40, called=False)
+    assert set(known[: len(SYSTEM) // GRID]) == {expected}, "the second request has used them last"
 
 
 def test_each_row_is_written_once(tmp_path: Path) -> None:

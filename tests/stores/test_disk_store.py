@@ -22,6 +22,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headstart.core.reuse import About
 from headstart.stores.base import Bytes, Kind
 from headstart.stores.disk import Disk, FormatError, Label
 from headstart.stores.disk import files as disk_files
@@ -509,30 +510,43 @@ def test_a_catalogue_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "index.sqlite").stat().st_size
 
 
-_VERSION_1 = """
+_OLD = """
+ALTER TABLE objects RENAME TO whole;
 CREATE TABLE objects (
     number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, parent BLOB NOT NULL, fingerprint BLOB NOT NULL,
     start INTEGER NOT NULL, tokens BLOB NOT NULL, canonical INTEGER NOT NULL, seconds REAL NOT NULL,
     allocated INTEGER NOT NULL, created REAL NOT NULL, used REAL NOT NULL, heat REAL NOT NULL,
-    pinned INTEGER NOT NULL DEFAULT 0, uses INTEGER NOT NULL DEFAULT 1, reply INTEGER NOT NULL DEFAULT -1
+    pinned INTEGER NOT NULL DEFAULT 0, uses INTEGER NOT NULL DEFAULT 1, reply INTEGER NOT NULL DEFAULT -1{kind}
 );
+CREATE TABLE ghosts (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, used REAL NOT NULL, heat REAL NOT NULL,
+    uses INTEGER NOT NULL, reply INTEGER NOT NULL
+);
+CREATE TABLE learned (one INTEGER PRIMARY KEY CHECK (one = 1), counts BLOB NOT NULL);
+INSERT INTO learned VALUES (1, x'00');
 INSERT INTO objects SELECT
-    number, key, parent, fingerprint, start, tokens, canonical, seconds, allocated, created, used, heat, pinned, uses, reply
+    number, key, parent, fingerprint, start, tokens, canonical, seconds, allocated, created, used, heat, pinned, uses, 7{row}
 FROM whole;
 DROP TABLE whole;
-PRAGMA user_version = 1;
+DROP TABLE gone;
+DROP TABLE spells;
+PRAGMA user_version = {version};
 """
+_VERSIONS = {1: ("", ""), 2: (", kind TEXT NOT NULL DEFAULT 'rows'", ", kind")}
+"""What the table of objects had then, behind the rest."""
 
 
-def test_a_catalogue_of_version_1_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", _VERSIONS)
+def test_a_catalogue_of_an_earlier_version_is_kept(tmp_path: Path, version: int) -> None:
     """With uses and pins, which the objects do not tell; whoever opens it first alters it."""
     disk = filled(tmp_path, 3)
     disk.catalog.pin([label(1, 0).key], True)
     disk.catalog.use([(label(2, 1).key, 4e9)])
     before = list(disk.rows())
     disk.close()
+    kind, row = _VERSIONS[version]
     with sqlite3.connect(tmp_path / "index.sqlite") as db:
-        db.executescript("ALTER TABLE objects RENAME TO whole;" + _VERSION_1)
+        db.executescript(_OLD.format(kind=kind, row=row, version=version))
     db.close()
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(lambda _: Disk(tmp_path, BIG), range(8)))
@@ -542,6 +556,10 @@ def test_a_catalogue_of_version_1_is_kept(tmp_path: Path) -> None:
     disk = Disk(tmp_path, BIG)
     disk.write([(state(label(2, 1)), rows(9))])
     assert [row.label.kind for row in disk.rows()] == ["rows", "rows", "rows", "state"]
+    disk.catalog.replied([(label(2, 1).key, About.of(3, new=9000, siblings=1, reply=700, called=True))])
+    leaf = disk.catalog.victims((), 1)[0]
+    disk.catalog.remove([leaf.label.key])
+    assert len(disk) == 3
 
 
 def test_two_processes_do_not_write_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
 
 from headstart.core.blocks import BlockId
 from headstart.core.index import Entry, Index
-from headstart.core.reuse import POLICIES, UNKNOWN, Reuse, Usage
+from headstart.core.reuse import POLICIES, UNKNOWN, About, Reuse, Usage
 
-GHOSTS = 1 << 15
-"""Pieces whose uses are remembered after they have gone."""
+GHOSTS, GHOSTS_A_PIECE = 1 << 15, 4
+"""Pieces whose uses are remembered after they have gone: so many, or for each that is there, whichever is more."""
 STALE = 1.0
 """Seconds after which ranks are worked out anew."""
 
@@ -63,6 +64,18 @@ class Retention:
     def __len__(self) -> int:
         return len(self._usage)
 
+    def seen(self, ids: Sequence[BlockId]) -> tuple[int, int]:
+        """How many of the first pieces of a chain have ever been used here, and by how many different ones the last of those
+        was followed; -1 if none has.
+        """
+        known, last = 0, None
+        for piece in ids:
+            usage = self._usage.get(piece) or self._ghosts.get(piece)
+            if usage is None and self._index.get(piece) is None:
+                break
+            known, last = known + 1, usage
+        return known, -1 if not known else 0 if last is None else last.children
+
     def use(self, entry: Entry, now: float, *, anew: bool = False) -> None:
         """Counts a use of a piece; the first one admits it. Callers count a hit for all its ancestors too.
 
@@ -71,7 +84,7 @@ class Retention:
         self._now = now
         usage = self._usage.get(entry.id)
         if usage is None:
-            usage = self._usage[entry.id] = self._risen(entry.id, now)
+            usage = self._usage[entry.id] = self._risen(entry, now)
             usage.saved_per_byte = self._saved(entry)
             self._dependants[entry.parent] = self._dependants.get(entry.parent, 0) + 1
             self._leaves.pop(entry.parent, None)
@@ -82,37 +95,39 @@ class Retention:
                 usage.saved_per_byte = self._saved(entry)
         self._place(entry)
 
-    def replied(self, pieces: Iterable[BlockId], tokens: int) -> None:
-        """Tells how long the reply was to the request that has used these pieces last."""
+    def replied(self, pieces: Iterable[BlockId], about: About) -> None:
+        """Tells of the request that has used these pieces last."""
         for piece in pieces:
             usage = self._usage.get(piece)
             if usage is not None:
-                usage.reply = tokens
+                usage.about = about
                 entry = self._index.get(piece)
                 if piece in self._leaves and entry is not None:
                     self._place(entry)
 
-    def reply(self, piece: BlockId) -> int:
-        """What `replied` said of a piece, or `UNKNOWN`."""
+    def about(self, piece: BlockId) -> About:
+        """What `replied` said of a piece."""
         usage = self._usage.get(piece)
-        return UNKNOWN if usage is None else usage.reply
+        return UNKNOWN if usage is None else usage.about
 
     def leaf(self, piece: BlockId) -> bool:
         """Whether nothing in the tier hangs on a piece."""
         return piece not in self._dependants
 
-    def outranks(self, newcomer: Entry, victim: Entry, now: float) -> bool:
+    def outranks(self, newcomer: Entry, victim: Entry, now: float, about: About = UNKNOWN) -> bool:
         """Whether a piece that would be admitted now is worth at least what `victim` is."""
         ghost = self._ghosts.get(newcomer.id)
-        usage = Usage(self._saved(newcomer), now, 1, now / self._half_life)
+        usage = Usage(self._saved(newcomer), now, 1, now / self._half_life, about)
         if ghost is not None:
             usage.heat, usage.uses = ghost.heat, ghost.uses
             usage.use(now, self._half_life)
         return self._policy(usage, self._reuse, now) >= self._policy(self._usage[victim.id], self._reuse, now)
 
-    def refuse(self, piece: BlockId, now: float) -> None:
+    def refuse(self, entry: Entry, now: float, about: About = UNKNOWN) -> None:
         """Counts the use of a piece that was not let in."""
-        self._haunt(piece, self._risen(piece, now))
+        usage = self._risen(entry, now)
+        usage.about = about
+        self._haunt(entry.id, usage)
 
     def forget(self, entry: Entry) -> None:
         """The piece has left the tier."""
@@ -135,7 +150,9 @@ class Retention:
 
         If any piece of `owners` may go, it is one of theirs.
         """
-        if self._now - self._ranked[0] >= STALE or self._reuse.settle() != self._ranked[1]:
+        if self._reuse.due:
+            self._reuse.learn(chain(self._usage.values(), self._ghosts.values()), self._now)
+        if self._now - self._ranked[0] >= STALE or self._reuse.version != self._ranked[1]:
             self._rank()
         lowest = [item for owner in owners if (item := self._lowest(self._of(owner))) is not None]
         item = min(lowest) if lowest else self._lowest(self._heap)
@@ -170,20 +187,23 @@ class Retention:
         entry = self._index.get(piece)
         return b"" if entry is None else entry.owner
 
-    def _risen(self, piece: BlockId, now: float) -> Usage:
+    def _risen(self, entry: Entry, now: float) -> Usage:
         """The usage of a piece that is used now and is not in the tier; its ghost, if it has one, is gone then."""
-        usage = self._ghosts.pop(piece, None)
+        usage = self._ghosts.pop(entry.id, None)
         if usage is None:
+            before = self._usage.get(entry.parent) or self._ghosts.get(entry.parent)
+            if before is not None and not entry.state and len(entry.tokens) == self._index.grid:
+                before.children += 1
             return Usage(1.0, now, 1, now / self._half_life)
-        self._reuse.returned(usage, now, gone=True)
+        self._reuse.returned(usage, now)
         usage.use(now, self._half_life)
         return usage
 
     def _haunt(self, piece: BlockId, usage: Usage) -> None:
-        self._reuse.left(usage)
+        self._reuse.left()
         self._ghosts[piece] = usage
-        if len(self._ghosts) > GHOSTS:
-            self._ghosts.popitem(last=False)
+        if len(self._ghosts) > max(GHOSTS, GHOSTS_A_PIECE * len(self._usage)):
+            self._reuse.lost(self._ghosts.popitem(last=False)[1], self._now)
 
     def _place(self, entry: Entry) -> None:
         """Gives a piece its place in the heap, if it may go."""
@@ -208,4 +228,4 @@ class Retention:
         self._heap = list(self._leaves.values())
         heapq.heapify(self._heap)
         self._own.clear()
-        self._ranked = (self._now, self._reuse.settle())
+        self._ranked = (self._now, self._reuse.version)

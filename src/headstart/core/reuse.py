@@ -1,50 +1,103 @@
 """Reuse: what past uses say about the next one, and the policies that rank by it.
 
 The currency is *expected seconds of prefill saved per byte and second of keeping*. Its learned factor, hits per second, works
-like this. Every use begins a *spell*, which ends when the piece is used again. Spells are sorted into kinds (how often the
-piece has been used; how long the reply to its latest request was: titles, tool calls and answers come back at different rates)
-and counted by their length, in octaves of seconds. A spell whose piece left the tier counts as one that never ends, until the
-piece comes again after all. From the counts follows the hazard h(a), the chance that a spell which has lasted to octave a ends
-in it, and from that the rate that holding on can still give, were one to give up at the best of all later times:
+like this. Every use begins a *spell*, which ends when the piece is used again. Spells are sorted into kinds: by how often the
+piece has been used, and by what is known of the request (`About`): how long its reply was and whether that ended in a call, how
+much of the prompt was new, and how many others had gone on where it parted from what was known. Those that end are counted by
+their length, in octaves of seconds; those that have not, wherever the piece may be now, have lasted so far. All pieces of a
+request count for one spell together.
+
+From both follows the hazard, the chance that a spell of a kind which has lasted to an octave ends in it. It is fitted as in a
+logistic regression on octave and traits (discrete-time survival analysis; Singer and Willett, 1993), a ridge holding it where
+little is known; then each kind leans on that fit and on its own counts. From the hazards h follows the rate that holding on can
+still give, were one to give up at the best of all later times:
 
     rate(a) = max over T > a of  P(used between a and T) / E(seconds until used or T)
 
-(Gittins' index: for independent items in a full tier, keeping the highest is best.) Where there are few counts a kind leans on
-all of the same number of uses, and those on a hazard that is the same in each octave, higher for what was used more often. So a
-tier that has seen nothing begins as LRU, but for what has come again. The state is a table of `KINDS` × (`OCTAVES` + 1) counts.
+(Gittins' index: for independent items in a full tier, keeping the highest is best.) A tier that has seen nothing begins as LRU,
+but for what has come again.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-UNKNOWN = -1
-"""A reply that has not ended, or that nobody told of."""
 OCTAVES = 24
 """Octave 0 is below a second, octave k from 2^(k-1) to 2^k; the last has no end (and begins at 48 days)."""
-NEVER = OCTAVES
-"""Where spells are counted whose piece has left the tier."""
 _USES = (2, 3, 5, 9)
 _REPLY = (0, 32, 128, 512)
-_KINDS_OF_REPLY = len(_REPLY) + 1
-KINDS = (len(_USES) + 1) * _KINDS_OF_REPLY
+_NEW = (512, 2048, 8192)
+_SIBLINGS = (0, 1, 3)
+_TRAITS = (len(_USES) + 1, len(_REPLY) + 1, 3, len(_NEW) + 1, len(_SIBLINGS) + 1)
+"""Of a kind: uses, reply, whether it ended in a call (unknown, yes, no), new tokens, siblings."""
+KINDS = math.prod(_TRAITS)
+ABOUTS = KINDS // _TRAITS[0]
 
-_PRIOR = 300.0
-"""Spells that the more general hazard counts for."""
-_HAZARD = (0.05, 0.1, 0.2, 0.3, 0.4)
+_HAZARD = np.array([0.05, 0.1, 0.2, 0.3, 0.4])
 """Chance that a spell ends in an octave, by number of uses, where nothing is known."""
+_USUAL = -2.0
+"""The same for an octave, in log odds; uses shift it."""
+_RIDGE_OCTAVE, _RIDGE_TRAIT = 0.5, 1.0
+_PRIOR = 3.0
+"""Requests that the fit counts for beside a kind's own."""
+_STEPS = 4
 MEMORY = 1 << 20
 """Spells after which older ones have half their weight."""
 _FIRST, _GROWTH = 64, 16
-"""The rates are worked out anew after 64 spells, then whenever a sixteenth has been added."""
+"""The rates are worked out anew after 64 events, then whenever a sixteenth has been added."""
 
 _WIDTH = np.array([1.0, *(2.0**octave for octave in range(OCTAVES - 1))])
+TRAITS = np.concatenate(
+    [np.eye(size)[index] for size, index in zip(_TRAITS, np.unravel_index(np.arange(KINDS), _TRAITS), strict=True)], axis=1
+)
+"""Kinds × traits: which each has."""
+_BASE = np.concatenate([np.log(_HAZARD / (1 - _HAZARD)) - _USUAL, np.zeros(sum(_TRAITS[1:]))])
+
+Table = npt.NDArray[np.float64]
+"""Kinds × octaves, or × traits."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is known of a request when its reply is over.
+
+    Attributes:
+        sort: which of `ABOUTS` sorts of request it is.
+        weight: what a spell of each of its pieces counts for.
+    """
+
+    sort: int = 0
+    weight: float = 0.05
+
+    @classmethod
+    def of(cls, pieces: int, *, new: int, siblings: int, reply: int, called: bool | None = None) -> About:
+        """Sorts a request.
+
+        Args:
+            pieces: that it used.
+            new: tokens of its prompt that had never been seen.
+            siblings: prompts that had gone on otherwise where it parted from what had been seen; -1 if all of it was new.
+            reply: tokens.
+            called: whether the reply ended in a call, so that a program will answer; None if nobody knows.
+        """
+        bins = (
+            bisect_right(_REPLY, reply),
+            0 if called is None else 1 if called else 2,
+            bisect_left(_NEW, new),
+            bisect_right(_SIBLINGS, siblings),
+        )
+        return cls(int(np.ravel_multi_index(bins, _TRAITS[1:])), 1.0 / max(1, pieces))
+
+
+UNKNOWN = About()
+"""Of a request whose reply has not ended, or that nobody told of: as one of twenty pieces counts."""
 
 
 @dataclass(slots=True)
@@ -55,19 +108,21 @@ class Usage:
         saved_per_byte: seconds of prefill that having it saves, per byte that it occupies.
         last: when it was last used, in seconds.
         uses: how often it was used.
-        reply: tokens of the reply to the latest request that used it, or `UNKNOWN`.
         heat: log2 of the sum of uses, each halving in weight every half-life, at time 0.
+        about: the latest request whose reply is over.
+        children: different pieces that have followed it.
     """
 
     saved_per_byte: float
     last: float
     uses: int
     heat: float
-    reply: int = UNKNOWN
+    about: About = UNKNOWN
+    children: int = 0
 
     @property
     def kind(self) -> int:
-        return bisect_right(_USES, self.uses) * _KINDS_OF_REPLY + bisect_right(_REPLY, self.reply)
+        return bisect_right(_USES, self.uses) * ABOUTS + self.about.sort
 
     def age(self, now: float) -> int:
         """The octave of the seconds since the last use."""
@@ -75,73 +130,116 @@ class Usage:
         return min(seconds.bit_length(), OCTAVES - 1) if seconds > 0 else 0
 
     def use(self, now: float, half_life: float) -> None:
-        """Counts a use; how long its reply will be is not known yet."""
+        """Counts a use."""
         self.heat = log2_add(self.heat, now / half_life)
         self.last = now
         self.uses += 1
-        self.reply = UNKNOWN
 
 
 class Reuse:
     """What a tier has learned of spells. See the module.
 
     Attributes:
-        counts: spells by kind and octave, and in the last column those that have not ended.
+        counts: 2 × `KINDS` × `OCTAVES`: spells that have ended, and those that nobody follows any more, by their length.
+        version: grows whenever rates change.
     """
 
     def __init__(self, counts: npt.NDArray[np.float64] | None = None) -> None:
-        self.counts = np.zeros((KINDS, OCTAVES + 1)) if counts is None else counts
-        self._spells = float(self.counts.sum())
+        self.counts = np.zeros((2, KINDS, OCTAVES)) if counts is None else counts
+        self.version = 0
+        self._spells = self._news = 0
+        self._fit = np.concatenate([np.full(OCTAVES, _USUAL), _BASE])
+        self._ended, self._lasted = self.counts[0], np.zeros((KINDS, OCTAVES))
+        self._rates: dict[int, list[float]] = {}
+
+    def returned(self, usage: Usage, now: float) -> None:
+        """A piece is used again, before `usage` is told."""
+        self._count(0, usage, now)
+
+    def lost(self, usage: Usage, now: float) -> None:
+        """A piece that has left is not followed any more."""
+        self._count(1, usage, now)
+
+    def left(self) -> None:
+        """A piece has left the tier, or was not let in. Its spell goes on."""
+        self._spells += 1
+        self._news += 1
+
+    @property
+    def due(self) -> bool:
+        """Whether enough has happened to learn from."""
+        return self._news > _FIRST and self._news * _GROWTH > self._spells
+
+    def learn(self, followed: Iterable[Usage], now: float) -> None:
+        """Works the rates out anew. `followed`: the pieces in the tier, and those that have left and may come again."""
+        going: defaultdict[tuple[int, int], float] = defaultdict(float)
+        for usage in followed:
+            going[usage.kind, usage.age(now)] += usage.about.weight
+        unknown = self.counts[1].copy()
+        for place, weight in going.items():
+            unknown[place] += weight
+        self._ended = self.counts[0].copy()
+        lasted = np.cumsum((self._ended + unknown)[:, ::-1], axis=1)[:, ::-1]
+        self._lasted = lasted - unknown / 2  # they are somewhere in their octave
+        some = np.flatnonzero(self._lasted[:, 0])
+        self._fit = fit(self._ended[some], self._lasted[some], TRAITS[some], self._fit)
+        self._rates = dict(zip(some.tolist(), self._rates_of(some), strict=True))
         self._news = 0
-        self._version = 0
-        self._rates: list[list[float]] | None = None
-
-    def returned(self, usage: Usage, now: float, *, gone: bool = False) -> None:
-        """A piece is used again, before `usage` is told; `gone`: it had left the tier."""
-        kind = usage.kind
-        self.counts[kind, usage.age(now)] += 1.0
-        if gone:
-            self.counts[kind, NEVER] -= 1.0
-        self._count()
-
-    def left(self, usage: Usage) -> None:
-        """A piece leaves the tier, or was not let in."""
-        self.counts[usage.kind, NEVER] += 1.0
-        self._count()
+        self.version += 1
 
     def rate(self, usage: Usage, now: float) -> float:
         """Hits per second that keeping the piece from `now` on can give."""
-        return (self._rates or self._refresh())[usage.kind][usage.age(now)]
+        row, age = self._rates.get(usage.kind), now - usage.last
+        if row is None:
+            (row,) = self._rates_of(np.array([usage.kind]))
+            self._rates[usage.kind] = row
+        place = math.log2(age) + 0.5 if age > 0.75 else 0.0  # a rate is that of the middle of its octave
+        octave = min(int(place), OCTAVES - 2)
+        part = min(place - octave, 1.0)
+        return row[octave] * (1.0 - part) + row[octave + 1] * part
 
-    def settle(self) -> int:
-        """Lets what has been learned since count, if it is enough; a number that grows whenever rates change."""
-        if self._news > _FIRST and self._news * _GROWTH > self._spells:
-            self._refresh()
-        return self._version
+    def _rates_of(self, kinds: npt.NDArray[np.intp]) -> list[list[float]]:
+        found: list[list[float]] = rates(hazards(self._ended[kinds], self._lasted[kinds], TRAITS[kinds], self._fit)).tolist()
+        return found
 
-    def _count(self) -> None:
-        self._spells += 1
-        self._news += 1
+    def _count(self, row: int, usage: Usage, now: float) -> None:
+        self.counts[row, usage.kind, usage.age(now)] += usage.about.weight
+        self.left()
         if self._spells > MEMORY:
             self.counts *= 0.5
-            self._spells *= 0.5
-
-    def _refresh(self) -> list[list[float]]:
-        self._news = 0
-        self._version += 1
-        self._rates = rates(hazards(self.counts)).tolist()
-        return self._rates
+            self._spells //= 2
 
 
-def hazards(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def fit(ended: Table, lasted: Table, traits: Table, start: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The most likely weights of octaves, then of traits, by Newton's method from `start`, with a ridge towards the usual.
+
+    Args:
+        ended: spells that ended in an octave, by kind; `lasted`: those that came as far.
+        traits: those of the kinds.
+    """
+    usual = np.concatenate([np.full(OCTAVES, _USUAL), _BASE])
+    ridge = np.concatenate([np.full(OCTAVES, _RIDGE_OCTAVE), np.full(len(_BASE), _RIDGE_TRAIT)])
+    found = start.copy()
+    for _ in range(_STEPS):
+        chance = _chance(traits, found)
+        miss, spread = ended - lasted * chance, lasted * chance * (1 - chance)
+        slope = np.concatenate([miss.sum(axis=0), traits.T @ miss.sum(axis=1)]) - ridge * (found - usual)
+        cross = spread.T @ traits
+        curve = np.block([[np.diag(spread.sum(axis=0)), cross], [cross.T, traits.T @ (spread.sum(axis=1)[:, None] * traits)]])
+        step = np.linalg.solve(curve + np.diag(ridge), slope)
+        found += step * min(1.0, 2.0 / np.abs(step).max(initial=1e-9))
+    return found
+
+
+def _chance(traits: Table, weights: npt.NDArray[np.float64]) -> Table:
+    odds = weights[:OCTAVES] + (traits @ weights[OCTAVES:])[:, None]
+    chance: Table = 1 / (1 + np.exp(-np.clip(odds, -15.0, 15.0)))
+    return chance
+
+
+def hazards(ended: Table, lasted: Table, traits: Table, weights: npt.NDArray[np.float64]) -> Table:
     """For each kind and octave, the chance that a spell which has lasted so long ends in it."""
-    ended = counts[:, :OCTAVES].reshape(-1, _KINDS_OF_REPLY, OCTAVES)
-    never = np.maximum(counts[:, NEVER], 0.0).reshape(-1, _KINDS_OF_REPLY, 1)
-    lasted = ended[..., ::-1].cumsum(axis=-1)[..., ::-1] + never
-    hazard = np.reshape(_HAZARD, (-1, 1, 1))
-    for axes in (1, ()):
-        hazard = (ended.sum(axes, keepdims=True) + _PRIOR * hazard) / (lasted.sum(axes, keepdims=True) + _PRIOR)
-    return hazard.reshape(KINDS, OCTAVES)
+    return (ended + _PRIOR * _chance(traits, weights)) / (lasted + _PRIOR)
 
 
 def rates(hazard: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -130,6 +130,7 @@ class Admission:
             return False
         job.plan, job.tiers = restored.plan, restored.tiers
         job.explanation = self._explain(job, job.plan.start)
+        job.seen = self._cache.seen(job.chain)
         self._cache.hit(job.chain, job.plan)
         if self._mode.traits.stateful:
             grid, landmarks = self._mode.traits.grid, job.request.prompt.landmarks

@@ -21,6 +21,7 @@ from headstart.core.opening import Opening, Openings
 from headstart.core.planner import Mode, Plan
 from headstart.core.quota import owner_of
 from headstart.core.retention import Retention
+from headstart.core.reuse import UNKNOWN, About
 from headstart.core.spelling import Spelled, Spellings
 from headstart.engines.base import Engine, Rows, Span
 from headstart.errors import EngineError
@@ -151,7 +152,7 @@ class Cache:
     def _copy_out(self, slot: Slot, wanted: Sequence[tuple[Entry, bool]], *, needed: bool, again: bool) -> None:
         now, cells = self._clock(), list[Cell]()
         for entry, _ in wanted:
-            if (cell := self.room.take(entry, now, needed=needed)) is None:
+            if (cell := self.room.take(entry, now, needed=needed, about=slot.about)) is None:
                 break
             cells.append(cell)
         refused = wanted[len(cells) :]
@@ -159,7 +160,7 @@ class Cache:
             slot.kept = False
             self.room.skip("budget", len(refused))
             for entry, _ in refused if not again else ():
-                self._retention.refuse(entry.id, now)
+                self._retention.refuse(entry, now, slot.about)
         spans = [Span(entry.start, entry.stop, self.memory.cell(cell)) for (entry, _), cell in zip(wanted, cells, strict=False)]
         try:
             if spans and self.memory.cell_bytes:
@@ -174,8 +175,8 @@ class Cache:
             return
         for (entry, canonical), cell in zip(wanted, cells, strict=False):
             self._publish(entry, cell, now, canonical=canonical)
-        if slot.reply >= 0:
-            self._retention.replied([entry.id for entry, _ in wanted], slot.reply)
+        if slot.about is not UNKNOWN:
+            self._retention.replied([entry.id for entry, _ in wanted], slot.about)
 
     def _checkpoint_at(self, slot: Slot, landmarks: Landmarks = NOWHERE, *, firm: bool = True) -> Entry | None:
         """The checkpoint of `slot` as it is now; None if memory has one as good, or it is of no use."""
@@ -223,10 +224,10 @@ class Cache:
             if not self.room.claim(len(slot)):
                 return None
             now = self._clock()
-            cell = self.room.take(entry, now, needed=False)
+            cell = self.room.take(entry, now, needed=False, about=slot.about)
             if cell is None:
                 self.room.skip("budget", 1)
-                self._retention.refuse(entry.id, now)
+                self._retention.refuse(entry, now, slot.about)
                 return None
             try:
                 size = self._engine.export_checkpoint(slot.number, self.memory.cell(cell))
@@ -446,14 +447,19 @@ class Cache:
         return most * self._grid
 
     def _stored(self, piece: BlockId) -> None:
-        if (reply := self._retention.reply(piece)) >= 0:
-            self.disk.replied([piece], reply)
+        if (about := self._retention.about(piece)) is not UNKNOWN:
+            self.disk.replied([piece], about)
 
-    def replied(self, slot: Slot, tokens: int) -> None:
-        """Tells how long the reply was to the request that has used all that `slot` stands on."""
-        slot.reply = tokens
-        self._retention.replied(slot.ids, tokens)
-        self.disk.replied(slot.ids, tokens)
+    def seen(self, chain: Chain) -> tuple[int, int]:
+        """Leading tokens of a prompt that were ever used here, and how many prompts went on behind them; -1 if none were."""
+        blocks, siblings = self._retention.seen(chain.ids)
+        return blocks * self._grid, siblings
+
+    def replied(self, slot: Slot, about: About) -> None:
+        """Tells of the request that has used all that `slot` stands on, now that its reply is over."""
+        slot.about = about
+        self._retention.replied(slot.ids, about)
+        self.disk.replied(slot.ids, about)
 
     def spelled(self, chain: Chain, spelled: Spelled) -> None:
         """Keeps how the reply to a prompt was spelled: without that, the rows of what follows could not be found again."""

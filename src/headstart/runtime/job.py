@@ -61,6 +61,7 @@ class Job:
     Attributes:
         waits_for: the job that computes a shared prefix, and how far that goes.
         tiers: tokens restored from each tier.
+        seen: leading tokens of its prompt that had been used before, and how many prompts had gone on behind them.
         misses: how often its rows turned out bad; after a few it computes everything.
         computed: prompt tokens that entered the engine for this job.
         points, firm: lengths at which its prefill takes checkpoints, and the firm ones of them.
@@ -86,6 +87,7 @@ class Job:
     firm: frozenset[int] = frozenset()
     mark: BlockId | None = None
     misses: int = 0
+    seen: tuple[int, int] = (0, -1)
     tiers: dict[str, int] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 

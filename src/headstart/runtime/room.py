@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from headstart.core.blocks import BlockId, checkpoint_id
 from headstart.core.index import Entry, Index
 from headstart.core.retention import Retention
+from headstart.core.reuse import UNKNOWN, About
 from headstart.runtime.spill import Spill
 from headstart.stores.base import Kind
 from headstart.stores.memory import Cell, Memory
@@ -65,7 +66,7 @@ class Room:
         self._transfer_bytes = transfer_bytes
         self._transient = 0
 
-    def take(self, piece: Entry, now: float, *, needed: bool) -> Cell | None:
+    def take(self, piece: Entry, now: float, *, needed: bool, about: About = UNKNOWN) -> Cell | None:
         """A cell for `piece`; unless it is needed, nothing goes for it that is worth more and nowhere else.
 
         Beyond the quota nothing goes for it but what is beyond the quota too.
@@ -78,7 +79,7 @@ class Room:
                 return None
             due = victim.owner in over and piece.owner not in over
             # A newcomer that is refused is lost; what is on disk too is not.
-            if not (needed or due or self._below in victim.copies or self.retention.outranks(piece, victim, now)):
+            if not (needed or due or self._below in victim.copies or self.retention.outranks(piece, victim, now, about)):
                 return None
             self.evict(victim)
         return self.memory.allocate(kind, piece.owner)

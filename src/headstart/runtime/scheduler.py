@@ -25,6 +25,7 @@ from headstart.core.history import History, NoHistory
 from headstart.core.planner import Mode, next_call
 from headstart.core.prompt import Prompter
 from headstart.core.record import Record
+from headstart.core.reuse import About
 from headstart.core.template import Message
 from headstart.engines.base import Engine, Step
 from headstart.errors import EngineError, HeadstartError, Unavailable
@@ -409,7 +410,10 @@ class Scheduler:
             self.engine.truncate(slot.number, len(job.chain) + len(delivered))
             slot.truncate(len(job.chain) + len(delivered))
         returned = self._returned(job)
-        self.cache.replied(slot, len(reply.tokens))
+        known, siblings = job.seen
+        called = bool(returned.get("tool_calls"))
+        new = len(job.chain) - known
+        self.cache.replied(slot, About.of(len(slot.ids), new=new, siblings=siblings, reply=len(reply.tokens), called=called))
         if job.request.choices == 1 and job.request.reuse and reply.tokens:
             self.settle.add(prompt, returned, tuple(slot.ids))
         # Before its caller can ask about it.

@@ -6,6 +6,7 @@ import numpy as np
 
 from headstart.core.blocks import BlockId, Chain, Tokens, block_id
 from headstart.core.planner import SlotView
+from headstart.core.reuse import UNKNOWN
 from headstart.engines.base import Shape
 
 
@@ -19,7 +20,7 @@ class Slot:
         kept: whether all that was worth keeping of it has been, so that nothing is lost when it is overwritten.
         busy: whether a request is using it.
         secured: when finished blocks were last copied out of it, or its request began.
-        reply: tokens of the last request's reply; -1 until it has ended.
+        about: what is known of the last request, once its reply is over.
     """
 
     def __init__(self, number: int, shape: Shape, grid: int) -> None:
@@ -31,7 +32,7 @@ class Slot:
         self.busy = False
         self.last_used = 0.0
         self.secured = 0.0
-        self.reply = -1
+        self.about = UNKNOWN
         self._grid = grid
         self._buffer = np.zeros(shape.ctx, dtype=np.int32)
         self._length = 0
@@ -71,7 +72,7 @@ class Slot:
     def begin(self, now: float) -> None:
         """A request starts to use it."""
         self.last_used = self.secured = now
-        self.reply = -1
+        self.about = UNKNOWN
 
     def truncate(self, length: int) -> None:
         self._length = min(self._length, length)

@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 
+from headstart.core.reuse import About
 from headstart.stores.base import Bytes
 from headstart.stores.disk import Disk, FormatError, Label, Note
 from headstart.stores.disk.catalog import damages
@@ -133,8 +134,8 @@ class NoDisk:
     def use(self, keys: Collection[bytes]) -> None:
         """Counts a use of each object now."""
 
-    def replied(self, keys: Collection[bytes], tokens: int) -> None:
-        """Tells how long the reply was to the request that has used these objects last."""
+    def replied(self, keys: Collection[bytes], about: About) -> None:
+        """Tells of the request that has used these objects last."""
 
     def note(self, note: Note) -> None:
         """Keeps something small beside a block."""
@@ -173,7 +174,7 @@ class WriteBehind(NoDisk):
         self._doomed: set[bytes] = set()  # to be deleted next; the thread's own
         self._notices: deque[Notice] = deque()
         self._uses: deque[tuple[bytes, float]] = deque(maxlen=NEWS)
-        self._replies: deque[tuple[bytes, int]] = deque(maxlen=NEWS)
+        self._replies: deque[tuple[bytes, About]] = deque(maxlen=NEWS)
         self._notes: deque[Note] = deque(maxlen=NEWS)
         self._bad: deque[bytes] = deque()
         self._spare: frozenset[bytes] = frozenset()
@@ -267,8 +268,8 @@ class WriteBehind(NoDisk):
         now = time.time()
         self._uses.extend((key, now) for key in keys)
 
-    def replied(self, keys: Collection[bytes], tokens: int) -> None:
-        self._replies.extend((key, tokens) for key in keys)
+    def replied(self, keys: Collection[bytes], about: About) -> None:
+        self._replies.extend((key, about) for key in keys)
 
     def note(self, note: Note) -> None:
         self._notes.append(note)

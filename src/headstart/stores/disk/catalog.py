@@ -9,27 +9,28 @@ import heapq
 import math
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from headstart.core.quota import NoQuota, owner_of
-from headstart.core.reuse import KINDS, MEMORY, OCTAVES, POLICIES, Reuse, Usage
+from headstart.core.reuse import ABOUTS, KINDS, MEMORY, OCTAVES, POLICIES, UNKNOWN, About, Reuse, Usage
 from headstart.stores.base import Kind
 from headstart.stores.disk.format import Label
 
-VERSION = 2
+VERSION = 3
 GHOSTS = 1 << 15
 """Objects whose uses are remembered after they have gone."""
 NOTES = 1 << 15
 """Notes that are kept: the latest."""
 WAIT = 3600.0
 """Seconds for which rows may wait for a checkpoint behind them, where they are useless without."""
-_SCHEMA = """
+_SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS objects (
     number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows: what others have added is behind the last one seen
     key BLOB NOT NULL UNIQUE,
@@ -45,18 +46,20 @@ CREATE TABLE IF NOT EXISTS objects (
     heat REAL NOT NULL,                        -- log2 of the decayed sum of uses, at time 0
     pinned INTEGER NOT NULL DEFAULT 0,
     uses INTEGER NOT NULL DEFAULT 1,
-    reply INTEGER NOT NULL DEFAULT -1,         -- tokens of the reply to the latest request, -1 if unknown
-    kind TEXT NOT NULL DEFAULT 'rows'          -- or 'state'
+    kind TEXT NOT NULL DEFAULT 'rows',         -- or 'state'
+    sort INTEGER NOT NULL DEFAULT 0,           -- core/reuse: what is known of the latest request
+    weight REAL NOT NULL DEFAULT {UNKNOWN.weight}
 );
 CREATE INDEX IF NOT EXISTS by_parent ON objects (parent);
 CREATE INDEX IF NOT EXISTS by_fingerprint ON objects (fingerprint, number);
-CREATE TABLE IF NOT EXISTS ghosts (            -- objects that have gone, the latest
+CREATE TABLE IF NOT EXISTS gone (              -- objects, the latest
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     key BLOB NOT NULL UNIQUE,
     used REAL NOT NULL,
     heat REAL NOT NULL,
     uses INTEGER NOT NULL,
-    reply INTEGER NOT NULL
+    sort INTEGER NOT NULL,
+    weight REAL NOT NULL
 );
 CREATE TABLE IF NOT EXISTS notes (             -- what is to be known again beside a block, and is gone with it
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -67,12 +70,17 @@ CREATE TABLE IF NOT EXISTS notes (             -- what is to be known again besi
     UNIQUE (fingerprint, key)
 );
 CREATE INDEX IF NOT EXISTS by_block ON notes (block);
-CREATE TABLE IF NOT EXISTS learned (           -- core/reuse: one row of float64
-    one INTEGER PRIMARY KEY CHECK (one = 1),
-    counts BLOB NOT NULL
-);
+CREATE TABLE IF NOT EXISTS spells (            -- core/reuse: its counts, where there are any
+    row INTEGER NOT NULL CHECK (row BETWEEN 0 AND 1),
+    kind INTEGER NOT NULL CHECK (kind BETWEEN 0 AND {KINDS - 1}),
+    octave INTEGER NOT NULL CHECK (octave BETWEEN 0 AND {OCTAVES - 1}),
+    count REAL NOT NULL CHECK (count BETWEEN 0 AND {2 * MEMORY}),
+    PRIMARY KEY (row, kind, octave)
+) WITHOUT ROWID;
 """
 
+
+_USED = "used, uses, heat, sort, weight"
 
 _Item = tuple[float, float, int, bytes]
 """Rank, last use, the deeper first; the key."""
@@ -121,9 +129,9 @@ class Catalog:
                 raise sqlite3.NotSupportedError(f"the catalogue is of version {version}; this headstart reads {VERSION}")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA)
             if version < VERSION:
                 self._migrate()
+            self._db.executescript(_SCHEMA)
         except BaseException:
             self._db.close()
             raise
@@ -131,8 +139,12 @@ class Catalog:
     def _migrate(self) -> None:
         with self._change():
             columns = {column for _, column, *_ in self._db.execute("PRAGMA table_info(objects)")}
-            if "kind" not in columns:  # it is of version 1, and no other process was faster
+            if "number" in columns and "kind" not in columns:  # it is of version 1, and no other process was faster
                 self._db.execute("ALTER TABLE objects ADD COLUMN kind TEXT NOT NULL DEFAULT 'rows'")
+            if "number" in columns and "sort" not in columns:  # of version 2 or before
+                # Its column `reply` and its tables `ghosts` and `learned` stay: an older process may have it open.
+                self._db.execute("ALTER TABLE objects ADD COLUMN sort INTEGER NOT NULL DEFAULT 0")
+                self._db.execute(f"ALTER TABLE objects ADD COLUMN weight REAL NOT NULL DEFAULT {UNKNOWN.weight}")
             self._db.execute(f"PRAGMA user_version={VERSION}")
 
     def close(self) -> None:
@@ -148,10 +160,10 @@ class Catalog:
     def add(self, objects: Iterable[tuple[Label, int]], now: float | None = None) -> None:
         """Records objects with their allocated bytes, in one transaction; a canonical one takes a derived one's place."""
         now = time.time() if now is None else now
-        with self._change(), self._learning() as reuse:
+        with self._change():
             values = []
             for label, allocated in objects:
-                usage = self._risen(label.key, now, reuse)
+                usage = self._risen(label.key, now)
                 values.append(
                     (
                         *(label.key, label.parent, label.fingerprint, label.start, _packed(label.tokens)),
@@ -165,37 +177,40 @@ class Catalog:
                 values,
             )
 
-    def remove(self, keys: Collection[bytes]) -> None:
+    def remove(self, keys: Collection[bytes], now: float | None = None) -> None:
         """Forgets objects, but not how they were used, should they come again."""
-        with self._change(), self._learning() as reuse:
+        now = time.time() if now is None else now
+        with self._change():
             found = [(key, usage) for key in keys if (usage := self._usage("objects", key)) is not None]
-            for _, usage in found:
-                reuse.left(usage)
             self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key, _ in found])
             self._db.executemany("DELETE FROM notes WHERE block = ?", [(key,) for key, _ in found])
             self._db.executemany(
-                "INSERT OR REPLACE INTO ghosts (key, used, heat, uses, reply) VALUES (?, ?, ?, ?, ?)",
-                [(key, usage.last, usage.heat, usage.uses, usage.reply) for key, usage in found],
+                "INSERT OR REPLACE INTO gone (key, used, heat, uses, sort, weight) VALUES (?, ?, ?, ?, ?, ?)",
+                [(key, usage.last, usage.heat, usage.uses, usage.about.sort, usage.about.weight) for key, usage in found],
             )
-            self._db.execute("DELETE FROM ghosts WHERE number <= (SELECT MAX(number) FROM ghosts) - ?", (GHOSTS,))
+            oldest = "FROM gone WHERE number <= (SELECT MAX(number) FROM gone) - ?"
+            for used in self._db.execute(f"SELECT {_USED} {oldest}", (GHOSTS,)).fetchall():
+                self._count(1, _usage(used), now)
+            self._db.execute(f"DELETE {oldest}", (GHOSTS,))
+            self._db.execute("UPDATE spells SET count = count / 2 WHERE (SELECT SUM(count) FROM spells) > ?", (MEMORY,))
 
     def use(self, uses: Collection[tuple[bytes, float]]) -> None:
         """Counts uses: keys with their times."""
-        with self._change(), self._learning() as reuse:
+        with self._change():
             for key, now in uses:
                 usage = self._usage("objects", key)
                 if usage is not None:
-                    reuse.returned(usage, now)
+                    self._count(0, usage, now)
                     usage.use(now, self._half_life)
                     self._db.execute(
-                        "UPDATE objects SET heat = ?, used = ?, uses = ?, reply = ? WHERE key = ?",
-                        (usage.heat, now, usage.uses, usage.reply, key),
+                        "UPDATE objects SET heat = ?, used = ?, uses = ? WHERE key = ?", (usage.heat, now, usage.uses, key)
                     )
 
-    def replied(self, replies: Collection[tuple[bytes, int]]) -> None:
-        """Tells how many tokens the reply had to the request that has used an object last: keys with those."""
+    def replied(self, replies: Collection[tuple[bytes, About]]) -> None:
+        """Tells of the requests that have used objects last: keys with those."""
+        values = [(about.sort, about.weight, key) for key, about in replies]
         with self._change():
-            self._db.executemany("UPDATE objects SET reply = ? WHERE key = ?", [(tokens, key) for key, tokens in replies])
+            self._db.executemany("UPDATE objects SET sort = ?, weight = ? WHERE key = ?", values)
 
     def note(self, fingerprint: bytes, notes: Collection[Note]) -> None:
         """Keeps notes, in place of those under the same keys."""
@@ -216,35 +231,32 @@ class Catalog:
 
     def _usage(self, table: str, key: bytes) -> Usage | None:
         """How an object was, or a ghost had been, used. What it saves is left out."""
-        found = self._db.execute(f"SELECT used, uses, heat, reply FROM {table} WHERE key = ?", (key,)).fetchone()
-        return None if found is None else Usage(1.0, *found)
+        found = self._db.execute(f"SELECT {_USED} FROM {table} WHERE key = ?", (key,)).fetchone()
+        return None if found is None else _usage(found)
 
-    def _risen(self, key: bytes, now: float, reuse: Reuse) -> Usage:
+    def _risen(self, key: bytes, now: float) -> Usage:
         """The usage of an object that comes now; its ghost, if it has one, is gone then."""
-        usage = self._usage("ghosts", key)
+        usage = self._usage("gone", key)
         if usage is None:
             return Usage(1.0, now, 1, now / self._half_life)
-        self._db.execute("DELETE FROM ghosts WHERE key = ?", (key,))
-        reuse.returned(usage, now, gone=True)
+        self._db.execute("DELETE FROM gone WHERE key = ?", (key,))
+        self._count(0, usage, now)
         usage.use(now, self._half_life)
         return usage
 
-    def _learned(self) -> Reuse:
-        found = self._db.execute("SELECT counts FROM learned").fetchone()
-        if found is None or len(found[0]) != 8 * KINDS * (OCTAVES + 1):
-            return Reuse()
-        counts = np.frombuffer(found[0], np.float64).reshape(KINDS, OCTAVES + 1).copy()
-        return Reuse(counts if (np.abs(counts) <= MEMORY).all() else None)
+    def _count(self, row: int, usage: Usage, now: float) -> None:
+        """Counts a spell: 0, it has ended; 1, nobody follows it any more."""
+        self._db.execute(
+            "INSERT INTO spells (row, kind, octave, count) VALUES (?, ?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET count = count + excluded.count",
+            (row, usage.kind, usage.age(now), usage.about.weight),
+        )
 
-    @contextmanager
-    def _learning(self) -> Iterator[Reuse]:
-        """What was learned; what is learned within is kept."""
-        reuse = self._learned()
-        before = reuse.counts.tobytes()
-        yield reuse
-        data = reuse.counts.tobytes()
-        if data != before:
-            self._db.execute("INSERT OR REPLACE INTO learned (one, counts) VALUES (1, ?)", (data,))
+    def _learned(self) -> Reuse:
+        reuse = Reuse()
+        for row, kind, octave, count in self._db.execute("SELECT row, kind, octave, count FROM spells"):
+            reuse.counts[row, kind, octave] = count
+        return reuse
 
     def pin(self, keys: Collection[bytes], pinned: bool) -> int:
         """Pins or unpins; says how many objects that were."""
@@ -309,17 +321,23 @@ class Catalog:
         now = time.time() if now is None else now
         reuse = self._learned()
         known: dict[bytes, tuple[bytes, int, int]] = {}
-        order: dict[bytes, tuple[float, float, int]] = {}
+        used: dict[bytes, tuple[Usage, bool, int]] = {}
         children: dict[bytes, int] = {}
         with_state = {one for (one,) in self._db.execute("SELECT DISTINCT fingerprint FROM objects WHERE kind = 'state'")}
-        for key, parent, fingerprint, kind, start, seconds, allocated, pinned, *used in self._db.execute(
-            "SELECT key, parent, fingerprint, kind, start, seconds, allocated, pinned, used, uses, heat, reply FROM objects"
+        for key, parent, fingerprint, kind, start, seconds, allocated, pinned, *how in self._db.execute(
+            f"SELECT key, parent, fingerprint, kind, start, seconds, allocated, pinned, {_USED} FROM objects"
         ):
             known[key] = (parent, allocated, pinned)
-            usage = Usage(max(seconds, 1e-9) / max(1, allocated), *used)
+            usage = _usage(how, max(seconds, 1e-9) / max(1, allocated))
             useless = kind == "rows" and fingerprint in with_state and usage.last < now - WAIT  # once nothing hangs on it
-            order[key] = (-math.inf if useless else self._policy(usage, reuse, now), usage.last, -start)
+            used[key] = usage, useless, start
             children[parent] = children.get(parent, 0) + 1
+        gone = map(_usage, self._db.execute(f"SELECT {_USED} FROM gone"))
+        reuse.learn(chain((usage for usage, *_ in used.values()), gone), now)
+        order = {
+            key: (-math.inf if useless else self._policy(usage, reuse, now), usage.last, -start)
+            for key, (usage, useless, start) in used.items()
+        }
         shares = NoQuota() if shares is None else shares
         owner = _owners({key: parent for key, (parent, *_) in known.items()}) if shares.on else {}
         for key, who in owner.items():
@@ -390,6 +408,12 @@ class Catalog:
             label = Label(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical), seconds, kind)
             allocated, created, used, pinned, uses = rest
             yield Row(number, label, allocated, created, used, bool(pinned), uses)
+
+
+def _usage(columns: Sequence[Any], saved_per_byte: float = 1.0) -> Usage:
+    """What the columns `_USED` say."""
+    last, uses, heat, sort, weight = columns
+    return Usage(saved_per_byte, last, uses, heat, About(sort % ABOUTS, weight))
 
 
 def _owners(parents: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
