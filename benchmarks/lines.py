@@ -18,6 +18,7 @@ from headstart.core.blocks import Chain, as_tokens, block_id, checkpoint_id, las
 from headstart.core.checkpoints import LOOSE, Placement, firm, worth
 from headstart.core.index import Entry, Index
 from headstart.core.retention import Retention
+from headstart.core.reuse import About
 
 GRID = 64
 _ROOT = root_id(b"replay", "")
@@ -132,6 +133,7 @@ class _Cache:
     def serve(self, line: Line) -> int:
         """Computes a text, or what is missing of it; where that began, in tokens."""
         chain, now = line.chain, line.text.at
+        known, siblings = self._retention.seen(chain.ids)
         rows = list(self._index.match(chain, len(chain), canonical_only=True, partial=False).blocks)
         branch = len(rows) * GRID
         start = max((point for point in self._held(chain, line.text.length) if point <= branch), default=0)
@@ -149,6 +151,8 @@ class _Cache:
             entry.pins += 1
             rows.append(entry)
         self._mark(line, start, branch, len(rows) * GRID)
+        about = About.of(len(chain.ids), new=line.text.length - known * GRID, siblings=siblings, reply=-1)
+        self._retention.replied([*chain.ids, *map(checkpoint_id, chain.ids)], about)
         for entry in rows:
             entry.pins -= 1
         return start

@@ -109,7 +109,7 @@ class Cache:
         """Serves a request; how many of its blocks were there."""
         chain, now = chain_of(request), request.at
         found = self._index.match(chain, len(chain), canonical_only=True, partial=False).blocks
-        about = self.about(number, request, *self.retention.seen(chain.ids))
+        about = self._about(request, *self.retention.seen(chain.ids))
         path = list(found)
         for entry in found:
             entry.pins += 1
@@ -128,7 +128,7 @@ class Cache:
         self.retention.replied((entry.id for entry in path), about)
         return len(found)
 
-    def about(self, number: int, request: Request, known: int, siblings: int) -> About:
+    def _about(self, request: Request, known: int, siblings: int) -> About:
         """What is known of a request when its reply is over; of its blocks `known` have been seen before."""
         new = request.prompt - known * self._grid
         return About.of(len(request.blocks), new=new, siblings=siblings, reply=request.reply, called=request.called)

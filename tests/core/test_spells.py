@@ -27,8 +27,9 @@ def used(
     called: bool | None = None,
     new: int = 1,
     siblings: int = -1,
+    weight: int = 1,
 ) -> Usage:
-    return Usage(saved, last, uses, 0.0, About.of(1, new=new, siblings=siblings, reply=reply, called=called))
+    return Usage(saved, last, uses, 0.0, About.of(weight, new=new, siblings=siblings, reply=reply, called=called))
 
 
 def best_rate(hazard: list[float], octave: int) -> float:
@@ -57,9 +58,11 @@ def test_hazards_are_chances(spells: list[tuple[int, int, int, int]]) -> None:
     reuse = Reuse()
     for row, kind, octave, count in spells:
         reuse.counts[row, kind, octave] += count
-    reuse.learn((), 0.0)
-    ended, lasted = reuse.counts[0], so_far(reuse)
-    assert (lasted >= ended - 1e-6).all()
+    followed = [used(uses, -float(2**uses), weight=uses) for uses in range(1, 9)]
+    reuse.learn(followed, 0.0)
+    ended = reuse.counts[0]
+    lasted = so_far(reuse, *((one.kind, one.age(0.0), one.about.weight) for one in followed))
+    assert reuse._lasted == pytest.approx(lasted, rel=1e-9, abs=1e-6)
     found = hazards(ended, lasted, TRAITS, reuse._fit)
     assert ((found > 0) & (found < 1)).all()
 
@@ -159,12 +162,23 @@ def test_a_tier_that_has_seen_nothing_begins_as_lru() -> None:
         assert by_uses == sorted(by_uses)
 
 
-@given(st.lists(st.floats(0, 1e9), min_size=2, max_size=20))
-def test_rates_have_no_steps(ages: list[float]) -> None:
+def test_rates_have_no_steps() -> None:
     """What is a little older is worth about as much: none goes for the other's sake at the end of an octave."""
     reuse = Reuse()
-    for age in ages:
-        assert reuse.rate(used(), age * 1.0001) == pytest.approx(reuse.rate(used(), age), rel=1e-3)
+    for seconds in (0.5, 20.0, 20.0, 300.0):
+        for _ in range(50):
+            reuse.returned(used(), seconds)
+    reuse.learn([used(last=-5000.0)] * 100, 0.0)
+    for end in (math.sqrt(0.5), 0.75, *(math.sqrt(0.5) * 2.0**octave for octave in range(1, OCTAVES)), *WIDTHS):
+        near = 1e-3 * reuse.rate(used(), end / 2)
+        assert reuse.rate(used(), end * 1.00001) == pytest.approx(reuse.rate(used(), end * 0.99999), abs=near)
+
+
+def test_before_it_has_learned_nothing_counts() -> None:
+    reuse, fresh = Reuse(), Reuse()
+    for _ in range(20):
+        reuse.returned(used(), 30.0)
+    assert reuse.rate(used(), 20.0) == fresh.rate(used(), 20.0)
 
 
 def test_what_comes_back_outranks_what_does_not() -> None:
@@ -229,20 +243,7 @@ def test_it_is_time_to_learn_when_a_sixteenth_has_been_added() -> None:
             reuse.learn((), 0.0)
             learned.append(event)
     assert learned[0] == 65
-    assert reuse.version == len(learned)
     assert all(after > before + 64 for before, after in itertools.pairwise(learned))
-
-
-def test_what_was_learned_survives_as_a_table() -> None:
-    reuse = Reuse()
-    for _ in range(1000):
-        reuse.returned(used(), 30.0)
-    again = Reuse(reuse.counts.copy())
-    fresh = Reuse()
-    again.learn((), 0.0)
-    assert again.rate(used(), 20.0) != fresh.rate(used(), 20.0)
-    reuse.learn((), 0.0)
-    assert again.rate(used(), 20.0) == reuse.rate(used(), 20.0)
 
 
 @given(st.lists(st.floats(0, 5000), min_size=1, max_size=20))

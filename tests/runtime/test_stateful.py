@@ -21,6 +21,7 @@ from harness import Answer, Messages, Oracle, Pending, ask, assistant, converse,
 from headstart.config import Settings
 from headstart.core.blocks import Chain, Tokens, checkpoint_id, common_prefix, root_id
 from headstart.core.checkpoints import GAP
+from headstart.core.reuse import About
 from headstart.engines.base import GREEDY, Engine
 from headstart.engines.fake import FakeEngine
 from headstart.engines.llama import LlamaEngine
@@ -77,6 +78,22 @@ def test_the_trait_is_what_these_tests_are_about(make: Make) -> None:
     with make() as rt:
         assert rt.engine.traits.stateful
         assert rt.engine.shape.state_bytes > 0
+
+
+def test_retention_is_told_of_a_request_by_rows_and_checkpoints(make: Make) -> None:
+    with make(slots=2) as rt:
+        messages = [system(prelude(rt)), user("a question")]
+        reply = ask(rt, messages, max_tokens=40, ignore_eos=True)
+        for other in range(2):
+            ask(rt, [user(f"{other} something else entirely")])
+        prompt = rt.chat_prompt(messages)
+        ids = Chain(root_id(rt.engine.fingerprint, prompt.salt), grid(rt), prompt.tokens).ids
+        held = [entry for entry in rt.cache.index if entry.id in {*ids, *map(checkpoint_id, ids)}]
+        assert any(entry.state for entry in held)
+        about = {rt.cache._retention.about(entry.id) for entry in held if rt.cache.memory.name in entry.copies}
+        pieces = (len(prompt.tokens) + reply.report.completion - 1) // grid(rt)
+        expected = About.of(pieces, new=len(prompt.tokens), siblings=-1, reply=reply.report.completion, called=False)
+        assert about == {expected}
 
 
 # ── reuse ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -132,9 +132,12 @@ def test_what_is_kept_and_what_may_go_are_all_there_is(catalog: Catalog) -> None
 def test_uses_are_remembered_after_an_object_has_gone(catalog: Catalog) -> None:
     catalog.add([(label(1), SIZE)], 10.0)
     catalog.use([(label(1).key, 20.0)])
+    about = About.of(20, new=9000, siblings=1, reply=700, called=True)
+    catalog.replied([(label(1).key, about)])
     catalog.remove([label(1).key, label(7).key])
     assert len(gone(catalog)) == 1
     catalog.add([(label(1), SIZE)], 50.0)
+    assert catalog._usage("objects", label(1).key).about == about  # type: ignore[union-attr]
     row = catalog.get(label(1).key)
     assert row is not None
     assert (row.uses, row.used, row.created) == (3, 50.0, 50.0)
@@ -171,13 +174,26 @@ def test_two_processes_learn_together(tmp_path: Path) -> None:
     assert one._learned().counts.sum() == two._learned().counts.sum() == pytest.approx(39 * UNKNOWN.weight)
 
 
+_GARBAGE = ("2, 0, 0, 1", "0, 9999, 0, 1", "0, 0, 24, 1", "0, 0, 0, -1", "0, 0, 0, 1e300", "0, 0.5, 0, 1", "0, 'x', 0, 1")
+
+
+@pytest.mark.parametrize("garbage", _GARBAGE)
+def test_what_was_learned_may_be_garbage(catalog: Catalog, garbage: str) -> None:
+    catalog.add([(label(1), SIZE), (label(2), SIZE)], 5.0)
+    catalog._db.execute(f"INSERT INTO spells (row, kind, octave, count) VALUES ({garbage})")
+    catalog._db.execute("UPDATE objects SET sort = 1e6 + 0.5, weight = 1e300 WHERE key = ?", (label(1).key,))
+    assert sorted(names(catalog, 2, 10.0)) == [1, 2]
+    catalog.use([(label(2).key, 9.0)])
+    assert catalog._learned().counts.sum() == UNKNOWN.weight
+
+
 def test_old_times_are_forgotten(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headstart.stores.disk.catalog.MEMORY", 1)
+    monkeypatch.setattr("headstart.stores.disk.catalog.MEMORY", 3)
     catalog.add([(label(1), SIZE), (label(2), SIZE)], 0.0)
     for now in range(1, 40):
         catalog.use([(label(1).key, float(now))])
     before = catalog._learned().counts.sum()
-    assert before > 1
+    assert before > 1.5
     catalog.remove([label(2).key], 40.0)
     assert catalog._learned().counts.sum() == pytest.approx(before / 2)
 

@@ -21,9 +21,9 @@ from headstart.core.index import Entry, Index
 from headstart.core.reuse import POLICIES, UNKNOWN, About, Reuse, Usage
 
 GHOSTS, GHOSTS_A_PIECE = 1 << 15, 4
-"""Pieces whose uses are remembered after they have gone: so many, or for each that is there, whichever is more."""
+"""Pieces whose uses are remembered after they have gone: so many in all, or for each that is there if that is more."""
 STALE = 1.0
-"""Seconds after which ranks are worked out anew."""
+"""Seconds after which ranks, and what they are worked out by, are worked out anew."""
 
 _Item = tuple[float, float, int, BlockId]
 # Rank and last use, then the deeper first: the end of a chain is worth least without its beginning.
@@ -59,7 +59,7 @@ class Retention:
         self._heap: list[_Item] = []
         self._own: dict[bytes, list[_Item]] = {}  # the same, of the owners that were asked for since ranks were worked out
         self._now = 0.0
-        self._ranked = (0.0, 0)  # when, by which version of what was learned
+        self._ranked = 0.0
 
     def __len__(self) -> int:
         return len(self._usage)
@@ -125,6 +125,7 @@ class Retention:
 
     def refuse(self, entry: Entry, now: float, about: About = UNKNOWN) -> None:
         """Counts the use of a piece that was not let in."""
+        self._now = now
         usage = self._risen(entry, now)
         usage.about = about
         self._haunt(entry.id, usage)
@@ -150,9 +151,9 @@ class Retention:
 
         If any piece of `owners` may go, it is one of theirs.
         """
-        if self._reuse.due:
-            self._reuse.learn(chain(self._usage.values(), self._ghosts.values()), self._now)
-        if self._now - self._ranked[0] >= STALE or self._reuse.version != self._ranked[1]:
+        if self._now - self._ranked >= STALE:
+            if self._reuse.due:
+                self._reuse.learn(chain(self._usage.values(), self._ghosts.values()), self._now)
             self._rank()
         lowest = [item for owner in owners if (item := self._lowest(self._of(owner))) is not None]
         item = min(lowest) if lowest else self._lowest(self._heap)
@@ -228,4 +229,4 @@ class Retention:
         self._heap = list(self._leaves.values())
         heapq.heapify(self._heap)
         self._own.clear()
-        self._ranked = (self._now, self._reuse.version)
+        self._ranked = self._now

@@ -47,9 +47,10 @@ _USUAL = -2.0
 _RIDGE_OCTAVE, _RIDGE_TRAIT = 0.5, 1.0
 _PRIOR = 3.0
 """Requests that the fit counts for beside a kind's own."""
-_STEPS = 4
+_STEPS, _SMALL = 50, 1e-3
+"""Of Newton's method: at most so many; none after one that is smaller."""
 MEMORY = 1 << 20
-"""Spells after which older ones have half their weight."""
+"""Events after which what was counted before has half its weight."""
 _FIRST, _GROWTH = 64, 16
 """The rates are worked out anew after 64 events, then whenever a sixteenth has been added."""
 
@@ -84,7 +85,7 @@ class About:
             pieces: that it used.
             new: tokens of its prompt that had never been seen.
             siblings: prompts that had gone on otherwise where it parted from what had been seen; -1 if all of it was new.
-            reply: tokens.
+            reply: tokens; -1 if nobody knows.
             called: whether the reply ended in a call, so that a program will answer; None if nobody knows.
         """
         bins = (
@@ -141,15 +142,13 @@ class Reuse:
 
     Attributes:
         counts: 2 × `KINDS` × `OCTAVES`: spells that have ended, and those that nobody follows any more, by their length.
-        version: grows whenever rates change.
     """
 
-    def __init__(self, counts: npt.NDArray[np.float64] | None = None) -> None:
-        self.counts = np.zeros((2, KINDS, OCTAVES)) if counts is None else counts
-        self.version = 0
+    def __init__(self) -> None:
+        self.counts = np.zeros((2, KINDS, OCTAVES))
         self._spells = self._news = 0
         self._fit = np.concatenate([np.full(OCTAVES, _USUAL), _BASE])
-        self._ended, self._lasted = self.counts[0], np.zeros((KINDS, OCTAVES))
+        self._ended = self._lasted = np.zeros((KINDS, OCTAVES))
         self._rates: dict[int, list[float]] = {}
 
     def returned(self, usage: Usage, now: float) -> None:
@@ -185,7 +184,6 @@ class Reuse:
         self._fit = fit(self._ended[some], self._lasted[some], TRAITS[some], self._fit)
         self._rates = dict(zip(some.tolist(), self._rates_of(some), strict=True))
         self._news = 0
-        self.version += 1
 
     def rate(self, usage: Usage, now: float) -> float:
         """Hits per second that keeping the piece from `now` on can give."""
@@ -193,7 +191,7 @@ class Reuse:
         if row is None:
             (row,) = self._rates_of(np.array([usage.kind]))
             self._rates[usage.kind] = row
-        place = math.log2(age) + 0.5 if age > 0.75 else 0.0  # a rate is that of the middle of its octave
+        place = max(0.0, math.log2(age) + 0.5) if age > 0 else 0.0  # a rate is that of the middle of its octave
         octave = min(int(place), OCTAVES - 2)
         part = min(place - octave, 1.0)
         return row[octave] * (1.0 - part) + row[octave + 1] * part
@@ -227,7 +225,10 @@ def fit(ended: Table, lasted: Table, traits: Table, start: npt.NDArray[np.float6
         cross = spread.T @ traits
         curve = np.block([[np.diag(spread.sum(axis=0)), cross], [cross.T, traits.T @ (spread.sum(axis=1)[:, None] * traits)]])
         step = np.linalg.solve(curve + np.diag(ridge), slope)
-        found += step * min(1.0, 2.0 / np.abs(step).max(initial=1e-9))
+        largest = np.abs(step).max()
+        found += step * min(1.0, 2.0 / max(largest, _SMALL))
+        if largest < _SMALL:
+            break
     return found
 
 

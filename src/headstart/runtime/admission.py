@@ -130,13 +130,13 @@ class Admission:
             return False
         job.plan, job.tiers = restored.plan, restored.tiers
         job.explanation = self._explain(job, job.plan.start)
-        job.seen = self._cache.seen(job.chain)
+        job.seen = self._cache.seen(job.chain, job.plan)
         self._cache.hit(job.chain, job.plan)
         if self._mode.traits.stateful:
             grid, landmarks = self._mode.traits.grid, job.request.prompt.landmarks
             job.points = self._placement.points(job.plan.start, len(job.chain), grid, branch, landmarks)
             job.firm = firm(len(job.chain), grid, branch, landmarks)
-        slot.begin(job.started)
+        slot.begin(job.started, job.about(len(job.chain) // self._mode.traits.grid))
         return True
 
     def seat(self, chain: Chain, choice: Plan) -> Restored | None:

@@ -159,8 +159,6 @@ class Cache:
         if refused:
             slot.kept = False
             self.room.skip("budget", len(refused))
-            for entry, _ in refused if not again else ():
-                self._retention.refuse(entry, now, slot.about)
         spans = [Span(entry.start, entry.stop, self.memory.cell(cell)) for (entry, _), cell in zip(wanted, cells, strict=False)]
         try:
             if spans and self.memory.cell_bytes:
@@ -175,6 +173,8 @@ class Cache:
             return
         for (entry, canonical), cell in zip(wanted, cells, strict=False):
             self._publish(entry, cell, now, canonical=canonical)
+        for entry, _ in refused if not again else ():  # behind what was let in: that is what they follow
+            self._retention.refuse(entry, now, slot.about)
         if slot.about is not UNKNOWN:
             self._retention.replied([entry.id for entry, _ in wanted], slot.about)
 
@@ -450,16 +450,17 @@ class Cache:
         if (about := self._retention.about(piece)) is not UNKNOWN:
             self.disk.replied([piece], about)
 
-    def seen(self, chain: Chain) -> tuple[int, int]:
+    def seen(self, chain: Chain, plan: Plan) -> tuple[int, int]:
         """Leading tokens of a prompt that were ever used here, and how many prompts went on behind them; -1 if none were."""
         blocks, siblings = self._retention.seen(chain.ids)
-        return blocks * self._grid, siblings
+        return (blocks * self._grid, siblings) if blocks * self._grid >= plan.start else (plan.start, 0)  # not saved yet
 
     def replied(self, slot: Slot, about: About) -> None:
         """Tells of the request that has used all that `slot` stands on, now that its reply is over."""
         slot.about = about
-        self._retention.replied(slot.ids, about)
-        self.disk.replied(slot.ids, about)
+        pieces = [*slot.ids, *(map(checkpoint_id, slot.ids) if self._mode.traits.stateful else ())]
+        self._retention.replied(pieces, about)
+        self.disk.replied(pieces, about)
 
     def spelled(self, chain: Chain, spelled: Spelled) -> None:
         """Keeps how the reply to a prompt was spelled: without that, the rows of what follows could not be found again."""

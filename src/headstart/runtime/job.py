@@ -10,6 +10,7 @@ import numpy as np
 from headstart.core.blocks import BlockId, Chain, root_id
 from headstart.core.explain import Explanation
 from headstart.core.planner import Plan
+from headstart.core.reuse import About
 from headstart.engines.base import Engine, Logits, Sampler, Sampling
 from headstart.runtime.reply import Reply
 from headstart.runtime.request import (
@@ -90,6 +91,11 @@ class Job:
     seen: tuple[int, int] = (0, -1)
     tiers: dict[str, int] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def about(self, pieces: int, reply: int = -1, called: bool | None = None) -> About:
+        """What is known of it for retention; without a reply, as long as that is not over."""
+        known, siblings = self.seen
+        return About.of(pieces, new=len(self.chain) - known, siblings=siblings, reply=reply, called=called)
 
     @classmethod
     def all_of(cls, ticket: Ticket, engine: Engine, now: float) -> list[Job]:

@@ -25,7 +25,6 @@ from headstart.core.history import History, NoHistory
 from headstart.core.planner import Mode, next_call
 from headstart.core.prompt import Prompter
 from headstart.core.record import Record
-from headstart.core.reuse import About
 from headstart.core.template import Message
 from headstart.engines.base import Engine, Step
 from headstart.errors import EngineError, HeadstartError, Unavailable
@@ -410,10 +409,7 @@ class Scheduler:
             self.engine.truncate(slot.number, len(job.chain) + len(delivered))
             slot.truncate(len(job.chain) + len(delivered))
         returned = self._returned(job)
-        known, siblings = job.seen
-        called = bool(returned.get("tool_calls"))
-        new = len(job.chain) - known
-        self.cache.replied(slot, About.of(len(slot.ids), new=new, siblings=siblings, reply=len(reply.tokens), called=called))
+        self.cache.replied(slot, job.about(len(slot.ids), len(reply.tokens), bool(returned.get("tool_calls"))))
         if job.request.choices == 1 and job.request.reuse and reply.tokens:
             self.settle.add(prompt, returned, tuple(slot.ids))
         # Before its caller can ask about it.

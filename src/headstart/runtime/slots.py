@@ -6,7 +6,7 @@ import numpy as np
 
 from headstart.core.blocks import BlockId, Chain, Tokens, block_id
 from headstart.core.planner import SlotView
-from headstart.core.reuse import UNKNOWN
+from headstart.core.reuse import UNKNOWN, About
 from headstart.engines.base import Shape
 
 
@@ -20,7 +20,7 @@ class Slot:
         kept: whether all that was worth keeping of it has been, so that nothing is lost when it is overwritten.
         busy: whether a request is using it.
         secured: when finished blocks were last copied out of it, or its request began.
-        about: what is known of the last request, once its reply is over.
+        about: what is known of the last request.
     """
 
     def __init__(self, number: int, shape: Shape, grid: int) -> None:
@@ -68,11 +68,12 @@ class Slot:
         self.canonical = canonical
         self.dirty = False
         self.kept = True
-
-    def begin(self, now: float) -> None:
-        """A request starts to use it."""
-        self.last_used = self.secured = now
         self.about = UNKNOWN
+
+    def begin(self, now: float, about: About) -> None:
+        """A request starts to use it; `about`: as far as it is known."""
+        self.last_used = self.secured = now
+        self.about = about
 
     def truncate(self, length: int) -> None:
         self._length = min(self._length, length)

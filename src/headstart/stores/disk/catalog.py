@@ -71,10 +71,10 @@ CREATE TABLE IF NOT EXISTS notes (             -- what is to be known again besi
 );
 CREATE INDEX IF NOT EXISTS by_block ON notes (block);
 CREATE TABLE IF NOT EXISTS spells (            -- core/reuse: its counts, where there are any
-    row INTEGER NOT NULL CHECK (row BETWEEN 0 AND 1),
-    kind INTEGER NOT NULL CHECK (kind BETWEEN 0 AND {KINDS - 1}),
-    octave INTEGER NOT NULL CHECK (octave BETWEEN 0 AND {OCTAVES - 1}),
-    count REAL NOT NULL CHECK (count BETWEEN 0 AND {2 * MEMORY}),
+    row INTEGER NOT NULL,
+    kind INTEGER NOT NULL,
+    octave INTEGER NOT NULL,
+    count REAL NOT NULL,
     PRIMARY KEY (row, kind, octave)
 ) WITHOUT ROWID;
 """
@@ -168,11 +168,12 @@ class Catalog:
                     (
                         *(label.key, label.parent, label.fingerprint, label.start, _packed(label.tokens)),
                         *(int(label.canonical), label.seconds, allocated, now, usage.last, usage.heat, usage.uses, label.kind),
+                        *(usage.about.sort, usage.about.weight),
                     )
                 )
             self._db.executemany(
                 "INSERT INTO objects (key, parent, fingerprint, start, tokens, canonical, seconds, allocated, created, used,"
-                " heat, uses, kind) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                " heat, uses, kind, sort, weight) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (key) DO UPDATE SET canonical = excluded.canonical, allocated = excluded.allocated",
                 values,
             )
@@ -192,7 +193,7 @@ class Catalog:
             for used in self._db.execute(f"SELECT {_USED} {oldest}", (GHOSTS,)).fetchall():
                 self._count(1, _usage(used), now)
             self._db.execute(f"DELETE {oldest}", (GHOSTS,))
-            self._db.execute("UPDATE spells SET count = count / 2 WHERE (SELECT SUM(count) FROM spells) > ?", (MEMORY,))
+            self._db.execute("UPDATE spells SET count = count / 2 WHERE (SELECT SUM(count) FROM spells) > ?", (MEMORY / 2,))
 
     def use(self, uses: Collection[tuple[bytes, float]]) -> None:
         """Counts uses: keys with their times."""
@@ -248,13 +249,19 @@ class Catalog:
         """Counts a spell: 0, it has ended; 1, nobody follows it any more."""
         self._db.execute(
             "INSERT INTO spells (row, kind, octave, count) VALUES (?, ?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET count = count + excluded.count",
+            " ON CONFLICT (row, kind, octave) DO UPDATE SET count = count + excluded.count",
             (row, usage.kind, usage.age(now), usage.about.weight),
         )
 
     def _learned(self) -> Reuse:
         reuse = Reuse()
-        for row, kind, octave, count in self._db.execute("SELECT row, kind, octave, count FROM spells"):
+        numbers = [reuse.counts.shape[0] - 1, KINDS - 1, OCTAVES - 1, MEMORY]
+        for row, kind, octave, count in self._db.execute(
+            "SELECT row, kind, octave, count FROM spells WHERE typeof(row) = 'integer' AND typeof(kind) = 'integer'"
+            " AND typeof(octave) = 'integer' AND row BETWEEN 0 AND ? AND kind BETWEEN 0 AND ? AND octave BETWEEN 0 AND ?"
+            " AND count BETWEEN 0 AND ?",
+            numbers,
+        ):
             reuse.counts[row, kind, octave] = count
         return reuse
 
@@ -413,7 +420,7 @@ class Catalog:
 def _usage(columns: Sequence[Any], saved_per_byte: float = 1.0) -> Usage:
     """What the columns `_USED` say."""
     last, uses, heat, sort, weight = columns
-    return Usage(saved_per_byte, last, uses, heat, About(sort % ABOUTS, weight))
+    return Usage(saved_per_byte, last, uses, heat, About(int(sort) % ABOUTS, min(max(weight, 0.0), 1.0)))
 
 
 def _owners(parents: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
