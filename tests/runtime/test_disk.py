@@ -15,6 +15,7 @@ from harness import Oracle, ask, assistant, converse, submit, system, user
 from headstart.config import Settings
 from headstart.core.causes import Cause
 from headstart.core.reuse import About
+from headstart.core.template import Message
 from headstart.engines.fake import FakeEngine, FakeTokenizer
 from headstart.runtime import cache, runtime
 from headstart.runtime.request import Started
@@ -161,18 +162,39 @@ def test_another_tenant_finds_nothing(tmp_path: Path) -> None:
         assert ask(rt, chat, salt="alice").report.tiers["disk"] > 0
 
 
-def test_what_is_known_of_a_request_is_known_on_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize("called", [False, True])
+def test_what_is_known_of_a_request_is_known_on_disk(tmp_path: Path, called: bool) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+    def returns(text: str) -> Message:
+        return {"role": "assistant", "content": text} | ({"tool_calls": [call]} if called else {})
+
     with start(tmp_path) as rt:
         ask(rt, [system(SYSTEM), user("a")], max_tokens=16, ignore_eos=True)
         written(rt)
-        ask(rt, [system(SYSTEM), user("b")], max_tokens=40, ignore_eos=True)
+        ask(rt, [system(SYSTEM), user("b")], max_tokens=40, ignore_eos=True, returns=returns)
     with closing(sqlite3.connect(tmp_path / "index.sqlite")) as db:
         known = [About(*about) for about in db.execute("SELECT sort, weight FROM objects ORDER BY start, number")]
     assert len({about.weight for about in known[: len(SYSTEM) // GRID]}) == 1
     pieces = round(1 / known[0].weight)
     assert pieces >= len(SYSTEM) // GRID
-    expected = About.of(pieces, new=1, siblings=1, reply=40, called=False)
+    expected = About.of(pieces, new=1, siblings=1, reply=40, called=called)
     assert set(known[: len(SYSTEM) // GRID]) == {expected}, "the second request has used them last"
+
+
+def test_a_request_that_is_cancelled_is_known_as_far_as_it_went(tmp_path: Path) -> None:
+    with start(tmp_path) as rt:
+        pending = submit(rt, [system(SYSTEM), user("a")], max_tokens=1500, ignore_eos=True)
+        pending.until(Started)
+        pending.handle.cancel()
+        prompt = len(rt.chat_prompt([system(SYSTEM), user("a")]).tokens)
+        expected = {About.of(prompt // GRID, new=prompt, siblings=-1, reply=-1)}
+        known, until = set[About](), time.monotonic() + 10
+        while known != expected:
+            assert time.monotonic() < until, known
+            time.sleep(0.05)
+            with closing(sqlite3.connect(tmp_path / "index.sqlite")) as db:
+                known = {About(*about) for about in db.execute("SELECT sort, weight FROM objects")}
 
 
 def test_each_row_is_written_once(tmp_path: Path) -> None:
