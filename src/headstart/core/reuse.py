@@ -67,7 +67,7 @@ Table = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is known of a request when its reply is over.
+    """What is known of a request: of its reply, once that is over.
 
     Attributes:
         sort: which of `ABOUTS` sorts of request it is.
@@ -98,7 +98,7 @@ class About:
 
 
 UNKNOWN = About()
-"""Of a request whose reply has not ended, or that nobody told of: as one of twenty pieces counts."""
+"""Of a request that nobody told of: as one of twenty pieces counts."""
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Usage:
         last: when it was last used, in seconds.
         uses: how often it was used.
         heat: log2 of the sum of uses, each halving in weight every half-life, at time 0.
-        about: the latest request whose reply is over.
+        about: the latest request that told of itself.
         children: different pieces that have followed it.
     """
 
