@@ -62,7 +62,7 @@ def test_hazards_are_chances(spells: list[tuple[int, int, int, int]]) -> None:
     reuse.learn(followed, 0.0)
     ended = reuse.counts[0]
     lasted = so_far(reuse, *((one.kind, one.age(0.0), one.about.weight) for one in followed))
-    assert reuse._lasted == pytest.approx(lasted, rel=1e-9, abs=1e-6)
+    assert np.allclose(reuse._lasted, lasted, rtol=1e-9, atol=1e-6)
     found = hazards(ended, lasted, TRAITS, reuse._fit)
     assert ((found > 0) & (found < 1)).all()
 
@@ -70,8 +70,7 @@ def test_hazards_are_chances(spells: list[tuple[int, int, int, int]]) -> None:
 def so_far(reuse: Reuse, *followed: tuple[int, int, float]) -> np.ndarray:
     """How many spells came to each octave, counted one by one; those whose end is not known are half through their last."""
     lasted = np.zeros((KINDS, OCTAVES))
-    ends = [(0, *place, count) for place, count in np.ndenumerate(reuse.counts[0])]
-    ends += [(1, *place, count) for place, count in np.ndenumerate(reuse.counts[1])]
+    ends = [(*place, reuse.counts[*place]) for place in np.argwhere(reuse.counts)]
     ends += [(1, *one) for one in followed]
     for unknown, kind, octave, count in ends:
         lasted[kind, :octave] += count
