@@ -6,15 +6,13 @@ times (that of its last change of any kind included, which cannot be set) and in
 
 from __future__ import annotations
 
-import contextlib
-import json
 import mmap
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from blake3 import blake3
+
+from headstart.engines.llama.memo import recall, remember
 
 MEMO = "digests.json"
 _CHUNK = 64 << 20
@@ -32,11 +30,10 @@ def digest(path: Path, memo: Path | None = None, progress: Callable[[int], None]
         OSError: the file cannot be read.
     """
     name, look = str(path.resolve()), _look(path)
-    found = _known.get(name) or (_remembered(memo).get(name) if memo is not None else None)
+    found = _known.get(name) or _remembered(memo).get(name)
     if found is None or found[0] != look:
         found = look, _read(path, progress)
-        if memo is not None:
-            _remember(memo, name, found)
+        _remember(memo, name, found)
     elif progress is not None:
         progress(look[0])
     _known[name] = found
@@ -59,22 +56,14 @@ def _read(path: Path, progress: Callable[[int], None] | None) -> bytes:
     return hasher.digest()
 
 
-def _remembered(folder: Path) -> dict[str, tuple[list[int], bytes]]:
-    """What earlier processes found; nothing if that cannot be read."""
+def _remembered(folder: Path | None) -> dict[str, tuple[list[int], bytes]]:
+    """What earlier processes found."""
     try:
-        said: dict[str, Any] = json.loads((folder / MEMO).read_text("utf-8"))
-        return {name: (list(map(int, look)), bytes.fromhex(found)) for name, (look, found) in said.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        return {name: (list(map(int, look)), bytes.fromhex(found)) for name, (look, found) in recall(folder, MEMO).items()}
+    except (ValueError, TypeError):
         return {}
 
 
-def _remember(folder: Path, name: str, found: tuple[list[int], bytes]) -> None:
-    """A memo that cannot be written is no fault: the file is read again next time."""
+def _remember(folder: Path | None, name: str, found: tuple[list[int], bytes]) -> None:
     known = {path: one for path, one in _remembered(folder).items() if Path(path).exists()} | {name: found}
-    text = json.dumps({path: [look, content.hex()] for path, (look, content) in known.items()}, indent=1)
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = folder / f"{MEMO}.{os.getpid()}"
-        temporary.write_text(text, "utf-8")
-        temporary.chmod(0o600)  # it names the user's files
-        os.replace(temporary, folder / MEMO)
+    remember(folder, MEMO, {path: [look, content.hex()] for path, (look, content) in known.items()})

@@ -32,7 +32,8 @@ from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.fit import Needs, fit
 from headstart.engines.llama.part import LayoutError
-from headstart.engines.llama.proof import GRID, MOST_TOKENS, prove
+from headstart.engines.llama.proof import GRID, MOST_TOKENS
+from headstart.engines.llama.proven import Proven
 from headstart.engines.llama.sampler import LlamaSampler
 from headstart.engines.llama.vocab import LlamaTokenizer
 from headstart.errors import EngineError, ModelError
@@ -114,16 +115,16 @@ class LlamaEngine(Engine):
             if settings.lora is not None:
                 llama_load.open_adapter(model, context, settings.lora)
             engine = cls(model, context, ctx=chosen.ctx, slots=chosen.slots)
+            identity = llama_identity.identity(model, settings, weights, adapter, ctx=chosen.ctx)
+            proven = _proven(settings, identity, ctx=chosen.ctx, slots=chosen.slots, threads=threads)
             began = time.perf_counter()
             try:
-                engine.traits = engine._prove(grid)
+                engine.traits = engine._prove(grid, proven)
             except EngineError as error:
                 raise ModelError(f"llama.cpp cannot compute with '{path}' ({error}); choose another model.") from error
             proof = time.perf_counter() - began
             undo.pop_all()
-        engine.fingerprint = llama_identity.fingerprint(
-            model, settings, weights, adapter, ctx=chosen.ctx, grid=engine.traits.grid
-        )
+        engine.fingerprint = llama_identity.digest_of({**identity, "grid": engine.traits.grid})
         live = chosen.slots * (needs.state + chosen.ctx * needs.row)
         engine.facts = llama_identity.facts(
             model, path, settings, engine.shape, threads=threads, live_bytes=live, proof_seconds=round(proof, 3)
@@ -313,7 +314,7 @@ class LlamaEngine(Engine):
 
     # ── load ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _prove(self, grid: int | None) -> Traits:
+    def _prove(self, grid: int | None, proven: Proven) -> Traits:
         tokens = self._ordinary_tokens(MOST_TOKENS)
         recurrent = lib.llama_model_is_hybrid(self._model) or lib.llama_model_is_recurrent(self._model)
         window = int(lib.llama_model_n_swa(self._model))
@@ -339,10 +340,18 @@ class LlamaEngine(Engine):
         self.traits = Traits(GRID, sliceable=sliceable)
         if grid is not None:
             return replace(self.traits, grid=grid, notes=(f"the grid of {grid} was given, not proved",))
-        return prove(self, tokens, window=window)
+        return proven.traits(self, tokens, window=window)
 
     def _ordinary_tokens(self, count: int) -> npt.NDArray[np.int32]:
         """Fixed, seemingly random tokens, without control tokens."""
         special = {control.id for control in self.tokenizer.controls} | self.tokenizer.eog
         ordinary = np.array([token for token in range(self.tokenizer.n_vocab) if token not in special], np.int32)
         return np.random.default_rng(0).choice(ordinary, count).astype(np.int32)
+
+
+def _proven(settings: Settings, identity: dict[str, Any], *, ctx: int, slots: int, threads: int) -> Proven:
+    """Exact mode does not rely on what is remembered: it is proved at every load."""
+    # Proofs use two slots at most, and no token behind this one; both may change with the memory that is free.
+    seen = {"ctx": min(ctx, MOST_TOKENS), "slots": min(slots, 2), "threads": threads}
+    depends = {**identity, **seen, "sources": llama_identity.sources()}
+    return Proven(settings.cache_dir if settings.reuse == "fast" else None, llama_identity.digest_of(depends))

@@ -45,6 +45,15 @@ def _build() -> str:
     return hasher.hexdigest()
 
 
+@cache
+def sources() -> str:
+    """Digest of this package, which moves rows and proves that it can."""
+    hasher = blake3()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        hasher.update(digest(path))
+    return hasher.hexdigest()
+
+
 def _devices() -> list[str]:
     libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
@@ -60,11 +69,11 @@ def _devices() -> list[str]:
     ]
 
 
-def fingerprint(model: Any, settings: Settings, weights: bytes, adapter: bytes | None, *, ctx: int, grid: int) -> bytes:
-    """Digest of all that makes rows comparable: not the threads and slots, which do not change prefill's bits."""
+def identity(model: Any, settings: Settings, weights: bytes, adapter: bytes | None, *, ctx: int) -> dict[str, Any]:
+    """All that makes rows comparable, but for the grid: not the threads and slots, which do not change prefill's bits."""
     architecture = metadata(model, "general.architecture")
     original = metadata(model, f"{architecture}.rope.scaling.original_context_length")
-    identity = {
+    return {
         "weights": weights.hex(),
         "lora": adapter.hex() if adapter else None,
         "engine": f"llama-cpp-python {llama_cpp.__version__}",
@@ -79,8 +88,10 @@ def fingerprint(model: Any, settings: Settings, weights: bytes, adapter: bytes |
         "batch": BATCH,
         # Some models choose their rope factors by whether a conversation may exceed the original context.
         "long_rope": original is not None and ctx > int(original),
-        "grid": grid,
     }
+
+
+def digest_of(identity: dict[str, Any]) -> bytes:
     return blake3(json.dumps(identity, sort_keys=True).encode()).digest()
 
 

@@ -1,0 +1,67 @@
+"""Proven: what an earlier load has proved of an engine, and still holds.
+
+To prove takes as long as to read 500 tokens, or 1,400 of a model with sliding windows: a minute, where a large model runs on
+a processor. So what was proved is remembered, together with the answer that the engine gave then. A later load of the same
+weights, build, machine and settings that gives the same answer need not be proved again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from headstart.engines.base import Engine, Traits
+from headstart.engines.llama.memo import recall, remember
+from headstart.engines.llama.proof import Tokens, answer, prove
+
+MEMO = "proofs.json"
+_MOST = 64
+"""Proofs that are remembered; the oldest goes first."""
+STILL = "proved by an earlier load, and the same bits again"
+
+
+@dataclass(frozen=True)
+class Proven:
+    """Of one engine.
+
+    Attributes:
+        folder: where it is remembered; None to prove at every load.
+        identity: digest of everything that a proof depends on.
+    """
+
+    folder: Path | None
+    identity: bytes
+
+    def traits(self, engine: Engine, tokens: Tokens, *, window: int) -> Traits:
+        """As `prove`, or what that said before."""
+        if self.folder is None:
+            return prove(engine, tokens, window=window)
+        said = answer(engine, tokens)
+        found = _traits(recall(self.folder, MEMO).get(self.identity.hex()), said)
+        if found is not None:
+            return replace(found, notes=(*found.notes, STILL))
+        traits = prove(engine, tokens, window=window)
+        if traits.canonical and said is not None:
+            known = recall(self.folder, MEMO)
+            known.pop(self.identity.hex(), None)
+            known[self.identity.hex()] = {"traits": asdict(traits), "check": _check(said, asdict(traits))}
+            remember(self.folder, MEMO, dict(list(known.items())[-_MOST:]))
+        return traits
+
+
+def _traits(entry: Any, said: bytes | None) -> Traits | None:
+    """The traits in an entry of the memo, if it is whole and of the same answer."""
+    try:
+        if said is None or entry["check"] != _check(said, entry["traits"]):
+            return None
+        return Traits(**{**entry["traits"], "notes": tuple(entry["traits"]["notes"])})
+    except (TypeError, KeyError):
+        return None
+
+
+def _check(said: bytes, traits: dict[str, Any]) -> str:
+    return blake3(said + json.dumps(traits, sort_keys=True).encode()).hexdigest()

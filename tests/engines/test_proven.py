@@ -1,0 +1,166 @@
+"""What an earlier load has proved: taken over where the engine still gives the same answer, and only there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headstart.config import Settings
+from headstart.engines.base import Bytes, Logits, Rows, Traits
+from headstart.engines.fake import FakeEngine
+from headstart.engines.llama import LlamaEngine
+from headstart.engines.llama.proof import GRID, MOST_TOKENS
+from headstart.engines.llama.proven import MEMO, STILL, Proven
+
+TOKENS = np.random.default_rng(0).integers(0, 256, MOST_TOKENS).astype(np.int32)
+ANSWER = GRID + 8 + 8
+"""Tokens of the answer alone: a grid, and the tail before and after the grid was restored."""
+
+
+def fake(kind: type[FakeEngine] = FakeEngine, **more: Any) -> FakeEngine:
+    return kind(**{"slots": 2, "ctx": 2048, "grid": GRID, "batch": 512, **more})
+
+
+def load(folder: Path | None, engine: FakeEngine | None = None, identity: bytes = b"it") -> tuple[Traits, int]:
+    """Of a new process: the traits, and how many tokens were computed for them."""
+    engine = engine or fake()
+    traits = Proven(folder, identity).traits(engine, TOKENS, window=0)
+    assert [engine.length(slot) for slot in range(engine.shape.slots)] == [0] * engine.shape.slots
+    return traits, engine.prefilled
+
+
+class Another(FakeEngine):
+    """Gives other logits."""
+
+    def logits(self, slot: int) -> Logits:
+        return super().logits(slot) + np.float32(1)
+
+
+class Forgetful(FakeEngine):
+    """Does not get back what it moved."""
+
+    def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
+        super().import_rows(slot, [Rows(piece.data ^ np.uint8(1), piece.tokens, piece.take) for piece in pieces])
+
+    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+        super().import_checkpoint(slot, pieces, state ^ np.uint8(1))
+
+
+@pytest.mark.parametrize("sliceable", [True, False])
+def test_a_proof_is_made_once(tmp_path: Path, sliceable: bool) -> None:
+    proved, computed = load(tmp_path, fake(sliceable=sliceable))
+    assert STILL not in proved.notes
+    again, still = load(tmp_path, fake(sliceable=sliceable))
+    assert still == ANSWER < computed / 4
+    assert again == replace(proved, notes=(*proved.notes, STILL))
+
+
+def test_without_a_folder_it_is_made_every_time(tmp_path: Path) -> None:
+    load(tmp_path)
+    for _ in range(2):
+        traits, computed = load(None)
+        assert STILL not in traits.notes
+        assert computed > 4 * ANSWER
+
+
+def test_what_it_depends_on_decides(tmp_path: Path) -> None:
+    load(tmp_path)
+    assert STILL not in load(tmp_path, identity=b"another")[0].notes
+    assert STILL in load(tmp_path)[0].notes
+
+
+@pytest.mark.parametrize("sliceable", [True, False])
+@pytest.mark.parametrize("kind", [Another, Forgetful])
+def test_another_answer_is_proved_anew(tmp_path: Path, kind: type[FakeEngine], sliceable: bool) -> None:
+    load(tmp_path, fake(sliceable=sliceable))
+    traits, computed = load(tmp_path, fake(kind, sliceable=sliceable))
+    assert STILL not in traits.notes
+    assert computed > ANSWER
+    assert traits.canonical == (kind is Another)
+
+
+def test_other_weights_are_proved_anew_and_then_remembered(tmp_path: Path) -> None:
+    load(tmp_path)
+    for expected in (False, True):
+        assert (STILL in load(tmp_path, fake(seed=1))[0].notes) == expected
+
+
+def test_what_failed_is_tried_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        traits, computed = load(tmp_path, fake(Forgetful))
+        assert not traits.canonical
+        assert computed > ANSWER
+    assert not (tmp_path / MEMO).exists()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda entry: entry.pop("check"),
+        lambda entry: entry.update(check=7),
+        lambda entry: entry.pop("traits"),
+        lambda entry: entry["traits"].update(notes=7),
+        lambda entry: entry["traits"].update(decode_is_prefill=True),
+    ],
+)
+def test_a_spoilt_entry_is_none(tmp_path: Path, spoil: Any) -> None:
+    load(tmp_path)
+    known = json.loads((tmp_path / MEMO).read_text())
+    spoil(next(iter(known.values())))
+    (tmp_path / MEMO).write_text(json.dumps(known))
+    assert STILL not in load(tmp_path)[0].notes
+    assert STILL in load(tmp_path)[0].notes
+
+
+@pytest.mark.parametrize("garbage", [b"", b"[]", b"\xff", b'{"x": 1}', b"{"])
+def test_a_spoilt_memo_is_none(tmp_path: Path, garbage: bytes) -> None:
+    (tmp_path / MEMO).write_bytes(garbage)
+    assert STILL not in load(tmp_path)[0].notes
+    assert STILL in load(tmp_path)[0].notes
+
+
+def test_a_memo_that_cannot_be_written_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for _ in range(2):
+        traits, _ = load(tmp_path / "file")
+        assert traits.canonical
+        assert STILL not in traits.notes
+
+
+def test_the_memo_is_bounded_and_private(tmp_path: Path) -> None:
+    for number in range(70):
+        load(tmp_path, identity=bytes([number]))
+    assert len(json.loads((tmp_path / MEMO).read_text())) == 64
+    assert (tmp_path / MEMO).stat().st_mode & 0o077 == 0
+    assert STILL in load(tmp_path, identity=bytes([69]))[0].notes
+    assert STILL not in load(tmp_path, identity=bytes([0]))[0].notes
+
+
+def test_of_a_real_engine(tiny_model: Path, tmp_path: Path) -> None:
+    """Slots and context are as they may, beyond what a proof sees of them; exact mode is proved at every load."""
+
+    def still(**more: Any) -> bool:
+        settings = Settings(model=str(tiny_model), **{"ctx": 2048, "slots": 2, "threads": 1, "cache_dir": tmp_path, **more})
+        engine = LlamaEngine.load(settings)
+        traits, fingerprint = engine.traits, engine.fingerprint
+        engine.close()
+        assert traits.canonical
+        seen.add((fingerprint, traits.grid, traits.chunking, traits.decode_is_prefill))
+        return STILL in traits.notes
+
+    seen: set[tuple[bytes, int, bool, bool]] = set()
+    assert not still()
+    assert still()
+    assert still(slots=4, ctx=1536)
+    assert not still(reuse="exact")
+    assert not still(slots=1)
+    assert not still(cache_dir=None)
+    assert len(seen) == 1
+    assert not still(kv_type="bf16")
+    assert not still(threads=2)
