@@ -55,7 +55,7 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
     logs.configure(level=logging.WARNING)
 
     with loading(settings.model) as progress:
-        engine = LlamaEngine.load(settings, progress=progress)
+        engine = LlamaEngine.load(replace(settings, reuse="exact"), progress=progress)  # all is proved
     with Runtime(engine, replace(settings, reuse="exact" if engine.traits.canonical else "fast")) as runtime:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for topic, line in (*_machine(), *facts(runtime).items()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from headstart.engines.base import Rows
 from headstart.engines.llama import digest
 from headstart.engines.llama.blob import Form, learn
 from headstart.engines.llama.fit import Fit, Needs, fit
+from headstart.engines.llama.identity import digest_of
 from headstart.engines.llama.part import Layout, LayoutError, parse
 from headstart.errors import ConfigError
 
@@ -220,9 +222,16 @@ def test_a_digest_is_remembered_for_as_long_as_the_file_looks_the_same(tmp_path:
     file.write_bytes(b"WEIGHTS")
     os.utime(file, ns=(look.st_atime_ns, look.st_mtime_ns))
     assert once_more() == blake3(b"WEIGHTS").digest(), "same path, size, modification time and inode"
-    for damage in (b"", b"[]", b'{"x": 1}', b"\xff"):
+    unbounded = json.dumps({str(file.resolve()): [[float("inf")], "00"]}).encode()
+    for damage in (b"", b"[]", b'{"x": 1}', b"\xff", b"[" * 200_000, unbounded):
         (memo / digest.MEMO).write_bytes(damage)
         assert once_more() == blake3(b"WEIGHTS").digest()
         assert read
     assert once_more()
     assert not read
+
+
+def test_what_is_on_disk_stays_under_its_fingerprint() -> None:
+    """The form that identities have always been digested in."""
+    said = b'{"build": null, "grid": 64, "system": "CPU : AVX2 = 1"}'
+    assert digest_of({"system": "CPU : AVX2 = 1", "grid": 64, "build": None}) == blake3(said).digest()

@@ -7,6 +7,7 @@ times (that of its last change of any kind included, which cannot be set) and in
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,10 +61,10 @@ def _remembered(folder: Path | None) -> dict[str, tuple[list[int], bytes]]:
     """What earlier processes found."""
     try:
         return {name: (list(map(int, look)), bytes.fromhex(found)) for name, (look, found) in recall(folder, MEMO).items()}
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return {}
 
 
 def _remember(folder: Path | None, name: str, found: tuple[list[int], bytes]) -> None:
-    known = {path: one for path, one in _remembered(folder).items() if Path(path).exists()} | {name: found}
+    known = {path: one for path, one in _remembered(folder).items() if os.path.exists(path)} | {name: found}
     remember(folder, MEMO, {path: [look, content.hex()] for path, (look, content) in known.items()})

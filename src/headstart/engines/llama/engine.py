@@ -9,15 +9,18 @@ back the state at its end. Models whose state has a form that is not known are s
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 from llama_cpp import llama_cpp as lib
 
 from headstart.config import Settings
@@ -40,6 +43,8 @@ from headstart.errors import EngineError, ModelError
 
 _READ, _LOADED = 0.4, 0.9  # share of progress: files digested, weights loaded; the rest is proofs
 _LAYOUT_TOKENS = 5
+_SOURCES = blake3(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("[!.]*.py")))).hexdigest()
+"""Digest of this package as it was loaded: it moves rows, and proves that it can."""
 
 
 class LlamaEngine(Engine):
@@ -350,8 +355,10 @@ class LlamaEngine(Engine):
 
 
 def _proven(settings: Settings, identity: dict[str, Any], *, ctx: int, slots: int, threads: int) -> Proven:
-    """Exact mode does not rely on what is remembered: it is proved at every load."""
-    # Proofs use two slots at most, and no token behind this one; both may change with the memory that is free.
-    seen = {"ctx": min(ctx, MOST_TOKENS), "slots": min(slots, 2), "threads": threads}
-    depends = {**identity, **seen, "sources": llama_identity.sources()}
-    return Proven(settings.cache_dir if settings.reuse == "fast" else None, llama_identity.digest_of(depends))
+    """What may be taken over from earlier loads. In exact mode, and on a GPU, where it takes no time, all is proved anew."""
+    if settings.reuse == "exact" or settings.gpu_layers:
+        return Proven(None, b"")
+    # Proofs use two slots and MOST_TOKENS of a context at most; what there is depends on the memory that is free.
+    seen = {"ctx": min(ctx, MOST_TOKENS), "slots": min(slots, 2), "threads": threads, "sources": _SOURCES}
+    tuning = {name: value for name, value in os.environ.items() if name.startswith(("GGML_", "LLAMA_", "OMP_", "GOMP_"))}
+    return Proven(settings.cache_dir, llama_identity.digest_of({**identity, **seen, "environment": tuning}))

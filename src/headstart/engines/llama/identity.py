@@ -45,15 +45,6 @@ def _build() -> str:
     return hasher.hexdigest()
 
 
-@cache
-def sources() -> str:
-    """Digest of this package, which moves rows and proves that it can."""
-    hasher = blake3()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        hasher.update(digest(path))
-    return hasher.hexdigest()
-
-
 def _devices() -> list[str]:
     libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]

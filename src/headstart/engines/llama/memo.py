@@ -1,6 +1,6 @@
 """Memo: what one process has found out, for later ones. A JSON file in the cache folder.
 
-Nothing depends on it: what cannot be read is found out again, what cannot be written is not remembered.
+What cannot be read is found out again, what cannot be written is not remembered; of two processes that write at once, one wins.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def recall(folder: Path | None, name: str) -> dict[str, Any]:
         return {}
     try:
         said = json.loads((folder / name).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}
 
@@ -29,7 +30,11 @@ def remember(folder: Path | None, name: str, known: dict[str, Any]) -> None:
         return
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = folder / f"{name}.{os.getpid()}"
-        temporary.write_text(json.dumps(known, indent=1), "utf-8")
-        temporary.chmod(0o600)  # it may name the user's files
-        os.replace(temporary, folder / name)
+        handle, temporary = tempfile.mkstemp(prefix=f"{name}.", dir=folder)  # of mode 0600: it may name the user's files
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(known, file, indent=1)
+            os.replace(temporary, folder / name)
+        except OSError:
+            os.unlink(temporary)
+            raise

@@ -1,13 +1,14 @@
 """Proven: what an earlier load has proved of an engine, and still holds.
 
 To prove takes as long as to read 500 tokens, or 1,400 of a model with sliding windows: a minute, where a large model runs on
-a processor. So what was proved is remembered, together with the answer that the engine gave then. A later load of the same
-weights, build, machine and settings that gives the same answer need not be proved again.
+a processor. So what was proved is remembered, together with the answer that the engine gave then. A later load for which all
+is the same that a proof depends on, the answer too, need not be proved again.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from headstart.engines.llama.memo import recall, remember
 from headstart.engines.llama.proof import Tokens, answer, prove
 
 MEMO = "proofs.json"
+log = logging.getLogger("headstart.llama")
+
 _MOST = 64
 """Proofs that are remembered; the oldest goes first."""
 STILL = "proved by an earlier load, and the same bits again"
@@ -41,14 +44,17 @@ class Proven:
         if self.folder is None:
             return prove(engine, tokens, window=window)
         said = answer(engine, tokens)
-        found = _traits(recall(self.folder, MEMO).get(self.identity.hex()), said)
+        key = self.identity.hex()
+        entry = recall(self.folder, MEMO).get(key)
+        found = _traits(entry, said)
         if found is not None:
             return replace(found, notes=(*found.notes, STILL))
+        if entry is not None:
+            log.warning("the engine gives another answer than when it was proved, and is proved anew")
         traits = prove(engine, tokens, window=window)
-        if traits.canonical and said is not None:
-            known = recall(self.folder, MEMO)
-            known.pop(self.identity.hex(), None)
-            known[self.identity.hex()] = {"traits": asdict(traits), "check": _check(said, asdict(traits))}
+        proved = {key: {"traits": asdict(traits), "check": _check(said, asdict(traits))}} if said and traits.canonical else {}
+        if proved or entry is not None:
+            known = {other: one for other, one in recall(self.folder, MEMO).items() if other != key} | proved
             remember(self.folder, MEMO, dict(list(known.items())[-_MOST:]))
         return traits
 
