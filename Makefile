@@ -31,6 +31,7 @@ docs: $(READY) ## Write docs/cli.md anew from the command line itself
 bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plots go to bench-out/
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.short
 	$(BIN)/python -m benchmarks.restart
 	$(BIN)/python -m benchmarks.disk
 	$(BIN)/python -m benchmarks.policies

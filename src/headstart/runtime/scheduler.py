@@ -72,7 +72,7 @@ class Scheduler:
         mode: Mode,
         *,
         stall: float = 0.25,
-        patience: float = 1.0,
+        patience: float = 2.0,
         settles: bool = True,
         explains: bool = True,
         placement: str = "lattice",

@@ -1,5 +1,5 @@
 """llama.cpp through llama-cpp-python's low-level C API. In reading order: `file`, `memo`, `digest`, `load`, `fit`, `vocab`,
-`batch`, `sampler`, `blob`, `part`, `rows`, `proof`, `proven`, `identity`, `engine`."""
+`batch`, `padding`, `sampler`, `blob`, `part`, `rows`, `proof`, `proven`, `identity`, `engine`."""
 
 import os
 

@@ -38,15 +38,16 @@ class Batch:
             logits=pointer("logits", self._wanted),
         )
 
-    def prompt(self, slot: int, tokens: npt.NDArray[np.int32], start: int, *, logits: bool) -> Any:
-        """Tokens of one sequence from position `start`."""
-        n = len(tokens)
+    def prompt(self, slot: int, tokens: npt.NDArray[np.int32], start: int, *, logits: bool, padding: int = 0) -> Any:
+        """Tokens of one sequence from position `start`, and the last of them so many times more."""
+        n, size = len(tokens), len(tokens) + padding
         self._tokens[:n] = tokens
-        self._positions[:n] = np.arange(start, start + n)
-        self._sequences[:n] = self._address[slot]
-        self._wanted[:n] = 0
+        self._tokens[n:size] = tokens[-1]
+        self._positions[:size] = np.arange(start, start + size)
+        self._sequences[:size] = self._address[slot]
+        self._wanted[:size] = 0
         self._wanted[n - 1] = logits
-        self.struct.n_tokens = n
+        self.struct.n_tokens = size
         return self.struct
 
     def steps(self, steps: Sequence[Step], lengths: Sequence[int]) -> Any:

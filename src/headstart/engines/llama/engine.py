@@ -34,6 +34,7 @@ from headstart.engines.llama import rows as llama_rows
 from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.fit import Needs, fit
+from headstart.engines.llama.padding import NO_PADDING, TILE, Padding
 from headstart.engines.llama.part import LayoutError
 from headstart.engines.llama.proof import GRID, MOST_TOKENS
 from headstart.engines.llama.proven import Proven
@@ -63,6 +64,7 @@ class LlamaEngine(Engine):
         self._lengths = [0] * slots
         self._outputs: dict[int, int] = {}  # slot → index in the last call's batch
         self._rows: llama_rows.Transfer | None = None
+        self._padding = NO_PADDING
         self._empty_size = llama_rows.size(context, 0)
         self.shape = Shape(slots, ctx, min(llama_load.BATCH, ctx), row_bytes=0, transfer_bytes=0)
         self.traits = Traits(GRID, canonical=False, sliceable=False, movable=False)
@@ -128,6 +130,10 @@ class LlamaEngine(Engine):
             except EngineError as error:
                 raise ModelError(f"llama.cpp cannot compute with '{path}' ({error}); choose another model.") from error
             proof = time.perf_counter() - began
+            two_kernels = settings.kv_type == "f16" and not settings.gpu_layers and not engine.traits.decode_is_prefill
+            if two_kernels and engine.traits.sliceable:
+                width = int(lib.llama_model_n_layer(model)) * int(lib.llama_model_n_embd(model))
+                engine._padding = Padding(width, int(lib.llama_model_n_params(model)))
             undo.pop_all()
         engine.fingerprint = llama_identity.digest_of({**identity, "grid": engine.traits.grid})
         live = chosen.slots * (needs.state + chosen.ctx * needs.row)
@@ -143,8 +149,11 @@ class LlamaEngine(Engine):
         start, n = self._lengths[slot], len(tokens)
         if not 0 < n <= self.shape.batch or start + n > self.shape.ctx:
             raise EngineError(f"{n} tokens do not fit behind {start} of {self.shape.ctx} in calls of {self.shape.batch}")
+        padding = self._padding.of(start, n) if start + TILE <= self.shape.ctx else 0
         self._outputs = {}
-        self._run(self._batch.prompt(slot, tokens, start, logits=logits), (slot,))
+        self._run(self._batch.prompt(slot, tokens, start, logits=logits, padding=padding), (slot,))
+        if padding:
+            self._cut(slot, start + n)
         self._lengths[slot] = start + n
         if logits:
             self._outputs = {slot: n - 1}
@@ -212,10 +221,13 @@ class LlamaEngine(Engine):
         if not 0 < length < held or not self.traits.sliceable:
             raise EngineError(f"slot {slot} cannot be cut from {held} to {length} tokens")
         self._outputs.pop(slot, None)
+        self._cut(slot, length)
+
+    def _cut(self, slot: int, length: int) -> None:
         removed = lib.llama_memory_seq_rm(self._memory, slot, length, -1)
         self._lengths[slot] = self._count(slot)
         if not removed or self._lengths[slot] != length:
-            raise EngineError(f"llama.cpp could not cut slot {slot} from {held} to {length} tokens")
+            raise EngineError(f"llama.cpp could not cut slot {slot} to {length} tokens")
 
     def export_rows(self, slot: int, spans: Sequence[Span]) -> None:
         rows, held = self._transfer(), self._lengths[slot]

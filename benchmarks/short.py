@@ -1,0 +1,67 @@
+"""Short prefill calls deep in a conversation, padded to a tile and not: `python -m benchmarks.short`.
+
+Both in turn, at the same place; ratios are of pairs. What lies before a call are the same 512 rows again and again: their
+values do not matter for time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.servers import demo_model
+from headstart.config import Settings
+from headstart.engines.base import Rows, Span
+from headstart.engines.llama import LlamaEngine
+from headstart.engines.llama.padding import NO_PADDING, TILE
+
+CALLS = (8, 16, 24, 32, 48, 63)
+DEPTHS = (512, 2048, 7168)
+_SPAN = 512
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.short", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", type=Path, default=None)
+    given = parser.parse_args()
+    engine = LlamaEngine.load(Settings(str(given.model or demo_model()), ctx=DEPTHS[-1] + _SPAN, slots=1, memory_budget=0))
+    padding = engine._padding
+    tokens = np.random.default_rng(0).integers(1000, 2000, _SPAN).astype(np.int32)
+    rows = np.empty(_SPAN * engine.shape.row_bytes, np.uint8)
+    engine.prefill(0, tokens, logits=False)
+    engine.export_rows(0, [Span(0, _SPAN, rows)])
+
+    def seconds(depth: int, n: int) -> float:
+        begun = time.perf_counter()
+        engine.prefill(0, tokens[:n], logits=True)
+        took = time.perf_counter() - begun
+        engine.truncate(0, depth)
+        return took
+
+    table = Table(
+        "tokens before it", "tokens of the call", "as it is, ms", "as a tile, ms", "ratio (median of pairs)", "padded"
+    )
+    for depth in DEPTHS:
+        engine.import_rows(0, [Rows(rows, _SPAN, _SPAN)] * (depth // _SPAN))
+        for n in CALLS:
+            bare, full = [], []
+            for _ in range(given.rounds):
+                engine._padding = NO_PADDING
+                bare.append(seconds(depth, n))
+                full.append(seconds(depth, TILE))
+            ratio = statistics.median(two / one for one, two in zip(bare, full, strict=True))
+            shown = [f"{statistics.median(times) * 1e3:,.0f}" for times in (bare, full)]
+            table.add_row(f"{depth:,}", str(n), *shown, f"{ratio:.2f}", "yes" if padding.of(depth, n) else "no")
+    Console().print(table)
+    engine.close()
+
+
+if __name__ == "__main__":
+    main()

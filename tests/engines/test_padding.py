@@ -1,0 +1,115 @@
+"""Short calls that are computed as a tile: what is kept of them is what an unpadded tile would have had there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.config import Settings
+from headstart.engines.base import GREEDY, Span, Step
+from headstart.engines.llama import LlamaEngine
+from headstart.engines.llama.batch import Batch
+from headstart.engines.llama.padding import NO_PADDING, TILE, Padding
+
+DEEP = 512
+SMOLLM = Padding(30 * 576, 134_515_008)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model: Path) -> Iterator[LlamaEngine]:
+    engine = LlamaEngine.load(Settings(model=str(tiny_model), ctx=1024, slots=2, threads=1))
+    yield engine
+    engine.close()
+
+
+@given(st.integers(0, 10**6), st.integers(1, 600), st.integers(1, 10**6), st.integers(1, 10**12))
+def test_it_fills_a_tile_or_does_nothing(start: int, n: int, attention: int, weights: int) -> None:
+    padding = Padding(attention, weights)
+    added = padding.of(start, n)
+    assert added in ({0, TILE - n} if n < TILE else {0})
+    assert not added or padding.of(start + 1, n), "deeper it pays more"
+    assert not added or n + 1 == TILE or padding.of(start, n + 1), "and longer too"
+    assert NO_PADDING.of(start, n) == 0
+
+
+@pytest.mark.parametrize(("start", "fewest"), [(0, 64), (512, 45), (2048, 30), (7168, 22), (100_000, 18)])
+def test_where_it_pays(start: int, fewest: int) -> None:
+    assert [SMOLLM.of(start, n) > 0 for n in range(1, 65)] == [fewest <= n < 64 for n in range(1, 65)]
+
+
+def test_padding_is_the_last_token_again_and_has_no_logits() -> None:
+    """So a call is a function of its tokens alone, also where others of it have a say (experts)."""
+    struct = Batch(16, 2).prompt(1, np.array([5, 6, 7], np.int32), 10, logits=True, padding=4)
+    assert struct.n_tokens == 7
+    assert struct.token[:7] == [5, 6, 7, 7, 7, 7, 7]
+    assert struct.pos[:7] == list(range(10, 17))
+    assert struct.logits[:7] == [0, 0, 1, 0, 0, 0, 0]
+    assert [struct.seq_id[number][0] for number in range(7)] == [1] * 7
+
+
+@pytest.mark.parametrize("n", [30, 33, 63])
+def test_what_is_kept_is_the_beginning_of_a_tile(engine: LlamaEngine, n: int) -> None:
+    tokens = np.random.default_rng(n).integers(3, 250, DEEP + n).astype(np.int32)
+    padding = engine._padding
+    assert padding.of(DEEP, n) == TILE - n
+
+    def computed(*, by_hand: bool) -> tuple[bytes, bytes, bytes]:
+        engine.truncate(0, 0)
+        engine.prefill(0, tokens[:DEEP], logits=False)
+        if by_hand:
+            engine.prefill(0, np.append(tokens[DEEP:], [tokens[-1]] * (TILE - n)).astype(np.int32), logits=False)
+            engine.truncate(0, DEEP + n)
+        else:
+            engine.prefill(0, tokens[DEEP:], logits=True)
+            logits.append(engine.logits(0))
+        assert engine.length(0) == DEEP + n
+        rows = np.empty(n * engine.shape.row_bytes, np.uint8)
+        engine.export_rows(0, [Span(DEEP, DEEP + n, rows)])
+        engine.decode([Step(0, 7)])
+        after = engine.logits(0).tobytes()
+        engine.prefill(0, tokens[:TILE], logits=True)
+        return rows.tobytes(), after, engine.logits(0).tobytes()
+
+    logits: list[np.ndarray] = []
+    assert computed(by_hand=False) == computed(by_hand=True)
+    engine._padding = NO_PADDING
+    try:
+        computed(by_hand=False)
+    finally:
+        engine._padding = padding
+    with_padding, without = logits
+    assert np.corrcoef(with_padding, without)[0, 1] > 0.99, "the logits are the last token's"
+    assert with_padding.tobytes() != without.tobytes(), "another kernel"
+
+
+def test_at_the_end_of_the_context_there_is_no_room_for_it(engine: LlamaEngine) -> None:
+    tokens = np.random.default_rng(1).integers(3, 250, 1024).astype(np.int32)
+    engine.truncate(0, 0)
+    for start in (0, 512):
+        engine.prefill(0, tokens[start : start + 480], logits=False)
+    assert engine._padding.of(960, 40) > 0
+    engine.prefill(0, tokens[960:1000], logits=True)
+    assert engine.length(0) == 1000
+    sampler = engine.sampler(GREEDY)
+    assert engine.sample(0, sampler) == int(np.argmax(engine.logits(0)))
+    sampler.close()
+    engine.prefill(0, tokens[1000:], logits=True)
+    assert engine.length(0) == 1024
+    engine.truncate(0, 0)
+
+
+def test_only_where_there_are_two_kernels_and_rows_can_be_cut(tiny_model: Path, tmp_path: Path) -> None:
+    import tiny
+
+    settings = Settings(model=str(tiny_model), ctx=1024, slots=1, threads=1)
+    windows = tiny.write(tmp_path / "gemma3.gguf", "gemma3")
+    for other in (replace(settings, kv_type="bf16"), replace(settings, kv_type="q8_0"), replace(settings, model=str(windows))):
+        engine = LlamaEngine.load(other)
+        assert engine._padding is NO_PADDING
+        engine.close()
