@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llama_cpp import llama_cpp as lib
 
 from headstart.config import Settings
-from headstart.engines.base import GREEDY, Span, Step
+from headstart.engines.base import GREEDY, Rows, Span, Step
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.padding import NO_PADDING, TILE, Padding
+from headstart.errors import EngineError
 
 DEEP = 512
 SMOLLM = Padding(30 * 576, 134_515_008)
@@ -55,37 +57,75 @@ def test_padding_is_the_last_token_again_and_has_no_logits() -> None:
 
 @pytest.mark.parametrize("n", [30, 33, 63])
 def test_what_is_kept_is_the_beginning_of_a_tile(engine: LlamaEngine, n: int) -> None:
-    tokens = np.random.default_rng(n).integers(3, 250, DEEP + n).astype(np.int32)
-    padding = engine._padding
-    assert padding.of(DEEP, n) == TILE - n
+    """Whatever stands behind it there: rows, logits, and what goes on from them, also in a slot that never held more."""
+    dice = np.random.default_rng(n)
+    tokens, others = (dice.integers(3, 250, size).astype(np.int32) for size in (DEEP + n, TILE - n))
+    assert engine._padding.of(DEEP, n) == TILE - n
 
-    def computed(*, by_hand: bool) -> tuple[bytes, bytes, bytes]:
+    def begin() -> None:
         engine.truncate(0, 0)
         engine.prefill(0, tokens[:DEEP], logits=False)
-        if by_hand:
-            engine.prefill(0, np.append(tokens[DEEP:], [tokens[-1]] * (TILE - n)).astype(np.int32), logits=False)
-            engine.truncate(0, DEEP + n)
-        else:
-            engine.prefill(0, tokens[DEEP:], logits=True)
-            logits.append(engine.logits(0))
-        assert engine.length(0) == DEEP + n
-        rows = np.empty(n * engine.shape.row_bytes, np.uint8)
-        engine.export_rows(0, [Span(DEEP, DEEP + n, rows)])
-        engine.decode([Step(0, 7)])
-        after = engine.logits(0).tobytes()
-        engine.prefill(0, tokens[:TILE], logits=True)
-        return rows.tobytes(), after, engine.logits(0).tobytes()
 
-    logits: list[np.ndarray] = []
-    assert computed(by_hand=False) == computed(by_hand=True)
-    engine._padding = NO_PADDING
-    try:
-        computed(by_hand=False)
-    finally:
-        engine._padding = padding
-    with_padding, without = logits
-    assert np.corrcoef(with_padding, without)[0, 1] > 0.99, "the logits are the last token's"
-    assert with_padding.tobytes() != without.tobytes(), "another kernel"
+    def went_on(slot: int) -> bytes:
+        engine.decode([Step(slot, 7)])
+        engine.prefill(slot, tokens[:TILE], logits=True)
+        return engine.logits(slot).tobytes()
+
+    def rows(stop: int) -> Rows:
+        data = np.empty(stop * engine.shape.row_bytes, np.uint8)
+        engine.export_rows(0, [Span(0, stop, data)])
+        return Rows(data, stop, stop)
+
+    begin()
+    engine.prefill(0, tokens[DEEP:], logits=True)
+    logits, kept = engine.logits(0), rows(DEEP + n)
+    further = went_on(0)
+
+    begin()
+    tile = engine._batch.prompt(0, np.concatenate([tokens[DEEP:], others]), DEEP, logits=False)
+    tile.logits[n - 1] = 1
+    engine._run(tile, [0])
+    engine._lengths[0], engine._outputs = DEEP + TILE, {0: n - 1}
+    assert engine.logits(0).tobytes() == logits.tobytes()
+    assert rows(DEEP + n).data.tobytes() == kept.data.tobytes()
+
+    engine.truncate(1, 0)
+    engine.import_rows(1, [kept])
+    assert went_on(1) == further
+
+
+@pytest.mark.parametrize("n", [30, 63])
+def test_it_is_another_kernel(engine: LlamaEngine, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.random.default_rng(n).integers(3, 250, DEEP + n).astype(np.int32)
+    found = []
+    for padding in (engine._padding, NO_PADDING):
+        monkeypatch.setattr(engine, "_padding", padding)
+        engine.truncate(0, 0)
+        engine.prefill(0, tokens[:DEEP], logits=False)
+        engine.prefill(0, tokens[DEEP:], logits=True)
+        found.append(engine.logits(0))
+    assert found[0].tobytes() != found[1].tobytes()
+    assert np.corrcoef(*found)[0, 1] > 0.99
+
+
+def test_what_cannot_be_cut_off_is_an_error_and_leaves_nothing(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.random.default_rng(1).integers(3, 250, DEEP + 63).astype(np.int32)
+    engine.truncate(0, 0)
+    engine.prefill(0, tokens[:DEEP], logits=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(lib, "llama_memory_seq_rm", lambda *_: False)
+        with pytest.raises(EngineError, match="could not cut"):
+            engine.prefill(0, tokens[DEEP:], logits=True)
+    with pytest.raises(EngineError, match="no logits"):
+        engine.logits(0)
+    engine.truncate(0, 0)
+    assert engine.length(0) == 0
+
+
+def test_a_grid_that_is_no_tile_is_not_padded(tiny_model: Path) -> None:
+    engine = LlamaEngine.load(Settings(model=str(tiny_model), ctx=1024, slots=1, threads=1), grid=32)
+    assert engine._padding is NO_PADDING
+    engine.close()
 
 
 def test_at_the_end_of_the_context_there_is_no_room_for_it(engine: LlamaEngine) -> None:

@@ -57,7 +57,7 @@ class Scheduler:
 
     Args:
         stall: seconds that a prefill call may take while replies are running.
-        patience: the same while none is.
+        patience: the same while none is; twice that for a prompt that nobody waits behind.
         settles: whether finished turns are made canonical when there is nothing else to do.
         explains: whether the latest requests are remembered, to explain later ones.
         placement: a row of `PLACEMENTS`.
@@ -72,7 +72,7 @@ class Scheduler:
         mode: Mode,
         *,
         stall: float = 0.25,
-        patience: float = 2.0,
+        patience: float = 1.0,
         settles: bool = True,
         explains: bool = True,
         placement: str = "lattice",
@@ -347,7 +347,8 @@ class Scheduler:
         job = jobs[self._turn % len(jobs)]
         slot = job.slot
         assert slot is not None
-        seconds = self._stall if len(jobs) < len(self._running) else self._patience
+        alone = len(jobs) == 1 and not self.waiting
+        seconds = self._stall if len(jobs) < len(self._running) else self._patience * (2 if alone else 1)
         limit = min(self.engine.shape.batch, self._admission.pace.tokens(seconds))
         start, length = len(slot), len(job.chain)
         size = next_call(start, length, slot.canonical, limit, self.engine.traits, job.points)

@@ -9,7 +9,6 @@ back the state at its end. Models whose state has a form that is not known are s
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from headstart.engines.llama import rows as llama_rows
 from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.fit import Needs, fit
+from headstart.engines.llama.identity import environment
 from headstart.engines.llama.padding import NO_PADDING, TILE, Padding
 from headstart.engines.llama.part import LayoutError
 from headstart.engines.llama.proof import GRID, MOST_TOKENS
@@ -130,8 +130,9 @@ class LlamaEngine(Engine):
             except EngineError as error:
                 raise ModelError(f"llama.cpp cannot compute with '{path}' ({error}); choose another model.") from error
             proof = time.perf_counter() - began
-            two_kernels = settings.kv_type == "f16" and not settings.gpu_layers and not engine.traits.decode_is_prefill
-            if two_kernels and engine.traits.sliceable:
+            two_kernels = settings.kv_type == "f16" and not engine.traits.decode_is_prefill and not llama_identity.devices()
+            # Blocks are whole tiles: nothing canonical is ever padded.
+            if two_kernels and engine.traits.sliceable and engine.traits.grid % TILE == 0:
                 width = int(lib.llama_model_n_layer(model)) * int(lib.llama_model_n_embd(model))
                 engine._padding = Padding(width, int(lib.llama_model_n_params(model)))
             undo.pop_all()
@@ -372,5 +373,4 @@ def _proven(settings: Settings, identity: dict[str, Any], *, ctx: int, slots: in
         return Proven(None, b"")
     # Proofs use two slots and MOST_TOKENS of a context at most; what there is depends on the memory that is free.
     seen = {"ctx": min(ctx, MOST_TOKENS), "slots": min(slots, 2), "threads": threads, "sources": _SOURCES}
-    tuning = {name: value for name, value in os.environ.items() if name.startswith(("GGML_", "LLAMA_", "OMP_", "GOMP_"))}
-    return Proven(settings.cache_dir, llama_identity.digest_of({**identity, **seen, "environment": tuning}))
+    return Proven(settings.cache_dir, llama_identity.digest_of({**identity, **seen, "openmp": environment("OMP_", "GOMP_")}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,13 @@ def _build() -> str:
     return hasher.hexdigest()
 
 
-def _devices() -> list[str]:
+def environment(*prefixes: str) -> dict[str, str]:
+    """What the environment tells the engine."""
+    return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+
+
+def devices() -> list[str]:
+    """All but the processor."""
     libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
     libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
@@ -71,7 +78,7 @@ def identity(model: Any, settings: Settings, weights: bytes, adapter: bytes | No
         "build": _build(),
         "system": lib.llama_print_system_info().decode("utf-8", "replace"),
         "extra_buffers": not has_amx(),
-        "devices": _devices() if settings.gpu_layers else [],
+        "devices": devices() if settings.gpu_layers else [],
         "gpu_layers": settings.gpu_layers,
         "kv_type": settings.kv_type,
         "flash_attention": True,
@@ -79,6 +86,8 @@ def identity(model: Any, settings: Settings, weights: bytes, adapter: bytes | No
         "batch": BATCH,
         # Some models choose their rope factors by whether a conversation may exceed the original context.
         "long_rope": original is not None and ctx > int(original),
+        # Mostly there is nothing; then the digest is as it always was.
+        **({"environment": told} if (told := environment("GGML_")) else {}),
     }
 
 

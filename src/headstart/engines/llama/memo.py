@@ -12,6 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+TMP = "tmp"
+"""Where the disk tier, too, writes before it renames; what is left there is deleted at the next start."""
+
 
 def recall(folder: Path | None, name: str) -> dict[str, Any]:
     """What is remembered under a file's name; nothing if that cannot be read. No folder remembers nothing."""
@@ -30,11 +33,8 @@ def remember(folder: Path | None, name: str, known: dict[str, Any]) -> None:
         return
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f"{name}.", dir=folder)  # of mode 0600: it may name the user's files
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(known, file, indent=1)
-            os.replace(temporary, folder / name)
-        except OSError:
-            os.unlink(temporary)
-            raise
+        (folder / TMP).mkdir(mode=0o700, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder / TMP)  # of mode 0600: it may name the user's files
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(known, file, indent=1)
+        os.replace(temporary, folder / name)

@@ -50,7 +50,7 @@ class Proven:
         if found is not None:
             return replace(found, notes=(*found.notes, STILL))
         if entry is not None:
-            log.warning("the engine gives another answer than when it was proved, and is proved anew")
+            log.warning("what was proved of the engine does not hold (another answer, or a damaged memo): it is proved anew")
         traits = prove(engine, tokens, window=window)
         proved = {key: {"traits": asdict(traits), "check": _check(said, asdict(traits))}} if said and traits.canonical else {}
         if proved or entry is not None:
