@@ -32,6 +32,7 @@ bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plot
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.short
+	$(BIN)/python -m benchmarks.turns
 	$(BIN)/python -m benchmarks.restart
 	$(BIN)/python -m benchmarks.disk
 	$(BIN)/python -m benchmarks.policies

@@ -1,7 +1,7 @@
 """Padding: why a short call may be computed as a longer one.
 
 llama.cpp's CPU attends to calls of 64 tokens or more tile by tile, and to shorter ones token by token: deep in a conversation
-32 tokens take three times as long as 64 (docs/benchmarks.md). Where rows can be cut off again, tokens that nobody looks at
+63 tokens can take six times as long as 64 (docs/benchmarks.md). Where rows can be cut off again, tokens that nobody looks at
 fill the tile.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TILE = 64
-_TOGETHER, _ALONE = 189, 11
-"""What attention to one cell costs a tile, and a token of a shorter call, in products of weights. Measured with AVX-512 were
-227 and 29: as chosen, padding still pays where single tokens attend twice as fast."""
+_TOGETHER, _ALONE = 189, 5
+"""What attention to one cell costs a tile, and a token of a shorter call, in products of weights. One processor took 227 and
+29, another a sixth of the latter: as chosen, padding loses on neither (docs/decisions.md)."""
 
 
 @dataclass(frozen=True, slots=True)
