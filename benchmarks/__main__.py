@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.client import Client
+from benchmarks.restart import spread
 from benchmarks.servers import Setup, demo_model, headstart, llama_server
 from benchmarks.workloads import WORKLOADS
 
@@ -44,12 +45,8 @@ def table(series: Series) -> Table:
         ours, theirs = values["headstart"], values["llama-server"]
         ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b]
         ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})" if ratios else "–"
-        result.add_row(figure, _spread(ours), _spread(theirs), ratio)
+        result.add_row(figure, spread(ours), spread(theirs), ratio)
     return result
-
-
-def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.4g} ({min(values):.4g} – {max(values):.4g})"
 
 
 def plot(series: Series, path: Path) -> None:

@@ -80,12 +80,12 @@ def main() -> None:
     for figure, of in figures.items():
         ours, theirs = ([of(one) for one in found[name]] for name in found)
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-        table.add_row(figure, *map(_spread, (ours, theirs, ratios)))
+        table.add_row(figure, *map(spread, (ours, theirs, ratios)))
     table.caption = "medians (min – max)"
     Console().print(table)
 
 
-def _spread(values: list[float]) -> str:
+def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.4g} ({min(values):.4g} – {max(values):.4g})"
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.client import Client, Messages, Sample
+from benchmarks.restart import spread
 from benchmarks.servers import Server, Setup, demo_model, headstart, llama_server
 from benchmarks.workloads import text
 
@@ -55,13 +56,9 @@ def main() -> None:
         ours, theirs = ([one.ttft for one in column] for column in samples)
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
         label = words if words == "first" else f"{words} words"
-        table.add_row(str(label), computed, *map(_spread, (ours, theirs, ratios)))
+        table.add_row(str(label), computed, *map(spread, (ours, theirs, ratios)))
     table.caption = "medians (min – max)"
     Console(width=140).print(table)
-
-
-def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} – {max(values):.2f})"
 
 
 if __name__ == "__main__":

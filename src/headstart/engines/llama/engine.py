@@ -33,7 +33,6 @@ from headstart.engines.llama import rows as llama_rows
 from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.fit import Needs, fit
-from headstart.engines.llama.identity import environment
 from headstart.engines.llama.padding import NO_PADDING, TILE, Padding
 from headstart.engines.llama.part import LayoutError
 from headstart.engines.llama.proof import GRID, MOST_TOKENS
@@ -373,4 +372,5 @@ def _proven(settings: Settings, identity: dict[str, Any], *, ctx: int, slots: in
         return Proven(None, b"")
     # Proofs use two slots and MOST_TOKENS of a context at most; what there is depends on the memory that is free.
     seen = {"ctx": min(ctx, MOST_TOKENS), "slots": min(slots, 2), "threads": threads, "sources": _SOURCES}
-    return Proven(settings.cache_dir, llama_identity.digest_of({**identity, **seen, "openmp": environment("OMP_", "GOMP_")}))
+    openmp = llama_identity.environment("OMP_", "GOMP_")
+    return Proven(settings.cache_dir, llama_identity.digest_of({**identity, **seen, "openmp": openmp}))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 TILE = 64
 _TOGETHER, _ALONE = 189, 5
 """What attention to one cell costs a tile, and a token of a shorter call, in products of weights. One processor took 227 and
-29, another a sixth of the latter: as chosen, padding loses on neither (docs/decisions.md)."""
+29, another about a sixth of the latter: as chosen, padding loses on neither (docs/decisions.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,10 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from headstart.engines.base import Bytes, Engine, Logits, Rows, Span, Step, Traits
+from headstart.engines.llama.padding import TILE
 from headstart.errors import EngineError
 
-GRID = 64
+GRID = TILE
 """Where prefill may stop on llama.cpp: its attention kernels change at 64 tokens a call, and its tiles are 64 cells."""
 _TAIL = 8
 _A = 2 * GRID
