@@ -4,14 +4,20 @@ The policy was tuned on the other halves: of Mooncake's traces the second half o
 all, as a server does that has been running), of the coding agents' sessions the second half of the sessions is replayed. The
 runs of miniswe were left alone; how they overlap is not recorded and decides all, so they are replayed in two ways and are
 not in the mean. A budget is a part of all different blocks of what is replayed.
+
+`--resamples 10` shows how far chance goes: the same with four fifths of Mooncake's conversations, drawn at random, and with the
+agents' sessions begun in another order, ten times (10 minutes).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +27,8 @@ from headstart.traces import Trace, read, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = (0.05, 0.1, 0.25)
+DRAWN = 0.8
+"""Of the conversations, in a resample."""
 COSTS = Costs(0.0024, 23_040)
 """Of the bundled model on two cores."""
 
@@ -41,15 +49,7 @@ class Workload:
 
 def workloads(data: Path) -> list[Workload]:
     """What there is of the recorded traffic."""
-    found: list[Workload] = []
-    for name in ("conversation", "synthetic"):
-        file = data / "mooncake" / f"{name}_trace.jsonl"
-        if file.exists():
-            trace = read([file], name=f"Mooncake {name}")
-            found.append(Workload(trace, len(trace.requests) // 2))
-    sessions = sorted((data / "claude-code").glob("*.json.gz"))
-    if sessions:
-        found.append(Workload(read(sessions[len(sessions) // 2 :], grid=512, name="coding agents")))
+    found = tuned(data)
     if (data / "miniswe").is_dir():
         for every in (10, 30):
             trace = read([data / "miniswe"], every=every, name=f"miniswe, every {every} s")
@@ -57,16 +57,45 @@ def workloads(data: Path) -> list[Workload]:
     return found
 
 
+def tuned(data: Path, dice: random.Random | None = None) -> list[Workload]:
+    """The traces whose other halves the policy was tuned on; a resample of them if there are dice."""
+    found: list[Workload] = []
+    for name in ("conversation", "synthetic"):
+        file = data / "mooncake" / f"{name}_trace.jsonl"
+        if file.exists():
+            trace = read([file], name=f"Mooncake {name}")
+            whole = Workload(trace, len(trace.requests) // 2)
+            found.append(drawn(whole, dice) if dice else whole)
+    sessions = sorted((data / "claude-code").glob("*.json.gz"))
+    if sessions:
+        held = sessions[len(sessions) // 2 :]
+        if dice:
+            dice.shuffle(held)
+        found.append(Workload(read(held, grid=512, name="coding agents")))
+    return found
+
+
+def drawn(work: Workload, dice: random.Random) -> Workload:
+    """Some conversations of a trace: requests with the same first block that is not in more than a hundredth of all."""
+    requests = work.trace.requests
+    uses = Counter(block for request in requests for block in set(request.blocks))
+    names = [next((block for block in one.blocks if uses[block] * 100 <= len(requests)), ~n) for n, one in enumerate(requests)]
+    kept = {name for name in dict.fromkeys(names) if dice.random() < DRAWN}
+    numbers = [number for number, name in enumerate(names) if name in kept]
+    trace = replace(work.trace, requests=tuple(requests[number] for number in numbers))
+    return Workload(trace, sum(number < work.first for number in numbers))
+
+
 Figures = dict[tuple[str, float, str], Result]
 """By trace, part and policy."""
 
 
-def measure(work: list[Workload], console: Console) -> Figures:
+def measure(work: list[Workload], console: Console, names: Sequence[str]) -> Figures:
     figures: Figures = {}
     for one in work:
         total = working_set(one.trace)
         for part in PARTS:
-            for policy in policies():
+            for policy in names:
                 result = replay(one.trace, policy, int(total * part), COSTS, first=one.first)
                 figures[one.trace.name, part, policy] = result
                 console.print(f"[dim]{one.trace.name}, {part:.0%}, {policy}: {result.hit / result.prompt:.1%}[/]")
@@ -78,6 +107,24 @@ def gaps(figures: Figures, trace: str, policy: str) -> list[float]:
     return [
         gap for part in PARTS if (gap := closed(*(figures[trace, part, name] for name in (policy, "lru", OPTIMUM)))) is not None
     ]
+
+
+def means(figures: Figures, work: list[Workload]) -> dict[str, float]:
+    """Of each trace that counts, the part of the gap that `value` closes, mean of the budgets."""
+    names = [one.trace.name for one in work if one.mean]
+    return {name: statistics.mean(found) for name in names if (found := gaps(figures, name, "value"))}
+
+
+def resamples(data: Path, times: int, console: Console) -> str:
+    """How far the parts of the gap that `value` closes are chance: a sentence."""
+    found: dict[str, list[float]] = {}
+    for seed in range(times):
+        work = tuned(data, random.Random(seed))
+        closes = means(measure(work, console, ("value", "lru", OPTIMUM)), work)
+        for name, part in (*closes.items(), ("of these", statistics.mean(closes.values()))):
+            found.setdefault(name, []).append(part)
+    shown = (f"{name} {statistics.mean(one):.0%} ({min(one):.0%} – {max(one):.0%})" for name, one in found.items())
+    return f"Gap closed in {times} resamples, mean (least – most): {', '.join(shown)}."
 
 
 def markdown(figures: Figures, work: list[Workload]) -> str:
@@ -94,11 +141,10 @@ def markdown(figures: Figures, work: list[Workload]) -> str:
             shares = " | ".join(f"{figures[trace, part, name].hit / ours.prompt:.1%}" for name in names)
             shown = "–" if gap is None else f"{gap:.0%}"
             lines.append(f"| {trace} | {part:.0%} | {shares} | {shown} | {ours.hit / max(1, lru.hit):.3f} |")
-    means = {
-        one.trace.name: statistics.mean(found) for one in work if one.mean and (found := gaps(figures, one.trace.name, "value"))
-    }
-    shown = ", ".join(f"{trace} {mean:.0%}" for trace, mean in means.items())
-    return "\n".join([*lines, "", f"Gap closed, mean of the budgets: {shown}; of these {statistics.mean(means.values()):.0%}."])
+    closes = means(figures, work)
+    shown = ", ".join(f"{trace} {mean:.0%}" for trace, mean in closes.items())
+    lines += ["", f"Gap closed, mean of the budgets: {shown}; of these {statistics.mean(closes.values()):.0%}."]
+    return "\n".join(lines)
 
 
 def plot(figures: Figures, path: Path) -> None:
@@ -133,13 +179,17 @@ def main() -> None:
     given = os.environ.get("HEADSTART_DATA")
     parser.add_argument("--data", type=Path, default=Path(given) if given else ROOT.parent / "shared" / "data")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for the table and the plot")
+    parser.add_argument("--resamples", type=int, metavar="N", help="instead: how far chance goes, by N resamples")
     options = parser.parse_args()
     console = Console()
     work = workloads(options.data)
     if not work:
         console.print(f"There is no recorded traffic in {options.data}: a generated trace must do.")
         work = [Workload(sample())]
-    figures = measure(work, console)
+    elif options.resamples:
+        console.print(resamples(options.data, options.resamples, console), markup=False, soft_wrap=True)
+        return
+    figures = measure(work, console, policies())
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "policies.md").write_text(markdown(figures, work) + "\n")
     plot(figures, options.out / "policies.png")
