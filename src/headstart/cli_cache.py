@@ -100,7 +100,7 @@ def _opened(folder: Path | None, budget: int = ALL, *, make: bool = False) -> It
 def _chains(disk: Disk) -> Chains:
     from headstart.stores.disk.chains import Chains
 
-    return Chains(disk.rows())
+    return Chains(disk.catalog.rows())
 
 
 def _ago(then: float) -> str:
@@ -216,7 +216,7 @@ def stats(folder: Folder = None, as_json: Json = False) -> None:
     from headstart.stores.disk.chains import Chains, totals
 
     with _opened(folder) as disk:
-        rows = list(disk.rows())
+        rows = list(disk.catalog.rows())
         aside = files.occupied(disk.folder / "quarantine")
     models = {model: [row for row in rows if row.label.fingerprint == model] for model in {r.label.fingerprint for r in rows}}
     data = {
@@ -264,7 +264,7 @@ def verify(
             typer.echo(f"{_count(len(found), 'object')} without a row found again")
             typer.echo(f"{_count(len(gone), 'row')} without an object dropped")
         good = bad = 0
-        for row in _track(list(disk.rows()), "reading"):
+        for row in _track(list(disk.catalog.rows()), "reading"):
             key = row.label.key
             try:
                 disk.read_into(row.label, np.empty(disk.inspect(key).size, np.uint8))
@@ -320,7 +320,7 @@ def remove(
             disk.reconcile(evict=False)  # what has no row goes too
             disk.empty_quarantine()
             kept = _chains(disk).needed()
-            rows = [row for row in disk.rows() if row.label.key not in kept]
+            rows = [row for row in disk.catalog.rows() if row.label.key not in kept]
         else:
             rows = _removable(_chains(disk), identity)
         gone = set(disk.remove([row.label.key for row in rows]))

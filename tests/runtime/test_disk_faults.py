@@ -21,7 +21,9 @@ from headstart.config import Settings
 from headstart.engines.fake import FakeEngine
 from headstart.runtime import scheduler
 from headstart.runtime.runtime import Runtime
-from headstart.stores import behind
+from headstart.stores import behind, reading
+from headstart.stores.base import Bytes
+from headstart.stores.disk import Disk, Label
 from headstart.stores.disk import store as disk_store
 
 GRID = 8
@@ -344,6 +346,38 @@ def test_a_disk_that_hangs_holds_nobody_up(
     with start(folder, disk=1 << 30) as rt:
         live(rt, wanted)
         assert rt.cache.disk.counters["faults"] == 0
+
+
+def test_a_disk_that_hangs_while_it_is_read_holds_nobody_up(
+    used: Path, tmp_path: Path, wanted: dict[int, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds is computed; when it answers again, it is read again, and no memory is lost."""
+    folder = tmp_path / "cache"
+    shutil.copytree(used, folder)
+    monkeypatch.setattr(reading, "STUCK", 0.1)
+    answers, real = threading.Event(), Disk.read_into
+
+    def read_into(self: Disk, label: Label, out: Bytes) -> int:
+        assert answers.wait(60)
+        return real(self, label, out)
+
+    monkeypatch.setattr(Disk, "read_into", read_into)
+    with start(folder, disk=1 << 30) as rt:
+        for number in (0, 1):
+            hung = answer(rt, number)
+            same(hung, wanted[number])
+            assert hung.report.tiers.get("disk", 0) == 0
+        assert rt.cache.fetch._lent
+        answers.set()
+        recovered(rt, wanted)
+        for number in range(2, 70):  # more than memory holds
+            same(answer(rt, number), wanted[number])
+        again = answer(rt, 1)
+        same(again, wanted[1])
+        assert again.report.tiers["disk"] > 0
+        assert rt.cache.disk.counters["fault_hung"] == 1
+        assert not rt.cache.fetch._lent
+        rt.cache.memory.check()
 
 
 def test_a_folder_that_vanishes(used: Path, tmp_path: Path, wanted: dict[int, Answer]) -> None:

@@ -350,7 +350,7 @@ def blocks_of(owner: int, conversation: int, count: int) -> list[Label]:
 
 def held(disk: Disk, owner: int) -> int:
     who = owner_of(root_id(b"model", f"{owner}{OWNER_END}"))
-    labels = sorted((row.label for row in disk.rows()), key=lambda label: label.start)
+    labels = sorted((row.label for row in disk.catalog.rows()), key=lambda label: label.start)
     return sum(one == who for one in disk.catalog.owners(labels).values())
 
 
@@ -398,7 +398,7 @@ def test_a_flood_on_disk_leaves_another_tenants_chain_also_after_a_restart(tmp_p
         disk = Disk(tmp_path, RESERVE + 16 * cell, share)
         disk.reconcile()
         known = {bytes(32)}
-        for label in (row.label for row in disk.rows()):
+        for label in (row.label for row in disk.catalog.rows()):
             assert not label.start or label.parent in known, "it comes before what it hangs on: nobody could say whose it is"
             known.add(label.key)
         disk.close()

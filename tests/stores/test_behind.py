@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headstart.stores import behind
+from headstart.stores import behind, reading
 from headstart.stores.base import Bytes
 from headstart.stores.behind import Appeared, Gone, NoDisk, Notice, Refused, Stored, WriteBehind
 from headstart.stores.disk import Disk, FormatError, Label
-from headstart.stores.disk.format import checksum
+from headstart.stores.disk.format import ALIGN, VERSION, checksum
+from headstart.stores.disk.store import RESERVE
+from headstart.stores.reading import Hung
 
 BIG = 1 << 40
 SIZE = 5_000
@@ -183,6 +185,126 @@ def test_reading_tells_how_much(tmp_path: Path) -> None:
         assert isinstance(fifth, FileNotFoundError)
         assert checksum(buffers[1][:second]) == checksum(rows(1, SIZE // 2))
     assert all(isinstance(result, FileNotFoundError) for result in NoDisk().read(wanted))
+
+
+def stuck(monkeypatch: pytest.MonkeyPatch, *keys: bytes) -> threading.Event:
+    """From now on reading these objects takes until the event."""
+    answers, real = threading.Event(), Disk.read_into
+    monkeypatch.setattr(reading, "STUCK", 0.1)
+
+    def read_into(self: Disk, label: Label, out: Bytes) -> int:
+        assert label.key not in keys or answers.wait(30)
+        return real(self, label, out)
+
+    monkeypatch.setattr(Disk, "read_into", read_into)
+    return answers
+
+
+def test_a_disk_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the disk may still write into is told apart; while it hangs nothing is read; then all is told anew."""
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(number), rows(number)) for number in range(3)])
+    disk.close()
+    answers = stuck(monkeypatch, label(1).key)
+    found: list[Notice] = []
+    with opened(tmp_path) as tier:
+        waited(tier, found, lambda found: len(found) == 3)
+        buffers = [np.zeros(SIZE, np.uint8) for _ in range(3)]
+        wanted = list(zip(map(label, range(3)), buffers, strict=True))
+        first, hung, third = tier.read(wanted)
+        assert (first, third) == (SIZE, SIZE)
+        assert isinstance(hung, Hung)
+        assert not hung.over.is_set()
+        assert [type(one) for one in tier.read(wanted)] == [TimeoutError] * 3
+        time.sleep(3 * behind.POLL)
+        assert not tier.notices()
+        answers.set()
+        assert hung.over.wait(30)
+        waited(tier, found, lambda found: len(found) == 6)
+        assert tier.read(wanted) == [SIZE] * 3
+
+
+def test_reading_gives_up_however_many_are_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More objects than readers: those that nobody has begun are no longer begun."""
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(number), rows(number)) for number in range(20)])
+    disk.close()
+    answers = stuck(monkeypatch, *(label(number).key for number in range(20)))
+    with opened(tmp_path) as tier:
+        results = tier.read([(label(number), np.zeros(SIZE, np.uint8)) for number in range(20)])
+        assert [type(one) for one in results] == [Hung] * reading.READERS + [TimeoutError] * (20 - reading.READERS)
+        answers.set()
+        assert all(one.over.wait(30) for one in results if isinstance(one, Hung))
+
+
+def test_stopping_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(0), rows(0))])
+    disk.close()
+    answers = stuck(monkeypatch, label(0).key)
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG), FINGERPRINT, BIG)
+    (hung,) = tier.read([(label(0), np.zeros(SIZE, np.uint8))])
+    assert not tier.close(30), "buffers must not be freed yet"
+    answers.set()
+    assert isinstance(hung, Hung)
+    assert hung.over.wait(30)
+
+
+def test_what_a_request_waits_for_is_not_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(number), rows(number)) for number in range(4)])
+    disk.close()
+    found: list[Notice] = []
+    tier = WriteBehind(lambda: Disk(tmp_path, RESERVE + 4 * cell), FINGERPRINT, BIG)
+
+    def store(number: int) -> set[bytes]:
+        tier.offer(label(number), rows(number))
+        waited(tier, found, lambda found: Stored(label(number)) in found)
+        return {one.key for one in found if isinstance(one, Gone)}
+
+    tier.keep([label(0).key, label(1).key])
+    assert store(10) | store(11) <= {label(2).key, label(3).key}, "the last ones"
+    monkeypatch.setattr(behind, "KEEP", 0.0)
+    tier.keep([label(0).key, label(1).key])
+    assert store(12) & {label(0).key, label(1).key}, "not for ever"
+    assert tier.close(30)
+
+
+def test_what_was_refused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, gate: Gate) -> None:
+    caplog.set_level("INFO", "headstart")
+    tier = WriteBehind(lambda: Disk(tmp_path, RESERVE), FINGERPRINT, 2 * SIZE)
+    assert tier.offer(label(0), rows(0))
+    assert tier.offer(label(1), rows(1))
+    while tier.offer(label(2), rows(2)):
+        pass
+    gate.open.set()
+    assert tier.close(30)
+    assert "nothing fits" in caplog.text
+    assert "1 pieces have to wait" in caplog.text
+    assert f"{tier.counters['skipped_budget']} pieces are not stored: they do not fit" in caplog.text
+
+
+def test_what_a_crash_of_another_process_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object without a row is not counted until it is found; one of a later version does not make it look again."""
+    monkeypatch.setattr(behind, "TIDY", 0.1)
+    with opened(tmp_path) as tier:
+        time.sleep(2 * behind.POLL)
+        other = Disk(tmp_path, BIG)
+        other.write([(label(0), rows(0)), (label(1), rows(1))])
+        other.catalog.remove([label(0).key])
+        found: list[Notice] = []
+        waited(tier, found, lambda found: Appeared(label(0)) in found)
+        assert other.catalog.get(label(0).key) is not None
+        path = other.path(label(1).key)
+        data = bytearray(path.read_bytes())
+        data[8:12] = (VERSION + 1).to_bytes(4, "little")
+        path.write_bytes(bytes(data))
+        other.catalog.remove([label(1).key])
+        assert other.strays()
+        other.reconcile()
+        assert not other.strays()
+        other.close()
 
 
 @pytest.mark.parametrize("seed", range(3))

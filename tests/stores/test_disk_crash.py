@@ -333,11 +333,11 @@ def build(folder: Path, files: dict[str, bytes | None], catalogue: bytes | None)
 def check(folder: Path, promised: Promise) -> None:
     """Opens what a crash left, and reads everything before and after it is put in order."""
     with closing(Disk(folder, BIG)) as disk:
-        for row in list(disk.rows()):
+        for row in list(disk.catalog.rows()):
             if row.label.key not in promised.rotten:
                 read(disk, row.label)
         disk.reconcile()
-        found = {row.label.key: row.label for row in disk.rows()}
+        found = {row.label.key: row.label for row in disk.catalog.rows()}
         for key, one in found.items():
             if key not in promised.rotten:
                 read(disk, one)

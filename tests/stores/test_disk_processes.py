@@ -71,7 +71,7 @@ def work(folder: Path, seed: int, seconds: float) -> None:
             stored, gone = disk.write([(label(number), rows(number)) for number in range(first, first + dice.randint(1, 5))])
             done["stored"] += len(stored)
             done["gone"] += len(gone)
-            known = [row.label for row in disk.rows()]
+            known = [row.label for row in disk.catalog.rows()]
             reading = pool.map(read, dice.sample(known, min(8, len(known))))
             disk.catalog.use([(one.key, time.time()) for one in dice.sample(known, min(3, len(known)))])
             if dice.random() < 0.1:
@@ -176,7 +176,7 @@ def test_two_processes_at_work(tmp_path: Path, seconds: float) -> None:
     with closing(Disk(tmp_path, BUDGET)) as disk:
         found, gone = disk.reconcile()
         assert (found, gone) == ([], [])
-        for row in disk.rows():
+        for row in disk.catalog.rows():
             out = np.empty(len(rows(row.label.key[0])), np.uint8)
             disk.read_into(row.label, out)
             assert (out == rows(row.label.key[0])).all()

@@ -9,11 +9,13 @@ import random
 import shutil
 import sqlite3
 import struct
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -68,7 +70,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     disk.close()
     disk = Disk(tmp_path, BIG)
     assert len(disk) == 7
-    for row in disk.rows():
+    for row in disk.catalog.rows():
         number = row.label.key[0]
         assert row.label in sizes or row.label == label(number, number - 1 if number else None)
         size = sizes.get(row.label, SIZE)
@@ -159,7 +161,7 @@ def test_objects_of_version_1_are_rows(tmp_path: Path) -> None:
         read(disk, replace(wanted, kind="state"))
     disk.catalog.remove([wanted.key])
     assert disk.reconcile() == ([wanted], [])
-    assert {row.label.kind for row in disk.rows()} == {"rows"}
+    assert {row.label.kind for row in disk.catalog.rows()} == {"rows"}
 
 
 def test_an_object_of_a_later_version_is_left_where_it_is(tmp_path: Path) -> None:
@@ -218,12 +220,74 @@ def test_pinned_and_needed_objects_stay(tmp_path: Path) -> None:
     disk = Disk(tmp_path, disk_store.RESERVE + 3 * cell)
     disk.write([(label(number), rows(number)) for number in range(3)])
     disk.catalog.pin([label(0).key], True)
-    stored, gone = disk.write([(label(9), rows(9))], spare=[label(1).key])
+    stored, gone = disk.write([(label(9), rows(9))], spared=lambda: [label(1).key])
     assert [one.key for one in stored] == [label(9).key]
     assert gone == [label(2).key]
-    stored, gone = disk.write([(label(10), rows(10)), (label(11), rows(11))], spare=[label(1).key])
+    stored, gone = disk.write([(label(10), rows(10)), (label(11), rows(11))], spared=lambda: [label(1).key])
     assert len(stored) == 1
     assert gone == [label(9).key]
+
+
+def test_what_is_spared_is_asked_when_nobody_else_writes(tmp_path: Path) -> None:
+    """Another process may write for seconds; meanwhile a request has begun to wait for an object."""
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk, other = (Disk(tmp_path, disk_store.RESERVE + 2 * cell) for _ in range(2))
+    disk.write([(label(number), rows(number)) for number in range(2)])
+    needed: set[bytes] = set()
+    with ThreadPoolExecutor(1) as pool:
+        with other.writing():
+            written = pool.submit(disk.write, [(label(9), rows(9))], lambda: needed)
+            time.sleep(0.05)
+            needed.add(label(0).key)
+        assert written.result()[1] == [label(1).key]
+
+
+def test_half_of_what_is_free_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when others fill the disk while it is open, and when they leave it again."""
+    free = 1 << 30
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    disk = Disk(tmp_path, BIG)
+    assert disk.budget == free // 2
+    disk.write([(label(number), rows(number, 1 << 20)) for number in range(40)])
+    assert len(disk) == 40
+    free = 2 * disk_store.RESERVE - disk.catalog.used() + (20 << 20)
+    disk.write([(label(50), rows(50))])
+    assert disk.used <= disk.budget == disk_store.RESERVE + (10 << 20)
+    assert label(50).key in disk
+    assert 5 < len(disk) < 15
+    free = 1 << 30
+    disk.write([(label(number), rows(number, 1 << 20)) for number in range(51, 80)])
+    assert all(label(number).key in disk for number in range(50, 80))
+    assert Disk(tmp_path, 1 << 20).budget == 1 << 20, "nor more than was given"
+
+
+def test_a_new_catalogue_costs_no_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is ours already counts as room when the catalogue is made anew from it, as it does otherwise."""
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(number), rows(number, 1 << 20)) for number in range(60)])
+    free = disk.catalog.used() + 2 * disk_store.RESERVE
+    disk.close()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    for path in tmp_path.glob("index.sqlite*"):
+        path.unlink()
+    again = Disk(tmp_path, BIG)
+    found, gone = again.reconcile()
+    assert (len(found), gone, len(again)) == (60, [], 60)
+
+
+def test_canonical_rows_in_place_of_derived_ones_are_news_to_others(tmp_path: Path) -> None:
+    disk, other = Disk(tmp_path, BIG), Disk(tmp_path, BIG)
+    disk.write([(label(number, canonical=False), rows(number)) for number in range(3)])
+    seen = max(row.number for row in other.catalog.rows())
+    disk.catalog.pin([label(1).key], True)
+    disk.catalog.add([(label(2, canonical=False), 4096)])
+    assert not list(other.catalog.rows(after=seen)), "nothing is better than before"
+    disk.write([(label(1), rows(9))])
+    (row,) = other.catalog.rows(after=seen)
+    assert (row.label, row.pinned) == (label(1), True)
+    disk.remove([label(1).key])
+    disk.write([(label(4), rows(4))])
+    assert [one.number > row.number for one in other.catalog.rows(after=seen)] == [True], "no number is used twice"
 
 
 def test_what_cannot_fit_displaces_nothing(tmp_path: Path) -> None:
@@ -467,10 +531,10 @@ def test_a_fault_while_writing_publishes_nothing(tmp_path: Path, monkeypatch: py
             break
         assert fault.errno == code
         assert label(5).key not in disk
-        assert {path.stem for path in disk.objects.iterdir()} == {row.label.key.hex() for row in disk.rows()}
+        assert {path.stem for path in disk.objects.iterdir()} == {row.label.key.hex() for row in disk.catalog.rows()}
         assert not list((tmp_path / "tmp").iterdir()) or call == "open"
     disk.reconcile()
-    for row in disk.rows():
+    for row in disk.catalog.rows():
         number = row.label.key[0]
         assert (read(disk, row.label) == rows(number)).all()
     assert {label(0).key, label(1, 0).key} <= disk.catalog.keys()
@@ -487,7 +551,7 @@ def test_what_a_crash_leaves_is_found(tmp_path: Path) -> None:
     assert [one.key for one in found] == [label(2, 1).key]
     assert gone == [label(3, 2).key]
     assert not list((tmp_path / "tmp").iterdir())
-    assert {row.label.key for row in disk.rows()} == {label(0).key, label(1, 0).key, label(2, 1).key}
+    assert {row.label.key for row in disk.catalog.rows()} == {label(0).key, label(1, 0).key, label(2, 1).key}
     assert (read(disk, label(2, 1)) == rows(2)).all()
 
 
@@ -542,7 +606,7 @@ def test_a_catalogue_of_an_earlier_version_is_kept(tmp_path: Path, version: int)
     disk = filled(tmp_path, 3)
     disk.catalog.pin([label(1, 0).key], True)
     disk.catalog.use([(label(2, 1).key, 4e9)])
-    before = list(disk.rows())
+    before = list(disk.catalog.rows())
     disk.close()
     kind, row = _VERSIONS[version]
     with sqlite3.connect(tmp_path / "index.sqlite") as db:
@@ -551,11 +615,11 @@ def test_a_catalogue_of_an_earlier_version_is_kept(tmp_path: Path, version: int)
     with ThreadPoolExecutor(8) as pool:
         opened = list(pool.map(lambda _: Disk(tmp_path, BIG), range(8)))
     for disk in opened:
-        assert list(disk.rows()) == before
+        assert list(disk.catalog.rows()) == before
         disk.close()
     disk = Disk(tmp_path, BIG)
     disk.write([(state(label(2, 1)), rows(9))])
-    assert [row.label.kind for row in disk.rows()] == ["rows", "rows", "rows", "state"]
+    assert [row.label.kind for row in disk.catalog.rows()] == ["rows", "rows", "rows", "state"]
     disk.catalog.replied([(label(2, 1).key, About.of(3, new=9000, siblings=1, reply=700, called=True))])
     leaf = disk.catalog.victims((), 1)[0]
     disk.catalog.remove([leaf.label.key])

@@ -432,6 +432,7 @@ class Cache:
         if plan.restore and len(plan.restore[-1].tokens) != self._grid:
             self._retention.use(plan.restore[-1], now)
         if self.disk.on:
+            self.disk.keep(())
             self.disk.use(pieces)
             self.spill.revive(pieces)
         self.fetch.fetched.clear()

@@ -5,6 +5,7 @@ Used from the engine thread only.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from headstart.core.blocks import BlockId
@@ -14,6 +15,7 @@ from headstart.runtime.room import Room, pinned
 from headstart.stores.behind import NoDisk
 from headstart.stores.disk import Label
 from headstart.stores.memory import Cell
+from headstart.stores.reading import Hung
 
 
 class Fetch:
@@ -38,6 +40,7 @@ class Fetch:
         self._row_bytes = row_bytes
         self._clock = clock
         self._cost = 1e-3  # seconds that a piece takes
+        self._lent: list[tuple[threading.Event, Cell]] = []  # to a disk that hangs
 
     def at_hand(self, entry: Entry) -> bool:
         """Whether the best that is known of a piece is in memory."""
@@ -46,6 +49,7 @@ class Fetch:
     def ahead(self, plan: Plan, seconds: float) -> bool:
         """Brings pieces of a plan, for about so long; whether that was all, or all there is room for."""
         missing = [entry for entry in plan.needs if not self.at_hand(entry)]
+        self._disk.keep([entry.id for entry in plan.needs])
         some = missing[: max(1, int(seconds / self._cost))]
         with pinned(plan.needs):
             before = len(self.fetched)
@@ -55,6 +59,7 @@ class Fetch:
         """Brings pieces, as many from the first on as memory has room for. False if one is bad."""
         wanted: list[tuple[Entry, Cell]] = []
         now = self._clock()
+        self._take_back()
         for entry in entries:
             if self.at_hand(entry):
                 continue
@@ -79,7 +84,10 @@ class Fetch:
             self._room.fault("disk", bad[0], len(bad))
         for (entry, cell), result in zip(wanted, results, strict=True):
             if isinstance(result, Exception):
-                self._memory.release(cell)
+                if isinstance(result, Hung):
+                    self._lent.append((result.over, cell))
+                else:
+                    self._memory.release(cell)
                 self._room.spill.gone(entry.id)
                 continue
             self._memory.commit(entry.id, cell, result)
@@ -87,3 +95,9 @@ class Fetch:
             self._room.retention.use(entry, now)
             self.fetched.add(entry.id)
         return not bad
+
+    def _take_back(self) -> None:
+        """Frees the cells that a disk that hung does not write into any more."""
+        for over, lent in [one for one in self._lent if one[0].is_set()]:
+            self._lent.remove((over, lent))
+            self._memory.release(lent)

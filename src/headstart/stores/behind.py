@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -23,6 +23,8 @@ from headstart.stores.base import Bytes
 from headstart.stores.disk import Disk, FormatError, Label, Note
 from headstart.stores.disk.catalog import damages
 from headstart.stores.disk.format import ALIGN
+from headstart.stores.disk.store import RESERVE
+from headstart.stores.reading import READERS, Reading
 
 log = logging.getLogger("headstart.disk")
 
@@ -36,10 +38,14 @@ NEWS = 1 << 16
 """Uses, replies and notes that are remembered while the disk has no time for them."""
 SOME = 1000
 """Notices that are taken at once: the engine thread has other things to do."""
-READERS = 4
-"""Objects that are read at the same time."""
 GRACE = 5.0
 """Seconds that a write may take to end when time is up."""
+TIDY = 600.0
+"""Seconds between two looks for what crashes of other processes have left."""
+KEEP = 60.0
+"""Seconds for which what a request waits for is kept on disk."""
+SAY = 60.0
+"""Seconds between two lines of the log that say how much was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +133,12 @@ class NoDisk:
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
         """Fills the buffers, several at a time; for each how much of it, in bytes, or what went wrong.
 
-        Rows must fill theirs; a checkpoint may be smaller. A bad object is put aside.
+        Rows must fill theirs; a checkpoint may be smaller. A bad object is put aside, a disk that hangs given up: see `Hung`.
         """
         return [FileNotFoundError("there is no disk") for _ in wanted]
+
+    def keep(self, keys: Collection[bytes]) -> None:
+        """For a while nothing of this is evicted, in place of what this was told before: a request waits for it."""
 
     def use(self, keys: Collection[bytes]) -> None:
         """Counts a use of each object now."""
@@ -177,7 +186,12 @@ class WriteBehind(NoDisk):
         self._replies: deque[tuple[bytes, About]] = deque(maxlen=NEWS)
         self._notes: deque[Note] = deque(maxlen=NEWS)
         self._bad: deque[bytes] = deque()
-        self._spare: frozenset[bytes] = frozenset()
+        self._reading: frozenset[bytes] = frozenset()
+        self._kept: tuple[frozenset[bytes], float] = frozenset(), 0.0  # and until when
+        self._hung: list[threading.Event] = []
+        self._again = False  # what is there has to be told anew
+        self._told = (0, 0)  # of the counters
+        self._told_at = self._tidied = float("-inf")
         self._seen = self._seen_notes = 0
         self._known: set[bytes] = set()
         self._version: tuple[int, ...] = ()
@@ -186,7 +200,6 @@ class WriteBehind(NoDisk):
         self._ends = float("inf")
         self._failing_until = 0.0
         self._disk: Disk | None = None
-        self._tidy = False
         self._open()
         self._pool = ThreadPoolExecutor(READERS, "headstart-read")
         self._thread = threading.Thread(target=self._loop, name="headstart-disk", daemon=True)
@@ -214,7 +227,7 @@ class WriteBehind(NoDisk):
             return False
         with self._lock:
             if self._waiting and self._waiting + len(payload) > self._limit and not last:
-                self.counters["full"] += 1
+                self.counters["skipped_full"] += 1
                 return False
             self._waiting += len(payload)
         self._queue.put((label, payload))
@@ -226,21 +239,20 @@ class WriteBehind(NoDisk):
         self._queue.put(frozenset(keys))
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
-        self._spare = frozenset(label.key for label, _ in wanted)
-        results: list[int | Exception] = [0] * len(wanted)
-        left = iter(range(len(wanted)))  # shared: each reader takes the next one (a future for each would cost as much)
-
-        def take() -> None:
-            for number in left:
-                results[number] = self._read(wanted[number])
-
-        readers: list[Future[None]] = []
-        with suppress(RuntimeError):  # no thread is to be had: then this one reads alone
-            readers += (self._pool.submit(take) for _ in range(min(READERS, len(wanted)) - 1))
-        take()
-        wait(readers)
-        self._spare = frozenset()
+        if self._hangs:
+            return [TimeoutError("the disk still does not answer") for _ in wanted]
+        self._reading = frozenset(label.key for label, _ in wanted)
+        results, self._hung = Reading(self._read, wanted).run(self._pool)
+        self._reading = frozenset()
+        if self._hung:
+            log.warning("the disk hangs: nothing is read until it answers")
+            self.counters["fault_hung"] += 1
+            self._again = True
         return results
+
+    @property
+    def _hangs(self) -> bool:
+        return not all(over.is_set() for over in self._hung)
 
     def _read(self, wanted: tuple[Label, Bytes]) -> int | Exception:
         disk = self._disk
@@ -264,6 +276,13 @@ class WriteBehind(NoDisk):
         self._bad.append(label.key)
         return error
 
+    def keep(self, keys: Collection[bytes]) -> None:
+        self._kept = frozenset(keys), time.monotonic() + KEEP
+
+    def _spared(self) -> frozenset[bytes]:
+        kept, until = self._kept
+        return self._reading | kept if time.monotonic() < until else self._reading
+
     def use(self, keys: Collection[bytes]) -> None:
         now = time.time()
         self._uses.extend((key, now) for key in keys)
@@ -286,8 +305,8 @@ class WriteBehind(NoDisk):
         self._thread.join(seconds + GRACE)
         if self._waiting:
             log.warning("stopped with %d bytes not yet on disk; give more --drain-seconds", self._waiting)
-        self._pool.shutdown()
-        return not self._thread.is_alive()
+        self._pool.shutdown(wait=not self._hangs)
+        return not (self._thread.is_alive() or self._hangs)
 
     # ── the thread's side ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -335,9 +354,8 @@ class WriteBehind(NoDisk):
             if time.monotonic() >= self._failing_until and (self._disk is not None or self._open()):
                 disk = self._disk
                 assert disk is not None
-                if not self._tidy:
+                if time.monotonic() >= self._tidied + TIDY:
                     self._reconcile(disk)
-                    self._tidy = True
                 while self._bad:  # before anything is written in its place
                     row = disk.quarantine(self._bad.popleft())
                     if row is not None:
@@ -363,9 +381,20 @@ class WriteBehind(NoDisk):
             reason = "fault"
         for label, payload in batch:
             self._end(Refused(label, reason), payload)
+        self._say()
+
+    def _say(self) -> None:
+        """Says now and then how much was refused."""
+        told = self.counters["skipped_full"], self.counters["skipped_budget"]
+        if told != self._told and time.monotonic() >= self._told_at + SAY:
+            full, budget = (now - before for now, before in zip(told, self._told, strict=True))
+            log.info("%d pieces have to wait until the disk has time", full)
+            if budget:
+                log.warning("%d pieces are not stored: they do not fit into --disk-budget", budget)
+            self._told, self._told_at = told, time.monotonic()
 
     def _write(self, disk: Disk, batch: list[tuple[Label, Bytes]]) -> None:
-        stored, gone = disk.write(batch, self._spare)
+        stored, gone = disk.write(batch, self._spared)
         self.counters["saved"] += len(stored)
         self.counters["evicted"] += len(gone)
         self._forget(gone)
@@ -382,10 +411,13 @@ class WriteBehind(NoDisk):
             self._waiting -= len(payload)
 
     def _reconcile(self, disk: Disk) -> None:
-        found, gone = disk.reconcile()
-        if found or gone:
-            log.info("after a crash: %d objects found again, %d rows without an object dropped", len(found), len(gone))
-        self._forget(gone)
+        """Finds what crashes have left: any before the start, others' since."""
+        if self._tidied == float("-inf") or disk.strays():
+            found, gone = disk.reconcile()
+            if found or gone:
+                log.info("after a crash: %d objects found again, %d rows without an object dropped", len(found), len(gone))
+            self._forget(gone)
+        self._tidied = time.monotonic()
 
     def _forget(self, gone: Collection[bytes]) -> None:
         self._known.difference_update(gone)
@@ -405,13 +437,15 @@ class WriteBehind(NoDisk):
 
     def _look(self, disk: Disk) -> None:
         """Tells of what has come and gone without this process."""
+        if self._again and not self._hangs:
+            self._again, self._seen, self._version = False, 0, ()
         version = disk.catalog.version()
         if version == self._version:
             return
         if self._version and version[0] != self._version[0]:
             self._forget(self._known - disk.catalog.keys())
         self._version = version
-        for row in disk.rows(self._fingerprint, self._seen):
+        for row in disk.catalog.rows(self._fingerprint, self._seen):
             self._seen = row.number
             self._known.add(row.label.key)
             self._notices.append(Appeared(row.label))
@@ -423,7 +457,9 @@ class WriteBehind(NoDisk):
     def _open(self) -> bool:
         try:
             self._disk = self._opens()
-            self._seen, self._seen_notes, self._version, self._tidy = 0, 0, (), False
+            self._seen, self._seen_notes, self._version, self._tidied = 0, 0, (), float("-inf")
+            if self._disk.budget <= RESERVE:
+                log.warning("nothing fits on %d bytes of disk: free some, or give more --disk-budget", self._disk.budget)
             self._look(self._disk)
             self._foreign = self._disk.catalog.foreign(self._fingerprint)
         except Exception as error:

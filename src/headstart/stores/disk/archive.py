@@ -136,11 +136,11 @@ def take(disk: Disk, objects: Iterable[tuple[Label, Bytes]]) -> Taken:
         OSError, sqlite3.Error: the latest batch is not stored.
     """
     stored, refused, known = list[Label](), list[Label](), 0
-    pinned = {row.label.key for row in disk.rows() if row.pinned}
+    pinned = {row.label.key for row in disk.catalog.rows() if row.pinned}
     for batch in _batches(objects):
         new = [one for one in batch if not _held(disk, one[0])]
         known += len(batch) - len(new)
-        done = [] if refused else disk.write(new, spare=disk.catalog.keys())[0]
+        done = [] if refused else disk.write(new, spared=disk.catalog.keys)[0]
         disk.catalog.pin([label.key for label in done if label.key in pinned], True)  # those that were put aside were not
         stored += done
         keys = {label.key for label in done}

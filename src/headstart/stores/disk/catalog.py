@@ -81,6 +81,7 @@ CREATE TABLE IF NOT EXISTS spells (            -- core/reuse: its counts, where 
 
 
 _USED = "used, uses, heat, sort, weight"
+_DERIVED = "FROM objects WHERE key = ? AND NOT canonical"
 
 _Item = tuple[float, float, int, bytes]
 """Rank, last use, the deeper first; the key."""
@@ -161,8 +162,10 @@ class Catalog:
         """Records objects with their allocated bytes, in one transaction; a canonical one takes a derived one's place."""
         now = time.time() if now is None else now
         with self._change():
-            values = []
+            values, better = [], []
             for label, allocated in objects:
+                if label.canonical and self._db.execute(f"SELECT 1 {_DERIVED}", (label.key,)).fetchone():
+                    better.append(label.key)
                 usage = self._risen(label.key, now)
                 values.append(
                     (
@@ -177,6 +180,10 @@ class Catalog:
                 " ON CONFLICT (key) DO UPDATE SET canonical = excluded.canonical, allocated = excluded.allocated",
                 values,
             )
+            for key in better:  # to other processes they are new
+                self._db.execute("UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'objects'")
+                query = "UPDATE objects SET number = (SELECT seq FROM sqlite_sequence WHERE name = 'objects') WHERE key = ?"
+                self._db.execute(query, (key,))
 
     def remove(self, keys: Collection[bytes], now: float | None = None) -> None:
         """Forgets objects, but not how they were used, should they come again."""
@@ -442,6 +449,12 @@ def _packed(tokens: tuple[int, ...]) -> bytes:
 
 def _unpacked(data: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(data, "<i4").tolist())
+
+
+def drop(path: Path) -> None:
+    """Deletes a catalogue. Raises OSError."""
+    for suffix in ("-wal", "-shm", ""):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def damages(error: Exception) -> bool:

@@ -20,7 +20,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ import numpy as np
 from headstart.core.quota import NoQuota, quota
 from headstart.stores.base import Bytes, Store
 from headstart.stores.disk import files, format
-from headstart.stores.disk.catalog import Catalog, Row, damages
+from headstart.stores.disk.catalog import Catalog, Row, damages, drop
 from headstart.stores.disk.format import FormatError, Header, Label, Sealed
 from headstart.stores.disk.quarantine import Quarantine
 
@@ -59,7 +59,7 @@ class Disk(Store):
     `read_into` may be called from any thread; everything else from one thread at a time.
 
     Args:
-        budget: bytes; at most half of what is free (and already ours) when it is opened.
+        budget: bytes; at most half of what is free (and already ours), as found at each writing.
         portion: of that, an owner's quota: see `core/quota`.
 
     Raises:
@@ -78,6 +78,7 @@ class Disk(Store):
             files.make(path)
         self._quarantine = Quarantine(folder / "quarantine")
         self._serial = itertools.count()
+        self._strange: Collection[bytes] = ()  # objects that get no row: of a later version
         self._locked = threading.Lock()
         with contextlib.ExitStack() as undo:
             self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -111,15 +112,15 @@ class Disk(Store):
         except Exception as error:
             if not damages(error):
                 raise
-            log.warning("the catalogue is damaged and will be made anew from the objects: %s", error)
-            _drop_catalog(path)
+            log.warning("the catalogue is damaged and will be made anew from the objects, without pins: %s", error)
+            drop(path)
             return self._open_catalog(path)
 
     def abandon_catalog(self) -> None:
         """Closes for good, and deletes a damaged catalogue: who opens the folder next makes it anew. Raises OSError."""
         try:
             with self.writing():  # which fails if another process has done so already
-                _drop_catalog(self.folder / _INDEX)
+                drop(self.folder / _INDEX)
         finally:
             self.close()
 
@@ -147,17 +148,21 @@ class Disk(Store):
 
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def write(self, batch: Sequence[tuple[Label, Bytes]], spare: Collection[bytes] = ()) -> tuple[list[Label], list[bytes]]:
+    def write(
+        self, batch: Sequence[tuple[Label, Bytes]], spared: Callable[[], Collection[bytes]] = frozenset
+    ) -> tuple[list[Label], list[bytes]]:
         """Stores objects, evicting first; returns the labels that are stored, and the keys that had to go.
 
-        Fewer are stored than given if the budget has no room for them besides what is pinned or in `spare`; nothing is evicted
-        for what will not fit all the same. What is there already is not written again, and derived never replaces canonical.
+        Fewer are stored than given if the budget has no room for them besides what is pinned or `spared` (asked when nobody
+        else is writing); nothing is evicted for what will not fit all the same. What is there already is not written again,
+        and derived never replaces canonical.
 
         Raises:
             OSError, sqlite3.Error: none of the batch is stored.
         """
-        spare = {*spare, *(label.key for label, _ in batch), *(label.parent for label, _ in batch)}
         with self.writing():
+            spare = {*spared(), *(label.key for label, _ in batch), *(label.parent for label, _ in batch)}
+            self.measure()
             lacking = [(label, data) for label, data in batch if not self._holds(label)]
             owners = self.catalog.owners([label for label, _ in lacking]) if self._quota().on else {}
             new = [Sealed(label, format.encode(label, data), data, owners.get(label.key, b"")) for label, data in lacking]
@@ -441,9 +446,16 @@ class Disk(Store):
             ]
             found.sort(key=lambda one: one[0].start)  # as they were written: what they hang on is known before them
             self.catalog.add(current + found)
+            self.measure()  # what was found is ours too
             if evict:
                 gone += self._make_room(0, ())
+            self._strange = there.keys() - self.catalog.keys()
         return [label for label, _ in found if label.key not in gone], gone
+
+    def strays(self) -> bool:
+        """Whether there seem to be objects that the catalogue does not know, as a crash leaves them."""
+        known = {self.path(key).name for key in self.catalog.keys().union(self._strange)}
+        return not known.issuperset(os.listdir(self.objects))
 
     def _scan(self) -> dict[bytes, int]:
         """The keys of all objects, with their allocated bytes."""
@@ -471,9 +483,6 @@ class Disk(Store):
             return None
         return label
 
-    def rows(self, fingerprint: bytes | None = None, after: int = 0) -> Iterator[Row]:
-        return self.catalog.rows(fingerprint, after)
-
     def __contains__(self, key: bytes) -> bool:
         return self.catalog.get(key) is not None
 
@@ -487,8 +496,3 @@ def _read_header(file: int) -> Header:
     if size > len(head):
         head += os.pread(file, size - len(head), len(head))
     return format.decode(head[:size], os.fstat(file).st_size)
-
-
-def _drop_catalog(path: Path) -> None:
-    for suffix in ("-wal", "-shm", ""):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
