@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 import time
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from headstart.config import Settings
 from headstart.engines.base import GREEDY
 from headstart.engines.llama import LlamaEngine
 from headstart.runtime.runtime import Runtime
+from headstart.stores.disk import Disk
 from headstart.stores.disk.format import checksum, decode, header_size
 from process import serving
 
@@ -80,39 +83,104 @@ def _with(settings: Settings, **changes: Any) -> dict[str, Any]:
     return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)} | changes
 
 
-def check_objects(folder: Path) -> int:
-    """How many objects there are; each must be whole, whatever interrupted its making."""
-    paths = list((folder / "objects").iterdir())
-    for path in paths:
+def check_objects(folder: Path) -> set[bytes]:
+    """The keys of all objects; each must be whole, whatever interrupted its making."""
+    keys = set()
+    for path in (folder / "objects").iterdir():
         data = np.frombuffer(path.read_bytes(), np.uint8)
         header = decode(data[: header_size(data[:32].tobytes())].tobytes(), len(data))
         assert checksum(data[header.at :]) == header.checksum
         assert path.stem == header.label.key.hex()
-    return len(paths)
+        keys.add(header.label.key)
+    return keys
+
+
+class Load:
+    """Three clients that ask without a pause, until their server is gone: for something new, or again for what they know.
+
+    Attributes:
+        sent: the prompts, in their order; what a kill interrupts is among the last.
+    """
+
+    def __init__(self, url: str, seed: int) -> None:
+        self.sent: list[Messages] = []
+        self._url, self._dice, self._lock = url, random.Random(seed), threading.Lock()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(3)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self) -> None:
+        with httpx.Client(timeout=60) as http, suppress(httpx.TransportError):
+            while True:
+                with self._lock:
+                    if self.sent and self._dice.random() < 0.3:
+                        chat = self._dice.choice(self.sent)
+                    else:
+                        words = text(self._dice.getrandbits(60), self._dice.randint(20, 400))
+                        self.sent.append(chat := [{"role": "user", "content": words}])
+                    body = {"messages": chat, "max_tokens": self._dice.randint(1, 12), "temperature": 0}
+                http.post(f"{self._url}/chat/completions", json=body).raise_for_status()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(60)
 
 
 @pytest.mark.parametrize("kill", [*range(5), *(pytest.param(number, marks=pytest.mark.slow) for number in range(5, 50))])
 def test_killed_under_load(tmp_path: Path, tiny_model: Path, kill: int) -> None:
-    """Whatever the kill interrupts, what comes back is the answer: exact mode against a server that has no disk."""
+    """Whatever the kill interrupts, nothing that was stored is lost, and what comes back is the answer: exact mode against a
+    server that has no disk.
+    """
     dice = random.Random(kill)
     options = (str(tiny_model), *OPTIONS, "--threads", "1", "--reuse", "exact")
-    chats: list[Messages] = [[{"role": "user", "content": text(100 * kill + number, 250)}] for number in range(4)]
     with serving(*options, "--cache-dir", str(tmp_path)) as server:
-        url = address(server.line("listening"))
-        with httpx.Client(timeout=60) as http:
-            deadline = time.monotonic() + dice.uniform(0.2, 1.5)
-            while time.monotonic() < deadline:
-                chat = dice.choice(chats)
-                http.post(f"{url}/chat/completions", json={"messages": chat, "max_tokens": 2, "temperature": 0})
+        load = Load(address(server.line("listening")), kill)
+        time.sleep(dice.uniform(0.3, 1.5))
         server.end(signal.SIGKILL)
+        load.join()
     intact = check_objects(tmp_path)
     with serving(*options, "--cache-dir", str(tmp_path)) as server, serving(*options, "--no-disk") as cold:
         urls = [address(one.line("listening")) for one in (server, cold)]
         restored = 0
-        for chat in chats:
+        for chat in [*load.sent[:3], *load.sent[-3:]]:
             warm, fresh = (post(url, chat, logprobs=True, top_logprobs=5) for url in urls)
             assert warm["choices"] == fresh["choices"]
             restored += warm["headstart"]["tiers"].get("disk", 0)
         assert not list((tmp_path / "tmp").iterdir())
+        with closing(Disk(tmp_path, 1 << 40)) as disk:
+            assert disk.catalog.keys() >= intact
         assert server.end() == 0
-    assert not intact or restored
+    assert len(intact) < 4 or restored
+
+
+def test_stopped_with_rows_that_were_nowhere_else(tmp_path: Path, tiny_model: Path) -> None:
+    """SIGTERM right behind a reply: what only the slot held is on disk when the process is gone."""
+    options = (str(tiny_model), *OPTIONS, "--threads", "1", "--cache-dir", str(tmp_path))
+    chat: Messages = [{"role": "user", "content": text(5, 400)}]
+    with serving(*options) as server:
+        first = post(address(server.line("listening")), chat)
+        assert server.end(signal.SIGTERM) == 0
+    chat += [{"role": "assistant", "content": first["choices"][0]["message"]["content"]}, {"role": "user", "content": "Go on."}]
+    with serving(*options) as server:
+        second = post(address(server.line("listening")), chat)
+        assert second["headstart"]["tiers"]["disk"] >= first["usage"]["prompt_tokens"] - 64
+        assert server.end() == 0
+
+
+def test_two_servers_share_a_folder(tmp_path: Path, tiny_model: Path) -> None:
+    """What one of them has computed, the other finds, while both are running."""
+    options = (str(tiny_model), *OPTIONS, "--threads", "1", "--reuse", "exact", "--cache-dir", str(tmp_path))
+    with serving(*options) as one, serving(*options) as other:
+        urls = [address(server.line("listening")) for server in (one, other)]
+        for first, second in (urls, urls[::-1]):
+            until = time.monotonic() + 60
+            while True:
+                chat: Messages = [{"role": "user", "content": text(time.monotonic_ns(), 400)}]
+                computed = post(first, chat)
+                time.sleep(1.0)
+                found = post(second, chat)
+                assert found["choices"][0]["message"] == computed["choices"][0]["message"]
+                if found["headstart"]["tiers"].get("disk", 0) >= computed["usage"]["prompt_tokens"] - 64:
+                    break
+                assert time.monotonic() < until, found["headstart"]
+        assert [one.end(), other.end()] == [0, 0]

@@ -114,7 +114,7 @@ def serve(
     kv_type: Kv = "f16",
     chat_template: ChatTemplate = None,
     lora: Lora = None,
-    memory_budget: Budget = cast(int, "4GiB"),  # noqa: B008
+    memory_budget: Budget = None,
     cache_dir: CacheDir = None,
     disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008
     no_disk: Annotated[
@@ -258,7 +258,7 @@ def doctor(
     kv_type: Kv = "f16",
     chat_template: ChatTemplate = None,
     lora: Lora = None,
-    memory_budget: Budget = cast(int, "4GiB"),  # noqa: B008  (typer parses defaults too)
+    memory_budget: Budget = None,
     seconds: Annotated[
         float,
         typer.Option(
@@ -304,7 +304,7 @@ def warm(
     kv_type: Kv = "f16",
     chat_template: ChatTemplate = None,
     lora: Lora = None,
-    memory_budget: Budget = cast(int, "4GiB"),  # noqa: B008
+    memory_budget: Budget = None,
     cache_dir: CacheDir = None,
     disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008
 ) -> None:

@@ -66,14 +66,14 @@ Kv = Annotated[
     ),
 ]
 Budget = Annotated[
-    int,
+    int | None,
     typer.Option(
         parser=cli_cache.size,
         envvar="HEADSTART_MEMORY_BUDGET",
         metavar="SIZE",
         rich_help_panel=CACHE,
         help="Host memory for conversations that no slot holds: a hard limit. Written like 4GiB, 512MiB or 2G.",
-        show_default="4GiB",
+        show_default="4GiB; more if one conversation needs more to come back, less if memory is short",
     ),
 ]
 ReuseMode = Annotated[

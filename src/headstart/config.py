@@ -32,7 +32,8 @@ class Settings:
         kv_type: type of keys and values in memory.
         chat_template: file that replaces the model's own template.
         lora: adapter file.
-        memory_budget: bytes of host memory for rows that no slot holds (hard).
+        memory_budget: bytes of host memory for rows that no slot holds (hard); None for 4 GiB, or more if one conversation
+            needs more to come back whole, or less if memory is short.
         cache_dir: folder of the disk tier; None for none.
         disk_budget: bytes on disk (hard), and never more than half of what is free there.
         tenant_memory: the most that one tenant may hold of the memory tier when others want room: up to 1 a share of its
@@ -58,7 +59,7 @@ class Settings:
     kv_type: KvType = "f16"
     chat_template: Path | None = None
     lora: Path | None = None
-    memory_budget: int = 4 * GIB
+    memory_budget: int | None = None
     cache_dir: Path | None = None
     disk_budget: int = 20 * GIB
     tenant_memory: float = 1.0

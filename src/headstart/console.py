@@ -16,6 +16,8 @@ from headstart import __version__
 from headstart.runtime.runtime import Runtime
 from headstart.units import show_size
 
+AGENTS = 20_000
+"""Tokens: Claude Code's first prompt has some 17,000."""
 LOG_EVERY = 2.0
 """Seconds between lines about loading, where no bar can be drawn."""
 
@@ -52,12 +54,20 @@ def facts(runtime: Runtime) -> dict[str, str]:
     told = {"model": f"{known.name} ({known.description})", "engine": known.engine}
     if "path" in details:
         told["file"] = str(details["path"])
-    told["slots"] = f"{shape.slots} conversations at a time, {shape.ctx} tokens each"
+    told["slots"] = f"{shape.slots} conversations at a time, {shape.ctx:,} tokens each"
+    trained = int(details.get("ctx_train") or 0)
+    if 0 < trained < shape.ctx:
+        told["slots"] += f", more than the {trained:,} that the model was trained on"
+    elif shape.ctx < min(trained, AGENTS):
+        told["slots"] += ", fewer than coding agents need: give --ctx more, or --kv-type q8_0, or a smaller model"
     if shape.row_bytes:
         kind = details.get("kv_type", "")
         told["keys and values"] = f"{kind}, {show_size(shape.row_bytes)} a token".removeprefix(", ")
-        room = settings.memory_budget // shape.row_bytes
-        told["cache"] = f"{show_size(settings.memory_budget)} of memory for {room:,} tokens besides those in slots"
+        budget = runtime.cache.memory.budget
+        told["cache"] = f"{show_size(budget)} of memory for {budget // shape.row_bytes:,} tokens besides those in slots"
+        whole = budget // (shape.row_bytes + shape.transfer_bytes // shape.ctx)
+        if whole < shape.ctx:
+            told["cache"] += f"; of one conversation no more than {whole:,} can come back: give more --memory-budget"
     if engine.traits.stateful:
         told["checkpoints"] = f"{show_size(shape.state_bytes)} each"
         if shape.row_bytes:

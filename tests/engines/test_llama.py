@@ -132,6 +132,7 @@ def test_restored_equals_cold_on_the_grid(demo: LlamaEngine) -> None:
     fill(demo, 2, tokens_of(demo, 77, seed=3))  # a neighbour
     rows = export(demo, 0, *range(0, 321, grid))
     for kept in (1, 3, 5):
+        demo.release()
         demo.import_rows(1, rows[:kept])
         if kept < 5:
             fill(demo, 1, tokens[kept * grid : 320])

@@ -168,31 +168,66 @@ def test_a_window_begins_at_a_tile(layout: Layout, length: int) -> None:
     assert out.tobytes() == seen.data.tobytes()
 
 
-def needs(available: float, row: int = 1 << 16, weights: int = GIB, budget: int = GIB, state: int = 0) -> Needs:
-    return Needs(weights=weights, row=row, state=state, budget=budget, available=int(available))
+def needs(available: float, row: int = 1 << 16, weights: int = GIB, state: int = 0) -> Needs:
+    return Needs(weights=weights, row=row, state=state, available=int(available))
+
+
+def bytes_of(given: Needs, found: Fit) -> int:
+    return given.weights + given.slots(found.ctx, found.slots) + found.budget
 
 
 def test_fit_takes_what_there_is() -> None:
-    assert fit(needs(64 * GIB), trained=8192, ctx=None, slots=None) == Fit(8192, 4)
-    assert fit(needs(64 * GIB), trained=8192, ctx=1000, slots=2) == Fit(1024, 2)
-    tight = fit(needs(5 * GIB), trained=131_072, ctx=None, slots=None)
+    for budget in (GIB, None):
+        most = Fit(8192, 4, budget or 4 * GIB)
+        assert fit(needs(64 * GIB), trained=8192, ctx=None, slots=None, budget=budget) == most
+        assert fit(needs(64 * GIB), trained=8192, ctx=1000, slots=2, budget=budget) == Fit(1024, 2, most.budget)
+        assert fit(needs(64 * GIB), trained=0, ctx=None, slots=1, budget=budget) == Fit(4096, 1, most.budget)
+        roomy = fit(needs(16 * GIB), trained=131_072, ctx=None, slots=None, budget=budget)
+        assert roomy.ctx >= 32_768
+        # State takes its room in every slot, whatever the context.
+        assert needs(GIB, state=GIB).slots(1024, 3) == needs(GIB).slots(1024, 3) + 3 * GIB
+        stateful = [needs(size * GIB, row=0, state=GIB) for size in (7, 16)]
+        few, many = (fit(given, trained=8192, ctx=None, slots=None, budget=budget) for given in stateful)
+        assert few.ctx == many.ctx == 8192
+        assert 1 <= few.slots < many.slots == 4
+    tight = fit(needs(5 * GIB), trained=131_072, ctx=None, slots=None, budget=GIB)
     assert tight.slots == 1
     assert tight.ctx % 256 == 0
     assert 512 < tight.ctx < 32_768
-    assert needs(5 * GIB).total(tight.ctx, tight.slots) <= 0.8 * 5 * GIB
-    roomy = fit(needs(16 * GIB), trained=131_072, ctx=None, slots=None)
-    assert roomy.ctx >= 32_768
-    assert fit(needs(64 * GIB), trained=0, ctx=None, slots=1) == Fit(4096, 1)
-    # State takes its room in every slot and in the buffer, whatever the context.
-    assert needs(64 * GIB, state=GIB).total(1024, 3) == needs(64 * GIB).total(1024, 3) + 4 * GIB
-    assert fit(needs(16 * GIB, row=0, state=GIB), trained=8192, ctx=None, slots=None) == Fit(8192, 4)
-    assert fit(needs(8 * GIB, row=0, state=GIB), trained=8192, ctx=None, slots=None) == Fit(8192, 3)
+    assert bytes_of(needs(5 * GIB), tight) <= 0.8 * 5 * GIB
+
+
+@given(size=st.floats(1.5, 400), row=st.sampled_from([23_040, 1 << 16, 1 << 17, 1 << 19]), weights=st.integers(1, 40))
+def test_fit_with_nothing_given(size: float, row: int, weights: int) -> None:
+    """It never plans for more than there is; and where there is enough, a whole conversation can come back."""
+    given = needs(size * GIB, row, weights * GIB)
+    try:
+        found = fit(given, trained=131_072, ctx=None, slots=None, budget=None)
+    except ConfigError:
+        assert given.weights + given.slots(512, 1) > 0.7 * given.available - GIB
+        return
+    assert bytes_of(given, found) <= given.available
+    if found.ctx > 512:
+        assert bytes_of(given, found) <= 0.8 * given.available
+        assert found.budget >= min(4 * GIB, 0.9 * given.slots(found.ctx, 1)), "memory that is short is shared"
+    if found.slots > 1:
+        assert found.ctx >= 32_768
+        assert found.budget >= max(4 * GIB, 2 * given.slots(found.ctx, 1))
+
+
+def test_fit_leaves_agents_a_context_where_memory_is_short() -> None:
+    """Eight billion parameters in four bits, 128 KiB a token; agents begin with some 17,000."""
+    for size, least in ((9.5, 10_000), (12, 17_000), (16, 30_000), (24, 32_768)):
+        found = fit(needs(size * GIB, 1 << 17, int(4.7 * GIB)), trained=131_072, ctx=None, slots=None, budget=None)
+        assert found.ctx >= least, (size, found)
 
 
 @pytest.mark.parametrize(("ctx", "slots"), [(None, None), (65_536, None), (None, 64), (65_536, 4)])
 def test_fit_refuses_with_the_numbers(ctx: int | None, slots: int | None) -> None:
     with pytest.raises(ConfigError, match=r"Too little memory: 1\.0 GiB of weights, 1\.0 GiB for --memory-budget"):
-        fit(needs(2.1 * GIB), trained=131_072, ctx=ctx, slots=slots)
+        fit(needs(2.1 * GIB), trained=131_072, ctx=ctx, slots=slots, budget=GIB)
+    with pytest.raises(ConfigError, match=r"Too little memory: 1\.0 GiB of weights, \d+\.\d GiB for"):
+        fit(needs(1.11 * GIB), trained=131_072, ctx=ctx, slots=slots, budget=None)
 
 
 # ── digests ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -249,6 +249,38 @@ def test_what_memory_evicts_is_on_disk_replies_too(tmp_path: Path) -> None:
         assert second.report.tiers["disk"] >= first.report.prompt + 200 - 2 * GRID
 
 
+def test_of_what_is_too_long_a_half_is_restored_and_nothing_else_suffers(tmp_path: Path) -> None:
+    """Rows in cells, and the engine's copy of them, share the budget; what the copy took is there for others again."""
+    ctx, row = 2048, 64
+
+    def budgeted(share: float) -> Runtime:
+        engine = FakeEngine(slots=2, ctx=ctx, grid=GRID, row_bytes=row, transfer_bytes=ctx * row)
+        rt = Runtime(engine, Settings(memory_budget=int(share * ctx * row), cache_dir=tmp_path, settle="off"))
+        rt.scheduler._admission.pace.prefill = 1.0  # the fake engine computes faster than any disk reads
+        return rt
+
+    short, long = [system("Z" * 300), user("hi")], [system("x" * 1850), user("a")]
+    with budgeted(4) as rt:
+        for chat in (short, long):
+            ask(rt, chat)
+        written(rt)
+    with budgeted(1) as rt:
+        report = ask(rt, long).report
+        assert 0.45 * ctx < report.restored == report.tiers["disk"] <= 0.5 * ctx
+        written(rt)
+        for other in "qwe":
+            ask(rt, [system(other * 40), user("b")])
+        report = ask(rt, short).report
+        assert report.computed <= 2 * GRID
+        assert rt.cache.memory.used <= rt.cache.memory.budget
+    with budgeted(1) as rt:  # to save what is long, the engine has taken nearly all
+        ask(rt, [system("y" * 1850), user("a")])
+        written(rt)
+        assert rt.cache.room.claimed > 0.9 * rt.cache.memory.budget
+        assert ask(rt, short).report.computed <= 2 * GRID
+        assert rt.cache.room.claimed < 0.25 * rt.cache.memory.budget
+
+
 # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

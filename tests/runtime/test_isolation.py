@@ -196,7 +196,15 @@ class Tier:
         self.counters: Counter[str] = Counter()
         spill = Spill(self.index, self.memory, NoDisk(), Spellings(), Openings(), _no_label, lambda _: None, lambda: 0.0)
         self.room = Room(
-            self.index, self.memory, self.retention, spill, self.counters, ctx=64, transfer_bytes=0, keeps_on="disk"
+            self.index,
+            self.memory,
+            self.retention,
+            spill,
+            self.counters,
+            ctx=64,
+            transfer_bytes=0,
+            release=list,
+            keeps_on="disk",
         )
 
     def serve(self, owner: int, conversation: int, blocks: int, now: float, *, needed: bool) -> None:

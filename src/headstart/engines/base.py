@@ -119,6 +119,7 @@ class Shape:
         row_bytes: bytes of one token's rows, all layers, K and V; 0 in a model that has state only.
         transfer_bytes: host bytes that the engine itself holds to move `ctx` tokens of rows in or out, with their state.
         state_bytes: most bytes of a checkpoint; 0 where rows are all there is.
+        memory: host bytes that there are for what no slot holds, unless the user says how many.
     """
 
     slots: int
@@ -127,6 +128,7 @@ class Shape:
     row_bytes: int
     transfer_bytes: int
     state_bytes: int = 0
+    memory: int = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +312,10 @@ class Engine(ABC):
         Raises EngineError, also if `state` is a checkpoint of another length; the slot is then empty.
         """
         raise EngineError("this engine has no state beside its rows")
+
+    def release(self) -> None:
+        """Gives the host memory back that moving rows takes (`Shape.transfer_bytes`), until they are moved again."""
+        return
 
     def check_grammar(self, grammar: Grammar, param: str | None = None) -> Grammar:
         """The grammar, ready for `sampler`; takes up to some seconds. May be called from several threads at once.

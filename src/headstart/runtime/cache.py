@@ -98,6 +98,7 @@ class Cache:
             self.counters,
             ctx=engine.shape.ctx,
             transfer_bytes=engine.shape.transfer_bytes,
+            release=engine.release,
             keeps_on=self.disk.name,
         )
         self.fetch = Fetch(self.disk, self.room, self._label, engine.shape.row_bytes, lambda: self._clock())
@@ -357,10 +358,10 @@ class Cache:
     def restore(self, slot: Slot, chain: Chain, plan: Plan) -> Restored | None:
         """Brings what `plan` needs into `slot`, as far as there is room. None, and the slot is empty, if a piece is bad."""
         with pinned(plan.needs):
-            movable = sum(self.room.transfer(entry.stop) <= self.room.most_transfer for entry in plan.restore)
+            movable = self.room.movable(plan.restore, plan.state)
             if movable < len(plan.restore):
                 return self.restore(slot, chain, self._shortened(plan, movable))
-            if not (plan.keep or self.room.claim(plan.start)):
+            if not (plan.keep or self.room.claim(plan.start, self.room.size(plan.needs))):
                 return Restored(_nothing(plan), {})
             if not self.fetch.bring(plan.needs):
                 return None

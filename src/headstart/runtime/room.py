@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from headstart.core.blocks import BlockId, checkpoint_id
@@ -20,6 +20,7 @@ from headstart.stores.memory import Cell, Memory
 
 log = logging.getLogger("headstart.cache")
 
+_STEPS = 32
 MIN_CELLS = 8
 """Cells that the engine's transfer buffer leaves in memory."""
 
@@ -42,6 +43,10 @@ class Room:
     Args:
         ctx: tokens that a slot holds.
         transfer_bytes: what the engine itself takes to move so many.
+        release: makes the engine give that back.
+
+    Attributes:
+        claimed: bytes that the engine's transfer buffer counts for.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Room:
         *,
         ctx: int,
         transfer_bytes: int,
+        release: Callable[[], None],
         keeps_on: str,
     ) -> None:
         self.index = index
@@ -64,7 +70,8 @@ class Room:
         self._below = keeps_on
         self._ctx = ctx
         self._transfer_bytes = transfer_bytes
-        self._transient = 0
+        self._release = release
+        self.claimed = 0
 
     def take(self, piece: Entry, now: float, *, needed: bool, about: About = UNKNOWN) -> Cell | None:
         """A cell for `piece`; unless it is needed, nothing goes for it that is worth more and nowhere else.
@@ -84,10 +91,17 @@ class Room:
             self.evict(victim)
         return self.memory.allocate(kind, piece.owner)
 
-    def claim(self, tokens: int) -> bool:
-        """Counts the engine's transfer buffer for `tokens` tokens against the budget; evicts first."""
+    def claim(self, tokens: int, beside: int = 0) -> bool:
+        """Counts the engine's transfer buffer for `tokens` tokens against the budget; evicts first.
+
+        `beside`: bytes of cells that have to be there at the same time: for them a buffer that is larger gives way.
+        """
         need = self.transfer(tokens)
-        if need <= self._transient:
+        if need <= self.claimed:
+            if self.claimed + beside > self.memory.budget:
+                self._release()
+                self.claimed = need
+                self.memory.claim(need)
             return True
         if need > self.most_transfer:
             self.skip("transfer", 1)
@@ -96,21 +110,30 @@ class Room:
         while self.memory.over:
             victim = self.retention.victim(self.memory.quota.over())
             if victim is None:
-                self.memory.claim(self._transient)
+                self.memory.claim(self.claimed)
                 self.skip("transfer", 1)
                 return False
             self.evict(victim)
-        self._transient = need
+        self.claimed = need
         return True
 
+    def movable(self, pieces: Sequence[Entry], state: Entry | None) -> int:
+        """How many of the first pieces can go into a slot at once, with `state`: in cells, beside the engine's copy of them."""
+        room, cell = self.memory.budget - self.size([] if state is None else [state]), self.memory.cell_bytes
+        return sum(self.transfer(piece.stop) + number * cell <= room for number, piece in enumerate(pieces, 1))
+
+    def size(self, pieces: Sequence[Entry]) -> int:
+        """Bytes of the cells of pieces."""
+        return sum(self.memory.size("state" if piece.state else "rows") for piece in pieces)
+
     def transfer(self, tokens: int) -> int:
-        """Bytes of the transfer buffer, in eighths, so that a growing conversation claims a few times only."""
-        return -(-8 * tokens // self._ctx) * (-(-self._transfer_bytes // 8))
+        """Bytes of the transfer buffer, in steps, so that a growing conversation claims now and then only."""
+        return -(-_STEPS * tokens // self._ctx) * (-(-self._transfer_bytes // _STEPS))
 
     @property
     def most_transfer(self) -> int:
         least = MIN_CELLS * self.memory.cell_bytes + self.memory.state_bytes
-        return max(self._transient, self.memory.budget - least)
+        return max(self.claimed, self.memory.budget - least)
 
     def evict(self, entry: Entry) -> None:
         """A piece has to go; with a line's last checkpoint goes what it alone made useful."""

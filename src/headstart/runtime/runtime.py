@@ -74,9 +74,9 @@ class Runtime:
         source = self._template_source(settings)
         self.prompter = Prompter(engine.tokenizer, Template(source, engine.tokenizer.names), spelling=settings.reuse == "fast")
         cell = engine.traits.grid * engine.shape.row_bytes
-        budget = settings.memory_budget
+        budget = engine.shape.memory if settings.memory_budget is None else settings.memory_budget
         memory = Memory(cell, budget, engine.shape.state_bytes, quota(settings.tenant_memory, budget))
-        disk, spellings = _disk(engine, settings), self.prompter.spellings
+        disk, spellings = _disk(engine, settings, budget), self.prompter.spellings
         self.cache = Cache(engine, memory, self._mode, time.monotonic, disk=disk, spellings=spellings)
         self.cache.spill.settle()  # the first prompt is made before the first request is
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
@@ -301,12 +301,12 @@ class Runtime:
         self.close()
 
 
-def _disk(engine: Engine, settings: Settings) -> NoDisk:
+def _disk(engine: Engine, settings: Settings, memory: int) -> NoDisk:
     """The tier below memory. A disk that cannot be used is no reason not to serve."""
     folder = settings.cache_dir
     if folder is None or not engine.traits.movable:
         return NoDisk()
-    limit = int(QUEUE_SHARE * settings.memory_budget)
+    limit = int(QUEUE_SHARE * memory)
     return WriteBehind(lambda: Disk(folder, settings.disk_budget, settings.tenant_disk), engine.fingerprint, limit)
 
 

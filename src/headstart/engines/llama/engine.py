@@ -110,9 +110,9 @@ class LlamaEngine(Engine):
         with ExitStack() as undo:
             undo.callback(lib.llama_model_free, model)
             state = llama_load.measure_state(model, settings.kv_type)
-            needs = Needs(int(lib.llama_model_size(model)), state.row, state.slot, settings.memory_budget, available)
+            needs = Needs(int(lib.llama_model_size(model)), state.row, state.slot, available)
             trained = int(lib.llama_model_n_ctx_train(model))
-            chosen = fit(needs, trained=trained, ctx=settings.ctx, slots=settings.slots)
+            chosen = fit(needs, trained=trained, ctx=settings.ctx, slots=settings.slots, budget=settings.memory_budget)
             threads = settings.threads or llama_load.core_count()
             context = llama_load.open_context(
                 model, ctx=chosen.ctx, slots=chosen.slots, kv_type=settings.kv_type, threads=threads
@@ -121,6 +121,7 @@ class LlamaEngine(Engine):
             if settings.lora is not None:
                 llama_load.open_adapter(model, context, settings.lora)
             engine = cls(model, context, ctx=chosen.ctx, slots=chosen.slots)
+            engine.shape = replace(engine.shape, memory=chosen.budget)
             identity = llama_identity.identity(model, settings, weights, adapter, ctx=chosen.ctx)
             proven = _proven(settings, identity, ctx=chosen.ctx, slots=chosen.slots, threads=threads)
             began = time.perf_counter()
@@ -136,7 +137,7 @@ class LlamaEngine(Engine):
                 engine._padding = Padding(width, int(lib.llama_model_n_params(model)))
             undo.pop_all()
         engine.fingerprint = llama_identity.digest_of({**identity, "grid": engine.traits.grid})
-        live = chosen.slots * (needs.state + chosen.ctx * needs.row)
+        live = needs.slots(chosen.ctx, chosen.slots)
         engine.facts = llama_identity.facts(
             model, path, settings, engine.shape, threads=threads, live_bytes=live, proof_seconds=round(proof, 3)
         )
@@ -287,6 +288,10 @@ class LlamaEngine(Engine):
             if not removed or self._lengths[slot] != length:
                 raise EngineError(f"llama.cpp could not take slot {slot} back from {held} to {length} tokens")
         self._outputs.pop(slot, None)
+
+    def release(self) -> None:
+        if self._rows is not None:
+            self._rows.release()
 
     def length(self, slot: int) -> int:
         counted = self._count(slot)

@@ -1,4 +1,4 @@
-"""Fit: how many slots, and how many tokens in each, memory has room for. Pure."""
+"""Fit: how many slots, how many tokens in each, and how much for what no slot holds: what memory has room for. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ UNIT = 256
 MAX_SLOTS = 4
 SHARE = 0.8
 """Of the available memory: what is planned for unless the user asks for more."""
+BUDGET = 4 << 30
+"""Bytes for what no slot holds, unless one conversation needs more to come back, or memory is short."""
+_WHOLE = 2.1
+"""Of a conversation's rows: what brings it back whole. They lie in cells, and again in the engine's own buffer."""
 _SPARE = 128 << 20  # compute buffers and the interpreter
 _GOOD_CTX = 32_768  # a longer context is not worth a slot
 _LEAST_CTX = 512
@@ -19,35 +23,42 @@ _FALLBACK_CTX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes: weights; rows of one token; constant state of one slot; the rows that no slot holds; what is available."""
+    """Bytes: weights; rows of one token; constant state of one slot; what is available."""
 
     weights: int
     row: int
     state: int
-    budget: int
     available: int
 
-    def total(self, ctx: int, slots: int) -> int:
-        """Bytes for `slots` × `ctx` tokens, with the buffer that moves one slot's rows and state."""
-        return self.weights + _SPARE + self.budget + (slots + 1) * (self.state + ctx * self.row)
+    def slots(self, ctx: int, slots: int) -> int:
+        """Bytes of `slots` × `ctx` live tokens."""
+        return slots * (self.state + ctx * self.row)
 
-    def room(self, slots: int, limit: float) -> int:
-        """Tokens a slot can hold if everything together stays below `limit`; a multiple of UNIT."""
-        free = limit - self.total(0, slots)
-        return max(0, int(free // max(1, (slots + 1) * self.row))) // UNIT * UNIT
+    def budget(self, ctx: int) -> int:
+        """Bytes for what no slot holds, if there is room: enough to bring back a conversation of `ctx` tokens."""
+        return max(BUDGET, int(_WHOLE * self.slots(ctx, 1)))
+
+    def room(self, slots: float, bytes: float) -> int:
+        """Tokens that a slot can hold if so many slots take `bytes`; a multiple of UNIT."""
+        free = bytes - slots * self.state
+        return max(0, int(free // max(1, slots * self.row))) // UNIT * UNIT
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
+    """Tokens of a slot, slots, and bytes for what no slot holds."""
+
     ctx: int
     slots: int
+    budget: int
 
 
-def fit(needs: Needs, *, trained: int, ctx: int | None, slots: int | None) -> Fit:
+def fit(needs: Needs, *, trained: int, ctx: int | None, slots: int | None, budget: int | None) -> Fit:
     """Chooses what the user left open; refuses what cannot work.
 
     Args:
         trained: tokens that the model was trained on; 0 if unknown.
+        budget: bytes for what no slot holds.
 
     Raises:
         ConfigError: too little memory, or no sense in the numbers.
@@ -56,23 +67,31 @@ def fit(needs: Needs, *, trained: int, ctx: int | None, slots: int | None) -> Fi
         raise ConfigError("--ctx and --slots must be at least 1.")
     whole = max(UNIT, (trained or _FALLBACK_CTX) // UNIT * UNIT)
     wanted = whole if ctx is None else -(-ctx // UNIT) * UNIT
-    limit = SHARE * needs.available
     good = wanted if ctx is not None else min(wanted, _GOOD_CTX)
-    candidates = [slots] if slots is not None else range(MAX_SLOTS, 0, -1)
-    for count in candidates:
-        if needs.room(count, limit) >= good:
-            return Fit(min(wanted, needs.room(count, limit)), count)
+    free = SHARE * needs.available - needs.weights - _SPARE
+    for count in [slots] if slots is not None else range(MAX_SLOTS, 0, -1):
+        if budget is None:
+            room = min(needs.room(count, free - BUDGET), needs.room(count + _WHOLE, free))
+        else:
+            room = needs.room(count, free - budget)
+        if room >= good:
+            found = min(wanted, room)
+            return Fit(found, count, needs.budget(found) if budget is None else budget)
+    # Memory is short. Then slots have half of it, if nobody says otherwise.
     count = slots or 1
-    if ctx is None and (room := min(wanted, needs.room(count, limit))) >= min(wanted, _LEAST_CTX):
-        return Fit(room, count)
-    # Asked for in so many words: then all of the memory may be used.
     least = wanted if ctx is not None else min(wanted, _LEAST_CTX)
-    if needs.total(least, count) <= needs.available:
-        return Fit(least, count)
+    if ctx is None:
+        least = max(least, min(wanted, needs.room(count, free / 2 if budget is None else free - budget)))
+    # Asked for in so many words: then all of the memory may be used.
+    for left in (free, needs.available - needs.weights - _SPARE):
+        rest = int(left) - needs.slots(least, count)
+        if rest >= (budget or 0):
+            return Fit(least, count, min(rest, needs.budget(least)) if budget is None else budget)
+    beside = "" if budget is None else f"{_gib(budget)} for --memory-budget and "
     raise ConfigError(
-        f"Too little memory: {_gib(needs.weights)} of weights, {_gib(needs.budget)} for --memory-budget and "
-        f"{_gib((count + 1) * (least * needs.row + needs.state))} for {count} × {least} tokens do not fit into the "
-        f"{_gib(needs.available)} available. Lower --memory-budget, --ctx or --slots, use --kv-type q8_0, or a smaller model."
+        f"Too little memory: {_gib(needs.weights)} of weights, {beside}{_gib(needs.slots(least, count))} for {count} × {least} "
+        f"tokens do not fit into the {_gib(needs.available)} available. Lower --memory-budget, --ctx or --slots, use --kv-type "
+        "q8_0, or a smaller model."
     )
 
 

@@ -93,6 +93,10 @@ class Transfer:
     def bytes(self) -> int:
         return len(self._buffer)
 
+    def release(self) -> None:
+        """Gives the buffer's pages back; the next move touches as many as it needs."""
+        self._buffer = np.empty(len(self._buffer), np.uint8)
+
     def export(self, slot: int, tokens: int, spans: Sequence[Span]) -> None:
         """Copies spans out of `slot`, which holds `tokens`. Raises EngineError."""
         if self._form.row_bytes == 0:
