@@ -23,6 +23,7 @@ from headstart.core.template import Template
 from headstart.engines.base import GREEDY, Sampling, Span, Step
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import file as llama_file
+from headstart.engines.llama import identity as llama_identity
 from headstart.errors import ConfigError, EngineError, ModelError
 
 EXACT_TEXTS = [
@@ -304,7 +305,7 @@ def test_traits_are_measured(demo: LlamaEngine) -> None:
     other.close()
 
 
-def test_the_fingerprint_is_what_changes_numbers(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_fingerprint_is_what_changes_numbers(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = replace(SMALL, model=str(tiny_model))
     copy = shutil.copy(tiny_model, tmp_path / "copy.gguf")
     other = tiny.write(tmp_path / "other.gguf", seed=1)
@@ -321,6 +322,20 @@ def test_the_fingerprint_is_what_changes_numbers(tiny_model: Path, tmp_path: Pat
     assert print_of(replace(base, model=str(other))) != same
     assert print_of(replace(base, kv_type="q8_0")) != same
     assert print_of(base, grid=32) != same
+    adapters = [tiny.write_adapter(tmp_path / f"{seed}.gguf", seed) for seed in (0, 1)]
+    assert len({print_of(replace(base, lora=adapter)) for adapter in adapters} | {same}) == 3
+    monkeypatch.setattr(llama_identity, "devices", lambda: ["a card"])
+    assert print_of(base) != same, "without any layer on it too"
+
+
+def test_an_adapter_is_applied(tiny_model: Path, tmp_path: Path) -> None:
+    logits = []
+    for lora in (None, tiny.write_adapter(tmp_path / "adapter.gguf")):
+        engine = LlamaEngine.load(replace(SMALL, model=str(tiny_model), lora=lora))
+        fill(engine, 0, tokens_of(engine, 70), logits=True)
+        logits.append(engine.logits(0))
+        engine.close()
+    assert np.abs(logits[0] - logits[1]).max() > 0.01
 
 
 def test_shape_and_progress(tiny_model: Path) -> None:

@@ -15,6 +15,7 @@ from headstart.config import Settings
 from headstart.engines.base import Bytes, Logits, Rows, Traits
 from headstart.engines.fake import FakeEngine
 from headstart.engines.llama import LlamaEngine
+from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama.proof import GRID, MOST_TOKENS
 from headstart.engines.llama.proven import MEMO, STILL, Proven
 
@@ -188,5 +189,7 @@ def test_of_a_real_engine(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.
     assert not still(kv_type="bf16")
     assert not still(threads=2)
     assert still()
+    monkeypatch.setattr(llama_identity, "devices", lambda: ["a card"])
+    assert [still(), still()] == [False, False]
     monkeypatch.setenv("GGML_SOMETHING", "1")
     assert not still()

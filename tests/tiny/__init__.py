@@ -6,7 +6,7 @@ model. Weights depend on the seed only.
 
 from __future__ import annotations
 
-from tiny.architectures import ARCHITECTURES, CTX, LAYERS, STATEFUL, Architecture, write
+from tiny.architectures import ARCHITECTURES, CTX, LAYERS, STATEFUL, Architecture, write, write_adapter
 from tiny.layers import HEAD, WIDTH, WINDOW, Array, Dice
 from tiny.vocabulary import N_VOCAB, Vocabulary, demo_path, vocabulary
 
@@ -26,4 +26,5 @@ __all__ = [
     "demo_path",
     "vocabulary",
     "write",
+    "write_adapter",
 ]

@@ -8,9 +8,10 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import gguf
+import numpy as np
 
 from tiny import layers
-from tiny.layers import HEAD, HEADS, KV_HEADS, SSM_STATE, WIDTH, Dice, Part, Tensors, full
+from tiny.layers import HEAD, HEADS, KV_HEADS, RANK, SSM_STATE, WIDTH, Dice, Part, Tensors, full
 from tiny.vocabulary import N_VOCAB, vocabulary
 
 LAYERS = 8
@@ -176,6 +177,21 @@ def write(path: Path, architecture: str = "llama", seed: int = 0, chat_template:
         for part in parts:
             for name, tensor in part(dice):
                 writer.add_tensor(f"blk.{layer}.{name}", tensor)
+    return _end(writer, path)
+
+
+def write_adapter(path: Path, seed: int = 0) -> Path:
+    """Writes a LoRA adapter for the `llama` architecture: of the first layer's output."""
+    writer, dice = gguf.GGUFWriter(path, "llama"), Dice(seed)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(RANK))
+    writer.add_tensor("blk.0.attn_output.weight.lora_a", dice.matrix(RANK, WIDTH, dtype=np.float32))
+    writer.add_tensor("blk.0.attn_output.weight.lora_b", dice.matrix(WIDTH, RANK, dtype=np.float32))
+    return _end(writer, path)
+
+
+def _end(writer: gguf.GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

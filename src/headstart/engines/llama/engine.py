@@ -130,7 +130,7 @@ class LlamaEngine(Engine):
             except EngineError as error:
                 raise ModelError(f"llama.cpp cannot compute with '{path}' ({error}); choose another model.") from error
             proof = time.perf_counter() - began
-            two_kernels = settings.kv_type == "f16" and not engine.traits.decode_is_prefill and not llama_identity.devices()
+            two_kernels = settings.kv_type == "f16" and not engine.traits.decode_is_prefill and not identity["devices"]
             # Blocks are whole tiles: nothing canonical is ever padded.
             if two_kernels and engine.traits.sliceable and engine.traits.grid % TILE == 0:
                 width = int(lib.llama_model_n_layer(model)) * int(lib.llama_model_n_embd(model))
@@ -139,7 +139,14 @@ class LlamaEngine(Engine):
         engine.fingerprint = llama_identity.digest_of({**identity, "grid": engine.traits.grid})
         live = needs.slots(chosen.ctx, chosen.slots)
         engine.facts = llama_identity.facts(
-            model, path, settings, engine.shape, threads=threads, live_bytes=live, proof_seconds=round(proof, 3)
+            model,
+            path,
+            settings,
+            engine.shape,
+            devices=identity["devices"],
+            threads=threads,
+            live_bytes=live,
+            proof_seconds=round(proof, 3),
         )
         tell(1.0)
         return engine
@@ -372,8 +379,8 @@ class LlamaEngine(Engine):
 
 
 def _proven(settings: Settings, identity: dict[str, Any], *, ctx: int, slots: int, threads: int) -> Proven:
-    """What may be taken over from earlier loads. In exact mode, and on a GPU, where it takes no time, all is proved anew."""
-    if settings.reuse == "exact" or settings.gpu_layers:
+    """What may be taken over from earlier loads. In exact mode, and with a GPU, where it takes no time, all is proved anew."""
+    if settings.reuse == "exact" or identity["devices"]:
         return Proven(None, b"")
     # Proofs use two slots and MOST_TOKENS of a context at most; what there is depends on the memory that is free.
     seen = {"ctx": min(ctx, MOST_TOKENS), "slots": min(slots, 2), "threads": threads, "sources": _SOURCES}

@@ -78,7 +78,7 @@ def identity(model: Any, settings: Settings, weights: bytes, adapter: bytes | No
         "build": _build(),
         "system": lib.llama_print_system_info().decode("utf-8", "replace"),
         "extra_buffers": not has_amx(),
-        "devices": devices() if settings.gpu_layers else [],
+        "devices": devices(),  # without any layer on a GPU too: llama.cpp may still compute large batches there
         "gpu_layers": settings.gpu_layers,
         "kv_type": settings.kv_type,
         "flash_attention": True,
