@@ -17,7 +17,8 @@ COMMON = {"errors"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "config": set(),
+    "units": set(),
+    "config": {"units"},
     "core": {"engines.base"},
     "engines.base": set(),
     "engines.constraint": {"engines.base"},

@@ -57,13 +57,16 @@ def test_environment_keys_and_ctrl_c(tiny_model: Path) -> None:
         "HEADSTART_THREADS": "1",
         "HEADSTART_MEMORY_BUDGET": "8MiB",
         "HEADSTART_API_KEY": "one two",
+        "HEADSTART_ALIAS": "local/coder",
     }
     with serving(**environment) as server:
         assert "2 conversations at a time, 512 tokens each" in server.line("slots")
         assert "8 MiB" in server.line("cache")
         url = server.line("listening").split("url=")[1].split()[0]
         for key, status in (("one", 200), ("two", 200), ("three", 401)):
-            assert httpx.get(f"{url}/models", headers={"authorization": f"Bearer {key}"}).status_code == status
+            models = httpx.get(f"{url}/models", headers={"authorization": f"Bearer {key}"})
+            assert models.status_code == status
+            assert status == 401 or models.json()["data"][0]["id"] == "local/coder"
         assert server.end(signal.SIGINT) == 0
 
 
@@ -96,7 +99,9 @@ def complaint(result: subprocess.CompletedProcess[str]) -> str:
         (["--reuse", "perhaps"], "fast or exact"),
         (["--log-format", "xml"], "console or json"),
         (["--no-such-option"], "--no-such-option"),
-        (["--lora", "no-such.gguf"], "no-such.gguf"),
+        (["--lora", "no-such.gguf"], "There is no adapter 'no-such.gguf'; give the path of its .gguf file."),
+        (["--chat-template", "no-such.jinja"], "No such file or directory"),
+        (["--api-key-file", "no-such.keys"], "No such file or directory"),
         ([*SMALL, "--chat-template", "no-such.jinja"], "--chat-template"),
         ([*SMALL, "--ctx", "2000000000"], "--ctx"),
         ([*SMALL, "--host", "192.0.2.1"], "--host"),
@@ -176,6 +181,7 @@ def test_doctor(kind: str, tmp_path: Path) -> None:
 
 def test_version() -> None:
     result = run("version")
+    assert result.stdout == run("--version").stdout
     assert result.returncode == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["headstart", "llama-cpp-python", "Python"]
 

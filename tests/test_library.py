@@ -337,11 +337,39 @@ def test_events_after_the_end_of_the_loop_harm_nobody(hs: headstart.Headstart) -
         ({"slots": 0}, "--slots"),
         ({"stall": 0.0}, "--stall"),
         ({"memory_budget": -1}, "--memory-budget"),
+        ({"memory_budget": "8XB"}, "4GiB"),
+        ({"disk_budget": True}, "--disk-budget must be a whole number"),
+        ({"tenant_memory": "200%"}, "--tenant-memory"),
+        ({"ctx": "8k"}, "--ctx must be a whole number"),
+        ({"gpu_layers": None}, "--gpu-layers must be a whole number"),
+        ({"drain": "long"}, "--drain-seconds"),
+        ({"stall": float("nan")}, "--stall"),
+        ({"context": 8192}, "did you mean ctx"),
+        ({"xyzzy": 1}, "there are ctx, slots"),
     ],
 )
 def test_open_refuses_settings_that_cannot_work(settings: dict[str, object], said: str) -> None:
     with pytest.raises(headstart.ConfigError, match=said):
         headstart.open("demo", **settings)
+
+
+def test_settings_may_be_written_as_on_the_command_line() -> None:
+    settings = headstart.Settings(memory_budget="8GiB", disk_budget="512MiB", tenant_memory="25%")  # type: ignore[arg-type]
+    assert (settings.memory_budget, settings.disk_budget, settings.tenant_memory) == (8 << 30, 512 << 20, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (None, "must be the path"),
+        ("Qwen/Qwen3-8B-GGUF", "hf download"),
+        ("https://example.com/model.gguf", "hf download"),
+        ("models/nothing.gguf", r"or 'demo'\.$"),
+    ],
+)
+def test_open_says_where_models_come_from(model: Any, said: str) -> None:
+    with pytest.raises(headstart.HeadstartError, match=said):
+        headstart.open(model)
 
 
 def test_open_refuses_what_is_no_model(tmp_path: Path) -> None:

@@ -96,6 +96,8 @@ def test_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = of(f"{json.dumps(body)}\n\n{json.dumps([message])}\n")
     assert [one.options for one in lines] == [{"template": {"x": 1}, "salt": "bob"}, {}]
     assert [one.place.rsplit(":", 1)[1] for one in lines] == ["1", "3"]
+    (thoughtless,) = of(json.dumps({"messages": [message], "reasoning_effort": "none"}))
+    assert thoughtless.options == {"template": {"reasoning_effort": "none", "enable_thinking": False}}
     monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
     assert read("-", "system")[0].messages == [{"role": "system", "content": "from a pipe"}]
     for text, name, says in (
@@ -104,6 +106,9 @@ def test_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ('{"messages": [{"role": "user"}]}\n{', "a.jsonl", "line 2"),
         ('{"a": 1}', "b.json", "no chat request"),
         (json.dumps({"messages": [message], "cache_salt": 5}), "c.json", "cache_salt must be a text"),
+        (json.dumps({"messages": [message], "reasoning_effort": 5}), "c.json", "reasoning_effort must be a text"),
+        (json.dumps({"messages": [message], "chat_template_kwargs": []}), "c.json", "chat_template_kwargs must be an object"),
+        (json.dumps({"messages": [message], "system": "Be."}), "c.json", "`system` beside the messages is Anthropic's form"),
     ):
         with pytest.raises(ConfigError, match=says):
             of(text, name)

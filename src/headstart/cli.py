@@ -16,6 +16,7 @@ from headstart.cli_options import (
     CACHE,
     NETWORK,
     OPERATION,
+    Alias,
     ApiKeyFile,
     Budget,
     CacheDir,
@@ -77,6 +78,21 @@ app = typer.Typer(
 )
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    show: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the versions and end.")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command(epilog=SERVE_EPILOG)
 def serve(
     model: Model = "demo",
@@ -104,6 +120,7 @@ def serve(
     ] = None,
     api_key_file: ApiKeyFile = None,
     isolate: Isolate = None,
+    alias: Alias = None,
     keep_noise: KeepNoise = None,
     tenant_memory: TenantMemory = cast(float, "100%"),  # noqa: B008  (typer parses defaults too)
     tenant_disk: TenantDisk = cast(float, "100%"),  # noqa: B008
@@ -227,6 +244,7 @@ def serve(
             cast("LogFormat", log_format),
             key_file=api_key_file,
             isolate=isolate,
+            alias=alias,
             keep_noise=keep_noise or (),
             load=lambda s: _load(s, log_format),
         )
@@ -380,6 +398,7 @@ def _check_files(settings: Settings) -> None:
     llama_file.locate(settings.model)
     if settings.lora is not None:
         llama_file.check(settings.lora, "adapter")
+    settings.template()
 
 
 def _load(settings: Settings, log_format: str) -> Runtime:

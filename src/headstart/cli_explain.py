@@ -54,6 +54,8 @@ def explain(
     if len(given) == 1 and (given[0].endswith(".json") or Path(given[0]).is_file()):
         raise ConfigError(f"Give two files, the earlier request first: there is nothing to compare {given[0]} with.")
     server, key = url.rstrip("/").removesuffix("/v1"), api_key.split(" ")[0]
+    if "://" not in server:
+        server = f"http://{server}"
     if len(given) == 2:
         pair = dict(zip("ab", map(_body, given), strict=True))
         answer = _ask(server, "/headstart/explain", key, pair)
@@ -73,7 +75,7 @@ def _body(name: str) -> dict[str, Any]:
     try:
         body = json.loads(Path(name).read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"Cannot read a request from {name}: {error}.") from error
+        raise ConfigError(f"Cannot read a request from {name}: {getattr(error, 'strerror', error)}.") from error
     if not isinstance(body, dict):
         raise ConfigError(f"{name} is not the body of a request: it must be a JSON object with messages.")
     return body

@@ -43,7 +43,7 @@ Threads = Annotated[
         metavar="N",
         rich_help_panel=COMPUTE,
         help="CPU threads. Leave some cores to other busy programs.",
-        show_default="all cores",
+        show_default="all physical cores",
     ),
 ]
 GpuLayers = Annotated[
@@ -161,6 +161,16 @@ Isolate = Annotated[
         help="Who shares nothing with others: each key; each user that a key's requests name (`safety_identifier`, `user`, "
         "`metadata.user_id`); nobody, but for `cache_salt`.",
         show_default="`key` with several keys or a file of them, else `none`",
+    ),
+]
+Alias = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HEADSTART_ALIAS",
+        metavar="NAME",
+        rich_help_panel=NETWORK,
+        help="Name of the model for callers, who may go on using the file's.",
+        show_default="the file's name",
     ),
 ]
 KeepNoise = Annotated[

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Literal, get_args
 
 from platformdirs import user_cache_path
 
 from headstart.errors import ConfigError
+from headstart.units import parse_portion, parse_size
 
 GIB = 1 << 30
 
@@ -21,13 +23,13 @@ Switch = Literal["on", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to load a model and serve it. Paths may be given as texts.
+    """How to load a model and serve it. Paths may be given as texts, and sizes and shares like `8GiB` or `25%`.
 
     Attributes:
         model: path of a `.gguf`, or `demo` for the bundled SmolLM2-135M-Instruct.
         ctx: tokens a conversation may hold; None for the model's own context, less if memory is short.
         slots: conversations computed at the same time; None for what fits in memory (at most 4).
-        threads: CPU threads; None for the number of cores.
+        threads: CPU threads; None for the number of physical cores.
         gpu_layers: layers to put on a GPU; -1 for all.
         kv_type: type of keys and values in memory.
         chat_template: file that replaces the model's own template.
@@ -80,6 +82,13 @@ class Settings:
             if not isinstance(value, str | os.PathLike):
                 raise ConfigError(f"{_flag(name)} must be a path, not {value!r}.")
             object.__setattr__(self, name, Path(value))  # the only change that a frozen value sees
+        for name, parse in _WRITTEN.items():
+            value = getattr(self, name)
+            if isinstance(value, str):
+                try:
+                    object.__setattr__(self, name, parse(value))
+                except ValueError as error:
+                    raise ConfigError(f"{_flag(name)}: {error}.") from error
         for name, choices in (
             ("kv_type", KvType),
             ("reuse", Reuse),
@@ -90,30 +99,51 @@ class Settings:
             allowed = get_args(choices)
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{_flag(name)} must be {' or '.join(allowed)}, not {getattr(self, name)!r}.")
-        for name, least in (
-            ("ctx", 1),
-            ("slots", 1),
-            ("threads", 1),
-            ("gpu_layers", -1),
-            ("memory_budget", 0),
-            ("disk_budget", 0),
-            ("queue", 1),
-        ):
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is None and name in _OPEN:
+                continue
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise ConfigError(f"{_flag(name)} must be a whole number, not {value!r:.100}.")
+            if value < least:
                 raise ConfigError(f"{_flag(name)} must be at least {least}, not {value}.")
         for name in ("tenant_memory", "tenant_disk"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"{_flag(name)} must be a share like 25% or a size like 2GiB, not {getattr(self, name)}.")
-        if not 0 <= self.drain < float("inf"):
-            raise ConfigError(f"--drain-seconds must be a number of seconds, not {self.drain}.")
-        if not 0 < self.stall < float("inf"):
-            raise ConfigError(f"--stall must be a number of seconds, more than 0, not {self.stall}.")
+            if not _is_between(0, getattr(self, name)):
+                raise ConfigError(f"{_flag(name)} must be a share like 25% or a size like 2GiB, not {getattr(self, name)!r}.")
+        if not (self.drain == 0 or _is_between(0, self.drain)):
+            raise ConfigError(f"--drain-seconds must be a number of seconds, not {self.drain!r}.")
+        if not _is_between(0, self.stall):
+            raise ConfigError(f"--stall must be a number of seconds, more than 0, not {self.stall!r}.")
+
+    def template(self) -> str | None:
+        """The text of `chat_template`, if that is given. Raises ConfigError if it cannot be read."""
+        if self.chat_template is None:
+            return None
+        try:
+            return self.chat_template.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", error)
+            raise ConfigError(f"Cannot read --chat-template {self.chat_template}: {why}.") from error
 
 
 def default_cache_dir() -> Path:
     """Where this platform keeps caches; HEADSTART_CACHE_DIR names another place."""
     return Path(os.environ.get("HEADSTART_CACHE_DIR") or user_cache_path("headstart"))
+
+
+_WRITTEN = {
+    "memory_budget": parse_size,
+    "disk_budget": parse_size,
+    "tenant_memory": parse_portion,
+    "tenant_disk": parse_portion,
+}
+_LEAST = {"ctx": 1, "slots": 1, "threads": 1, "gpu_layers": -1, "memory_budget": 0, "disk_budget": 0, "queue": 1}
+_OPEN = {"ctx", "slots", "threads", "memory_budget"}
+
+
+def _is_between(least: float, value: object) -> bool:
+    """Whether it is a number above `least` that is not infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least < value < float("inf")
 
 
 def _flag(name: str) -> str:

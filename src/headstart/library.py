@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import difflib
 import os
 import queue
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -408,9 +409,13 @@ def open(
         ConfigError: a setting that does not exist or cannot work; the message names the mend.
         ModelError: the file is missing, broken or unsupported.
     """
-    unknown = settings.keys() - {field.name for field in dataclasses.fields(Settings)}
-    if unknown:
-        raise ConfigError(f"There is no setting {', '.join(sorted(unknown))}; see headstart.Settings.")
+    names = [field.name for field in dataclasses.fields(Settings) if field.name != "model"]
+    for unknown in sorted(settings.keys() - {*names}):
+        near = difflib.get_close_matches(unknown, names, 1, 0.5)
+        there = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."
+        raise ConfigError(f"There is no setting {unknown}: {there}")
+    if not isinstance(model, str | os.PathLike):
+        raise ConfigError(f"The model must be the path of a .gguf file, or 'demo', not {model!r:.100}.")
     settings.setdefault("cache_dir", default_cache_dir())
     return load(Settings(model=os.fspath(model), **settings), progress)
 

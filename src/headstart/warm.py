@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headstart.api import tenants
+from headstart.api.openai import effort
 from headstart.config import Settings
 from headstart.console import loading
 from headstart.core.blocks import BlockId, Chain, root_id
@@ -182,7 +183,7 @@ def read(file: str, role: str) -> list[Wanted]:
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Cannot read {file}: {error}.") from error
+        raise ConfigError(f"Cannot read {file}: {getattr(error, 'strerror', error)}.") from error
     if not text.strip():
         raise ConfigError(f"{file} is empty; it should hold a text, or the JSON of a chat request.")
     promised = Path(file).suffix in (".json", ".jsonl")
@@ -223,7 +224,17 @@ def _is_body(body: Any) -> bool:
 def _wanted(place: str, body: Any) -> Wanted:
     if isinstance(body, list):
         return Wanted(place, body, {})
-    if not isinstance(body.get("cache_salt") or "", str):
-        raise ConfigError(f"{place}: cache_salt must be a text, not {body['cache_salt']!r:.100}.")
-    names = {"tools": "tools", "chat_template_kwargs": "template", "cache_salt": "salt"}
-    return Wanted(place, body["messages"], {ours: body[theirs] for theirs, ours in names.items() if body.get(theirs)})
+    for name, kind, what in (
+        ("cache_salt", str, "a text"),
+        ("reasoning_effort", str, "a text"),
+        ("chat_template_kwargs", dict, "an object"),
+    ):
+        if body.get(name) is not None and not isinstance(body[name], kind):
+            raise ConfigError(f"{place}: {name} must be {what}, not {body[name]!r:.100}.")
+    if "system" in body:
+        raise ConfigError(
+            f"{place}: `system` beside the messages is Anthropic's form; make it the first message, of that role."
+        )
+    template = {**effort(body.get("reasoning_effort")), **(body.get("chat_template_kwargs") or {})}
+    options = {"tools": body.get("tools"), "template": template, "salt": body.get("cache_salt")}
+    return Wanted(place, body["messages"], {name: value for name, value in options.items() if value})

@@ -132,6 +132,10 @@ def test_an_unknown_model_is_named_beside_the_served_one(fake: Server) -> None:
     assert "'llama-9'" in str(caught.value)
     assert "'fake'" in str(caught.value)
     assert fault(fake.http.get("/v1/models/llama-9"), 404)["code"] == "model_not_found"
+    for name in ("gpt-oss-20b", "gpt-oss:120b", "openai/gpt-4o", "o", "gpt"):  # who asks for these may have another server
+        assert fault(fake.http.get(f"/v1/models/{name}"), 404)["code"] == "model_not_found"
+    for name in ("gpt-4o-mini", "gpt-5.1-codex", "o3", "o4-mini", "claude-opus-4-8", "chatgpt-4o-latest", "codex-mini"):
+        assert fake.http.get(f"/v1/models/{name}").is_success
 
 
 def test_a_prompt_that_is_too_long_says_both_numbers(fake: Server) -> None:

@@ -282,7 +282,7 @@ def test_what_was_refused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert tier.close(30)
     assert "nothing fits" in caplog.text
     assert "1 pieces have to wait" in caplog.text
-    assert f"{tier.counters['skipped_budget']} pieces are not stored: they do not fit" in caplog.text
+    assert f", {tier.counters['skipped_budget']} are not stored: they do not fit" in caplog.text
 
 
 def test_what_a_crash_of_another_process_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ class KeyFile(NoKeyFile):
                 mode = os.fstat(file.fileno()).st_mode
                 lines = file.read().decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"Cannot read --api-key-file {self._path}: {error}.") from error
+            raise ConfigError(f"Cannot read --api-key-file {self._path}: {getattr(error, 'strerror', error)}.") from error
         if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
             self._log.warning("others than its owner may read the keys; chmod 600 mends that", file=str(self._path))
         keys: dict[str, Key] = {}

@@ -63,6 +63,7 @@ def serve(
     *,
     key_file: Path | None = None,
     isolate: str | None = None,
+    alias: str | None = None,
     keep_noise: Sequence[str] = (),
     load: Callable[[Settings], Runtime],
 ) -> None:
@@ -71,6 +72,7 @@ def serve(
     Args:
         key_file: more keys, one a line.
         isolate: a row of `tenants.POLICIES`; None for what suits the keys.
+        alias: name of the model, in place of the file's, which is understood all the same.
         keep_noise: rows of `normalise.RULES` that are left out.
         load: makes the runtime; called in a thread, while `/health` says that the model is loading.
 
@@ -98,6 +100,7 @@ def serve(
         log.info("listening", url=f"{address}/v1", health=f"{address}/health")
 
     path = Path(settings.model)
+    stem = path.stem if path.suffix == ".gguf" else settings.model
     address = f"http://{host if ':' not in host else f'[{host}]'}:{bound.getsockname()[1]}"
 
     app = create_app(
@@ -105,8 +108,8 @@ def serve(
         api_keys=keys,
         isolate=isolate,
         keep_noise=keep_noise,
-        model_id=path.stem if path.suffix == ".gguf" else settings.model,
-        aliases=tuple(dict.fromkeys(name for name in (settings.model, path.name) if name)),
+        model_id=alias or stem,
+        aliases=tuple(dict.fromkeys(name for name in (stem, settings.model, path.name) if name)),
         on_ready=ready,
         on_failure=failed,
     )

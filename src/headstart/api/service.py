@@ -20,8 +20,9 @@ from headstart.observe.metrics import Metrics
 from headstart.observe.report import Summary
 from headstart.runtime.runtime import Runtime
 
-_VENDORS = re.compile(r"(claude|gpt|chatgpt|codex|o\d)\b")
-"""Names that clients send unless they are told otherwise. Nobody who calls a server of his own means a model of theirs."""
+_VENDORS = re.compile(r"(claude|gpt-\d|chatgpt|codex|o\d)([-.\w]|$)")
+"""Names that clients send unless they are told otherwise. Nobody who calls a server of his own means a model of theirs, but for
+those that can be had: gpt-oss."""
 
 
 class Service:

@@ -71,7 +71,7 @@ class Runtime:
         self.reuse = settings.reuse
         self.overflow = settings.overflow
         self._mode = Mode(settings.reuse == "exact", engine.traits)
-        source = self._template_source(settings)
+        source = settings.template() or engine.tokenizer.chat_template or FALLBACK
         self.prompter = Prompter(engine.tokenizer, Template(source, engine.tokenizer.names), spelling=settings.reuse == "fast")
         cell = engine.traits.grid * engine.shape.row_bytes
         budget = engine.shape.memory if settings.memory_budget is None else settings.memory_budget
@@ -96,14 +96,6 @@ class Runtime:
         self._users_changed = threading.Condition()
         self._seconds = 1.0  # smoothed seconds a choice holds a slot, for retry-after
         self._closed = False
-
-    def _template_source(self, settings: Settings) -> str:
-        if settings.chat_template is not None:
-            try:
-                return settings.chat_template.read_text("utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"Cannot read --chat-template {settings.chat_template}: {error}.") from error
-        return self.engine.tokenizer.chat_template or FALLBACK
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

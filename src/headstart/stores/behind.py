@@ -388,9 +388,8 @@ class WriteBehind(NoDisk):
         told = self.counters["skipped_full"], self.counters["skipped_budget"]
         if told != self._told and time.monotonic() >= self._told_at + SAY:
             full, budget = (now - before for now, before in zip(told, self._told, strict=True))
-            log.info("%d pieces have to wait until the disk has time", full)
-            if budget:
-                log.warning("%d pieces are not stored: they do not fit into --disk-budget", budget)
+            text = "%d pieces have to wait until the disk has time, %d are not stored: they do not fit into --disk-budget"
+            log.log(logging.WARNING if budget else logging.INFO, text, full, budget)
             self._told, self._told_at = told, time.monotonic()
 
     def _write(self, disk: Disk, batch: list[tuple[Label, Bytes]]) -> None:

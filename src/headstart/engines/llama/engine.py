@@ -29,6 +29,7 @@ from headstart.engines.llama import file as llama_file
 from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama import load as llama_load
 from headstart.engines.llama import log as llama_log
+from headstart.engines.llama import machine
 from headstart.engines.llama import rows as llama_rows
 from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.digest import digest
@@ -102,7 +103,7 @@ class LlamaEngine(Engine):
             done += count
             tell(_READ * (done / total))
 
-        available = llama_load.available_memory()
+        available = machine.memory()
         digests = [digest(file, settings.cache_dir, read) for file in files]
         weights = digests[0] if len(digests) == 1 else b"".join(digests)
         adapter = digest(settings.lora, settings.cache_dir) if settings.lora is not None else None
@@ -113,7 +114,7 @@ class LlamaEngine(Engine):
             needs = Needs(int(lib.llama_model_size(model)), state.row, state.slot, available)
             trained = int(lib.llama_model_n_ctx_train(model))
             chosen = fit(needs, trained=trained, ctx=settings.ctx, slots=settings.slots, budget=settings.memory_budget)
-            threads = settings.threads or llama_load.core_count()
+            threads = settings.threads or machine.cores()
             context = llama_load.open_context(
                 model, ctx=chosen.ctx, slots=chosen.slots, kv_type=settings.kv_type, threads=threads
             )

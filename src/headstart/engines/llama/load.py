@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 from llama_cpp import llama_cpp as lib
 
 from headstart.engines.llama import log as llama_log
@@ -137,14 +136,3 @@ def measure_state(model: Any, kv_type: str) -> StateSize:
         lib.llama_free(context)
     row = max(0, sizes[1] - sizes[0] - 12)  # without the token's cell
     return StateSize(row, sizes[0] - row)
-
-
-def core_count() -> int:
-    """Physical cores that this process may use."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(allowed, psutil.cpu_count(logical=False) or allowed)
-
-
-def available_memory() -> int:
-    """Bytes of memory that can be used without swapping."""
-    return int(psutil.virtual_memory().available)

@@ -1,0 +1,56 @@
+"""Machine: what of it this process may use, in a container too (Linux control groups)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+_GROUPS = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+_MEMORY = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Of versions 2 and 1: the controller; the most bytes, those that are used, and of those the files that would give way."""
+
+
+def cores() -> int:
+    """Physical cores."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [_read(group / "cpu.max") for group in _groups("")]
+    quotas += [f"{_read(group / 'cpu.cfs_quota_us')} {_read(group / 'cpu.cfs_period_us')}" for group in _groups("cpu")]
+    for quota, _, period in (found.partition(" ") for found in quotas):
+        if quota.isdigit() and period.isdigit():
+            allowed = min(allowed, max(1, round(int(quota) / int(period))))
+    return min(allowed, psutil.cpu_count(logical=False) or allowed)
+
+
+def memory() -> int:
+    """Bytes that can be used without swapping."""
+    free = int(psutil.virtual_memory().available)
+    for controller, limit, usage, idle in _MEMORY:
+        for group in _groups(controller):
+            most, used = _read(group / limit), _read(group / usage)
+            if most.isdigit() and used.isdigit():
+                stat = dict(line.partition(" ")[::2] for line in _read(group / "memory.stat").splitlines())
+                free = min(free, int(most) - int(used) + int(stat.get(idle, 0)))
+    return max(0, free)
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """The control group of this process, and all above it. In a container its own may be the uppermost there is."""
+    for line in _read(_OWN).splitlines():
+        _, controllers, own = line.split(":", 2)
+        if controller in controllers.split(","):
+            group = (root := _GROUPS / controller) / own.lstrip("/")
+            yield from (place for place in (group, *group.parents) if place.is_relative_to(root))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
