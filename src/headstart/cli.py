@@ -28,12 +28,16 @@ from headstart.cli_options import (
     KeepNoise,
     Kv,
     Lora,
+    MinP,
     Model,
     ReuseMode,
     Slots,
+    Temperature,
     TenantDisk,
     TenantMemory,
     Threads,
+    TopK,
+    TopP,
 )
 from headstart.config import KvType, Overflow, Reuse, Settings, Switch, default_cache_dir
 from headstart.errors import ConfigError, HeadstartError
@@ -131,6 +135,10 @@ def serve(
     kv_type: Kv = "f16",
     chat_template: ChatTemplate = None,
     lora: Lora = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
     memory_budget: Budget = None,
     cache_dir: CacheDir = None,
     disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008
@@ -231,6 +239,10 @@ def serve(
         overflow=cast("Overflow", overflow),
         queue=queue,
         stall=stall,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
     )
     _check_files(settings)
     from headstart.api.serve import serve as run

@@ -142,6 +142,53 @@ Lora = Annotated[
     Path | None,
     typer.Option(envvar="HEADSTART_LORA", metavar="FILE", rich_help_panel=MODEL_PANEL, help="LoRA adapter (`.gguf`)."),
 ]
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=2,
+        envvar="HEADSTART_TEMPERATURE",
+        metavar="X",
+        rich_help_panel=MODEL_PANEL,
+        help="Of requests that name none; models come with a recommendation. 0 is greedy.",
+        show_default="0.8, as llama-server's",
+    ),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        envvar="HEADSTART_TOP_K",
+        metavar="N",
+        rich_help_panel=MODEL_PANEL,
+        help="The same: only the N likeliest tokens; 0 for all.",
+        show_default="40",
+    ),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        envvar="HEADSTART_TOP_P",
+        metavar="X",
+        rich_help_panel=MODEL_PANEL,
+        help="The same: only the likeliest tokens that make up so much together.",
+        show_default="0.95",
+    ),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        envvar="HEADSTART_MIN_P",
+        metavar="X",
+        rich_help_panel=MODEL_PANEL,
+        help="The same: only tokens that are at least so likely, as a share of the likeliest.",
+        show_default="0.05",
+    ),
+]
 ApiKeyFile = Annotated[
     Path | None,
     typer.Option(

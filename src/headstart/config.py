@@ -48,6 +48,7 @@ class Settings:
         overflow: what to do with a conversation longer than the context.
         queue: requests that may wait; beyond it they are refused with 429.
         stall: seconds for which a running reply may pause while another prompt is prefilled.
+        temperature: of requests that name none, as are `top_k`, `top_p` and `min_p`; None for llama-server's (`Sampling`).
 
     Raises:
         ConfigError: a value that cannot work.
@@ -73,6 +74,10 @@ class Settings:
     overflow: Overflow = "error"
     queue: int = 64
     stall: float = 0.25
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("chat_template", "lora", "cache_dir"):
@@ -107,6 +112,10 @@ class Settings:
                 raise ConfigError(f"{_flag(name)} must be a whole number, not {value!r:.100}.")
             if value < least:
                 raise ConfigError(f"{_flag(name)} must be at least {least}, not {value}.")
+        for name, most in (("temperature", 2.0), ("top_p", 1.0), ("min_p", 1.0)):
+            value = getattr(self, name)
+            if value is not None and not (value == 0 or (_is_between(0, value) and value <= most)):
+                raise ConfigError(f"{_flag(name)} must be a number from 0 to {most:g}, not {value!r:.100}.")
         for name in ("tenant_memory", "tenant_disk"):
             if not _is_between(0, getattr(self, name)):
                 raise ConfigError(f"{_flag(name)} must be a share like 25% or a size like 2GiB, not {getattr(self, name)!r}.")
@@ -137,8 +146,8 @@ _WRITTEN = {
     "tenant_memory": parse_portion,
     "tenant_disk": parse_portion,
 }
-_LEAST = {"ctx": 1, "slots": 1, "threads": 1, "gpu_layers": -1, "memory_budget": 0, "disk_budget": 0, "queue": 1}
-_OPEN = {"ctx", "slots", "threads", "memory_budget"}
+_LEAST = {"ctx": 1, "slots": 1, "threads": 1, "gpu_layers": -1, "memory_budget": 0, "disk_budget": 0, "queue": 1, "top_k": 0}
+_OPEN = {"ctx", "slots", "threads", "memory_budget", "top_k"}
 
 
 def _is_between(least: float, value: object) -> bool:

@@ -38,7 +38,8 @@ Messages = str | Sequence[Message]
 
 
 class Options(TypedDict, total=False):
-    """What `chat` and `complete` take by name. `Sampling` explains the sampling options and holds their defaults.
+    """What `chat` and `complete` take by name. `Sampling` explains the sampling options and holds their defaults, but
+    for those that `Settings` names.
 
     max_tokens: most tokens of the reply; None for as many as the context holds; 0 only fills the cache.
     stop: texts that end the reply and are not part of it.
@@ -342,7 +343,7 @@ class Headstart:
         option, grammar = checked.grammar_given()
         if grammar is not None:
             grammar = self.runtime.check_grammar(grammar, salt=prompt.salt, param=option)
-        return checked.request(prompt, grammar)
+        return checked.request(prompt, self.runtime.sampling, grammar)
 
     def _serve(self, request: Request, stream: bool) -> Reply | Stream:
         running = Stream(lambda sink: self.runtime.submit(request, sink))

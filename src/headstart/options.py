@@ -70,10 +70,12 @@ class Given(BaseModel):
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         return names[0], Grammar(_KINDS[names[0]], text)
 
-    def request(self, prompt: Prompt, grammar: Grammar | None = None) -> Request:
+    def request(self, prompt: Prompt, usual: Sampling, grammar: Grammar | None = None) -> Request:
+        """`usual`: how to sample where the options do not say."""
+        given = {name: getattr(self, name) for name in _SAMPLING & self.model_fields_set}
         return Request(
             prompt,
-            Sampling(**{name: getattr(self, name) for name in _SAMPLING}, logit_bias=tuple(self.logit_bias.items())),
+            dataclasses.replace(usual, **given, logit_bias=tuple(self.logit_bias.items())),
             max_tokens=self.max_tokens,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
             reuse=self.reuse,

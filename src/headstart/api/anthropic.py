@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from dataclasses import replace
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -60,7 +61,7 @@ def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: by
     service.check_model(form.model)
     salt = salt_of(service, request, form)
     message_id = f"msg_{uuid.uuid4().hex[:24]}"
-    made, reading = compose(service, runtime, dialogue_of(form, salt), _wishes(form), message_id)
+    made, reading = compose(service, runtime, dialogue_of(form, salt), _wishes(form, runtime.sampling), message_id)
     previous = form.diagnostics.previous_message_id if form.diagnostics is not None else None
     manner = Manner(
         id=message_id,
@@ -88,7 +89,7 @@ def salt_of(service: Service, request: HttpRequest, form: CountTokensRequest) ->
     return service.salt(request, form.metadata.user_id if form.metadata is not None else None, form.cache_salt)
 
 
-def _wishes(form: MessagesRequest) -> Wishes:
+def _wishes(form: MessagesRequest, usual: Sampling) -> Wishes:
     given = {name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(form, name)) is not None}
     stop = tuple(text for text in form.stop_sequences or () if text)
-    return Wishes(Sampling(**given), form.max_tokens, stop)
+    return Wishes(replace(usual, **given), form.max_tokens, stop)

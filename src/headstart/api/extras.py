@@ -16,7 +16,7 @@ from headstart.api.openai import render
 from headstart.api.schema import DetokenizeRequest, TemplateRequest, TokenizeRequest, parse
 from headstart.api.service import service_of
 from headstart.core.capabilities import capabilities
-from headstart.engines.base import Sampling, Tokenizer
+from headstart.engines.base import Tokenizer
 from headstart.errors import InvalidRequest
 from headstart.observe.metrics import CONTENT_TYPE
 from headstart.runtime.runtime import Runtime
@@ -93,7 +93,7 @@ async def props(request: HttpRequest) -> Response:
     """What is served, and how."""
     service = service_of(request)
     runtime = service.ready()
-    defaults = Sampling()
+    defaults = runtime.sampling
     names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
     return JSONResponse(
         {

@@ -48,7 +48,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     service.check_model(form.model)
     scored = form.n_probs or (0 if form.return_tokens else None)  # a token's id comes with its score
     limit = form.n_predict if form.n_predict is not None else form.max_tokens
-    wanted = wishes(form, scored, limit)
+    wanted = wishes(form, runtime.sampling, scored, limit)
     salt = service.salt(request, form.safety_identifier or form.user, form.cache_salt)
     requests = [
         Request(

@@ -125,7 +125,7 @@ def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes)
     limit = next((limit for limit in limits if limit is not None), None)
     dialogue = dialogue_of(form, _salt(service, request, form))
     dialogue = replace(dialogue, choice=form.choice, format=next(iter(form.formats), None))
-    made, reading = compose(service, runtime, dialogue, wishes(form, top, limit), head.id)
+    made, reading = compose(service, runtime, dialogue, wishes(form, runtime.sampling, top, limit), head.id)
     how = {"usage": _wants_usage(form), "logprobs": top is not None, **told(form)}
     teller = Chat(head, [made], reading, **how)
     return Asked([made], teller, bool(form.stream), lambda: remember(service, teller))
@@ -135,7 +135,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     form = parse(CompletionRequest, data)
     service.check_model(form.model)
     limit = 16 if form.max_tokens is None else form.max_tokens  # the endpoint's own default
-    wanted = wishes(form, form.logprobs, limit)
+    wanted = wishes(form, runtime.sampling, form.logprobs, limit)
     scored = form.logprobs if form.echo else None
     spelled = wanted.reuse and scored is None
     salt = _salt(service, request, form)
@@ -189,10 +189,10 @@ def told(form: Generation) -> dict[str, bool]:
     return {"progress": bool(form.return_progress), "timed": bool(form.timings_per_token)}
 
 
-def wishes(form: Generation, logprobs: int | None, limit: int | None) -> Wishes:
+def wishes(form: Generation, usual: Sampling, logprobs: int | None, limit: int | None) -> Wishes:
     """What a body wants of a reply. `limit`: most tokens; None and less than 0 for as many as fit."""
     return Wishes(
-        sampling=_sampling(form, logprobs),
+        sampling=_sampling(form, usual, logprobs),
         max_tokens=None if limit is not None and limit < 0 else limit,
         stop=form.stops,
         choices=form.n or 1,
@@ -201,9 +201,9 @@ def wishes(form: Generation, logprobs: int | None, limit: int | None) -> Wishes:
     )
 
 
-def _sampling(form: Generation, logprobs: int | None) -> Sampling:
+def _sampling(form: Generation, usual: Sampling, logprobs: int | None) -> Sampling:
     bias = tuple(sorted((int(token), value) for token, value in (form.logit_bias or {}).items()))
-    given = {
+    given: dict[str, Any] = {
         name: value
         for name in ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
         if (value := getattr(form, name)) is not None
@@ -211,4 +211,4 @@ def _sampling(form: Generation, logprobs: int | None) -> Sampling:
     if form.top_k is not None:
         given["top_k"] = max(0, form.top_k)
     seed = None if form.seed == -1 else form.seed  # as llama-server's callers ask for one to be drawn
-    return Sampling(**given, logit_bias=bias, seed=seed, logprobs=logprobs)
+    return replace(usual, **given, logit_bias=bias, seed=seed, logprobs=logprobs)

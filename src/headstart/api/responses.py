@@ -184,7 +184,7 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
     dialogue, tools = said.dialogue()
     options, reasoning = form.prompt_cache_options, form.reasoning
     limit = 0 if options is not None and options.prewarm else form.max_output_tokens
-    asked = replace(wishes(form, form.logprobs, limit), choices=1)
+    asked = replace(wishes(form, runtime.sampling, form.logprobs, limit), choices=1)
     made, reading = compose(service, runtime, dialogue, asked, id)
     summary = (reasoning.summary or reasoning.generate_summary) if reasoning is not None else None
     summary = None if summary == "none" else summary

@@ -18,7 +18,7 @@ from headstart.core.prompt import Prompt, Prompter
 from headstart.core.quota import quota
 from headstart.core.record import Record
 from headstart.core.template import FALLBACK, Message, Template
-from headstart.engines.base import Engine, Grammar, Tokenizer
+from headstart.engines.base import Engine, Grammar, Sampling, Tokenizer
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from headstart.runtime.cache import Cache
 from headstart.runtime.job import Ticket
@@ -55,6 +55,9 @@ class Runtime:
         settings: here matter `reuse`, `overflow`, `queue`, `stall`, `chat_template` and those of the tiers.
         observe: told of every finished choice, on the engine thread.
 
+    Attributes:
+        sampling: of requests that do not say how.
+
     Raises:
         ConfigError: exact mode was asked of an engine that cannot prove it, or the chat template is broken.
     """
@@ -70,6 +73,8 @@ class Runtime:
         self.settings = settings
         self.reuse = settings.reuse
         self.overflow = settings.overflow
+        chosen = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        self.sampling = Sampling(**{name: value for name, value in chosen.items() if value is not None})
         self._mode = Mode(settings.reuse == "exact", engine.traits)
         source = settings.template() or engine.tokenizer.chat_template or FALLBACK
         self.prompter = Prompter(engine.tokenizer, Template(source, engine.tokenizer.names), spelling=settings.reuse == "fast")
