@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -215,10 +216,49 @@ def test_a_format_is_kept(fake: Server) -> None:
     assert made.choices[0].message.content in ("a", "b")
 
 
+CHOICE = ["yes", 'no, "never"', "vielleicht – ü\\ \n|(a)"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"structured_outputs": {"choice": CHOICE}},
+        {"guided_choice": CHOICE},
+        {"structured_outputs": {"regex": "[0-9]{3}"}},
+        {"structured_outputs": {"grammar": 'root ::= "a" | "b"'}},
+        {"guided_grammar": 'start: "a" | "b"'},
+        {"structured_outputs": {"json": Answer.model_json_schema()}},
+        {"structured_outputs": {"json": json.dumps(Answer.model_json_schema())}},
+        {"guided_json": json.dumps(Answer.model_json_schema())},
+    ],
+)
+def test_formats_as_callers_of_vllm_ask_for_them(fake: Server, options: dict[str, Any]) -> None:
+    said = ask(fake, extra_body=options, max_tokens=200, seed=4).choices[0].message.content
+    name, value = next(iter(options.items()))
+    match next(iter(value)) if isinstance(value, dict) else name.removeprefix("guided_"):
+        case "choice":
+            assert said in CHOICE
+        case "regex":
+            assert re.fullmatch("[0-9]{3}", said)
+        case "grammar":
+            assert said in ("a", "b")
+        case _:
+            Answer.model_validate_json(said)
+
+
 NONSENSE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
 
 
-@pytest.mark.parametrize("options", [{"response_format": NONSENSE}, {"guided_regex": "("}, {"grammar": "root ::= ["}])
+VAGUE: list[dict[str, Any]] = [
+    {"guided_choice": []},
+    {"guided_json": "{"},
+    {"structured_outputs": {"choice": "yes"}},
+    {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+    {"structured_outputs": {"regex": "a"}, "grammar": "b"},
+]
+
+
+@pytest.mark.parametrize("options", [{"response_format": NONSENSE}, {"guided_regex": "("}, {"grammar": "root ::= ["}, *VAGUE])
 def test_a_format_that_makes_no_sense_is_refused(server: Server, options: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError):
         ask(server, extra_body=options)

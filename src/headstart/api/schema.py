@@ -162,6 +162,16 @@ class ChatMessage(Hints, total=False):
     reasoning: str | None
 
 
+def _parsed(value: Any) -> Any:
+    """A schema that is written as text."""
+    if isinstance(value, str):
+        try:
+            return from_json(value)
+        except ValueError:
+            raise PydanticCustomError("json", "is no JSON") from None
+    return value
+
+
 class StreamOptions(_Form):
     include_usage: bool | None = None
 
@@ -282,8 +292,38 @@ class Conversation(_Form):
     continue_final_message: bool | None = None
 
 
+Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+class StructuredOutputs(_Form):
+    """vLLM's way to say what a reply must be; `guided_…` were its fields before."""
+
+    json_schema: Annotated[dict[str, Any] | None, BeforeValidator(_parsed), Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    grammar: Text | None = None
+
+    @property
+    def formats(self) -> list[Format]:
+        return [
+            *([Format("json_schema", json.dumps(self.json_schema))] if self.json_schema is not None else []),
+            *([Format("json_object")] if self.json_object else []),
+            *([Format("regex", self.regex)] if self.regex is not None else []),
+            *([Format("grammar", _any_of(self.choice))] if self.choice is not None else []),
+            *([Format("grammar", self.grammar)] if self.grammar is not None else []),
+        ]
+
+
+def _any_of(texts: list[str]) -> str:
+    """A grammar in Lark of one of the texts."""
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+
+
 class ChatRequest(Generation, Conversation):
-    """Body of POST /v1/chat/completions. `grammar`, `json_schema` and `guided_…`: llama-server's and vLLM's formats."""
+    """Body of POST /v1/chat/completions. `grammar`, `json_schema`, `structured_outputs` and `guided_…` are llama-server's
+    and vLLM's.
+    """
 
     tool_choice: (
         Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedChoice, Field(discriminator="type")] | None
@@ -291,8 +331,11 @@ class ChatRequest(Generation, Conversation):
     parallel_tool_calls: bool | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
-    guided_json: dict[str, Any] | None = None
-    guided_regex: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Annotated[dict[str, Any] | None, BeforeValidator(_parsed)] = None
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    guided_grammar: Text | None = None
 
     max_completion_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     logprobs: bool | None = None
@@ -304,13 +347,17 @@ class ChatRequest(Generation, Conversation):
         """What the reply must be; more than one is too many."""
         given = self.response_format
         asked = given.json_schema if given is not None else None
-        schemas = [schema for schema in (asked and asked.json_schema, self.json_schema, self.guided_json) if schema is not None]
+        schemas = [schema for schema in (asked and asked.json_schema, self.json_schema) if schema is not None]
         strict = asked is not None and bool(asked.strict)
+        guided = StructuredOutputs.model_construct(
+            json_schema=self.guided_json, regex=self.guided_regex, choice=self.guided_choice, grammar=self.guided_grammar
+        )
         return [
             *([Format("json_object")] if given is not None and given.type == "json_object" else []),
             *(Format("json_schema", json.dumps(schema), strict) for schema in schemas),
-            *([Format("regex", self.guided_regex)] if self.guided_regex is not None else []),
             *([Format("grammar", self.grammar)] if self.grammar is not None else []),
+            *guided.formats,
+            *(self.structured_outputs.formats if self.structured_outputs is not None else []),
         ]
 
     @property
