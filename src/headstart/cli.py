@@ -21,6 +21,7 @@ from headstart.cli_options import (
     Budget,
     CacheDir,
     ChatTemplate,
+    Cors,
     Ctx,
     DiskBudget,
     GpuLayers,
@@ -125,6 +126,7 @@ def serve(
     api_key_file: ApiKeyFile = None,
     isolate: Isolate = None,
     alias: Alias = None,
+    cors: Cors = None,
     keep_noise: KeepNoise = None,
     tenant_memory: TenantMemory = cast(float, "100%"),  # noqa: B008  (typer parses defaults too)
     tenant_disk: TenantDisk = cast(float, "100%"),  # noqa: B008
@@ -257,6 +259,7 @@ def serve(
             key_file=api_key_file,
             isolate=isolate,
             alias=alias,
+            cors=cors or (),
             keep_noise=keep_noise or (),
             load=lambda s: _load(s, log_format),
         )

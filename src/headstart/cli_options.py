@@ -220,6 +220,16 @@ Alias = Annotated[
         show_default="the file's name",
     ),
 ]
+Cors = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HEADSTART_CORS",
+        metavar="ORIGIN",
+        rich_help_panel=NETWORK,
+        help="Origin of web pages that may send requests, like `http://localhost:3000`; `*` for all. Give it again for more.",
+        show_default="none: browsers keep pages from other places out",
+    ),
+]
 KeepNoise = Annotated[
     list[str] | None,
     typer.Option(

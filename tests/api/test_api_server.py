@@ -48,6 +48,26 @@ def test_while_loading_everything_says_so_and_then_serves() -> None:
         assert answer["model"] == "fake"  # the engine's own name
 
 
+def test_web_pages_may_ask_if_they_are_named() -> None:
+    """As a browser asks: first for leave, without the page's key."""
+    page, other = "http://localhost:3000", "http://other.example"
+    asks = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type,x-stainless-os",
+    }
+    body = {"messages": HI, "max_tokens": 1}
+    for given, allowed in (((), ()), ((page,), (page,)), (("*",), (page, other))):
+        with Runtime(FakeEngine()) as runtime, serving(runtime, key="k", api_keys=["k"], cors=given) as server:
+            for origin in (page, other):
+                before = httpx.options(f"{server.url}/v1/chat/completions", headers={"origin": origin, **asks})
+                after = server.http.post("/v1/chat/completions", json=body, headers={"origin": origin})
+                assert before.is_success == (origin in allowed)
+                assert after.is_success, "keeping pages out is for browsers to do"
+                for answer in (before, after):
+                    assert (answer.headers.get("access-control-allow-origin") in ("*", origin)) == (origin in allowed)
+            assert server.http.post("/v1/chat/completions", json=body, headers={"authorization": "no"}).status_code == 401
+
+
 def test_a_model_that_cannot_be_loaded_is_told() -> None:
     told: list[Exception] = []
 

@@ -10,6 +10,7 @@ import structlog
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from headstart import __version__
@@ -32,6 +33,7 @@ def create_app(
     keep_noise: Sequence[str] = (),
     model_id: str | None = None,
     aliases: Sequence[str] = (),
+    cors: Sequence[str] = (),
     keep_alive: float = 5.0,
     max_body: int = 64 << 20,
     on_ready: Callable[[], None] = lambda: None,
@@ -47,6 +49,7 @@ def create_app(
         keep_noise: rows of `normalise.RULES` that are left out.
         model_id: name to serve the model under; None for the engine's own.
         aliases: other names that requests may give.
+        cors: origins of web pages that may send requests, like `http://localhost:3000`; `*` for all.
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a body.
         on_ready: called on the event loop as soon as requests are served, if `load` is a function.
@@ -85,6 +88,10 @@ def create_app(
     for kind in (HeadstartError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, on_error)
     app.add_middleware(Edge, service=service, keys=keys)
+    if cors:  # outside of the edge: a browser asks for leave without its key
+        app.add_middleware(
+            CORSMiddleware, allow_origins=[*cors], allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+        )
     for dialect in (openai, responses, anthropic, models, llama, extras, admin):
         app.include_router(dialect.router)
     app.openapi = lambda: describe(app, keys=keys.closed)  # type: ignore[method-assign]

@@ -64,6 +64,7 @@ def serve(
     key_file: Path | None = None,
     isolate: str | None = None,
     alias: str | None = None,
+    cors: Sequence[str] = (),
     keep_noise: Sequence[str] = (),
     load: Callable[[Settings], Runtime],
 ) -> None:
@@ -73,6 +74,7 @@ def serve(
         key_file: more keys, one a line.
         isolate: a row of `tenants.POLICIES`; None for what suits the keys.
         alias: name of the model, in place of the file's, which is understood all the same.
+        cors: origins of web pages that may send requests.
         keep_noise: rows of `normalise.RULES` that are left out.
         load: makes the runtime; called in a thread, while `/health` says that the model is loading.
 
@@ -110,6 +112,7 @@ def serve(
         keep_noise=keep_noise,
         model_id=alias or stem,
         aliases=tuple(dict.fromkeys(name for name in (stem, settings.model, path.name) if name)),
+        cors=cors,
         on_ready=ready,
         on_failure=failed,
     )
