@@ -90,8 +90,8 @@ def main() -> None:
     series = measure(setup, given.rounds, given.only, console, given.option)
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "series.json").write_text(json.dumps(series, indent=1))
-    plot(series, given.out / "ratios.png")
     console.print(table(series))
+    plot(series, given.out / "ratios.png")
     console.print(f"{given.rounds} paired rounds; values and plot in {given.out}/")
 
 

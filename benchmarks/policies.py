@@ -192,8 +192,8 @@ def main() -> None:
     figures = measure(work, console, policies())
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "policies.md").write_text(markdown(figures, work) + "\n")
-    plot(figures, options.out / "policies.png")
     console.print(markdown(figures, work), markup=False, soft_wrap=True)
+    plot(figures, options.out / "policies.png")
 
 
 if __name__ == "__main__":

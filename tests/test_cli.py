@@ -92,6 +92,8 @@ def complaint(result: subprocess.CompletedProcess[str]) -> str:
         (["--memory-budget", "-1"], "4GiB"),
         (["--memory-budget", "9" * 400], "more than any machine"),
         (["--stall", "inf"], "--stall"),
+        (["--cors", "localhost:3000"], "--cors must be an origin like http://localhost:3000"),
+        (["--cors", "http://localhost:3000/"], "--cors must be an origin like http://localhost:3000"),
         (["--api-key", ""], "--api-key"),
         (["--port", "70000"], "'--port'"),
         (["--slots", "0"], "'--slots'"),

@@ -32,7 +32,8 @@ def load(model: Path, *, slots: int, grid: int | None = None, threads: int | Non
 def budget(engine: Engine, blocks: int, states: int) -> int:
     """Bytes for so many blocks and checkpoints beside the engine's own buffer, as far as prompts of these histories grow it."""
     shape = engine.shape
-    return blocks * engine.traits.grid * shape.row_bytes + states * shape.state_bytes + shape.transfer_bytes * 3 // 8
+    rows = shape.ctx * shape.row_bytes
+    return blocks * engine.traits.grid * shape.row_bytes + states * shape.state_bytes + shape.transfer_bytes - rows * 5 // 8
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def facts(runtime: Runtime) -> dict[str, str]:
         told["compute"] = f"{details['threads']} threads"
         if layers := details.get("gpu_layers"):
             told["compute"] += f", {'all' if layers < 0 else layers} layers on the GPU"
-        elif unused := details.get("devices"):
+        elif unused := details.get("gpus"):
             told["compute"] += f"; no layer is on {', '.join(unused)}: give --gpu-layers -1"
     seconds = details.get("proof_seconds")
     told["reuse"] = settings.reuse

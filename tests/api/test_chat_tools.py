@@ -246,6 +246,16 @@ def test_formats_as_callers_of_vllm_ask_for_them(fake: Server, options: dict[str
             Answer.model_validate_json(said)
 
 
+def test_a_text_is_continued_in_a_format(fake: Server) -> None:
+    for options in ({"structured_outputs": {"choice": CHOICE}}, {"guided_choice": CHOICE}):
+        body: dict[str, Any] = {"prompt": "say it: ", "max_tokens": 100, "seed": 3, **options}
+        made = fake.post("/v1/completions", json=body)
+        assert made.json()["choices"][0]["text"] in CHOICE
+    made = fake.post("/v1/completions", json={"prompt": "a", "grammar": "x", "guided_regex": "y"})
+    assert made.status_code == 400
+    assert fake.post("/v1/completions", json={"prompt": "a", "structured_outputs": {"structural_tag": "x"}}).status_code == 400
+
+
 NONSENSE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
 
 
@@ -253,6 +263,8 @@ VAGUE: list[dict[str, Any]] = [
     {"guided_choice": []},
     {"guided_json": "{"},
     {"structured_outputs": {"choice": "yes"}},
+    {"structured_outputs": {}},
+    {"structured_outputs": {"structural_tag": "{}"}},
     {"structured_outputs": {"regex": "a", "choice": ["b"]}},
     {"structured_outputs": {"regex": "a"}, "grammar": "b"},
 ]

@@ -40,7 +40,7 @@ def test_without_groups_it_is_the_machines(groups: Path) -> None:
 @pytest.mark.parametrize("path", ["/", "/docker/abc", "/gone"])
 def test_version_2(groups: Path, path: str) -> None:
     (groups.parent / "own").write_text(f"0::{path}\n")
-    stat = f"anon 7\ninactive_file {GIB}\nactive_file 9"
+    stat = f"anon 7\ninactive_file {GIB // 2}\nactive_file {GIB // 2}"
     write(groups, memory__max=16 * GIB, memory__current=3 * GIB, memory__stat=stat, cpu__max="400000 100000")
     assert (machine.cores(), machine.memory()) == (4, 14 * GIB)
     if path == "/docker/abc":
@@ -50,7 +50,10 @@ def test_version_2(groups: Path, path: str) -> None:
 
 def test_version_1(groups: Path) -> None:
     (groups.parent / "own").write_text("4:memory:/there\n3:cpuset:/\n1:cpu,cpuacct:/\n0::/\n")
-    limits = {"memory__usage_in_bytes": 3 * GIB, "memory__stat": f"inactive_file 5\ntotal_inactive_file {GIB}"}
+    limits = {
+        "memory__usage_in_bytes": 3 * GIB,
+        "memory__stat": f"inactive_file 5\ntotal_inactive_file {GIB - 9}\ntotal_active_file 9",
+    }
     write(groups / "memory", memory__limit_in_bytes=(1 << 63) - 4096, **limits)
     write(groups / "memory" / "there", memory__limit_in_bytes=8 * GIB, **limits)
     write(groups / "cpu", cpu__cfs_quota_us=300_000, cpu__cfs_period_us=100_000)

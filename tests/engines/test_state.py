@@ -21,6 +21,7 @@ from headstart.engines.llama import part as llama_part
 from headstart.engines.llama import rows as llama_rows
 from headstart.engines.llama.blob import Form
 from headstart.errors import EngineError
+from headstart.runtime.room import Room
 
 WINDOWS = ("gemma3", "gpt-oss")
 STATE_ONLY = ("mamba2", "rwkv7")
@@ -482,3 +483,18 @@ def test_gemma_is_exact_beyond_its_window(gemma: LlamaEngine) -> None:
     forged[:4].view("<u4")[0] = 576
     gemma.import_checkpoint(1, [taken[576][0]], forged)
     assert on(gemma, tokens, 1) != expected
+
+
+def test_what_moving_takes_is_counted_whole(engine: LlamaEngine) -> None:
+    """Windows and recurrent state are as large in a short conversation as in a long one."""
+    shape = engine.shape
+    options = {"ctx": shape.ctx, "row_bytes": shape.row_bytes, "transfer_bytes": shape.transfer_bytes}
+    anything: Any = None
+    room = Room(anything, anything, anything, anything, anything, release=engine.release, keeps_on="", **options)
+    empty(engine)
+    for tokens in (1, 63, 200, 300):
+        fill(engine, 0, tokens_of(engine, tokens))
+        assert llama_rows.size(engine._context, 0) <= room.transfer(engine.length(0)) <= shape.transfer_bytes
+        engine.truncate(0, 0)
+    assert llama_rows.size(engine._context, 0, llama_rows.PARTIAL) <= room.transfer(0)
+    assert room.transfer(shape.ctx) == pytest.approx(shape.transfer_bytes, rel=0.01)

@@ -273,6 +273,13 @@ def test_of_what_is_too_long_a_half_is_restored_and_nothing_else_suffers(tmp_pat
         report = ask(rt, short).report
         assert report.computed <= 2 * GRID
         assert rt.cache.memory.used <= rt.cache.memory.budget
+    with budgeted(1) as rt:  # while a reply runs, which reads in rounds
+        running = submit(rt, [user("go on")], max_tokens=1500, ignore_eos=True)
+        running.until(Started)
+        report = ask(rt, long).report
+        assert rt.scheduler.running
+        assert 0.4 * ctx < report.restored == report.tiers["disk"] <= 0.5 * ctx
+        running.handle.cancel()
     with budgeted(1) as rt:  # to save what is long, the engine has taken nearly all
         ask(rt, [system("y" * 1850), user("a")])
         written(rt)

@@ -357,9 +357,9 @@ def test_a_disk_that_hangs_while_it_is_read_holds_nobody_up(
     monkeypatch.setattr(reading, "STUCK", 0.1)
     answers, real = threading.Event(), Disk.read_into
 
-    def read_into(self: Disk, label: Label, out: Bytes) -> int:
+    def read_into(self: Disk, label: Label, out: Bytes, *count: Any) -> int:
         assert answers.wait(60)
-        return real(self, label, out)
+        return real(self, label, out, *count)
 
     monkeypatch.setattr(Disk, "read_into", read_into)
     with start(folder, disk=1 << 30) as rt:
@@ -368,6 +368,7 @@ def test_a_disk_that_hangs_while_it_is_read_holds_nobody_up(
             same(hung, wanted[number])
             assert hung.report.tiers.get("disk", 0) == 0
         assert rt.cache.fetch._lent
+        monkeypatch.setattr(reading, "STUCK", 30.0)
         answers.set()
         recovered(rt, wanted)
         for number in range(2, 70):  # more than memory holds

@@ -202,6 +202,7 @@ class Tier:
             spill,
             self.counters,
             ctx=64,
+            row_bytes=0,
             transfer_bytes=0,
             release=list,
             keeps_on="disk",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from headstart.stores import behind, reading
 from headstart.stores.base import Bytes
 from headstart.stores.behind import Appeared, Gone, NoDisk, Notice, Refused, Stored, WriteBehind
 from headstart.stores.disk import Disk, FormatError, Label
+from headstart.stores.disk import store as disk_store
 from headstart.stores.disk.format import ALIGN, VERSION, checksum
 from headstart.stores.disk.store import RESERVE
 from headstart.stores.reading import Hung
@@ -192,9 +195,9 @@ def stuck(monkeypatch: pytest.MonkeyPatch, *keys: bytes) -> threading.Event:
     answers, real = threading.Event(), Disk.read_into
     monkeypatch.setattr(reading, "STUCK", 0.1)
 
-    def read_into(self: Disk, label: Label, out: Bytes) -> int:
+    def read_into(self: Disk, label: Label, out: Bytes, *count: Any) -> int:
         assert label.key not in keys or answers.wait(30)
-        return real(self, label, out)
+        return real(self, label, out, *count)
 
     monkeypatch.setattr(Disk, "read_into", read_into)
     return answers
@@ -250,6 +253,63 @@ def test_stopping_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatc
     assert hung.over.wait(30)
 
 
+def test_a_process_ends_although_its_disk_hangs(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(0), rows(0))])
+    disk.close()
+    code = f"""
+import threading
+from pathlib import Path
+import numpy as np
+from headstart.stores import reading
+from headstart.stores.behind import WriteBehind
+from headstart.stores.disk import Disk
+reading.STUCK = 0.1
+Disk.read_into = lambda *_: threading.Event().wait()
+tier = WriteBehind(lambda: Disk(Path({str(tmp_path)!r}), 1 << 40), b"f" * 32, 1 << 40)
+(row,) = Disk(Path({str(tmp_path)!r}), 1 << 40).catalog.rows()
+(hung,) = tier.read([(row.label, np.zeros({SIZE}, np.uint8))])
+assert not tier.close(5)
+print(type(hung).__name__)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "Hung\n"
+
+
+def test_slow_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large object takes longer than that: as long as bytes come, it is waited for."""
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(0), rows(0))])
+    disk.close()
+    monkeypatch.setattr(disk_store, "_STEP", SIZE // 8)
+    monkeypatch.setattr(reading, "STUCK", 0.2)
+    real = os.preadv
+
+    def preadv(*args: Any) -> int:
+        time.sleep(0.05)
+        return real(*args)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    with opened(tmp_path) as tier:
+        assert tier.read([(label(0), np.zeros(SIZE, np.uint8))]) == [SIZE]
+        assert tier.read([]) == []
+
+
+def test_a_new_server_knows_what_a_block_hangs_on_before_it(tmp_path: Path) -> None:
+    """Also where canonical rows have taken derived ones' place since, which makes them news: else nobody knew whose it is."""
+    chain = [
+        replace(label(number), parent=label(number - 1).key if number else b"r" * 32, start=8 * number) for number in range(4)
+    ]
+    disk = Disk(tmp_path, BIG)
+    disk.write([(replace(one, canonical=False), rows(0)) for one in chain])
+    disk.write([(one, rows(1)) for one in chain[:2]])
+    disk.close()
+    found: list[Notice] = []
+    with opened(tmp_path) as tier:
+        waited(tier, found, lambda found: len(found) == 4)
+    assert [one.label.key for one in found if isinstance(one, Appeared)] == [one.key for one in chain]
+
+
 def test_what_a_request_waits_for_is_not_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = -(-SIZE // 4096) * 4096 + ALIGN
     disk = Disk(tmp_path, BIG)
@@ -273,16 +333,18 @@ def test_what_a_request_waits_for_is_not_evicted(tmp_path: Path, monkeypatch: py
 
 def test_what_was_refused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, gate: Gate) -> None:
     caplog.set_level("INFO", "headstart")
-    tier = WriteBehind(lambda: Disk(tmp_path, RESERVE), FINGERPRINT, 2 * SIZE)
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG), FINGERPRINT, 2 * SIZE)
     assert tier.offer(label(0), rows(0))
-    assert tier.offer(label(1), rows(1))
-    while tier.offer(label(2), rows(2)):
-        pass
+    assert gate.reached.wait(30)
+    assert [tier.offer(label(number), rows(number)) for number in range(1, 4)] == [True, False, False]
     gate.open.set()
     assert tier.close(30)
+    assert "2 pieces have to wait until the disk has time, 0 are not stored" in caplog.text
+    tier = WriteBehind(lambda: Disk(tmp_path, RESERVE), FINGERPRINT, BIG)
+    assert tier.offer(label(4), rows(4))
+    assert tier.close(30)
     assert "nothing fits" in caplog.text
-    assert "1 pieces have to wait" in caplog.text
-    assert f", {tier.counters['skipped_budget']} are not stored: they do not fit" in caplog.text
+    assert "0 pieces have to wait until the disk has time, 1 are not stored" in caplog.text
 
 
 def test_what_a_crash_of_another_process_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,6 +365,7 @@ def test_what_a_crash_of_another_process_leaves_is_found(tmp_path: Path, monkeyp
         other.catalog.remove([label(1).key])
         assert other.strays()
         other.reconcile()
+        (other.objects / "notes.txt").write_text("not an object")
         assert not other.strays()
         other.close()
 

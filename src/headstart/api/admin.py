@@ -16,7 +16,8 @@ from headstart.api.compose import prompt_of
 from headstart.api.describe import ERRORS
 from headstart.api.diagnostics import anthropic, responses
 from headstart.api.dialects import dialogue_of
-from headstart.api.schema import _Form, parse
+from headstart.api.formats import Strict
+from headstart.api.schema import parse
 from headstart.api.service import Service, service_of
 from headstart.core.blocks import common_prefix
 from headstart.core.causes import Cause
@@ -32,7 +33,7 @@ router = APIRouter()
 Salt = Annotated[str, Query(max_length=1024)]
 
 
-class Pair(_Form):
+class Pair(Strict):
     """Body of POST /headstart/explain: two request bodies, the earlier one first."""
 
     a: dict[str, Any]

@@ -14,7 +14,8 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.schema import MANY, Effort, Whole, _Form, without_images
+from headstart.api.formats import Strict
+from headstart.api.schema import MANY, Effort, Whole, without_images
 from headstart.errors import InvalidRequest
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
@@ -199,12 +200,12 @@ class ClientTool(Marked, total=False):
     strict: bool | None
 
 
-class ToolChoice(_Form):
+class ToolChoice(Strict):
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool | None = None
 
 
-class NamedToolChoice(_Form):
+class NamedToolChoice(Strict):
     type: Literal["tool"]
     name: str
     disable_parallel_tool_use: bool | None = None
@@ -213,7 +214,7 @@ class NamedToolChoice(_Form):
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Thinking(_Form):
+class Thinking(Strict):
     """`budget_tokens` is not kept: `max_tokens` bounds reasoning and reply together. An unknown type says nothing."""
 
     type: str
@@ -226,31 +227,31 @@ class Thinking(_Form):
         return {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}.get(self.type)
 
 
-class JsonFormat(_Form):
+class JsonFormat(Strict):
     type: Literal["json_schema"]
     json_schema: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class OutputConfig(_Form):
+class OutputConfig(Strict):
     effort: Effort = None
     format: JsonFormat | None = None
 
 
-class Metadata(_Form):
+class Metadata(Strict):
     user_id: str | None = None
 
 
-class Diagnostics(_Form):
+class Diagnostics(Strict):
     previous_message_id: str | None = None
 
 
-class ContextManagement(_Form):
+class ContextManagement(Strict):
     """Edits that a server may make. None is made here (docs/clients.md says why), and answers say so."""
 
     edits: list[dict[str, Any]] | None = None
 
 
-class CountTokensRequest(_Form):
+class CountTokensRequest(Strict):
     """Body of POST /v1/messages/count_tokens. `cache_salt`: as in /v1/chat/completions."""
 
     cache_control: CacheControl | None = None
@@ -311,4 +312,4 @@ class MessagesRequest(CountTokensRequest):
     diagnostics: Diagnostics | None = None
 
 
-BODIES: tuple[type[_Form], ...] = (MessagesRequest, CountTokensRequest)
+BODIES: tuple[type[Strict], ...] = (MessagesRequest, CountTokensRequest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -21,8 +22,10 @@ from headstart.api.faults import on_error
 from headstart.api.keys import Keys
 from headstart.api.service import Service
 from headstart.api.tenants import policy_of
-from headstart.errors import HeadstartError
+from headstart.errors import ConfigError, HeadstartError
 from headstart.runtime.runtime import Runtime
+
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 def create_app(
@@ -54,7 +57,12 @@ def create_app(
         max_body: most bytes of a body.
         on_ready: called on the event loop as soon as requests are served, if `load` is a function.
         on_failure: told on the event loop if `load` raises.
+
+    Raises:
+        ConfigError: there is no such policy or rule, or what is in `cors` is no origin.
     """
+    if wrong := next((one for one in cors if not _ORIGIN.fullmatch(one)), None):
+        raise ConfigError(f"--cors must be an origin like http://localhost:3000, or *, not {wrong!r:.100}.")
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
     policy = policy_of(isolate, several=keys.several)
     service = Service(model_id, aliases, keep_alive=keep_alive, max_body=max_body, keep_noise=keep_noise, policy=policy)

@@ -17,6 +17,7 @@ from headstart.api.normalise import normalise, normalise_reply
 from headstart.api.service import Service
 from headstart.api.teller import Teller
 from headstart.core.explain import Explanation
+from headstart.core.families import Family
 from headstart.core.grammar import Grammar, grammar_for
 from headstart.core.prompt import Prompt
 from headstart.core.record import Record
@@ -25,6 +26,7 @@ from headstart.errors import ContextTooLong, InvalidRequest
 from headstart.runtime.request import Request
 from headstart.runtime.runtime import Runtime
 
+_PLAIN = Family("text")
 _SCHEMA = "failed to compile JSON schema: "
 """llguidance's words in front of what is wrong with a schema."""
 
@@ -174,6 +176,13 @@ def _blame(runtime: Runtime, grammar: Grammar | None, what: str, param: str) -> 
     except InvalidRequest as error:
         said = error.message.partition(_SCHEMA)[2] or error.message
         raise InvalidRequest(f"{what} cannot be followed: {said}", param=param) from None
+
+
+def plain_grammar(runtime: Runtime, wanted: Format | None) -> Grammar | None:
+    """What a text must be that nobody parses. Raises InvalidRequest."""
+    if wanted is None:
+        return None
+    return grammar_for(_PLAIN, response_format=response_format(wanted), controls=runtime.prompter.controls)
 
 
 def response_format(wanted: Format | None) -> Mapping[str, Any] | None:

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.api.answer import answer
-from headstart.api.compose import Asked, response_format
+from headstart.api.compose import Asked, plain_grammar
 from headstart.api.describe import ERRORS, STREAMED, takes
 from headstart.api.draft import Draft
 from headstart.api.llama_schema import LlamaRequest
@@ -21,8 +21,6 @@ from headstart.api.schema import parse
 from headstart.api.service import Service
 from headstart.api.teller import Teller, frame
 from headstart.api.wire import timings_so_far, token_scores
-from headstart.core.families import Family
-from headstart.core.grammar import grammar_for
 from headstart.core.parsing import Piece, Said
 from headstart.core.prompt import Prompt
 from headstart.engines.base import Sampling
@@ -31,9 +29,6 @@ from headstart.runtime.request import Progress, Request, TokenLogprob
 from headstart.runtime.runtime import Runtime
 
 router = APIRouter(route_class=Route)
-
-_PLAIN = Family("text")
-"""How a text is written that nobody parses."""
 
 
 @router.post("/completion", openapi_extra=takes(LlamaRequest), responses={**ERRORS, **STREAMED})
@@ -63,7 +58,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
         for given in form.prompts
     ]
     if form.format is not None:
-        grammar = grammar_for(_PLAIN, response_format=response_format(form.format), controls=runtime.prompter.controls)
+        grammar = plain_grammar(runtime, form.format)
         requests = [replace(one, grammar=grammar) for one in requests]
     return Asked(requests, Completion(service.model_id, requests, form), bool(form.stream))
 

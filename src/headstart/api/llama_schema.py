@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from headstart.api.canonical import Format
-from headstart.api.schema import Generation, TokenId, Whole, _Form
+from headstart.api.formats import Strict
+from headstart.api.schema import Generation, TokenId, Whole
 from headstart.errors import InvalidRequest
 
 
@@ -73,4 +74,4 @@ class LlamaRequest(Generation):
         return Format("grammar", self.grammar) if self.grammar else None
 
 
-BODIES: tuple[type[_Form], ...] = (LlamaRequest,)
+BODIES: tuple[type[Strict], ...] = (LlamaRequest,)

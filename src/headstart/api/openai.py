@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from headstart.api.answer import answer
 from headstart.api.canonical import Dialogue, Message
-from headstart.api.compose import Asked, Wishes, compose, count, prompt_of, remember
+from headstart.api.compose import Asked, Wishes, compose, count, plain_grammar, prompt_of, remember
 from headstart.api.describe import ERRORS, STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.schema import (
@@ -150,6 +150,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
             wanted.reuse,
             wanted.ignore_eos,
             prompt_logprobs=scored,
+            grammar=plain_grammar(runtime, next(iter(form.formats), None)),
         )
         for prompt in prompts
     ]

@@ -21,7 +21,8 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.schema import MANY, Effort, Generation, Hints, TemplateArguments, Whole, _Form, without_images
+from headstart.api.formats import Strict
+from headstart.api.schema import MANY, Effort, Generation, Hints, TemplateArguments, Whole, without_images
 from headstart.errors import InvalidRequest
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -180,7 +181,7 @@ Item = Annotated[
 ]
 
 
-class ResponsesTool(_Form):
+class ResponsesTool(Strict):
     """A tool. Functions, custom tools and namespaces of both can be called; others are never, see docs/clients.md."""
 
     model_config = ConfigDict(extra="allow")
@@ -199,12 +200,12 @@ class ResponsesTool(_Form):
         return self
 
 
-class ChosenName(_Form):
+class ChosenName(Strict):
     type: str
     name: str | None = None
 
 
-class ChosenTool(_Form):
+class ChosenTool(Strict):
     """A tool that must be called, or those that may be."""
 
     type: Literal["function", "custom", "allowed_tools"]
@@ -226,7 +227,7 @@ class ChosenTool(_Form):
         return self
 
 
-class TextFormat(_Form):
+class TextFormat(Strict):
     """What a reply must be."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -242,25 +243,25 @@ class TextFormat(_Form):
         return self
 
 
-class TextOptions(_Form):
+class TextOptions(Strict):
     format: TextFormat | None = None
     verbosity: Word | None = None
 
 
-class ReasoningOptions(_Form):
+class ReasoningOptions(Strict):
     effort: Effort = None
     summary: Word | None = None
     generate_summary: Word | None = None
 
 
-class CacheOptions(_Form):
+class CacheOptions(Strict):
     """Hints, but for two: `prewarm` only fills the cache, `comparison_response_id` asks what was missed and why."""
 
     comparison_response_id: str | None = None
     prewarm: bool | None = None
 
 
-class ResponsesInput(_Form):
+class ResponsesInput(Strict):
     """What makes the prompt of a response; also the body of POST /v1/responses/input_tokens."""
 
     model: str | None = None
@@ -342,4 +343,4 @@ class ResponsesRequest(Generation, ResponsesInput):
         return (self.top_logprobs or 0) if asked else None
 
 
-BODIES: tuple[type[_Form], ...] = (ResponsesInput, ResponsesRequest)
+BODIES: tuple[type[Strict], ...] = (ResponsesInput, ResponsesRequest)

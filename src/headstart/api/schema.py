@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal, Required, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -28,6 +27,7 @@ from pydantic_core import PydanticCustomError, from_json
 from typing_extensions import TypedDict
 
 from headstart.api.canonical import Choice, Format
+from headstart.api.formats import Constrained, ResponseFormat, Strict
 from headstart.core.values import countable
 from headstart.errors import InvalidRequest
 
@@ -64,10 +64,6 @@ def _known_effort(value: str | None) -> str | None:
 
 
 Effort = Annotated[str | None, AfterValidator(_known_effort)]
-
-
-class _Form(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 _SPEAKING: list[JsonDict] = [
@@ -162,17 +158,7 @@ class ChatMessage(Hints, total=False):
     reasoning: str | None
 
 
-def _parsed(value: Any) -> Any:
-    """A schema that is written as text."""
-    if isinstance(value, str):
-        try:
-            return from_json(value)
-        except ValueError:
-            raise PydanticCustomError("json", "is no JSON") from None
-    return value
-
-
-class StreamOptions(_Form):
+class StreamOptions(Strict):
     include_usage: bool | None = None
 
 
@@ -200,49 +186,28 @@ class Tool(Hints):
     function: Required[Function]
 
 
-class Named(_Form):
+class Named(Strict):
     name: str
 
 
-class NamedTool(_Form):
+class NamedTool(Strict):
     type: Literal["function"]
     function: Named
 
 
-class AllowedTools(_Form):
+class AllowedTools(Strict):
     mode: Literal["auto", "required"] = "auto"
     tools: Annotated[list[NamedTool], Field(min_length=1)]
 
 
-class AllowedChoice(_Form):
+class AllowedChoice(Strict):
     """Tools that may be called. The others stay in the prompt, which is the same for every choice."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
-class JsonSchema(_Form):
-    """`schema` is a JSON schema. With `strict` what cannot be guaranteed is refused."""
-
-    name: str | None = None
-    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
-class ResponseFormat(_Form):
-    """What a reply must be."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _schema_given(self) -> ResponseFormat:
-        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.json_schema is None):
-            raise PydanticCustomError("response_format", "needs a json_schema with a schema")
-        return self
-
-
-class Generation(_Form):
+class Generation(Strict):
     """What all endpoints share. `id_slot` is a hint that nobody needs here: a prompt goes where most of it is.
 
     `n_predict` is what llama-server calls `max_tokens`.
@@ -280,7 +245,7 @@ class Generation(_Form):
         return tuple(text for text in given if text)
 
 
-class Conversation(_Form):
+class Conversation(Strict):
     """Messages and what the template is given beside them."""
 
     messages: Annotated[
@@ -292,51 +257,13 @@ class Conversation(_Form):
     continue_final_message: bool | None = None
 
 
-Text = Annotated[str, StringConstraints(min_length=1)]
-
-
-class StructuredOutputs(_Form):
-    """vLLM's way to say what a reply must be; `guided_…` were its fields before."""
-
-    json_schema: Annotated[dict[str, Any] | None, BeforeValidator(_parsed), Field(alias="json")] = None
-    json_object: bool | None = None
-    regex: Text | None = None
-    choice: Annotated[list[Text], Field(min_length=1)] | None = None
-    grammar: Text | None = None
-
-    @property
-    def formats(self) -> list[Format]:
-        return [
-            *([Format("json_schema", json.dumps(self.json_schema))] if self.json_schema is not None else []),
-            *([Format("json_object")] if self.json_object else []),
-            *([Format("regex", self.regex)] if self.regex is not None else []),
-            *([Format("grammar", _any_of(self.choice))] if self.choice is not None else []),
-            *([Format("grammar", self.grammar)] if self.grammar is not None else []),
-        ]
-
-
-def _any_of(texts: list[str]) -> str:
-    """A grammar in Lark of one of the texts."""
-    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-
-
-class ChatRequest(Generation, Conversation):
-    """Body of POST /v1/chat/completions. `grammar`, `json_schema`, `structured_outputs` and `guided_…` are llama-server's
-    and vLLM's.
-    """
+class ChatRequest(Generation, Conversation, Constrained):
+    """Body of POST /v1/chat/completions."""
 
     tool_choice: (
         Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedChoice, Field(discriminator="type")] | None
     ) = None
     parallel_tool_calls: bool | None = None
-    grammar: str | None = None
-    json_schema: dict[str, Any] | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: Annotated[dict[str, Any] | None, BeforeValidator(_parsed)] = None
-    guided_regex: Text | None = None
-    guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
-    guided_grammar: Text | None = None
-
     max_completion_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
@@ -344,21 +271,13 @@ class ChatRequest(Generation, Conversation):
 
     @property
     def formats(self) -> list[Format]:
-        """What the reply must be; more than one is too many."""
         given = self.response_format
-        asked = given.json_schema if given is not None else None
-        schemas = [schema for schema in (asked and asked.json_schema, self.json_schema) if schema is not None]
-        strict = asked is not None and bool(asked.strict)
-        guided = StructuredOutputs.model_construct(
-            json_schema=self.guided_json, regex=self.guided_regex, choice=self.guided_choice, grammar=self.guided_grammar
-        )
-        return [
-            *([Format("json_object")] if given is not None and given.type == "json_object" else []),
-            *(Format("json_schema", json.dumps(schema), strict) for schema in schemas),
-            *([Format("grammar", self.grammar)] if self.grammar is not None else []),
-            *guided.formats,
-            *(self.structured_outputs.formats if self.structured_outputs is not None else []),
-        ]
+        if given is None or given.type == "text":
+            return super().formats
+        asked = given.json_schema
+        if given.type == "json_object" or asked is None:
+            return [Format("json_object"), *super().formats]
+        return [Format("json_schema", json.dumps(asked.json_schema), bool(asked.strict)), *super().formats]
 
     @property
     def choice(self) -> Choice:
@@ -370,12 +289,6 @@ class ChatRequest(Generation, Conversation):
             given = self.tool_choice.allowed_tools
             return Choice.among(given.mode, tuple(tool.function.name for tool in given.tools), parallel)
         return Choice(self.tool_choice or "auto", None, parallel)
-
-    @model_validator(mode="after")
-    def _one_format(self) -> ChatRequest:
-        if len(self.formats) > 1:
-            raise InvalidRequest("Invalid 'response_format': a reply can have one format only.", param="response_format")
-        return self
 
     @model_validator(mode="after")
     def _top_of_something(self) -> ChatRequest:
@@ -406,7 +319,7 @@ Prompts = Annotated[
 ]
 
 
-class CompletionRequest(Generation):
+class CompletionRequest(Generation, Constrained):
     """Body of POST /v1/completions."""
 
     prompt: Prompts
@@ -437,7 +350,7 @@ class TemplateRequest(Conversation):
     """Body of POST /apply-template and of POST /v1/chat/completions/input_tokens."""
 
 
-class TokenizeRequest(_Form):
+class TokenizeRequest(Strict):
     """Body of POST /tokenize."""
 
     content: str
@@ -446,20 +359,20 @@ class TokenizeRequest(_Form):
     with_pieces: bool = False
 
 
-class DetokenizeRequest(_Form):
+class DetokenizeRequest(Strict):
     """Body of POST /detokenize."""
 
     tokens: list[TokenId]
 
 
-BODIES: tuple[type[_Form], ...] = (
+BODIES: tuple[type[Strict], ...] = (
     ChatRequest,
     CompletionRequest,
     TemplateRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
-Form = TypeVar("Form", bound=_Form)
+Form = TypeVar("Form", bound=Strict)
 
 
 def parse(form: type[Form], data: bytes) -> Form:

@@ -89,6 +89,8 @@ def serve(
     bound = listen(host, port)
     if not keys.closed and not _is_local(bound.getsockname()[0]):
         log.warning("open to the network without a key: everyone who reaches it can use it; give --api-key", host=host)
+    if "*" in cors and not keys.closed:
+        log.warning("open to every web page that is visited here: give --api-key, or name the pages' origins in --cors")
     failures: list[HeadstartError] = []
 
     def failed(error: HeadstartError) -> None:

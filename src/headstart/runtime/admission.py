@@ -111,7 +111,7 @@ class Admission:
         if job.request.reuse:
             self._publish_for(job)
         choice = self._choose(job)
-        if hurry is not None and not self._cache.fetch.ahead(choice, hurry):
+        if hurry is not None and not self._cache.ahead(choice, hurry):
             return False
         job.started = self._clock()
         job.sampler = self._engine.sampler(job.sampling(self._engine), job.request.grammar)

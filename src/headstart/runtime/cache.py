@@ -97,6 +97,7 @@ class Cache:
             self.spill,
             self.counters,
             ctx=engine.shape.ctx,
+            row_bytes=engine.shape.row_bytes,
             transfer_bytes=engine.shape.transfer_bytes,
             release=engine.release,
             keeps_on=self.disk.name,
@@ -355,23 +356,25 @@ class Cache:
 
     # ── restore ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def ahead(self, plan: Plan, seconds: float) -> bool:
+        """Brings pieces of a plan to memory, for about so long; whether that was all, or all there is room for."""
+        return self.fetch.ahead(self._movable(plan), seconds)
+
     def restore(self, slot: Slot, chain: Chain, plan: Plan) -> Restored | None:
         """Brings what `plan` needs into `slot`, as far as there is room. None, and the slot is empty, if a piece is bad."""
+        plan = self._movable(plan)
         with pinned(plan.needs):
-            movable = self.room.movable(plan.restore, plan.state)
-            if movable < len(plan.restore):
-                return self.restore(slot, chain, self._shortened(plan, movable))
-            if not (plan.keep or self.room.claim(plan.start, self.room.size(plan.needs))):
+            if plan.needs and not self.room.claim(0 if plan.keep else plan.start, self.room.size(plan.needs)):
                 return Restored(_nothing(plan), {})
             if not self.fetch.bring(plan.needs):
                 return None
             here = len(list(takewhile(self.fetch.at_hand, plan.restore)))
             if plan.state is not None and not self.fetch.at_hand(plan.state):
                 here = min(here, len(plan.restore) - 1)
-            if here < len(plan.restore):
-                return self.restore(slot, chain, self._shortened(plan, max(0, here)))
-            if plan.needs and not self._import(slot, plan):
+            if here == len(plan.restore) and plan.needs and not self._import(slot, plan):
                 return None
+        if here < len(plan.restore):
+            return self.restore(slot, chain, self._shortened(plan, max(0, here)))
         if plan.keep:
             slot.truncate(plan.keep)
             slot.canonical = min(slot.canonical, plan.canonical)
@@ -379,6 +382,12 @@ class Cache:
         slot.assign(chain, plan.start, plan.canonical)
         fetched = sum(min(entry.stop, plan.start) - entry.start for entry in plan.restore if entry.id in self.fetch.fetched)
         return Restored(plan, {self.memory.name: plan.start - fetched, self.disk.name: fetched})
+
+    def _movable(self, plan: Plan) -> Plan:
+        """As much of the plan as can go into a slot at once."""
+        while (most := self.room.movable(plan.restore, plan.state)) < len(plan.restore):
+            plan = self._shortened(plan, most)
+        return plan
 
     def _shortened(self, plan: Plan, pieces: int) -> Plan:
         """The plan with its first `pieces` pieces only; where a checkpoint is needed, up to the last one in them."""
@@ -423,9 +432,7 @@ class Cache:
     def hit(self, chain: Chain, plan: Plan) -> None:
         """Counts a use of all that the request stands on, wherever it was found."""
         now = self._clock()
-        pieces = [*chain.ids[: plan.start // self._grid]]
-        if plan.state is not None:
-            pieces.append(plan.state.id)
+        pieces = [*chain.ids[: plan.start // self._grid], *([] if plan.state is None else [plan.state.id])]
         for piece in pieces:
             entry = self.index.get(piece)
             if entry is not None and self.memory.name in entry.copies and piece not in self.fetch.fetched:
@@ -461,8 +468,8 @@ class Cache:
         """Tells of the request that has used all that `slot` stands on, now that its reply is over."""
         slot.about = about
         pieces = [*slot.ids, *(map(checkpoint_id, slot.ids) if self._mode.traits.stateful else ())]
-        self._retention.replied(pieces, about)
-        self.disk.replied(pieces, about)
+        for tier in (self._retention, self.disk):
+            tier.replied(pieces, about)
 
     def spelled(self, chain: Chain, spelled: Spelled) -> None:
         """Keeps how the reply to a prompt was spelled: without that, the rows of what follows could not be found again."""

@@ -42,7 +42,8 @@ class Room:
 
     Args:
         ctx: tokens that a slot holds.
-        transfer_bytes: what the engine itself takes to move so many.
+        row_bytes: of a token.
+        transfer_bytes: what the engine itself takes to move as many as a slot holds, with their state.
         release: makes the engine give that back.
 
     Attributes:
@@ -58,6 +59,7 @@ class Room:
         counters: Counter[str],
         *,
         ctx: int,
+        row_bytes: int,
         transfer_bytes: int,
         release: Callable[[], None],
         keeps_on: str,
@@ -69,6 +71,7 @@ class Room:
         self.counters = counters
         self._below = keeps_on
         self._ctx = ctx
+        self._row_bytes = row_bytes
         self._transfer_bytes = transfer_bytes
         self._release = release
         self.claimed = 0
@@ -127,8 +130,11 @@ class Room:
         return sum(self.memory.size("state" if piece.state else "rows") for piece in pieces)
 
     def transfer(self, tokens: int) -> int:
-        """Bytes of the transfer buffer, in steps, so that a growing conversation claims now and then only."""
-        return -(-_STEPS * tokens // self._ctx) * (-(-self._transfer_bytes // _STEPS))
+        """Bytes of the transfer buffer: what state takes at most, and rows in steps, so that a growing conversation claims now
+        and then only.
+        """
+        rows = min(self._ctx * self._row_bytes, self._transfer_bytes)
+        return self._transfer_bytes - rows + -(-_STEPS * tokens // self._ctx) * (-(-rows // _STEPS))
 
     @property
     def most_transfer(self) -> int:

@@ -143,7 +143,7 @@ class Settle(NoSettle):
         end = len(stem) - 1
         choice = self._admission.choose(stem, self._mode)
         slot = turn.slot = self._slots[choice.slot]
-        if choice.needs and not self._cache.fetch.ahead(choice, CALL):
+        if choice.needs and not self._cache.ahead(choice, CALL):
             return True
         if choice.start < end and choice.keep < len(slot):
             self._cache.save(slot, spare=choice.needs)

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -24,7 +23,7 @@ from headstart.stores.disk import Disk, FormatError, Label, Note
 from headstart.stores.disk.catalog import damages
 from headstart.stores.disk.format import ALIGN
 from headstart.stores.disk.store import RESERVE
-from headstart.stores.reading import READERS, Reading
+from headstart.stores.reading import Reading
 
 log = logging.getLogger("headstart.disk")
 
@@ -189,7 +188,7 @@ class WriteBehind(NoDisk):
         self._reading: frozenset[bytes] = frozenset()
         self._kept: tuple[frozenset[bytes], float] = frozenset(), 0.0  # and until when
         self._hung: list[threading.Event] = []
-        self._again = False  # what is there has to be told anew
+        self._moved, self._again = 0, False  # bytes that were read; whether all that is there has to be told anew
         self._told = (0, 0)  # of the counters
         self._told_at = self._tidied = float("-inf")
         self._seen = self._seen_notes = 0
@@ -201,7 +200,6 @@ class WriteBehind(NoDisk):
         self._failing_until = 0.0
         self._disk: Disk | None = None
         self._open()
-        self._pool = ThreadPoolExecutor(READERS, "headstart-read")
         self._thread = threading.Thread(target=self._loop, name="headstart-disk", daemon=True)
         self._thread.start()
 
@@ -242,7 +240,7 @@ class WriteBehind(NoDisk):
         if self._hangs:
             return [TimeoutError("the disk still does not answer") for _ in wanted]
         self._reading = frozenset(label.key for label, _ in wanted)
-        results, self._hung = Reading(self._read, wanted).run(self._pool)
+        results, self._hung = Reading(self._read, wanted, lambda: self._moved).run()
         self._reading = frozenset()
         if self._hung:
             log.warning("the disk hangs: nothing is read until it answers")
@@ -260,7 +258,7 @@ class WriteBehind(NoDisk):
         try:
             if disk is None:
                 raise FileNotFoundError("the disk is not there")
-            return disk.read_into(label, out)
+            return disk.read_into(label, out, self._count)
         except FileNotFoundError as error:
             self.counters["fault_missing"] += 1
             return error
@@ -270,6 +268,9 @@ class WriteBehind(NoDisk):
         except Exception as error:
             self.counters["fault_read"] += 1
             return self._put_aside(label, error)
+
+    def _count(self, moved: int) -> None:
+        self._moved += moved  # by several threads: that it grows is all that matters
 
     def _put_aside(self, label: Label, error: Exception) -> Exception:
         log.warning("object %s is put aside: %s", label.key.hex()[:16], error)
@@ -305,7 +306,6 @@ class WriteBehind(NoDisk):
         self._thread.join(seconds + GRACE)
         if self._waiting:
             log.warning("stopped with %d bytes not yet on disk; give more --drain-seconds", self._waiting)
-        self._pool.shutdown(wait=not self._hangs)
         return not (self._thread.is_alive() or self._hangs)
 
     # ── the thread's side ────────────────────────────────────────────────────────────────────────────────────────────
@@ -436,16 +436,16 @@ class WriteBehind(NoDisk):
 
     def _look(self, disk: Disk) -> None:
         """Tells of what has come and gone without this process."""
-        if self._again and not self._hangs:
-            self._again, self._seen, self._version = False, 0, ()
-        version = disk.catalog.version()
-        if version == self._version:
+        version, again = disk.catalog.version(), self._again and not self._hangs
+        if version == self._version and not again:
             return
+        self._again, self._seen = self._again and not again, 0 if again else self._seen
         if self._version and version[0] != self._version[0]:
             self._forget(self._known - disk.catalog.keys())
         self._version = version
-        for row in disk.catalog.rows(self._fingerprint, self._seen):
-            self._seen = row.number
+        rows = list(disk.catalog.rows(self._fingerprint, self._seen))
+        self._seen = max((row.number for row in rows), default=self._seen)
+        for row in sorted(rows, key=lambda row: row.label.start):  # what it hangs on before: it says whose it is
             self._known.add(row.label.key)
             self._notices.append(Appeared(row.label))
         for number, note in disk.catalog.notes(self._fingerprint, self._seen_notes):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 
 from headstart.stores.base import Bytes
@@ -29,15 +28,28 @@ class Hung(Exception):
 
 
 class Reading:
-    """Several threads read objects; whoever waits for them may give up."""
+    """Several threads read objects; whoever waits for them may give up.
 
-    def __init__(self, read: Callable[[tuple[Label, Bytes]], int | Exception], wanted: Sequence[tuple[Label, Bytes]]) -> None:
+    They are daemons, as those of a pool are not: what hangs must not keep the process from ending.
+
+    Args:
+        moved: bytes that have been read so far, by anybody: as long as they grow, nothing hangs.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[tuple[Label, Bytes]], int | Exception],
+        wanted: Sequence[tuple[Label, Bytes]],
+        moved: Callable[[], int],
+    ) -> None:
         self._read = read
         self._wanted = wanted
-        self._left = iter(range(len(wanted)))  # shared: each reader takes the next one (a future for each would cost as much)
+        self._moved = moved
+        self._left = iter(range(len(wanted)))  # shared: each reader takes the next one
         self._lock = threading.Lock()
         self._begun: dict[int, threading.Event] = {}
         self._results: dict[int, int | Exception] = {}
+        self._complete = threading.Event()
         self._given_up = False
 
     def _take(self) -> None:
@@ -51,19 +63,23 @@ class Reading:
                 result = self._read(self._wanted[number])
                 with self._lock:
                     self._results[number] = result
+                    if len(self._results) == len(self._wanted):
+                        self._complete.set()
         finally:
             over.set()
 
-    def run(self, pool: ThreadPoolExecutor) -> tuple[list[int | Exception], list[threading.Event]]:
+    def run(self) -> tuple[list[int | Exception], list[threading.Event]]:
         """The results, and what is set when the buffers of those that are `Hung` are not written into any more."""
-        readers: list[Future[None]] = []
+        started = 0
         with suppress(RuntimeError):  # no thread is to be had
-            readers += (pool.submit(self._take) for _ in range(min(READERS, len(self._wanted))))
-        if not readers:
+            for _ in range(min(READERS, len(self._wanted))):
+                threading.Thread(target=self._take, name="headstart-read", daemon=True).start()
+                started += 1
+        if not started:
             self._take()
-        progress = 0
-        while wait(readers, STUCK).not_done and len(self._results) > progress:
-            progress = len(self._results)
+        before, moved = -1, self._moved()
+        while moved > before and len(self._results) < len(self._wanted) and not self._complete.wait(STUCK):
+            before, moved = moved, self._moved()
         with self._lock:
             self._given_up = True
             hung = {number: over for number, over in self._begun.items() if number not in self._results}

@@ -144,7 +144,7 @@ class LlamaEngine(Engine):
             path,
             settings,
             engine.shape,
-            devices=identity["devices"],
+            gpus=llama_identity.gpus(),
             threads=threads,
             live_bytes=live,
             proof_seconds=round(proof, 3),
@@ -380,8 +380,8 @@ class LlamaEngine(Engine):
 
 
 def _proven(settings: Settings, identity: dict[str, Any], *, ctx: int, slots: int, threads: int) -> Proven:
-    """What may be taken over from earlier loads. In exact mode, and with a GPU, where it takes no time, all is proved anew."""
-    if settings.reuse == "exact" or identity["devices"]:
+    """What may be taken over from earlier loads. In exact mode, and on a GPU, where it takes no time, all is proved anew."""
+    if settings.reuse == "exact" or settings.gpu_layers:
         return Proven(None, b"")
     # Proofs use two slots and MOST_TOKENS of a context at most; what there is depends on the memory that is free.
     seen = {"ctx": min(ctx, MOST_TOKENS), "slots": min(slots, 2), "threads": threads, "sources": _SOURCES}

@@ -35,8 +35,12 @@ class Needs:
         return slots * (self.state + ctx * self.row)
 
     def budget(self, ctx: int) -> int:
-        """Bytes for what no slot holds, if there is room: enough to bring back a conversation of `ctx` tokens."""
-        return max(BUDGET, int(_WHOLE * self.slots(ctx, 1)))
+        """Bytes for what no slot holds, if there is room."""
+        return max(BUDGET, self.whole(ctx))
+
+    def whole(self, ctx: int) -> int:
+        """Bytes that bring back a conversation of `ctx` tokens."""
+        return int(_WHOLE * self.slots(ctx, 1))
 
     def room(self, slots: float, bytes: float) -> int:
         """Tokens that a slot can hold if so many slots take `bytes`; a multiple of UNIT."""
@@ -70,23 +74,21 @@ def fit(needs: Needs, *, trained: int, ctx: int | None, slots: int | None, budge
     good = wanted if ctx is not None else min(wanted, _GOOD_CTX)
     free = SHARE * needs.available - needs.weights - _SPARE
     for count in [slots] if slots is not None else range(MAX_SLOTS, 0, -1):
-        if budget is None:
-            room = min(needs.room(count, free - BUDGET), needs.room(count + _WHOLE, free))
-        else:
-            room = needs.room(count, free - budget)
+        room = needs.room(count + _WHOLE, free) if budget is None else needs.room(count, free - budget)
         if room >= good:
             found = min(wanted, room)
-            return Fit(found, count, needs.budget(found) if budget is None else budget)
+            rest = int(free) - needs.slots(found, count)
+            return Fit(found, count, min(rest, needs.budget(found)) if budget is None else budget)
     # Memory is short. Then slots have half of it, if nobody says otherwise.
     count = slots or 1
     least = wanted if ctx is not None else min(wanted, _LEAST_CTX)
     if ctx is None:
-        least = max(least, min(wanted, needs.room(count, free / 2 if budget is None else free - budget)))
-    # Asked for in so many words: then all of the memory may be used.
-    for left in (free, needs.available - needs.weights - _SPARE):
+        least = max(least, min(good, needs.room(count, free / 2 if budget is None else free - budget)))
+    # Asked for in so many words, or the least there can be: then all of the memory may be used.
+    for left, most in ((free, needs.budget(least)), (needs.available - needs.weights - _SPARE, needs.whole(least))):
         rest = int(left) - needs.slots(least, count)
         if rest >= (budget or 0):
-            return Fit(least, count, min(rest, needs.budget(least)) if budget is None else budget)
+            return Fit(least, count, min(rest, most) if budget is None else budget)
     beside = "" if budget is None else f"{_gib(budget)} for --memory-budget and "
     raise ConfigError(
         f"Too little memory: {_gib(needs.weights)} of weights, {beside}{_gib(needs.slots(least, count))} for {count} × {least} "

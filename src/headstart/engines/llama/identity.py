@@ -19,7 +19,7 @@ from headstart.engines.base import Facts, Shape
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.load import BATCH, has_amx
 
-_CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+_CPU, _GPUS = 0, (1, 2)  # GGML_BACKEND_DEVICE_TYPE_CPU, _GPU and _IGPU
 
 
 def metadata(model: Any, key: str) -> str | None:
@@ -53,17 +53,25 @@ def environment(*prefixes: str) -> dict[str, str]:
 
 def devices() -> list[str]:
     """All but the processor."""
+    return [name for kind, name in _devices() if kind != _CPU]
+
+
+def gpus() -> list[str]:
+    return [name for kind, name in _devices() if kind in _GPUS]
+
+
+def _devices() -> list[tuple[int, str]]:
+    """Kinds and descriptions."""
     libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
     libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
     libggml.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
     libggml.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
     libggml.ggml_backend_dev_description.restype = ctypes.c_char_p
-    devices = [libggml.ggml_backend_dev_get(number) for number in range(libggml.ggml_backend_dev_count())]
+    found = [libggml.ggml_backend_dev_get(number) for number in range(libggml.ggml_backend_dev_count())]
     return [
-        libggml.ggml_backend_dev_description(device).decode("utf-8", "replace")
-        for device in devices
-        if libggml.ggml_backend_dev_type(device) != _CPU_DEVICE
+        (int(libggml.ggml_backend_dev_type(one)), libggml.ggml_backend_dev_description(one).decode("utf-8", "replace"))
+        for one in found
     ]
 
 

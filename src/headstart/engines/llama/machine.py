@@ -11,10 +11,11 @@ import psutil
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 _MEMORY = (
-    ("", "memory.max", "memory.current", "inactive_file"),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ("", "memory.max", "memory.current", ("inactive_file", "active_file")),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 )
-"""Of versions 2 and 1: the controller; the most bytes, those that are used, and of those the files that would give way."""
+"""Of versions 2 and 1: the controller; the most bytes, those that are used, and of those the files, which would give way (so
+that the model's own, read before, does not count twice)."""
 
 
 def cores() -> int:
@@ -31,12 +32,12 @@ def cores() -> int:
 def memory() -> int:
     """Bytes that can be used without swapping."""
     free = int(psutil.virtual_memory().available)
-    for controller, limit, usage, idle in _MEMORY:
+    for controller, limit, usage, files in _MEMORY:
         for group in _groups(controller):
             most, used = _read(group / limit), _read(group / usage)
             if most.isdigit() and used.isdigit():
                 stat = dict(line.partition(" ")[::2] for line in _read(group / "memory.stat").splitlines())
-                free = min(free, int(most) - int(used) + int(stat.get(idle, 0)))
+                free = min(free, int(most) - int(used) + sum(int(stat.get(name, 0)) for name in files))
     return max(0, free)
 
 

@@ -47,6 +47,8 @@ SLACK = 256
 """For so many objects one more than needed is evicted."""
 LOCK_WAIT = 10.0
 """Seconds to wait for another process's write."""
+_STEP = 16 << 20
+"""Most bytes of one call to read."""
 _SUFFIX = ".rows"
 _INDEX = "index.sqlite"
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -309,8 +311,8 @@ class Disk(Store):
 
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def read_into(self, label: Label, out: Bytes) -> int:
-        """Reads exactly this object into `out`, and checks all of it; its bytes. Thread-safe.
+    def read_into(self, label: Label, out: Bytes, count: Callable[[int], None] = lambda _: None) -> int:
+        """Reads exactly this object into `out`, and checks all of it; its bytes. Thread-safe. `count` is told of each step.
 
         Rows must fill `out`; a checkpoint may be smaller. Where derived is asked for, canonical that took its place is as good.
 
@@ -329,10 +331,11 @@ class Disk(Store):
             out = out[: header.size]
             view, done = out.data, 0
             while done < header.size:
-                got = os.preadv(file, [view[done:]], header.at + done)
+                got = os.preadv(file, [view[done : done + _STEP]], header.at + done)
                 if not got:
                     raise FormatError("truncated", f"{done} of {header.size} bytes")
                 done += got
+                count(got)
         finally:
             os.close(file)
         if format.checksum(out) != header.checksum:
@@ -454,8 +457,7 @@ class Disk(Store):
 
     def strays(self) -> bool:
         """Whether there seem to be objects that the catalogue does not know, as a crash leaves them."""
-        known = {self.path(key).name for key in self.catalog.keys().union(self._strange)}
-        return not known.issuperset(os.listdir(self.objects))
+        return not self.catalog.keys().union(self._strange).issuperset(self._scan())
 
     def _scan(self) -> dict[bytes, int]:
         """The keys of all objects, with their allocated bytes."""
