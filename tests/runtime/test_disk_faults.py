@@ -354,7 +354,7 @@ def test_a_disk_that_hangs_while_it_is_read_holds_nobody_up(
     """What it holds is computed; when it answers again, it is read again, and no memory is lost."""
     folder = tmp_path / "cache"
     shutil.copytree(used, folder)
-    monkeypatch.setattr(reading, "STUCK", 0.1)
+    monkeypatch.setattr(reading, "STUCK", 0.5)
     answers, real = threading.Event(), Disk.read_into
 
     def read_into(self: Disk, label: Label, out: Bytes, *count: Any) -> int:

@@ -193,7 +193,7 @@ def test_reading_tells_how_much(tmp_path: Path) -> None:
 def stuck(monkeypatch: pytest.MonkeyPatch, *keys: bytes) -> threading.Event:
     """From now on reading these objects takes until the event."""
     answers, real = threading.Event(), Disk.read_into
-    monkeypatch.setattr(reading, "STUCK", 0.1)
+    monkeypatch.setattr(reading, "STUCK", 0.5)
 
     def read_into(self: Disk, label: Label, out: Bytes, *count: Any) -> int:
         assert label.key not in keys or answers.wait(30)
@@ -282,11 +282,11 @@ def test_slow_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     disk.write([(label(0), rows(0))])
     disk.close()
     monkeypatch.setattr(disk_store, "_STEP", SIZE // 8)
-    monkeypatch.setattr(reading, "STUCK", 0.2)
+    monkeypatch.setattr(reading, "STUCK", 0.8)
     real = os.preadv
 
     def preadv(*args: Any) -> int:
-        time.sleep(0.05)
+        time.sleep(0.2)
         return real(*args)
 
     monkeypatch.setattr(os, "preadv", preadv)
