@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness import Oracle, Pending, ask, assistant, converse, system, user
@@ -21,6 +23,13 @@ PLAIN = (
 def runtime(template: str | None, mode: str = "fast", words: tuple[str, ...] = ()) -> Runtime:
     engine = FakeEngine(slots=2, ctx=4096, grid=GRID, tokenizer=FakeTokenizer(words, chat_template=template))
     return Runtime(engine, Settings(reuse=mode, memory_budget=1 << 20))  # type: ignore[arg-type]
+
+
+def test_a_template_of_ones_own_may_be_empty(tmp_path: Path) -> None:
+    """It is not the same as none."""
+    (own := tmp_path / "own.jinja").write_text("")
+    with Runtime(FakeEngine(), Settings(memory_budget=1 << 20, chat_template=own)) as rt:
+        assert rt.prompter.template.source == ""
 
 
 @pytest.mark.parametrize("mode", ["fast", "exact"])

@@ -76,7 +76,8 @@ class Runtime:
         chosen = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         self.sampling = Sampling(**{name: value for name, value in chosen.items() if value is not None})
         self._mode = Mode(settings.reuse == "exact", engine.traits)
-        source = settings.template() or engine.tokenizer.chat_template or FALLBACK
+        given = settings.template()
+        source = (engine.tokenizer.chat_template or FALLBACK) if given is None else given
         self.prompter = Prompter(engine.tokenizer, Template(source, engine.tokenizer.names), spelling=settings.reuse == "fast")
         cell = engine.traits.grid * engine.shape.row_bytes
         budget = engine.shape.memory if settings.memory_budget is None else settings.memory_budget
