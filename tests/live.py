@@ -16,7 +16,7 @@ import uvicorn
 from openai import OpenAI
 
 from headstart.api.app import create_app
-from headstart.api.serve import listen
+from headstart.api.sockets import listen
 from headstart.runtime.runtime import Runtime
 
 

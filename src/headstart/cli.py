@@ -25,20 +25,26 @@ from headstart.cli_options import (
     Ctx,
     DiskBudget,
     GpuLayers,
+    Host,
     Isolate,
     KeepNoise,
     Kv,
     Lora,
     MinP,
     Model,
+    Port,
     ReuseMode,
     Slots,
     Temperature,
     TenantDisk,
     TenantMemory,
     Threads,
+    TlsCert,
+    TlsKey,
     TopK,
     TopP,
+    UnixSocket,
+    UnixSocketMode,
 )
 from headstart.config import KvType, Overflow, Reuse, Settings, Switch, default_cache_dir
 from headstart.errors import ConfigError, HeadstartError
@@ -101,18 +107,12 @@ def _common(
 @app.command(epilog=SERVE_EPILOG)
 def serve(
     model: Model = "demo",
-    host: Annotated[
-        str,
-        typer.Option(
-            envvar="HEADSTART_HOST", metavar="ADDRESS", rich_help_panel=NETWORK, help="Address to listen on; 0.0.0.0 for all."
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(
-            min=0, max=65535, envvar="HEADSTART_PORT", metavar="N", rich_help_panel=NETWORK, help="Port; 0 for any free one."
-        ),
-    ] = 8000,
+    host: Host = None,
+    port: Port = None,
+    unix_socket: UnixSocket = None,
+    unix_socket_mode: UnixSocketMode = cast(int, "600"),  # noqa: B008  (typer parses defaults too)
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -128,7 +128,7 @@ def serve(
     alias: Alias = None,
     cors: Cors = None,
     keep_noise: KeepNoise = None,
-    tenant_memory: TenantMemory = cast(float, "100%"),  # noqa: B008  (typer parses defaults too)
+    tenant_memory: TenantMemory = cast(float, "100%"),  # noqa: B008
     tenant_disk: TenantDisk = cast(float, "100%"),  # noqa: B008
     ctx: Ctx = None,
     slots: Slots = None,
@@ -220,6 +220,8 @@ def serve(
     """
     if log_format not in ("console", "json"):
         raise ConfigError(f"--log-format must be console or json, not {log_format!r}.")
+    if unix_socket is not None and (host is not None or port is not None):
+        raise ConfigError("--unix-socket takes the place of --host and --port: leave them out, HEADSTART_HOST and _PORT too.")
     settings = Settings(
         model=model,
         ctx=ctx,
@@ -252,10 +254,14 @@ def serve(
     with _exit_on_signals():
         run(
             settings,
-            host,
-            port,
+            host or "127.0.0.1",
+            8000 if port is None else port,
             tuple(api_key or ()),
             cast("LogFormat", log_format),
+            unix_socket=unix_socket,
+            unix_socket_mode=unix_socket_mode,
+            tls_cert=tls_cert,
+            tls_key=tls_key,
             key_file=api_key_file,
             isolate=isolate,
             alias=alias,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlencode
@@ -12,6 +13,8 @@ import typer
 from headstart.errors import ConfigError
 
 if TYPE_CHECKING:
+    from urllib.request import BaseHandler
+
     from rich.text import Text
 
 EPILOG = """
@@ -37,6 +40,10 @@ def explain(
     ] = None,
     last: Annotated[bool, typer.Option("--last", help="The latest request.")] = False,
     url: Annotated[str, typer.Option(envvar="HEADSTART_URL", metavar="URL", help="The server.")] = "http://127.0.0.1:8000",
+    unix_socket: Annotated[
+        Path | None,
+        typer.Option(envvar="HEADSTART_UNIX_SOCKET", metavar="PATH", help="The server's Unix socket, in place of an address."),
+    ] = None,
     api_key: Annotated[
         str, typer.Option(envvar="HEADSTART_API_KEY", metavar="KEY", help="Key of the server, if it needs one.")
     ] = "",
@@ -58,11 +65,11 @@ def explain(
         server = f"http://{server}"
     if len(given) == 2:
         pair = dict(zip("ab", map(_body, given), strict=True))
-        answer = _ask(server, "/headstart/explain", key, pair)
+        answer = _ask(server, "/headstart/explain", key, pair, via=unix_socket)
     else:
         name = "/" + quote(given[0], safe="") if given else ""
         query = urlencode({name: value for name, value in (("cache_salt", salt), ("user", user)) if value})
-        answer = _ask(server, f"/headstart/explain{name}?{query}", key)
+        answer = _ask(server, f"/headstart/explain{name}?{query}", key, via=unix_socket)
     if as_json:
         typer.echo(json.dumps(answer, indent=1, ensure_ascii=False))
         return
@@ -81,13 +88,18 @@ def _body(name: str) -> dict[str, Any]:
     return body
 
 
-def _ask(server: str, path: str, key: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def _ask(
+    server: str, path: str, key: str, body: dict[str, Any] | None = None, *, via: Path | None = None
+) -> dict[str, Any]:
     import urllib.error
     import urllib.request
 
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
     data = json.dumps(body).encode() if body is not None else None
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy for the web knows no local server
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]  # a proxy knows no local server
+    if via is not None:
+        handlers.append(_through(via))
+    opener = urllib.request.build_opener(*handlers)
     try:
         with opener.open(urllib.request.Request(server + path, data, headers), timeout=TIMEOUT) as response:
             answer = json.load(response)
@@ -95,12 +107,41 @@ def _ask(server: str, path: str, key: str, body: dict[str, Any] | None = None) -
         raise ConfigError(_refusal(server, error.code, error.read())) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
+        where = f"{server} ({reason})" if via is None else f"the socket {via} ({reason})"
         raise ConfigError(
-            f"No headstart server answers at {server} ({reason}): start one with `headstart serve MODEL`, or give --url."
+            f"No headstart server answers at {where}: start one with `headstart serve MODEL`, or give --url or --unix-socket."
         ) from None
     if not isinstance(answer, dict) or "explanation" not in answer:
         raise ConfigError(f"What answers at {server} is no headstart server; give --url.")
     return answer
+
+
+def _through(path: Path) -> BaseHandler:
+    """Sends requests to a Unix socket, whatever host they name; with TLS where their URL says https."""
+    import http.client
+    import socket
+    import ssl
+    import urllib.request
+
+    class Plain(http.client.HTTPConnection):
+        def connect(self) -> None:
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(TIMEOUT)
+            self.sock.connect(os.fsencode(path.expanduser()))
+
+    class Secured(Plain):
+        def connect(self) -> None:
+            super().connect()
+            self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
+
+    class Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+        def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(Plain, request)
+
+        def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+            return self.do_open(Secured, request)
+
+    return Handler()
 
 
 def _refusal(server: str, status: int, body: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -187,6 +188,77 @@ MinP = Annotated[
         rich_help_panel=MODEL_PANEL,
         help="The same: only tokens that are at least so likely, as a share of the likeliest.",
         show_default="0.05",
+    ),
+]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HEADSTART_HOST",
+        metavar="ADDRESS",
+        rich_help_panel=NETWORK,
+        help="Address to listen on; 0.0.0.0 for all.",
+        show_default="127.0.0.1",
+    ),
+]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        envvar="HEADSTART_PORT",
+        metavar="N",
+        rich_help_panel=NETWORK,
+        help="Port; 0 for any free one.",
+        show_default="8000",
+    ),
+]
+UnixSocket = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADSTART_UNIX_SOCKET",
+        metavar="PATH",
+        rich_help_panel=NETWORK,
+        help="Unix socket to listen on, in place of --host and --port (docs/service.md).",
+    ),
+]
+
+
+def mode(text: str | int) -> int:
+    """Typer's parser of a file's mode: 660 or 0660. Raises BadParameter if it is none."""
+    if not re.fullmatch("0?[0-7]{3}", str(text)):
+        raise typer.BadParameter(f"'{text}' is no mode of a file; write it like 600 or 660")
+    return int(str(text), 8)
+
+
+UnixSocketMode = Annotated[
+    int,
+    typer.Option(
+        parser=mode,
+        envvar="HEADSTART_UNIX_SOCKET_MODE",
+        metavar="MODE",
+        rich_help_panel=NETWORK,
+        help="Who may connect to it: 600 for the server's own user, 660 for its group too.",
+        show_default="600",
+    ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADSTART_TLS_CERT",
+        metavar="FILE",
+        rich_help_panel=NETWORK,
+        help="Certificate in PEM, with those between it and the authority's: then the server speaks HTTPS only. A new one is "
+        "taken while the server runs.",
+        show_default="none: plain HTTP",
+    ),
+]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADSTART_TLS_KEY",
+        metavar="FILE",
+        rich_help_panel=NETWORK,
+        help="Private key of that certificate, in PEM and without a passphrase.",
     ),
 ]
 ApiKeyFile = Annotated[

@@ -23,7 +23,7 @@ import uvicorn
 from agents import part
 from agents.stage import Cast, Directed, Record, Recorder
 from headstart.api.app import create_app
-from headstart.api.serve import listen
+from headstart.api.sockets import listen
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.runtime.runtime import Runtime

@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from headstart.api.serve import listen
+from headstart.api.sockets import listen
 from headstart.engines.fake import FakeEngine
 from headstart.errors import ConfigError, ModelError
 from headstart.runtime.runtime import Runtime
