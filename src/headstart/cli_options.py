@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from headstart import cli_cache
+from headstart.templates import BUILT_IN
 
 MODEL_HELP = "Path of a `.gguf` file, or `demo` for the bundled SmolLM2-135M-Instruct."
 NETWORK, COMPUTE, MODEL_PANEL, CACHE, OPERATION = "Network", "Speed and memory", "Model", "Reuse", "Operation"
@@ -131,12 +132,13 @@ TenantDisk = Annotated[
     ),
 ]
 ChatTemplate = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         envvar="HEADSTART_CHAT_TEMPLATE",
-        metavar="FILE",
+        metavar="NAME|FILE",
         rich_help_panel=MODEL_PANEL,
-        help="Jinja chat template, instead of the model's own.",
+        help=f"Chat template, instead of the model's own: a Jinja file, or one of {', '.join(BUILT_IN)}.",
+        show_default="the model's own; chatml if it has none",
     ),
 ]
 Lora = Annotated[

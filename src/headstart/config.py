@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from platformdirs import user_cache_path
 
+from headstart import templates
 from headstart.errors import ConfigError
 from headstart.units import parse_portion, parse_size
 
@@ -32,7 +33,7 @@ class Settings:
         threads: CPU threads; None for the number of physical cores.
         gpu_layers: layers to put on a GPU; -1 for all.
         kv_type: type of keys and values in memory.
-        chat_template: file that replaces the model's own template.
+        chat_template: what replaces the model's own template: the name of a built-in one, or the path of a Jinja file.
         lora: adapter file.
         memory_budget: bytes of host memory for rows that no slot holds (hard); None for 4 GiB, or more if one conversation
             needs more to come back whole, or less if memory is short.
@@ -60,7 +61,7 @@ class Settings:
     threads: int | None = None
     gpu_layers: int = 0
     kv_type: KvType = "f16"
-    chat_template: Path | None = None
+    chat_template: str | Path | None = None
     lora: Path | None = None
     memory_budget: int | None = None
     cache_dir: Path | None = None
@@ -82,7 +83,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("chat_template", "lora", "cache_dir"):
             value = getattr(self, name)
-            if value is None or isinstance(value, Path):
+            if value is None or isinstance(value, Path) or (name == "chat_template" and value in templates.BUILT_IN):
                 continue
             if not isinstance(value, str | os.PathLike):
                 raise ConfigError(f"{_flag(name)} must be a path, not {value!r}.")
@@ -124,15 +125,27 @@ class Settings:
         if not _is_between(0, self.stall):
             raise ConfigError(f"--stall must be a number of seconds, more than 0, not {self.stall!r}.")
 
-    def template(self) -> str | None:
-        """The text of `chat_template`, if that is given. Raises ConfigError if it cannot be read."""
-        if self.chat_template is None:
+    def template(self) -> templates.ChatTemplate | None:
+        """The template that `chat_template` names, if it is given.
+
+        Raises:
+            ConfigError: there is no such file and no such built-in template, or the file cannot be read.
+        """
+        given = self.chat_template
+        if given is None:
             return None
+        if isinstance(given, str):
+            return templates.built_in(given)
         try:
-            return self.chat_template.read_text("utf-8")
+            return templates.ChatTemplate(given.read_text("utf-8"), "file")
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"Cannot read --chat-template {given}: No such file or directory, and no built-in template has that name: "
+                f"{templates.near(given.name)}."
+            ) from error
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", error)
-            raise ConfigError(f"Cannot read --chat-template {self.chat_template}: {why}.") from error
+            raise ConfigError(f"Cannot read --chat-template {given}: {why}.") from error
 
 
 def default_cache_dir() -> Path:

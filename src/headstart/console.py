@@ -54,6 +54,7 @@ def facts(runtime: Runtime) -> dict[str, str]:
     told = {"model": f"{known.name} ({known.description})", "engine": known.engine}
     if "path" in details:
         told["file"] = str(details["path"])
+    told["template"] = runtime.template_facts
     told["slots"] = f"{shape.slots} conversations at a time, {shape.ctx:,} tokens each"
     trained = int(details.get("ctx_train") or 0)
     if 0 < trained < shape.ctx:

@@ -11,9 +11,10 @@ import pytest
 
 import templates
 from headstart.core.capabilities import capabilities
-from headstart.core.template import FALLBACK, Template
+from headstart.core.template import Template
 from headstart.engines.fake import STOP, FakeEngine, FakeTokenizer
 from headstart.runtime.runtime import Runtime
+from headstart.templates import of_model
 from live import Server, events, raw, serving, wait_until
 
 NUMBER = itertools.count()
@@ -223,7 +224,7 @@ def test_props_say_what_the_template_can_do(fake: Server) -> None:
 @pytest.mark.parametrize(
     ("source", "able"),
     [
-        (FALLBACK, {"string_content", "system_role"}),
+        (of_model(None).source, {"string_content", "system_role"}),
         (
             templates.TOOLS,
             {"string_content", "system_role", "tools", "tool_calls", "parallel_tool_calls", "object_arguments"},

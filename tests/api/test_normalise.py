@@ -15,7 +15,8 @@ from headstart.api.openai import dialogue_of
 from headstart.api.recall import Line, Recall
 from headstart.api.schema import Conversation
 from headstart.core.arguments import canonical_tool
-from headstart.core.template import FALLBACK, Template
+from headstart.core.template import Template
+from headstart.templates import of_model
 from templates import TOOLS
 
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -26,7 +27,8 @@ STRICT = """
 {%- if not loop.first and m.role == messages[loop.index0 - 1].role %}{{ raise_exception('roles alternate') }}{%- endif %}
 {{- '<' + m.role + '>' + m.content }}
 {%- endfor %}"""
-DATED = "{{ strftime_now('%d %b %Y') }}" + FALLBACK
+CHATML = of_model(None).source
+DATED = "{{ strftime_now('%d %b %Y') }}" + CHATML
 
 
 def user(content: Any, **more: Any) -> dict[str, Any]:
@@ -179,7 +181,7 @@ def test_system_messages_that_a_template_refuses_become_a_users() -> None:
 
 def test_system_messages_stay_where_a_template_takes_them() -> None:
     messages = [system("be brief"), user("go"), system("it is late"), user("and?")]
-    assert [message["role"] for message in Client(FALLBACK).dialogue(messages).messages] == ["system", "user", "system", "user"]
+    assert [message["role"] for message in Client(CHATML).dialogue(messages).messages] == ["system", "user", "system", "user"]
 
 
 def test_arguments_that_are_no_json_stay_as_they_are() -> None:

@@ -4,11 +4,13 @@ from datetime import datetime
 
 import pytest
 
-from headstart.core.template import FALLBACK, Template
+from headstart.core.template import Template
 from headstart.engines.fake import CHATML
 from headstart.errors import InvalidRequest, ModelError
+from headstart.templates import of_model
 
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
+FALLBACK = of_model(None).source
 HELLO = [{"role": "user", "content": "Hello"}]
 
 

@@ -111,6 +111,7 @@ async def props(request: HttpRequest) -> Response:
             "is_sleeping": False,
             "headstart": {
                 "reuse": runtime.reuse,
+                "chat_template": runtime.chat_template.told,
                 "overflow": runtime.overflow,
                 "grid": runtime.engine.traits.grid,
                 "notes": list(runtime.engine.traits.notes),

@@ -46,5 +46,10 @@ def _card(service: Service) -> dict[str, object]:
         "max_input_tokens": runtime.ctx - 1,
         "max_tokens": runtime.ctx - 1,
         "aliases": list(service.aliases),
-        "meta": {"n_ctx": runtime.ctx, "n_vocab": runtime.engine.tokenizer.n_vocab, **details},
+        "meta": {
+            "n_ctx": runtime.ctx,
+            "n_vocab": runtime.engine.tokenizer.n_vocab,
+            "chat_template": runtime.chat_template.told,
+            **details,
+        },
     }

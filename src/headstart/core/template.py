@@ -24,15 +24,6 @@ from headstart.errors import InvalidRequest, ModelError
 
 Message = Mapping[str, Any]
 
-FALLBACK = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-"""ChatML, for a model that brings no template."""
-
-
 _PROBE = "headstart_probe"
 _USER: Message = {"role": "user", "content": "headstart_question"}
 _REPLY: Message = {"role": "assistant", "content": "headstart_answer"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from headstart import templates
 from headstart.config import Settings
 from headstart.core.blocks import Tokens
 from headstart.core.explain import Explanation, compare
@@ -17,7 +19,7 @@ from headstart.core.planner import Mode
 from headstart.core.prompt import Prompt, Prompter
 from headstart.core.quota import quota
 from headstart.core.record import Record
-from headstart.core.template import FALLBACK, Message, Template
+from headstart.core.template import Message, Template
 from headstart.engines.base import Engine, Grammar, Sampling, Tokenizer
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from headstart.runtime.cache import Cache
@@ -27,6 +29,8 @@ from headstart.runtime.scheduler import Outcome, Scheduler
 from headstart.stores.behind import NoDisk, WriteBehind
 from headstart.stores.disk import Disk
 from headstart.stores.memory import Memory
+
+log = logging.getLogger("headstart.model")
 
 QUEUE_SHARE = 0.25
 """Most of the memory budget that may wait for the disk: what waits cannot be evicted."""
@@ -57,6 +61,7 @@ class Runtime:
 
     Attributes:
         sampling: of requests that do not say how.
+        chat_template: what conversations are rendered with, and where that comes from.
 
     Raises:
         ConfigError: exact mode was asked of an engine that cannot prove it, or the chat template is broken.
@@ -76,9 +81,11 @@ class Runtime:
         chosen = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         self.sampling = Sampling(**{name: value for name, value in chosen.items() if value is not None})
         self._mode = Mode(settings.reuse == "exact", engine.traits)
-        given = settings.template()
-        source = (engine.tokenizer.chat_template or FALLBACK) if given is None else given
-        self.prompter = Prompter(engine.tokenizer, Template(source, engine.tokenizer.names), spelling=settings.reuse == "fast")
+        self.chat_template = settings.template() or templates.of_model(engine.tokenizer.chat_template)
+        template = Template(self.chat_template.source, engine.tokenizer.names)
+        self.prompter = Prompter(engine.tokenizer, template, spelling=settings.reuse == "fast")
+        if self.chat_template.origin == "none":
+            log.warning("chat template: %s", self.template_facts)
         cell = engine.traits.grid * engine.shape.row_bytes
         budget = engine.shape.memory if settings.memory_budget is None else settings.memory_budget
         memory = Memory(cell, budget, engine.shape.state_bytes, quota(settings.tenant_memory, budget))
@@ -104,6 +111,11 @@ class Runtime:
         self._closed = False
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def template_facts(self) -> str:
+        """One line on the chat template, for people."""
+        return self.chat_template.described(control.text for control in self.engine.tokenizer.controls)
 
     @property
     def ctx(self) -> int:

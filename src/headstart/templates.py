@@ -1,0 +1,99 @@
+"""Chat templates that come with headstart, for models that bring none. The names are llama-server's."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Literal
+
+FALLBACK = "chatml"
+"""What a model without a template is served with."""
+
+BUILT_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "chatml": ("<|im_start|>", "<|im_end|>"),
+        "command-r": ("<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
+        "deepseek": ("<|EOT|>",),
+        "deepseek2": (),
+        "deepseek3": ("<｜User｜>", "<｜Assistant｜>"),
+        "falcon3": ("<|system|>", "<|user|>", "<|assistant|>", "<|endoftext|>"),
+        "gemma": ("<start_of_turn>", "<end_of_turn>"),
+        "granite": ("<|start_of_role|>", "<|end_of_role|>"),
+        "llama2": (),
+        "llama3": ("<|start_header_id|>", "<|eot_id|>"),
+        "llama4": ("<|header_start|>", "<|eot|>"),
+        "mistral-v1": (),
+        "mistral-v3": ("[INST]", "[AVAILABLE_TOOLS]"),
+        "mistral-v3-tekken": (),
+        "mistral-v7": ("[INST]", "[SYSTEM_PROMPT]"),
+        "mistral-v7-tekken": (),
+        "openchat": ("<|end_of_turn|>",),
+        "phi3": ("<|user|>", "<|assistant|>", "<|end|>"),
+        "phi4": ("<|im_start|>", "<|im_sep|>", "<|im_end|>"),
+        "vicuna": (),
+        "zephyr": (),
+    }
+)
+"""The control tokens that a model has which was trained on a format; none where they would not tell it from others."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """The Jinja text of a chat template, and where it comes from.
+
+    Attributes:
+        origin: `model` (its GGUF), `built-in`, `file`, or `none`: the model brings none and nobody chose one.
+        name: of a built-in one, else "".
+    """
+
+    source: str
+    origin: Literal["model", "built-in", "file", "none"]
+    name: str = ""
+
+    @property
+    def told(self) -> dict[str, str | None]:
+        """What clients are told of it."""
+        return {"origin": self.origin, "name": self.name or None}
+
+    def described(self, controls: Iterable[str]) -> str:
+        """One line for a person. `controls`: the spellings of the model's control tokens."""
+        if self.origin == "none":
+            likely = guess(controls)
+            mend = f"its tokens look like those of {likely}" if likely else "`headstart serve --help` lists the built-in ones"
+            return f"none in the model: conversations are written as ChatML; choose another with --chat-template ({mend})"
+        return {"model": "the model's own", "file": "of a file", "built-in": f"{self.name} (built-in)"}[self.origin]
+
+
+def built_in(name: str) -> ChatTemplate:
+    """A row of `BUILT_IN`. Raises KeyError if there is none."""
+    if name not in BUILT_IN:
+        raise KeyError(name)
+    return ChatTemplate(_text(name), "built-in", name)
+
+
+def of_model(source: str | None) -> ChatTemplate:
+    """The template that a model brings, or `FALLBACK` in its place."""
+    return ChatTemplate(_text(FALLBACK), "none", FALLBACK) if source is None else ChatTemplate(source, "model")
+
+
+def guess(controls: Iterable[str]) -> str | None:
+    """The built-in template whose marks a model has as control tokens; of several, the one with the most marks."""
+    known = frozenset(controls)
+    fitting = [name for name, marks in BUILT_IN.items() if marks and known.issuperset(marks)]
+    return max(fitting, key=lambda name: len(BUILT_IN[name]), default=None)
+
+
+def near(name: str) -> str:
+    """What to say of a name that is none: the nearest of the built-in ones, and all."""
+    close = difflib.get_close_matches(name.lower(), BUILT_IN, 1, 0.5)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return f"{meant}Built in are {', '.join(BUILT_IN)}"
+
+
+@cache
+def _text(name: str) -> str:
+    return (files("headstart") / "data" / "templates" / f"{name}.jinja").read_text("utf-8")
