@@ -229,9 +229,29 @@ def test_refused_text(hs: headstart.Headstart) -> None:
         hs.complete("a", tools=[])  # type: ignore[call-overload]
 
 
-def test_an_unknown_option_is_a_type_error(hs: headstart.Headstart) -> None:
-    with pytest.raises(TypeError, match="max_token"):
-        hs.chat(CHAT, max_token=3)  # type: ignore[call-overload]
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda hs: hs.chat(CHAT, max_token=5), "no option max_token: did you mean max_tokens?"),
+        (lambda hs: hs.chat(CHAT, max_new_tokens=5), "did you mean max_tokens?"),
+        (lambda hs: hs.chat(CHAT, tool=[]), "did you mean tools?"),
+        (lambda hs: hs.chat(CHAT, steam=True), "did you mean stream?"),
+        (lambda hs: hs.chat(CHAT, xyzzy=1), "there are salt, max_tokens, stop,.* tools, template."),
+        (lambda hs: hs.chat(CHAT, max_token=5, temprature=0), "max_tokens?.*option temprature: did you mean temperature?"),
+        (lambda hs: hs.complete("a", repetition_penalty=1.1), "did you mean repeat_penalty?"),
+        (lambda hs: asyncio.run(hs.achat(CHAT, top_n=5)), "did you mean top_"),
+        (lambda hs: asyncio.run(hs.acomplete("a", max_token=5)), "did you mean max_tokens?"),
+        (lambda hs: hs.warm(CHAT, templates={}), "did you mean template?"),
+        (lambda hs: headstart.Settings(n_ctx=8192), "no option n_ctx: did you mean ctx?"),
+        (lambda hs: headstart.Settings(n_gpu_layers=1), "did you mean gpu_layers?"),
+        (lambda hs: headstart.Sampling(temp=0.1), "did you mean temperature?"),
+    ],
+)
+def test_an_unknown_option_is_a_type_error_that_says_what_was_meant(
+    hs: headstart.Headstart, call: Callable[[headstart.Headstart], object], said: str
+) -> None:
+    with pytest.raises(TypeError, match=said.replace("?", r"\?").replace(r".*", ".*")):
+        call(hs)
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "nobody", "content": "x"}], [{"role": "user"}], 5, [5], None, CHAT[0]])
@@ -241,8 +261,10 @@ def test_bad_messages_are_refused(hs: headstart.Headstart, messages: Any) -> Non
 
 
 def test_too_long_says_both_numbers(hs: headstart.Headstart) -> None:
-    with pytest.raises(headstart.ContextTooLong, match=r"512 .* 6\d\d"):
+    with pytest.raises(headstart.ContextTooLong, match=r'512 .* 6\d\d.*a larger ctx=, or with overflow="slide"\.') as caught:
         hs.chat("x" * 600)
+    assert "--" not in caught.value.message
+    assert "a larger --ctx, or with --overflow slide." in caught.value.with_flags
 
 
 def test_an_engine_fault_is_raised_and_forgotten(hs: headstart.Headstart) -> None:
@@ -331,29 +353,32 @@ def test_events_after_the_end_of_the_loop_harm_nobody(hs: headstart.Headstart) -
     ("settings", "said"),
     [
         ({"contxt": 4}, "contxt"),
-        ({"reuse": "exakt"}, "--reuse"),
-        ({"kv_type": "q4_0"}, "--kv-type"),
-        ({"overflow": "drop"}, "--overflow"),
-        ({"slots": 0}, "--slots"),
-        ({"stall": 0.0}, "--stall"),
-        ({"memory_budget": -1}, "--memory-budget"),
+        ({"reuse": "exakt"}, "reuse= must be fast or exact"),
+        ({"kv_type": "q4_0"}, "kv_type= must be"),
+        ({"overflow": "drop"}, "overflow= must"),
+        ({"slots": 0}, "slots= must be at least 1"),
+        ({"stall": 0.0}, "stall= must"),
+        ({"memory_budget": -1}, "memory_budget= must"),
         ({"memory_budget": "8XB"}, "4GiB"),
-        ({"disk_budget": True}, "--disk-budget must be a whole number"),
-        ({"tenant_memory": "200%"}, "--tenant-memory"),
-        ({"ctx": "8k"}, "--ctx must be a whole number"),
-        ({"gpu_layers": None}, "--gpu-layers must be a whole number"),
-        ({"drain": "long"}, "--drain-seconds"),
-        ({"stall": float("nan")}, "--stall"),
-        ({"temperature": 2.1}, "--temperature must be a number from 0 to 2"),
-        ({"top_p": True}, "--top-p"),
-        ({"top_k": -1}, "--top-k"),
+        ({"disk_budget": True}, "disk_budget= must be a whole number"),
+        ({"tenant_memory": "200%"}, "tenant_memory="),
+        ({"ctx": "8k"}, "ctx= must be a whole number"),
+        ({"gpu_layers": None}, "gpu_layers= must be a whole number"),
+        ({"drain": "long"}, "drain= must"),
+        ({"stall": float("nan")}, "stall= must"),
+        ({"temperature": 2.1}, "temperature= must be a number from 0 to 2"),
+        ({"top_p": True}, "top_p= must"),
+        ({"top_k": -1}, "top_k= must"),
         ({"context": 8192}, "did you mean ctx"),
+        ({"progres": print}, "did you mean progress"),
+        ({"chat_template": "no-such.jinja"}, "Cannot read chat_template= no-such.jinja"),
         ({"xyzzy": 1}, "there are ctx, slots"),
     ],
 )
 def test_open_refuses_settings_that_cannot_work(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(headstart.ConfigError, match=said):
+    with pytest.raises(headstart.ConfigError, match=said) as caught:
         headstart.open("demo", **settings)
+    assert "--" not in str(caught.value)
 
 
 def test_settings_may_be_written_as_on_the_command_line() -> None:
@@ -381,7 +406,7 @@ def test_open_refuses_what_is_no_model(tmp_path: Path) -> None:
 
 
 def test_exact_is_refused_without_proof() -> None:
-    with pytest.raises(headstart.ConfigError, match="--reuse fast"):
+    with pytest.raises(headstart.ConfigError, match='use reuse="fast"'):
         Runtime(FakeEngine(canonical=False), headstart.Settings(reuse="exact"))
 
 

@@ -172,5 +172,5 @@ def test_a_prompt_that_fails_leaves_what_came_before_it(
 def test_paths_may_be_texts() -> None:
     settings = headstart.Settings(cache_dir="a", chat_template="b", lora="c")  # type: ignore[arg-type]
     assert (settings.cache_dir, settings.chat_template, settings.lora) == (Path("a"), Path("b"), Path("c"))
-    with pytest.raises(ConfigError, match="--cache-dir must be a path, not 5"):
+    with pytest.raises(ConfigError, match="cache_dir= must be a path, not 5"):
         headstart.Settings(cache_dir=5)  # type: ignore[arg-type]

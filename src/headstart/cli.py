@@ -396,10 +396,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = app(arguments, standalone_mode=False)
     except TyperException as error:
         code = _complain(error.format_message(), error.exit_code)
-    except ConfigError as error:
-        code = _complain(str(error), 2)
     except HeadstartError as error:
-        code = _complain(str(error), 1)
+        code = _complain(error.with_flags, 2 if isinstance(error, ConfigError) else 1)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     sys.exit(code if isinstance(code, int) else 0)

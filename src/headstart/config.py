@@ -12,6 +12,7 @@ from platformdirs import user_cache_path
 
 from headstart import templates
 from headstart.errors import ConfigError
+from headstart.names import option, suggesting
 from headstart.units import parse_portion, parse_size
 
 GIB = 1 << 30
@@ -86,7 +87,7 @@ class Settings:
             if value is None or isinstance(value, Path) or (name == "chat_template" and value in templates.BUILT_IN):
                 continue
             if not isinstance(value, str | os.PathLike):
-                raise ConfigError(f"{_flag(name)} must be a path, not {value!r}.")
+                raise ConfigError(f"{option(name)} must be a path, not {value!r}.")
             object.__setattr__(self, name, Path(value))  # the only change that a frozen value sees
         for name, parse in _WRITTEN.items():
             value = getattr(self, name)
@@ -94,7 +95,7 @@ class Settings:
                 try:
                     object.__setattr__(self, name, parse(value))
                 except ValueError as error:
-                    raise ConfigError(f"{_flag(name)}: {error}.") from error
+                    raise ConfigError(f"{option(name)}: {error}.") from error
         for name, choices in (
             ("kv_type", KvType),
             ("reuse", Reuse),
@@ -104,26 +105,26 @@ class Settings:
         ):
             allowed = get_args(choices)
             if getattr(self, name) not in allowed:
-                raise ConfigError(f"{_flag(name)} must be {' or '.join(allowed)}, not {getattr(self, name)!r}.")
+                raise ConfigError(f"{option(name)} must be {' or '.join(allowed)}, not {getattr(self, name)!r}.")
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is None and name in _OPEN:
                 continue
             if not isinstance(value, Integral) or isinstance(value, bool):
-                raise ConfigError(f"{_flag(name)} must be a whole number, not {value!r:.100}.")
+                raise ConfigError(f"{option(name)} must be a whole number, not {value!r:.100}.")
             if value < least:
-                raise ConfigError(f"{_flag(name)} must be at least {least}, not {value}.")
+                raise ConfigError(f"{option(name)} must be at least {least}, not {value}.")
         for name, most in (("temperature", 2.0), ("top_p", 1.0), ("min_p", 1.0)):
             value = getattr(self, name)
             if value is not None and not (value == 0 or (_is_between(0, value) and value <= most)):
-                raise ConfigError(f"{_flag(name)} must be a number from 0 to {most:g}, not {value!r:.100}.")
+                raise ConfigError(f"{option(name)} must be a number from 0 to {most:g}, not {value!r:.100}.")
         for name in ("tenant_memory", "tenant_disk"):
             if not _is_between(0, getattr(self, name)):
-                raise ConfigError(f"{_flag(name)} must be a share like 25% or a size like 2GiB, not {getattr(self, name)!r}.")
+                raise ConfigError(f"{option(name)} must be a share like 25% or a size like 2GiB, not {getattr(self, name)!r}.")
         if not (self.drain == 0 or _is_between(0, self.drain)):
-            raise ConfigError(f"--drain-seconds must be a number of seconds, not {self.drain!r}.")
+            raise ConfigError(f"{option('drain')} must be a number of seconds, not {self.drain!r}.")
         if not _is_between(0, self.stall):
-            raise ConfigError(f"--stall must be a number of seconds, more than 0, not {self.stall!r}.")
+            raise ConfigError(f"{option('stall')} must be a number of seconds, more than 0, not {self.stall!r}.")
 
     def template(self) -> templates.ChatTemplate | None:
         """The template that `chat_template` names, if it is given.
@@ -140,12 +141,15 @@ class Settings:
             return templates.ChatTemplate(given.read_text("utf-8"), "file")
         except FileNotFoundError as error:
             raise ConfigError(
-                f"Cannot read --chat-template {given}: No such file or directory, and no built-in template has that name: "
-                f"{templates.near(given.name)}."
+                f"Cannot read {option('chat_template')} {given}: No such file or directory, and no built-in template "
+                f"has that name: {templates.near(given.name)}."
             ) from error
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", error)
-            raise ConfigError(f"Cannot read --chat-template {given}: {why}.") from error
+            raise ConfigError(f"Cannot read {option('chat_template')} {given}: {why}.") from error
+
+
+Settings.__init__ = suggesting(Settings.__init__)  # type: ignore[method-assign]
 
 
 def default_cache_dir() -> Path:
@@ -166,7 +170,3 @@ _OPEN = {"ctx", "slots", "threads", "memory_budget", "top_k"}
 def _is_between(least: float, value: object) -> bool:
     """Whether it is a number above `least` that is not infinite."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least < value < float("inf")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

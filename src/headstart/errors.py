@@ -15,9 +15,19 @@ HeadstartError
 
 from __future__ import annotations
 
+from headstart.names import as_argument, as_flag, option
+
 
 class HeadstartError(Exception):
-    """Root of the tree above."""
+    """Root of the tree above. As a text it names options as the library does: `ctx=`."""
+
+    def __str__(self) -> str:
+        return as_argument(super().__str__())
+
+    @property
+    def with_flags(self) -> str:
+        """The text for the command line and for HTTP, which name options `--ctx`."""
+        return as_flag(super().__str__())
 
 
 class ConfigError(HeadstartError):
@@ -40,10 +50,13 @@ class RequestError(HeadstartError):
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
         self.param = param
         if code is not None:
             self.code = code
+
+    @property
+    def message(self) -> str:
+        return str(self)
 
 
 class InvalidRequest(RequestError):
@@ -56,7 +69,8 @@ class ContextTooLong(RequestError):
     code = "context_length_exceeded"
 
     def __init__(self, prompt_tokens: int, limit: int, *, param: str = "messages", slides: bool = False) -> None:
-        mend = "Shorten it, or start the server with a larger --ctx" + ("." if slides else ", or with --overflow slide.")
+        more = "." if slides else f", or with {option('overflow', 'slide')}."
+        mend = f"Shorten it, or load the model with a larger {option('ctx')}{more}"
         super().__init__(
             f"This model's context holds {limit} tokens a conversation, but the prompt has {prompt_tokens}. {mend}",
             param=param,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import difflib
 import os
 import queue
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from headstart.config import Settings, default_cache_dir
 from headstart.core.prompt import Prompt
 from headstart.core.template import Message, Template
 from headstart.errors import Cancelled, ConfigError, InvalidRequest
+from headstart.names import suggesting, unknown
 from headstart.runtime.request import Delta, Event, Failed, Finished, FinishReason, Progress, Report, Request, Sink
 from headstart.runtime.runtime import Handle, Runtime
 
@@ -269,6 +269,7 @@ class Headstart:
         """`complete` for asyncio; cancelling the task cancels the request."""
         return await self._aserve(lambda: self._complete(text, dict(options)), stream)
 
+    @suggesting
     def warm(
         self,
         messages: Messages,
@@ -327,7 +328,7 @@ class Headstart:
         chat, tools, template = _canonical(
             messages, options.pop("tools", None), options.pop("template", None), self.runtime.prompter.template
         )
-        checked = Given.of(options)
+        checked = Given.of(options, beside=("stream", "tools", "template"))
         prompt = self.runtime.chat_prompt(chat, tools=tools, salt=checked.salt, spelled=checked.reuse, **template)
         return self._request(checked, prompt)
 
@@ -411,10 +412,8 @@ def open(
         ModelError: the file is missing, broken or unsupported.
     """
     names = [field.name for field in dataclasses.fields(Settings) if field.name != "model"]
-    for unknown in sorted(settings.keys() - {*names}):
-        near = difflib.get_close_matches(unknown, names, 1, 0.5)
-        there = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."
-        raise ConfigError(f"There is no setting {unknown}: {there}")
+    if wrong := unknown("setting", settings, [*names, "progress"]):
+        raise ConfigError(wrong)
     if not isinstance(model, str | os.PathLike):
         raise ConfigError(f"The model must be the path of a .gguf file, or 'demo', not {model!r:.100}.")
     settings.setdefault("cache_dir", default_cache_dir())

@@ -13,6 +13,7 @@ from headstart.api.schema import condense
 from headstart.core.prompt import Prompt
 from headstart.engines.base import Grammar, Sampling
 from headstart.errors import InvalidRequest
+from headstart.names import unknown
 from headstart.runtime.request import Request
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -48,10 +49,13 @@ class Given(BaseModel):
     regex: Text | None = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Given:
-        """Raises InvalidRequest for a value of the wrong type or range; TypeError for an option that does not exist."""
-        if unknown := options.keys() - cls.model_fields.keys():
-            raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+    def of(cls, options: Mapping[str, Any], beside: Sequence[str] = ("stream",)) -> Given:
+        """Raises InvalidRequest for a value of the wrong type or range; TypeError for an option that does not exist.
+
+        `beside`: options that were taken out before.
+        """
+        if wrong := unknown("option", options, [*cls.model_fields, *beside]):
+            raise TypeError(wrong)
         try:
             return cls(**options)
         except ValidationError as error:

@@ -123,7 +123,7 @@ def _warm(hs: Headstart, prompts: Sequence[Wanted], console: Console) -> Iterato
                 size = f"{_count(error.prompt_tokens, 'token')}, but a conversation may hold {error.limit:,}"
                 raise ConfigError(f"{prompt.place}: {size}. Shorten it, or give a larger --ctx, as the server has.") from error
             except InvalidRequest as error:
-                raise ConfigError(f"{prompt.place}: {error}") from error
+                raise ConfigError(f"{prompt.place}: {error.with_flags}") from error
             bar.remove_task(task)
             if not console.is_terminal:
                 line = f"{prompt.place}: {_count(report.prompt, 'token')}, {report.computed:,} computed"

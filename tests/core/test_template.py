@@ -58,7 +58,7 @@ def test_block_lines_leave_no_trace() -> None:
 
 
 def test_broken_template_is_a_model_error() -> None:
-    with pytest.raises(ModelError, match="--chat-template"):
+    with pytest.raises(ModelError, match="chat_template="):
         Template("{% for %}", NAMES)
 
 

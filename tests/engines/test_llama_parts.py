@@ -227,7 +227,7 @@ def test_fit_leaves_agents_a_context_where_memory_is_short() -> None:
 
 @pytest.mark.parametrize(("ctx", "slots"), [(None, None), (65_536, None), (None, 64), (65_536, 4)])
 def test_fit_refuses_with_the_numbers(ctx: int | None, slots: int | None) -> None:
-    with pytest.raises(ConfigError, match=r"Too little memory: 1\.0 GiB of weights, 1\.0 GiB for --memory-budget"):
+    with pytest.raises(ConfigError, match=r"Too little memory: 1\.0 GiB of weights, 1\.0 GiB for memory_budget="):
         fit(needs(2.1 * GIB), trained=131_072, ctx=ctx, slots=slots, budget=GIB)
     with pytest.raises(ConfigError, match=r"Too little memory: 1\.0 GiB of weights, \d+\.\d GiB for"):
         fit(needs(1.11 * GIB), trained=131_072, ctx=ctx, slots=slots, budget=None)

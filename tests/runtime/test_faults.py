@@ -406,7 +406,7 @@ def test_sliding_drops_the_oldest_exchanges_and_hits_again() -> None:
 
 def test_exact_mode_refuses_an_engine_that_cannot_prove_it() -> None:
     engine = FakeEngine(canonical=False)
-    with pytest.raises(ConfigError, match="--reuse fast"):
+    with pytest.raises(ConfigError, match='use reuse="fast"'):
         Runtime(engine, Settings(reuse="exact"))
 
 

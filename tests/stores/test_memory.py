@@ -200,5 +200,5 @@ def test_a_free_cell_is_used_again_before_pages_are_fetched() -> None:
 
 
 def test_more_than_the_system_has_is_an_error_that_says_so() -> None:
-    with pytest.raises(ConfigError, match="lower --memory-budget"):
+    with pytest.raises(ConfigError, match="lower memory_budget="):
         Memory(CELL, 1 << 62)

@@ -25,6 +25,7 @@ from headstart.core.explain import Explanation
 from headstart.core.prompt import Prompt
 from headstart.core.record import Record
 from headstart.errors import InvalidRequest, NotFound
+from headstart.names import as_flag
 from headstart.runtime.request import Report
 from headstart.runtime.runtime import Runtime
 
@@ -105,7 +106,7 @@ def _account(found: Explanation | None) -> dict[str, Any]:
         "explanation": {
             "cause": found.cause.value,
             "what": found.meaning.what,
-            "mend": found.mend,
+            "mend": as_flag(found.meaning.mend),
             "where": found.where,
             "message": found.message,
             "character": found.character,
@@ -143,4 +144,4 @@ def _prompt(service: Service, runtime: Runtime, request: HttpRequest, body: Mapp
     try:
         return prompt_of(service, runtime, dialogue_of(service, request, body), spelled=False)[1]
     except InvalidRequest as error:
-        raise InvalidRequest(f"In '{name}': {error.message}", param=name, code=error.code) from None
+        raise InvalidRequest(f"In '{name}': {error.with_flags}", param=name, code=error.code) from None

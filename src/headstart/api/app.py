@@ -119,6 +119,7 @@ async def _load(
         known = isinstance(error, HeadstartError)
         service.failure = error if isinstance(error, HeadstartError) else HeadstartError(repr(error))
         if not known or on_failure is None:
-            structlog.get_logger("headstart.api").error("the model could not be loaded", error=str(error), exc_info=not known)
+            log, said = structlog.get_logger("headstart.api"), service.failure.with_flags
+            log.error("the model could not be loaded", error=said, exc_info=not known)
         if on_failure is not None:
             on_failure(service.failure)

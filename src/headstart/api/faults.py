@@ -90,9 +90,9 @@ class Form:
 def message_of(error: Exception) -> str:
     """What a caller is told of an error."""
     if isinstance(error, RequestError):
-        return error.message
+        return error.with_flags
     if isinstance(error, HeadstartError):
-        return f"The engine failed: {error}"
+        return f"The engine failed: {error.with_flags}"
     return "The server failed; its log says why."
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from headstart.names import option
+
 Where = Literal["tools", "system", "messages", "template"]
 """The part of a request in which two prompts part. `template`: what the chat template adds around the other three."""
 
@@ -62,7 +64,7 @@ CAUSES: dict[Cause, Meaning] = {
         "unavailable",
         "input_changed",
         "The same messages are rendered otherwise: by another template, with other options, or with a date of its own.",
-        "Keep one --chat-template, and send the same chat_template_kwargs in every request of a conversation.",
+        f"Keep one {option('chat_template')}, and send the same chat_template_kwargs in every request of a conversation.",
     ),
     Cause.TOOLS: Meaning(
         "diverged",
@@ -90,28 +92,29 @@ CAUSES: dict[Cause, Meaning] = {
         "messages_changed",
         "context_compacted",
         "The history was shortened: replaced by a summary, cut, or emptied of old tool results.",
-        "Compact seldom and much at a time, or serve with a larger --ctx, so that the client need not.",
+        f"Compact seldom and much at a time, or load the model with a larger {option('ctx')}, so that the client need not.",
     ),
     Cause.REASONING: Meaning(
         "diverged",
         "messages_changed",
         "input_changed",
         "The reasoning of an earlier reply is no longer part of it: the client or the chat template removed it.",
-        "Send reasoning_content back where the client can; else leave --settle on and the server a moment between turns.",
+        f"Send reasoning_content back where the client can; else leave {option('settle', 'on')} and the engine a moment "
+        "between turns.",
     ),
     Cause.SPELLED: Meaning(
         "diverged",
         "unavailable",
         "unavailable",
         "The text is the same, but the model had written it with other tokens than the tokenizer would.",
-        "Leave --settle on: a turn is then computed with the tokenizer's own tokens while the server is idle.",
+        f"Leave {option('settle', 'on')}: a turn is then computed with the tokenizer's own tokens while the server is idle.",
     ),
     Cause.EVICTED: Meaning(
         "evicted",
         "unavailable",
         "unavailable",
         "It was known, but had to make room.",
-        "Give --memory-budget or --disk-budget more, or pin what should stay (headstart cache pin).",
+        f"Give {option('memory_budget')} or {option('disk_budget')} more, or pin what should stay (headstart cache pin).",
     ),
     Cause.CHECKPOINT: Meaning(
         "state",
@@ -125,7 +128,8 @@ CAUSES: dict[Cause, Meaning] = {
         "unavailable",
         "unavailable",
         "Exact mode does not use what was computed while replying, and the turn was not settled yet.",
-        "Leave --settle on and the server a moment between turns, or serve with --reuse fast.",
+        f"Leave {option('settle', 'on')} and the engine a moment between turns, or load the model with "
+        f"{option('reuse', 'fast')}.",
     ),
     Cause.SALT: Meaning(
         "cold",

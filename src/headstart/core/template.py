@@ -21,6 +21,7 @@ import jinja2.sandbox
 from jinja2.runtime import LoopContext
 
 from headstart.errors import InvalidRequest, ModelError
+from headstart.names import option
 
 Message = Mapping[str, Any]
 
@@ -88,7 +89,9 @@ class Template:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise ModelError(f"The chat template does not compile ({error}); give another with --chat-template.") from error
+            raise ModelError(
+                f"The chat template does not compile ({error}); give another with {option('chat_template')}."
+            ) from error
 
     @cached_property
     def late_system(self) -> bool:

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headstart.errors import EngineError, InvalidRequest
+from headstart.names import suggesting
 
 Bytes = npt.NDArray[np.uint8]
 Logits = npt.NDArray[np.float32]
@@ -177,6 +178,8 @@ class Sampling:
     seed: int | None = None
     logprobs: int | None = None
 
+
+Sampling.__init__ = suggesting(Sampling.__init__)  # type: ignore[method-assign]
 
 GREEDY = Sampling(temperature=0.0)
 

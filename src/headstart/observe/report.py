@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstart.core.explain import Explanation
+from headstart.names import as_flag
 from headstart.runtime.request import Report
 
 
@@ -119,7 +120,7 @@ def explained(found: Explanation | None) -> dict[str, Any]:
         "cause": found.cause.value,
         "missed": found.tokens,
         "seconds": round(found.seconds, 3),
-        "mend": found.mend,
+        "mend": as_flag(found.meaning.mend),
     }
 
 

@@ -22,6 +22,7 @@ from headstart.core.record import Record
 from headstart.core.template import Message, Template
 from headstart.engines.base import Engine, Grammar, Sampling, Tokenizer
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
+from headstart.names import option
 from headstart.runtime.cache import Cache
 from headstart.runtime.job import Ticket
 from headstart.runtime.request import Event, Request, Sink
@@ -73,7 +74,7 @@ class Runtime:
         settings = settings or Settings()
         if settings.reuse == "exact" and not engine.traits.canonical:
             reasons = "; ".join(engine.traits.notes)
-            raise ConfigError(f"Exact reuse cannot be proved for this model ({reasons}); use --reuse fast.")
+            raise ConfigError(f"Exact reuse cannot be proved for this model ({reasons}); use {option('reuse', 'fast')}.")
         self.engine = engine
         self.settings = settings
         self.reuse = settings.reuse

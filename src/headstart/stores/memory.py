@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from headstart.core.quota import NoQuota
 from headstart.errors import ConfigError
+from headstart.names import option
 from headstart.stores.arena import Arena
 from headstart.stores.base import Bytes, Kind, Store
 
@@ -51,7 +52,7 @@ class Memory(Store):
         try:
             self._arenas: dict[Kind, Arena] = {"rows": Arena(cell_bytes, budget), "state": Arena(state_bytes, budget)}
         except (OSError, OverflowError, ValueError) as error:
-            raise ConfigError(f"Cannot reserve {budget} bytes of memory ({error}); lower --memory-budget.") from error
+            raise ConfigError(f"Cannot reserve {budget} bytes of memory ({error}); lower {option('memory_budget')}.") from error
 
     @property
     def budget(self) -> int:

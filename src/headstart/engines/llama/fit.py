@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headstart.errors import ConfigError
+from headstart.names import option
 
 UNIT = 256
 """llama.cpp rounds a sequence's context up to a multiple of this."""
@@ -68,7 +69,7 @@ def fit(needs: Needs, *, trained: int, ctx: int | None, slots: int | None, budge
         ConfigError: too little memory, or no sense in the numbers.
     """
     if (ctx is not None and ctx < 1) or (slots is not None and slots < 1):
-        raise ConfigError("--ctx and --slots must be at least 1.")
+        raise ConfigError(f"{option('ctx')} and {option('slots')} must be at least 1.")
     whole = max(UNIT, (trained or _FALLBACK_CTX) // UNIT * UNIT)
     wanted = whole if ctx is None else -(-ctx // UNIT) * UNIT
     good = wanted if ctx is not None else min(wanted, _GOOD_CTX)
@@ -89,11 +90,11 @@ def fit(needs: Needs, *, trained: int, ctx: int | None, slots: int | None, budge
         rest = int(left) - needs.slots(least, count)
         if rest >= (budget or 0):
             return Fit(least, count, min(rest, most) if budget is None else budget)
-    beside = "" if budget is None else f"{_gib(budget)} for --memory-budget and "
+    beside = "" if budget is None else f"{_gib(budget)} for {option('memory_budget')} and "
     raise ConfigError(
         f"Too little memory: {_gib(needs.weights)} of weights, {beside}{_gib(needs.slots(least, count))} for {count} × {least} "
-        f"tokens do not fit into the {_gib(needs.available)} available. Lower --memory-budget, --ctx or --slots, use --kv-type "
-        "q8_0, or a smaller model."
+        f"tokens do not fit into the {_gib(needs.available)} available. Lower {option('memory_budget')}, {option('ctx')} or "
+        f"{option('slots')}, use {option('kv_type', 'q8_0')}, or a smaller model."
     )
 
 

@@ -14,6 +14,7 @@ from llama_cpp import llama_cpp as lib
 
 from headstart.engines.llama import log as llama_log
 from headstart.errors import ConfigError, ModelError
+from headstart.names import option
 
 BATCH = 512
 """Most tokens of one call; llama.cpp's n_batch and n_ubatch, so that it never splits a call itself."""
@@ -39,7 +40,8 @@ def open_model(path: Path, gpu_layers: int, progress: Progress) -> Any:
     _backend()
     if gpu_layers and not lib.llama_supports_gpu_offload():
         raise ConfigError(
-            "This build of llama-cpp-python has no GPU support: leave out --gpu-layers, or reinstall it with a GPU backend."
+            f"This build of llama-cpp-python has no GPU support: leave out {option('gpu_layers')}, or reinstall it with a GPU "
+            "backend."
         )
 
     def report(fraction: float, _: object) -> bool:
@@ -88,7 +90,10 @@ def open_context(model: Any, *, ctx: int, slots: int, kv_type: str, threads: int
     context = lib.llama_init_from_model(model, params)
     if not context:
         cause = llama_log.cause()
-        raise ModelError(f"llama.cpp cannot hold {slots} × {ctx} tokens: {cause}. Lower --ctx or --slots, or change --kv-type.")
+        raise ModelError(
+            f"llama.cpp cannot hold {slots} × {ctx} tokens: {cause}. Lower {option('ctx')} or {option('slots')}, or change "
+            f"{option('kv_type')}."
+        )
     return context
 
 
@@ -103,11 +108,13 @@ def open_adapter(model: Any, context: Any, path: Path) -> None:
     if not adapter:
         cause = llama_log.cause()
         raise ModelError(
-            f"llama.cpp cannot use the adapter '{path}': {cause}. Give one made for this model, or leave out --lora."
+            f"llama.cpp cannot use the adapter '{path}': {cause}. Give one made for this model, or leave out {option('lora')}."
         )
     adapters = (lib.llama_adapter_lora_p_ctypes * 1)(adapter)
     if lib.llama_set_adapters_lora(context, adapters, 1, (ctypes.c_float * 1)(1.0)) != 0:
-        raise ModelError(f"llama.cpp cannot apply the adapter '{path}'. Give one made for this model, or leave out --lora.")
+        raise ModelError(
+            f"llama.cpp cannot apply the adapter '{path}'. Give one made for this model, or leave out {option('lora')}."
+        )
 
 
 @dataclass(frozen=True, slots=True)

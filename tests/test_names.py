@@ -1,0 +1,82 @@
+"""How options are named: each surface spells them, and no text names a flag by itself that the library has too."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import headstart
+from headstart.cli import app
+from headstart.core.causes import CAUSES
+from headstart.engines.llama import fit
+from headstart.names import as_argument, as_flag, option, unknown
+
+SOURCE = Path(headstart.__file__).parent
+FIELDS = {field.name for field in dataclasses.fields(headstart.Settings)}
+
+
+def test_each_surface_spells_an_option() -> None:
+    text = f"Lower {option('ctx')} or {option('drain')}, use {option('kv_type', 'q8_0')}."
+    assert as_flag(text) == "Lower --ctx or --drain-seconds, use --kv-type q8_0."
+    assert as_argument(text) == 'Lower ctx= or drain=, use kv_type="q8_0".'
+    assert as_flag("nothing of the kind") == "nothing of the kind"
+    error = headstart.ConfigError(text)
+    assert (str(error), error.with_flags) == (as_argument(text), as_flag(text))
+    assert headstart.InvalidRequest(text).message == as_argument(text)
+
+
+def test_flags_exist_on_the_command_line() -> None:
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    flags = {flag for parameter in command.params for flag in parameter.opts}
+    for name in FIELDS - {"model"}:
+        assert as_flag(option(name)) in flags
+
+
+def test_options_that_are_named_exist() -> None:
+    """In the sources: `option("…")` names a field of Settings."""
+    named = set()
+    for path in SOURCE.rglob("*.py"):
+        named |= (
+            set(re.findall(r"""\boption\(["']([a-z_]+)["']""", path.read_text("utf-8"))) if path.name != "names.py" else set()
+        )
+    assert named
+    assert named <= FIELDS
+
+
+SKINS = {"cli", "cli_cache", "cli_explain", "cli_options", "cli_replay", "console", "demo", "doctor", "warm", "sockets"}
+"""Modules that only the command line uses."""
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: path.stem)
+def test_no_error_names_a_flag_that_the_library_has_too(path: Path) -> None:
+    if path.stem in SKINS:
+        return
+    flags = re.compile("|".join(f"{flag}(?![a-z-])" for flag in map(as_flag, map(option, FIELDS))))
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Raise):
+            said = "".join(one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str))
+            assert not flags.search(said), f"{path.name}:{node.lineno}"
+
+
+def test_what_avoids_a_miss_is_spelled_too() -> None:
+    for meaning in CAUSES.values():
+        assert "--" not in as_argument(meaning.mend)
+        assert "\x02" not in as_flag(meaning.mend) + as_argument(meaning.mend)
+
+
+def test_too_little_memory_names_what_to_lower() -> None:
+    with pytest.raises(headstart.ConfigError) as caught:
+        fit.fit(fit.Needs(1 << 40, 1000, 0, 1 << 30), trained=4096, ctx=None, slots=None, budget=1 << 30)
+    assert 'Lower memory_budget=, ctx= or slots=, use kv_type="q8_0"' in str(caught.value)
+    assert "Lower --memory-budget, --ctx or --slots, use --kv-type q8_0" in caught.value.with_flags
+
+
+def test_what_was_meant() -> None:
+    assert unknown("option", {"ctx"}, ["ctx"]) is None
+    assert unknown("option", {"n_ctx"}, ["ctx", "slots"]) == "There is no option n_ctx: did you mean ctx?"
+    assert unknown("setting", {"q"}, ["ctx", "slots"]) == "There is no setting q: there are ctx, slots."
