@@ -8,6 +8,16 @@ import os
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
+from headstart.errors import ConfigError
+
+try:
+    import llama_cpp as _  # noqa: F401
+except (ImportError, OSError, RuntimeError, AttributeError) as error:
+    raise ConfigError(
+        f"llama.cpp cannot be loaded ({error}): install llama-cpp-python==0.3.36 again, or name the folder of its libraries in "
+        "LLAMA_CPP_LIB_PATH."
+    ) from error
+
 from headstart.engines.llama.engine import LlamaEngine
 
 __all__ = ["LlamaEngine"]

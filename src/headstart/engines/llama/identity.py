@@ -12,13 +12,14 @@ from typing import Any
 import llama_cpp
 from blake3 import blake3
 from llama_cpp import llama_cpp as lib
-from llama_cpp._ggml import libggml
+from llama_cpp._ctypes_extensions import load_shared_library
 
 from headstart.config import Settings
 from headstart.engines.base import Facts, Shape
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.load import BATCH, has_amx
 
+_FOLDER = Path(lib._lib._name).parent  # not always llama-cpp-python's own: LLAMA_CPP_LIB_PATH names another
 _CPU, _GPUS = 0, (1, 2)  # GGML_BACKEND_DEVICE_TYPE_CPU, _GPU and _IGPU
 
 
@@ -38,8 +39,7 @@ def describe(model: Any) -> str:
 @cache
 def _build() -> str:
     """Digest of the engine's libraries: another compiler may round differently."""
-    folder = Path(lib._lib._name).parent
-    files = {path.resolve() for path in folder.iterdir() if path.name.startswith(("libggml", "libllama", "ggml", "llama"))}
+    files = {path.resolve() for path in _FOLDER.iterdir() if path.name.startswith(("libggml", "libllama", "ggml", "llama"))}
     hasher = blake3()
     for path in sorted(files):
         hasher.update(digest(path))
@@ -62,6 +62,7 @@ def gpus() -> list[str]:
 
 def _devices() -> list[tuple[int, str]]:
     """Kinds and descriptions."""
+    libggml = load_shared_library("ggml", _FOLDER)
     libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
     libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
