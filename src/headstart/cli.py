@@ -264,7 +264,7 @@ def serve(
             tls_key=tls_key,
             key_file=api_key_file,
             isolate=isolate,
-            alias=alias,
+            alias=alias or (),
             cors=cors or (),
             keep_noise=keep_noise or (),
             load=lambda s: _load(s, log_format),

@@ -285,12 +285,13 @@ Isolate = Annotated[
     ),
 ]
 Alias = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         envvar="HEADSTART_ALIAS",
         metavar="NAME",
         rich_help_panel=NETWORK,
-        help="Name of the model for callers, who may go on using the file's.",
+        help="Name of the model for callers, who may go on using the file's. Give it again for more names; the first is the "
+        "one that is served. Case makes no difference.",
         show_default="the file's name",
     ),
 ]

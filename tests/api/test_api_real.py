@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from live import Server
@@ -78,3 +79,8 @@ def test_a_model_is_described_but_not_where_its_file_lies(real: Server) -> None:
         assert card["meta"]["architecture"]
         assert "path" not in card["meta"]
         assert ".gguf" not in json.dumps(card)
+
+
+def test_the_bundled_models_file_is_named(real: Server, demo_model: Path) -> None:
+    """`demo` is what people type; a tool that opens the file needs its path."""
+    assert real.http.get("/props").json()["model_path"] == str(demo_model)

@@ -128,8 +128,8 @@ def _account(found: Explanation | None) -> dict[str, Any]:
 def _compared(service: Service, runtime: Runtime, request: HttpRequest, pair: Pair) -> dict[str, Any]:
     earlier, later = (_prompt(service, runtime, request, body, name) for name, body in (("a", pair.a), ("b", pair.b)))
     shared = common_prefix(earlier.tokens, later.tokens)
-    names = {body.get("model") for body in (pair.a, pair.b)} - {None}
-    if len(names) > 1 and any(name not in (service.model_id, *service.aliases) for name in names):
+    models = {str(body["model"]).casefold() for body in (pair.a, pair.b) if body.get("model") is not None}
+    if len(models) > 1 and not all(map(service.serves, models)):
         found: Explanation | None = Explanation(Cause.MODEL, tokens=shared)
     elif pair.b.get("cache_prompt") is False:
         found = Explanation(Cause.DISABLED, tokens=shared)

@@ -13,9 +13,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 
 from headstart import __version__
-from headstart.api import admin, anthropic, extras, llama, models, openai, responses
+from headstart.api import admin, anthropic, docs, extras, llama, models, openai, responses
 from headstart.api.describe import describe
 from headstart.api.edge import Edge
 from headstart.api.faults import on_error
@@ -51,7 +52,7 @@ def create_app(
         isolate: a row of `tenants.POLICIES`; None for what suits the keys.
         keep_noise: rows of `normalise.RULES` that are left out.
         model_id: name to serve the model under; None for the engine's own.
-        aliases: other names that requests may give.
+        aliases: other names that requests may give. Case makes no difference in any of them.
         cors: origins of web pages that may send requests, like `http://localhost:3000`; `*` for all.
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a body.
@@ -88,6 +89,8 @@ def create_app(
         description="A chat server for local LLMs that never computes the same prompt twice.",
         lifespan=life,
         redirect_slashes=False,
+        docs_url=None,  # FastAPI's own pages load their scripts from another host
+        redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.service = service
@@ -100,8 +103,10 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=[*cors], allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
         )
-    for dialect in (openai, responses, anthropic, models, llama, extras, admin):
-        app.include_router(dialect.router)
+    routers = [dialect.router for dialect in (openai, responses, anthropic, models, llama, extras, admin, docs)]
+    for router in routers:
+        app.include_router(router)
+    app.state.paths = tuple(route.path for router in routers for route in router.routes if isinstance(route, Route))
     app.openapi = lambda: describe(app, keys=keys.closed)  # type: ignore[method-assign]
     return app
 

@@ -68,7 +68,7 @@ def describe(app: FastAPI, *, keys: bool) -> dict[str, Any]:
             "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
         }
         document["security"] = [{"key": []}, {"x-api-key": []}]
-        for name in OPEN:
+        for name in OPEN & document["paths"].keys():
             document["paths"][name]["get"]["security"] = []
     app.openapi_schema = document
     return document

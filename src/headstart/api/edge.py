@@ -12,10 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.api.faults import Forbidden, Unauthorized, answer
 from headstart.api.keys import OPERATOR, Keys
+from headstart.api.paths import canonical
 from headstart.api.service import Service
 from headstart.errors import RequestError
 
-OPEN = frozenset({"/", "/health", "/v1/health"})
+OPEN = frozenset({"/", "/health", "/v1/health", "/docs", "/redoc"})
 """Routes that need no key."""
 
 OF_ALL = ("/metrics", "/slots")
@@ -39,6 +40,8 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # From here on there is one path: what is checked is what is routed.
+        scope["path"] = canonical(scope["path"])
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _SANE.fullmatch(given) else f"req_{uuid.uuid4().hex}"
@@ -71,6 +74,7 @@ class Edge:
         """Notes who asks; what is wrong with that, if anything is."""
         path = scope["path"]
         if path in OPEN:
+            scope["operator"] = not self._keys.closed
             return None
         key = self._keys.find(_brought(headers))
         if key is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import PurePath
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -38,7 +39,10 @@ async def health(request: HttpRequest) -> Response:
     service = service_of(request)
     if service.runtime is not None:
         return JSONResponse({"status": "ok"})
-    message = f"The model could not be loaded: {service.failure}" if service.failure else "Loading model"
+    message = "Loading model"
+    if service.failure is not None:
+        why = f": {service.failure}" if request.scope["operator"] else "; the server's log says why."
+        message = f"The model could not be loaded{why}"
     return _llama_error(503, "unavailable_error", message)  # what its clients wait for
 
 
@@ -94,6 +98,7 @@ async def props(request: HttpRequest) -> Response:
     service = service_of(request)
     runtime = service.ready()
     defaults = runtime.sampling
+    path = str(runtime.engine.facts.details.get("path") or runtime.settings.model)
     names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
     return JSONResponse(
         {
@@ -103,7 +108,7 @@ async def props(request: HttpRequest) -> Response:
             },
             "total_slots": runtime.engine.shape.slots,
             "model_alias": service.model_id,
-            "model_path": runtime.settings.model,
+            "model_path": path if request.scope["operator"] else PurePath(path).name,
             "chat_template": runtime.prompter.template.source,
             "chat_template_caps": capabilities(runtime.prompter.template),
             "modalities": {"vision": False, "audio": False},

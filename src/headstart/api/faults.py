@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from headstart.api.paths import hint
 from headstart.errors import ContextTooLong, HeadstartError, InvalidRequest, NotFound, Overloaded, RequestError
 from headstart.observe import logs
 
@@ -190,7 +191,8 @@ async def on_error(request: Request, error: Exception) -> Response:
 
 def _of_http(request: Request, error: HTTPException) -> RequestError:
     if error.status_code == 404:
-        return UnknownRoute(f"There is no route {request.method} {request.url.path}.")
+        path = request.scope["path"][:200]
+        return UnknownRoute(f"There is no route {request.method} {path}. {hint(path, request.app.state.paths)}")
     if error.status_code == 405:
         return MethodNotAllowed(f"{request.url.path} does not take {request.method}.")
     made = RequestError(str(error.detail))

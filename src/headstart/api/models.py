@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import PurePath
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -32,8 +33,11 @@ async def model(request: HttpRequest, model_id: str) -> Response:
 
 def _card(service: Service) -> dict[str, object]:
     runtime = service.ready()
-    # Where the file lies is the operator's own business.
+    path = runtime.settings.model
+    # Where files lie is the operator's own business: /props tells it.
     details = {name: value for name, value in runtime.engine.facts.details.items() if name != "path"}
+    if details.get("lora"):
+        details["lora"] = PurePath(details["lora"]).name
     return {
         "id": service.model_id,
         "object": "model",
@@ -45,7 +49,7 @@ def _card(service: Service) -> dict[str, object]:
         "lifecycle": "active",
         "max_input_tokens": runtime.ctx - 1,
         "max_tokens": runtime.ctx - 1,
-        "aliases": list(service.aliases),
+        "aliases": [name for name in service.aliases if name != path or PurePath(path).name == path],
         "meta": {
             "n_ctx": runtime.ctx,
             "n_vocab": runtime.engine.tokenizer.n_vocab,

@@ -16,7 +16,8 @@ from headstart.api.sockets import OWNER_ONLY, Port, UnixSocket
 from headstart.api.tenants import policy_of
 from headstart.api.tls import tls
 from headstart.config import Settings
-from headstart.errors import HeadstartError
+from headstart.errors import ConfigError, HeadstartError
+from headstart.model_names import model_names
 from headstart.observe import logs
 from headstart.runtime.runtime import Runtime
 
@@ -37,7 +38,7 @@ def serve(
     tls_key: Path | None = None,
     key_file: Path | None = None,
     isolate: str | None = None,
-    alias: str | None = None,
+    alias: Sequence[str] = (),
     cors: Sequence[str] = (),
     keep_noise: Sequence[str] = (),
     load: Callable[[Settings], Runtime],
@@ -49,7 +50,7 @@ def serve(
         tls_cert: certificate in PEM, with `tls_key`; None for plain HTTP.
         key_file: more keys, one a line.
         isolate: a row of `tenants.POLICIES`; None for what suits the keys.
-        alias: name of the model, in place of the file's, which is understood all the same.
+        alias: names of the model in front of the file's, which are understood all the same; the first is the served name.
         cors: origins of web pages that may send requests.
         keep_noise: rows of `normalise.RULES` that are left out.
         load: makes the runtime; called in a thread, while `/health` says that the model is loading.
@@ -68,6 +69,9 @@ def serve(
         log.warning("open to the network without a key: everyone who reaches it can use it; give --api-key", at=bound.authority)
     if "*" in cors and not keys.closed:
         log.warning("open to every web page that is visited here: give --api-key, or name the pages' origins in --cors")
+    if not all(name.strip() for name in alias):
+        raise ConfigError("--alias must not be empty.")
+    names = tuple(dict.fromkeys((*alias, *model_names(settings.model))))
     failures: list[HeadstartError] = []
 
     def failed(error: HeadstartError) -> None:
@@ -80,8 +84,6 @@ def serve(
         gc.freeze()
         log.info("listening", url=f"{address}/v1", health=f"{address}/health", **bound.hints(secured.scheme))
 
-    path = Path(settings.model)
-    stem = path.stem if path.suffix == ".gguf" else settings.model
     address = f"{secured.scheme}://{bound.authority}"
 
     try:
@@ -90,8 +92,8 @@ def serve(
             api_keys=keys,
             isolate=isolate,
             keep_noise=keep_noise,
-            model_id=alias or stem,
-            aliases=tuple(dict.fromkeys(name for name in (stem, settings.model, path.name) if name)),
+            model_id=names[0],
+            aliases=names,
             cors=cors,
             on_ready=ready,
             on_failure=failed,

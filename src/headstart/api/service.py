@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
+from headstart import model_names
 from headstart.api import tenants
 from headstart.api.faults import TooLarge
 from headstart.api.normalise import RULES, Ground
@@ -76,7 +77,8 @@ class Service:
     def ready(self) -> Runtime:
         """Raises Unavailable while there is no model to serve."""
         if self.runtime is None:
-            raise Unavailable(f"The model could not be loaded: {self.failure}" if self.failure else "Loading model")
+            # Why it failed may name files, which are the operator's business.
+            raise Unavailable("The model could not be loaded; the server's log says why." if self.failure else "Loading model")
         return self.runtime
 
     @property
@@ -84,9 +86,13 @@ class Service:
         """What the rules against noise stand on."""
         return Ground(self.ready().prompter.template, self.recall)
 
+    def serves(self, name: str) -> bool:
+        """Whether a name is one of the served model's."""
+        return any(model_names.same(name, one) for one in (self.model_id, *self.aliases))
+
     def check_model(self, name: str | None) -> None:
         """Raises NotFound for a model that is not served here; no name means this one, and so does a vendor's."""
-        if name is not None and name not in (self.model_id, *self.aliases) and _VENDORS.match(name) is None:
+        if name is not None and not self.serves(name) and _VENDORS.match(name.casefold()) is None:
             raise NotFound(f"The model '{name[:200]}' is not served here; the served one is '{self.model_id}'.", param="model")
 
     def snapshot(self) -> dict[str, Any] | None:

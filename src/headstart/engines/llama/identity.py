@@ -18,6 +18,7 @@ from headstart.config import Settings
 from headstart.engines.base import Facts, Shape
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.load import BATCH, has_amx
+from headstart.model_names import model_name
 
 _FOLDER = Path(lib._lib._name).parent  # not always llama-cpp-python's own: LLAMA_CPP_LIB_PATH names another
 _CPU, _GPUS = 0, (1, 2)  # GGML_BACKEND_DEVICE_TYPE_CPU, _GPU and _IGPU
@@ -107,7 +108,7 @@ def digest_of(identity: dict[str, Any]) -> bytes:
 def facts(model: Any, path: Path, settings: Settings, shape: Shape, **details: Any) -> Facts:
     """What `headstart doctor` and the log show."""
     return Facts(
-        name=metadata(model, "general.name") or path.stem,
+        name=metadata(model, "general.name") or model_name(path.name),
         description=describe(model),
         engine=f"llama.cpp via llama-cpp-python {llama_cpp.__version__}",
         details={
