@@ -25,7 +25,7 @@ check: $(READY) ## Lint and check types
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/mypy
 
-docs: $(READY) ## Write docs/cli.md anew from the command line itself
+docs: $(READY) ## Write docs/cli.md and docs/library.md anew, from the command line and the docstrings
 	$(BIN)/python docs/generate.py
 
 bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plots go to bench-out/

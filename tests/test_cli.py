@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from headstart.units import parse_size, show_size
 from process import run, serving
 
 SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "16MiB", "--port", "0")
-ROOT = Path(__file__).resolve().parents[1]
 # ── a server ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -211,11 +208,6 @@ def test_the_help_of_serve_names_all_that_is_served() -> None:
     commands: Any = typer.main.get_command(app)
     for name in ("responses", "chat completions", "completions", "models", "Anthropic's (messages)", "llama-server's"):
         assert name in commands.commands["serve"].help
-
-
-def test_the_page_on_the_command_line_is_current() -> None:
-    generate: Callable[[], str] = runpy.run_path(str(ROOT / "docs" / "generate.py"))["generate"]
-    assert (ROOT / "docs" / "cli.md").read_text("utf-8") == generate(), "run `make docs`"
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -50,7 +50,7 @@ class Settings:
         overflow: what to do with a conversation longer than the context.
         queue: requests that may wait; beyond it they are refused with 429.
         stall: seconds for which a running reply may pause while another prompt is prefilled.
-        temperature: of requests that name none, as are `top_k`, `top_p` and `min_p`; None for llama-server's (`Sampling`).
+        temperature, top_k, top_p, min_p: of requests that name none; None for llama-server's (`Sampling`).
 
     Raises:
         ConfigError: a value that cannot work.

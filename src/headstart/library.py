@@ -1,4 +1,4 @@
-"""Library: the same runtime as the server's, in-process.
+"""The same runtime as the server's, in your own process.
 
     with headstart.open("model.gguf") as hs:
         chat = [{"role": "user", "content": "Name three rivers."}]
@@ -41,13 +41,15 @@ class Options(TypedDict, total=False):
     """What `chat` and `complete` take by name. `Sampling` explains the sampling options and holds their defaults, but
     for those that `Settings` names.
 
-    max_tokens: most tokens of the reply; None for as many as the context holds; 0 only fills the cache.
-    stop: texts that end the reply and are not part of it.
-    salt: tenant; what one salt computed is never used for another.
-    reuse: False computes the prompt anew, from nothing that is cached; what it computes is kept as any other's.
-    json_schema: what the reply must be: a JSON schema, or a pydantic model, whose `model_validate_json` then takes the text.
-    regex: the same, as a regular expression (of Rust) that the whole reply matches.
-    grammar: the same, in llguidance's Lark. A reply that `max_tokens` or `stop` cuts off is only its beginning.
+    Attributes:
+        max_tokens: most tokens of the reply; None for as many as the context holds; 0 only fills the cache.
+        stop: texts that end the reply and are not part of it.
+        salt: tenant; what one salt computed is never used for another.
+        reuse: False computes the prompt anew, from nothing that is cached; what it computes is kept as any other's.
+        json_schema: what the reply must be: a JSON schema, or a pydantic model, whose `model_validate_json` then takes the
+            text.
+        regex: the same, as a regular expression (of Rust) that the whole reply matches.
+        grammar: the same, in llguidance's Lark. A reply that `max_tokens` or `stop` cuts off is only its beginning.
     """
 
     max_tokens: int | None
@@ -70,7 +72,12 @@ class Options(TypedDict, total=False):
 
 
 class ChatOptions(Options, total=False):
-    """`tools`: in OpenAI's form. `template`: further variables for the chat template, as `{"enable_thinking": False}`."""
+    """What `chat` takes besides.
+
+    Attributes:
+        tools: in OpenAI's form.
+        template: further variables for the chat template, as `{"enable_thinking": False}`.
+    """
 
     tools: Sequence[Mapping[str, Any]]
     template: Mapping[str, Any]
@@ -81,6 +88,7 @@ class Reply:
     """A complete reply.
 
     Attributes:
+        text: without the end token, and without what `stop` named.
         finish_reason: `stop` or `length`.
         report: what was cached, restored and computed for it, and how long that took.
         tokens: what was sampled, the end token included.

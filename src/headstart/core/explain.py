@@ -27,6 +27,8 @@ class Explanation:
     """Why tokens were computed that could have been reused.
 
     Attributes:
+        cause: the kind of reason (docs/explain.md lists them).
+        meaning: what the cause means, and what it is called elsewhere.
         message: index of the first message that differs; None where no message does.
         where: the part of the request in which the texts part; None if they do not.
         character: of the first difference, in that message's content or else in the rendered text.

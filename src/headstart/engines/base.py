@@ -159,11 +159,20 @@ SEEDS = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose the next token. `temperature` 0 is greedy. Defaults are llama-server's.
+    """How to choose the next token. Defaults are llama-server's.
 
-    `seed`, modulo `SEEDS`, grows by one with each choice of a request; None draws one.
-    `logprobs`: how many alternatives to report with every token; None reports nothing.
-    `penalty_last_n` -1 looks at the whole reply.
+    Attributes:
+        temperature: how much chance there is; 0 always takes the likeliest token.
+        top_k: only so many of the likeliest tokens; 0 for all.
+        top_p: only the likeliest tokens that make up this share of probability together; 1 for all.
+        min_p: only tokens that are at least so likely, as a share of the likeliest; 0 for all.
+        repeat_penalty: divides the logits of tokens that were said; 1 for none.
+        presence_penalty: is taken from the logits of tokens that were said; 0 for none.
+        frequency_penalty: the same, once for each time that they were said.
+        penalty_last_n: how many of the latest tokens of the reply the penalties look at; -1 for all.
+        logit_bias: is added to the logits of these tokens; minus infinity forbids one.
+        seed: of the chances, modulo `SEEDS`; it grows by one with each choice of a request. None draws one.
+        logprobs: how many alternatives to report with every token; None reports nothing.
     """
 
     temperature: float = 0.8

@@ -76,11 +76,20 @@ class Report:
     `prompt` = `live` + `restored` + `computed`; `cached` = `live` + `restored`.
 
     Attributes:
+        prompt: all tokens of the prompt.
+        live: prompt tokens that lay in the slot already.
+        restored: prompt tokens that were loaded from memory or disk.
+        cached: prompt tokens that were not computed.
+        completion: tokens of the reply, the end token included.
+        mode: `Settings.reuse`.
         computed: prompt tokens that entered the engine, counted there.
         tiers: tokens restored from each tier.
         explanation: why more was computed than the request newly brought; None if that is all that was.
-        queued, prefill, ttft, decode: seconds waiting; from a slot to the first token; from arrival to the first token;
-            from the first token to the last.
+        queued: seconds of waiting for a slot.
+        prefill: seconds from the slot to the first token.
+        ttft: seconds from arrival to the first token.
+        decode: seconds from the first token to the last.
+        dropped: messages that were left out of a conversation longer than the context (`overflow="slide"`).
     """
 
     prompt: int

@@ -1,0 +1,108 @@
+"""The docs say what is: pages that are generated are current, and those that people write leave nothing out."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headstart
+from headstart.api.app import create_app
+from headstart.api.service import Service
+from headstart.engines.fake import FakeEngine
+from headstart.runtime.runtime import Runtime
+from live import serving
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES: dict[str, Any] = runpy.run_path(str(DOCS / "generate.py"))["PAGES"]
+
+
+def read(name: str) -> str:
+    return (DOCS / name).read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_generated_pages_are_current(page: str) -> None:
+    assert read(page) == PAGES[page](), "run `make docs`"
+
+
+def test_the_library_page_explains_every_name() -> None:
+    page = read("library.md")
+    for name in set(headstart.__all__) - {"__version__"}:
+        assert name in page
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert {field.name for field in dataclasses.fields(headstart.Settings)} <= {row.split("`")[1] for row in rows}
+    assert [row for row in rows if not row.split("|")[-2].strip()] == []
+
+
+def routes(of: Any) -> Iterator[tuple[str, str]]:
+    """Methods and paths, those of included routers too."""
+    for route in of.routes:
+        if (inner := getattr(route, "original_router", None)) is not None:
+            yield from routes(inner)
+        else:
+            yield from ((method, route.path.replace(":path}", "}")) for method in route.methods - {"HEAD"})
+
+
+def test_every_route_is_described() -> None:
+    runtime = Runtime(FakeEngine())
+    try:
+        known = set(routes(create_app(runtime)))
+    finally:
+        runtime.close()
+    assert ("POST", "/v1/messages") in known
+    described = set()
+    for methods, path in re.findall(r"`((?:GET|POST|DELETE|PUT)(?:, (?:GET|POST|DELETE|PUT))*) (/[^`?]*)`", read("http.md")):
+        described |= {(method, path) for method in methods.split(", ")}
+    assert known - described == set()
+    assert described - known == set()
+
+
+def test_every_metric_is_described() -> None:
+    with serving(Runtime(FakeEngine())) as server:
+        server.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2})
+        server.post("/v1/completions", json={"prompt": 5})
+        assert server.runtime is not None
+        server.runtime.cache.counters.update(skipped_budget=1, fault_import=1)
+        text = server.http.get("/metrics").text
+    types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    types = {name: kind for name, kind in types.items() if not name.endswith("_created")}
+    labels: dict[str, set[str]] = {name: set() for name in types}
+    for name, given in re.findall(r"^([\w:]+?)(?:_bucket|_count|_sum)?\{([^}]*)\}", text, re.MULTILINE):
+        if not name.endswith("_created"):
+            labels[name] |= set(re.findall(r"(\w+)=", given)) - {"model_name", "le"}
+    rows = re.findall(r"^\| `([^`]+)` \| (\w+) \| ([^|]*)\| ([^|]+) \|$", read("metrics.md"), re.MULTILINE)
+    told = {name: (kind, set(re.findall(r"`(\w+)`", said))) for name, kind, said, _ in rows}
+    assert {name: kind for name, (kind, _) in told.items()} == types
+    for name, seen in labels.items():
+        assert told[name][1] == seen or (not seen and told[name][1]), name
+
+
+def test_foreign_model_names_are_as_described() -> None:
+    service, table = Service("mine"), read("http.md").partition("| taken | examples |")[2].partition("\n\n")[0]
+    names = re.findall(r"`([\w.-]+)`", " ".join(line.split("|")[2] for line in table.splitlines() if line.count("|") == 3))
+    assert len(names) > 8
+    for name in names:
+        service.check_model(name)
+    for name in ("gpt-oss-20b", "gemini-pro", "llama3"):
+        with pytest.raises(headstart.NotFound):
+            service.check_model(name)
+
+
+def test_the_readme_links_every_page() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for page in DOCS.glob("*.md"):
+        assert f"docs/{page.name}" in readme, page.name
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
