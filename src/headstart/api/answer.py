@@ -41,6 +41,8 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
 
     def begin() -> Asked:
         asked = understand(service, runtime, request, data)
+        asked.teller.ignored = asked.form.ignored
+        service.noted.note(asked.form.ignored, asked.form.known())
         tenant, session = request.scope.get("tenant", tenants.OPEN), _session(request)
         call.submit(
             [

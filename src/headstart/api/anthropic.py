@@ -81,7 +81,7 @@ def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: by
         remember(service, teller)
         service.recall.told(salt, message_id)
 
-    return Asked([made], teller, bool(form.stream), done)
+    return Asked(form, [made], teller, bool(form.stream), done)
 
 
 def salt_of(service: Service, request: HttpRequest, form: CountTokensRequest) -> str:

@@ -1,6 +1,6 @@
 """Anthropic schema: what a caller of /v1/messages may send. As strict, and as deaf to unknown fields, as `schema`.
 
-Betas are headers and fields that nobody has to understand: those that are not named here are ignored.
+Betas are headers and fields that nobody has to understand: those that are not named here are passed over (`ignored`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.formats import Strict
+from headstart.api.formats import Body, Strict
 from headstart.api.schema import MANY, Effort, Whole, without_images
 from headstart.errors import InvalidRequest
 
@@ -251,7 +251,7 @@ class ContextManagement(Strict):
     edits: list[dict[str, Any]] | None = None
 
 
-class CountTokensRequest(Strict):
+class CountTokensRequest(Body):
     """Body of POST /v1/messages/count_tokens. `cache_salt`: as in /v1/chat/completions."""
 
     cache_control: CacheControl | None = None

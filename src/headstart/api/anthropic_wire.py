@@ -17,7 +17,6 @@ from headstart.api.draft import Draft, Reading
 from headstart.api.faults import ANTHROPIC
 from headstart.api.inputs import Members, input_of
 from headstart.api.teller import Teller, frame
-from headstart.api.wire import account
 from headstart.core.parsing import Arguments, Calling, Piece, Said, Thought
 from headstart.core.prompt import Prompt
 from headstart.observe.report import Summary, summarise
@@ -115,7 +114,7 @@ class Messages(Teller):
     def finish(self, draft: Draft, summary: Summary) -> bytes:
         ended = {"stop_reason": self._stop(draft), "stop_sequence": draft.stopped_by, "stop_details": None}
         usage = self._usage(summary) | self._output(draft, summary)
-        return self._close() + event("message_delta", delta=ended, usage=usage, **self._edits(), **account(summary))
+        return self._close() + event("message_delta", delta=ended, usage=usage, **self._edits(), **self.account(summary))
 
     def close(self, summary: Summary) -> bytes:
         return event("message_stop")
@@ -183,7 +182,7 @@ class Messages(Teller):
                 usage=self._usage(summary) | self._output(draft, summary),
             ),
             **self._edits(),
-            **account(summary),
+            **self.account(summary),
         }
 
     def _content(self, draft: Draft) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from headstart.api import tenants
 from headstart.api.canonical import Dialogue, Format, Tool
 from headstart.api.draft import Reading
+from headstart.api.formats import Body
 from headstart.api.normalise import normalise, normalise_reply
 from headstart.api.service import Service
 from headstart.api.teller import Teller
@@ -47,6 +48,7 @@ class Wishes:
 class Asked:
     """A body, understood: one request for each prompt, and how to answer. `done`: called when all is well and complete."""
 
+    form: Body
     requests: list[Request]
     teller: Teller
     stream: bool = False

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from headstart.api.canonical import Format
+from headstart.api.ignored import ignored
 from headstart.errors import InvalidRequest
 
 
@@ -16,6 +19,34 @@ class Strict(BaseModel):
     """How bodies are read."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Body(Strict):
+    """A body that is answered with a reply. What it says and nobody reads is in `ignored`."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
+    """Fields of a parent that say nothing in this body."""
+
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of fields that were passed over, and might have changed the answer."""
+        return self._ignored
+
+    @classmethod
+    def known(cls) -> frozenset[str]:
+        """Names of fields that have an effect."""
+        return _known(cls)
+
+    def note(self, body: Mapping[str, Any]) -> None:
+        """`body`: what this was read from."""
+        self._ignored = ignored(body, self.known())
+
+
+@cache
+def _known(form: type[Body]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in form.model_fields.items()) - form.WITHOUT_EFFECT
 
 
 def _parsed(value: Any) -> Any:

@@ -24,7 +24,7 @@ from headstart.api.wire import timings_so_far, token_scores
 from headstart.core.parsing import Piece, Said
 from headstart.core.prompt import Prompt
 from headstart.engines.base import Sampling
-from headstart.observe.report import Summary, headstart, summarise, timings
+from headstart.observe.report import Summary, summarise
 from headstart.runtime.request import Progress, Request, TokenLogprob
 from headstart.runtime.runtime import Runtime
 
@@ -60,7 +60,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     if form.format is not None:
         grammar = plain_grammar(runtime, form.format)
         requests = [replace(one, grammar=grammar) for one in requests]
-    return Asked(requests, Completion(service.model_id, requests, form), bool(form.stream))
+    return Asked(form, requests, Completion(service.model_id, requests, form), bool(form.stream))
 
 
 def _prompt(runtime: Runtime, given: str | Sequence[str | int], salt: str, *, spelled: bool) -> Prompt:
@@ -155,8 +155,7 @@ class Completion(Teller):
             "stop_type": _stop_type(draft),
             "stopping_word": draft.stopped_by or "",
             "tokens_cached": report.cached,
-            "timings": timings(summary),
-            "headstart": headstart(summary),
+            **self.account(summary),
         }
 
 

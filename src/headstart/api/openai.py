@@ -128,13 +128,13 @@ def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes)
     made, reading = compose(service, runtime, dialogue, wishes(form, runtime.sampling, top, limit), head.id)
     how = {"usage": _wants_usage(form), "logprobs": top is not None, **told(form)}
     teller = Chat(head, [made], reading, **how)
-    return Asked([made], teller, bool(form.stream), lambda: remember(service, teller))
+    return Asked(form, [made], teller, bool(form.stream), lambda: remember(service, teller))
 
 
 def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
     form = parse(CompletionRequest, data)
     service.check_model(form.model)
-    limit = 16 if form.max_tokens is None else form.max_tokens  # the endpoint's own default
+    limit = next((limit for limit in (form.max_tokens, form.n_predict) if limit is not None), 16)  # the endpoint's own default
     wanted = wishes(form, runtime.sampling, form.logprobs, limit)
     scored = form.logprobs if form.echo else None
     spelled = wanted.reuse and scored is None
@@ -168,7 +168,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
         logprobs=form.logprobs is not None,
         **told(form),
     )
-    return Asked(requests, teller, bool(form.stream))
+    return Asked(form, requests, teller, bool(form.stream))
 
 
 def _head(service: Service, runtime: Runtime, prefix: str) -> Head:

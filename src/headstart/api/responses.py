@@ -207,7 +207,7 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
         told=compared(runtime, request, made, compared_id),
         keep=keep,
     )
-    return Asked([made], teller, bool(form.stream), lambda: remember(service, teller))
+    return Asked(form, [made], teller, bool(form.stream), lambda: remember(service, teller))
 
 
 def _head(

@@ -316,6 +316,8 @@ class ResponsesInput(Strict):
 class ResponsesRequest(Generation, ResponsesInput):
     """Body of POST /v1/responses. Sampling options beside `temperature` and `top_p` are extensions."""
 
+    WITHOUT_EFFECT = frozenset({"n", "max_tokens", "n_predict", "return_progress", "timings_per_token"})
+
     max_output_tokens: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
     include: list[str] | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
@@ -332,6 +334,11 @@ class ResponsesRequest(Generation, ResponsesInput):
         if self.background:
             raise InvalidRequest("Invalid 'background': responses are not made in the background here.", param="background")
         return self
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        unheeded = self.text is not None and self.text.verbosity not in (None, "medium")
+        return (*super().ignored, *(["text.verbosity"] if unheeded else []))
 
     def includes(self, what: str) -> bool:
         return what in (self.include or ())

@@ -14,7 +14,7 @@ from headstart.api.responses_items import Item, Tools
 from headstart.api.responses_output import Output, Told
 from headstart.api.responses_store import item_id
 from headstart.api.teller import Teller, comment, frame
-from headstart.api.wire import account, token_scores
+from headstart.api.wire import token_scores
 from headstart.core.parsing import Piece, Said
 from headstart.errors import ContextTooLong, Overloaded
 from headstart.observe.report import Summary
@@ -120,7 +120,7 @@ class Response(Teller):
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self._output.items,
             "usage": usage(summary, draft.reasoning_tokens),
-            **account(summary),
+            **self.account(summary),
         }
         if self._known is not None:
             whole["prompt_cache_diagnostics"] = responses(self._told(summary.explanation), known=self._known)

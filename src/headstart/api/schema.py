@@ -1,4 +1,5 @@
-"""Schema: what a caller may send. Strict about types and ranges; unknown fields are ignored, as clients send many.
+"""Schema: what a caller may send. Strict about types and ranges; unknown fields are passed over, as clients send many, and
+named in the answer where they might have changed it (`ignored`).
 
 Fields that only carry identities or hints (`user`, `prompt_cache_key`, `metadata`, …) are accepted and never become part of a
 prompt; of them only those that headstart reads are named here.
@@ -27,7 +28,7 @@ from pydantic_core import PydanticCustomError, from_json
 from typing_extensions import TypedDict
 
 from headstart.api.canonical import Choice, Format
-from headstart.api.formats import Constrained, ResponseFormat, Strict
+from headstart.api.formats import Body, Constrained, ResponseFormat, Strict
 from headstart.core.values import countable
 from headstart.errors import InvalidRequest
 
@@ -207,7 +208,7 @@ class AllowedChoice(Strict):
     allowed_tools: AllowedTools
 
 
-class Generation(Strict):
+class Generation(Body):
     """What all endpoints share. `id_slot` is a hint that nobody needs here: a prompt goes where most of it is.
 
     `n_predict` is what llama-server calls `max_tokens`.
@@ -393,6 +394,8 @@ def parse(form: type[Form], data: bytes) -> Form:
         raise condense(error, value) from None
     if not countable(value):
         raise InvalidRequest("The body is not valid JSON: a number is out of range.")
+    if isinstance(found, Body):
+        found.note(value)
     return found
 
 

@@ -12,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 from headstart import model_names
 from headstart.api import tenants
 from headstart.api.faults import TooLarge
+from headstart.api.ignored import Noted
 from headstart.api.normalise import RULES, Ground
 from headstart.api.recall import Recall
 from headstart.api.responses_store import Responses
@@ -57,6 +58,7 @@ class Service:
         self.recall = Recall()
         self.policy = policy
         self.responses = Responses()
+        self.noted = Noted()
         self.created = int(time.time())
         self._model_id = model_id
         self.metrics = Metrics(model_id or "", self.snapshot)

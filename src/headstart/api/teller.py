@@ -9,7 +9,7 @@ from typing import Any
 from headstart.api.draft import Draft, Reading
 from headstart.api.faults import OPENAI
 from headstart.core.parsing import Piece
-from headstart.observe.report import Summary
+from headstart.observe.report import Summary, headstart, timings
 from headstart.runtime.request import Delta, Event, Finished, Progress, Request, Started, TokenLogprob
 
 
@@ -36,6 +36,7 @@ class Teller:
 
     Attributes:
         seconds: after the call came in; of the event that is being told.
+        ignored: fields of the body that were passed over.
     """
 
     def __init__(
@@ -51,6 +52,14 @@ class Teller:
         self.wants_progress = progress
         self.timed = timed
         self.seconds = 0.0
+        self.ignored: tuple[str, ...] = ()
+
+    def account(self, summary: Summary) -> dict[str, Any]:
+        """What headstart adds to an answer."""
+        told = headstart(summary)
+        if self.ignored:
+            told["ignored"] = list(self.ignored)
+        return {"timings": timings(summary), "headstart": told}
 
     # ── an endpoint's own ────────────────────────────────────────────────────────────────────────────────────────────
 

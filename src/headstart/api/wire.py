@@ -15,7 +15,7 @@ from typing import Any
 from headstart.api.draft import Draft, Reading
 from headstart.api.teller import Teller, frame
 from headstart.core.parsing import Calling, Piece, Said, Thought
-from headstart.observe.report import Summary, headstart, summarise, timings, usage
+from headstart.observe.report import Summary, summarise, timings, usage
 from headstart.runtime.request import Progress, Request, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
@@ -40,11 +40,6 @@ class Head:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
-
-
-def account(summary: Summary) -> dict[str, Any]:
-    """What headstart adds to an answer."""
-    return {"timings": timings(summary), "headstart": headstart(summary)}
 
 
 def token_scores(logprobs: Sequence[TokenLogprob], *, ids: bool = False) -> list[dict[str, Any]]:
@@ -109,7 +104,7 @@ class OpenAI(Teller):
     # common to both
 
     def finish(self, draft: Draft, summary: Summary) -> bytes:
-        extra = json.dumps(account(summary), separators=(",", ":"))[1:-1]
+        extra = json.dumps(self.account(summary), separators=(",", ":"))[1:-1]
         return self._chunk(draft.index, self.empty(), "null", f'"{draft.finish}"', f",{extra}")
 
     def close(self, summary: Summary) -> bytes:
@@ -142,7 +137,7 @@ class OpenAI(Teller):
         used = usage(summary)
         if self.reading is not None:
             used["completion_tokens_details"] = {"reasoning_tokens": sum(draft.reasoning_tokens for draft in self.drafts)}
-        return {"usage": used, **account(summary)}
+        return {"usage": used, **self.account(summary)}
 
     def _chunk(self, index: int, body: str, logprobs: str = "null", finish: str = "null", extra: str = "") -> bytes:
         return (f'{self._front}{index},{body},"logprobs":{logprobs},"finish_reason":{finish}}}]{extra}{self._end}').encode()
