@@ -16,18 +16,20 @@ import uvicorn
 from openai import OpenAI
 
 from headstart.api.app import create_app
+from headstart.api.server import Server as Stoppable
 from headstart.api.sockets import listen
 from headstart.runtime.runtime import Runtime
 
 
 @dataclass
 class Server:
-    """`http` and `openai` are clients of the server at `url`."""
+    """`http` and `openai` are clients of the server at `url`. `stop`: has it stop, as one signal does."""
 
     url: str
     http: httpx.Client
     openai: OpenAI
     runtime: Runtime | None
+    stop: Callable[[], None]
 
     def post(self, path: str, **options: Any) -> httpx.Response:
         return self.http.post(path, **options)
@@ -92,7 +94,9 @@ def _ready(http: httpx.Client) -> bool:
 
 
 @contextmanager
-def serving(load: Runtime | Callable[[], Runtime], *, key: str = "", wait: bool = True, **options: Any) -> Iterator[Server]:
+def serving(
+    load: Runtime | Callable[[], Runtime], *, key: str = "", wait: bool = True, drain: float = 5.0, **options: Any
+) -> Iterator[Server]:
     """Serves until the block ends; the server must then stop by itself."""
     bound = listen("127.0.0.1", 0)
     app = create_app(load, **options)
@@ -103,9 +107,8 @@ def serving(load: Runtime | Callable[[], Runtime], *, key: str = "", wait: bool 
         log_config=None,
         access_log=False,
         timeout_keep_alive=65,  # as `headstart serve` has it: a client's idle connection must not be closed as it sends
-        timeout_graceful_shutdown=5,
     )
-    server = uvicorn.Server(config)
+    server = Stoppable(config, app.state.service, drain)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -118,7 +121,7 @@ def serving(load: Runtime | Callable[[], Runtime], *, key: str = "", wait: bool 
             wait_until(lambda: server.started)
             if wait:
                 wait_until(lambda: _ready(http), 180)
-            yield Server(url, http, openai, load if isinstance(load, Runtime) else None)
+            yield Server(url, http, openai, load if isinstance(load, Runtime) else None, lambda: server.handle_exit(0, None))
     finally:
         server.should_exit = True
         thread.join(30)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 HEADSTART = [sys.executable, "-m", "headstart"]
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_")}
@@ -50,15 +51,38 @@ class Server:
                 return line
         raise AssertionError(f"ended with {self.process.wait()}: {''.join(self.lines)}")
 
+    def lines_until(self, wanted: str, count: int) -> None:
+        """Waits until so many lines contained `wanted`."""
+        for _ in range(count):
+            self.line(wanted)
+
+    def address(self) -> str:
+        """Waits until it listens; its URL without a path."""
+        found = re.search(r"https?://[\w.:\[\]]+", self.line("listening"))
+        assert found is not None
+        return found[0]
+
+    def rest(self) -> list[str]:
+        """All lines of its log, up to its end."""
+        while line := self._new.get(timeout=90):
+            self.lines.append(line)
+        return self.lines
+
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(60)
 
 
+def serving(*arguments: str, **given: str) -> AbstractContextManager[Server]:
+    """`headstart serve`, until the block ends."""
+    return started([*HEADSTART, "serve", *arguments], **given)
+
+
 @contextmanager
-def serving(*arguments: str, **given: str) -> Iterator[Server]:
+def started(command: Sequence[str], **given: str) -> Iterator[Server]:
+    """A process that serves, until the block ends."""
     process = subprocess.Popen(
-        [*HEADSTART, "serve", *arguments], stderr=subprocess.PIPE, text=True, env=environment(**given), stdin=subprocess.DEVNULL
+        command, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=environment(**given), stdin=subprocess.DEVNULL
     )
     try:
         yield Server(process)

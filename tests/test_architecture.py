@@ -12,7 +12,7 @@ import headstart
 SOURCE = Path(headstart.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-COMMON = {"errors", "names"}
+COMMON = {"errors", "names", "units"}
 """What everybody may import, beside their own package."""
 
 ALLOWED: dict[str, set[str]] = {

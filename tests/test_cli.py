@@ -28,13 +28,13 @@ SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "1
 def test_serves_the_bundled_model_and_ends_well() -> None:
     with serving(*SMALL, "--log-format", "json") as server:
         ready = json.loads(server.line('"ready"'))
-        assert "1 conversations" in ready["slots"]
-        assert "512 tokens" in ready["slots"]
-        assert "16 MiB" in ready["cache"]
-        assert "f16" in ready["keys_and_values"]
-        assert ready["compute"] == "1 threads"
-        assert ready["reuse"] == "fast"
-        assert ready["proof"]
+        assert (ready["slots"], ready["ctx"], ready["threads"]) == (1, 512, 1)
+        assert ready["memory_budget_bytes"] == 16 << 20
+        assert ready["memory_budget_tokens"] == (16 << 20) // ready["kv_bytes_per_token"]
+        assert ready["disk_budget_bytes"] > ready["disk_blocks"] >= 0
+        assert (ready["kv_type"], ready["reuse"]) == ("f16", "fast")
+        numbers = ("ctx_train", "weights_bytes", "slots_bytes", "gpu_layers", "block_size", "checkpoint_bytes")
+        assert all(isinstance(ready[name], int) for name in numbers)
         url = json.loads(server.line('"listening"'))["url"]
         chat: list[dict[str, str]] = [{"role": "user", "content": "Say hello."}]
         body: dict[str, Any] = {"messages": chat, "max_tokens": 8, "temperature": 0}
@@ -65,6 +65,16 @@ def test_environment_keys_and_ctrl_c(tiny_model: Path) -> None:
             assert models.status_code == status
             assert status == 401 or models.json()["data"][0]["id"] == "local/coder"
         assert server.end(signal.SIGINT) == 0
+
+
+def test_one_thread_is_one_thread(tiny_model: Path) -> None:
+    with serving(str(tiny_model), *SMALL, "--no-disk") as server:
+        server.line("listening")
+        assert server.end() == 0
+        told = "".join(server.lines)
+    assert "1 conversation at a time, 512 tokens each" in told
+    assert "1 thread\n" in told
+    assert not re.search(r"\b1 (threads|conversations|blocks|tokens)\b", told)
 
 
 # ── one line that names the mend, and exit code 2 ────────────────────────────────────────────────────────────────────

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import runpy
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from headstart.api.app import create_app
 from headstart.api.service import Service
 from headstart.engines.fake import FakeEngine
 from headstart.runtime.runtime import Runtime
-from live import Server, serving
+from live import serving
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -42,12 +41,6 @@ def test_the_library_page_explains_every_name() -> None:
     assert [row for row in rows if not row.split("|")[-2].strip()] == []
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving(Runtime(FakeEngine(slots=1, ctx=512)), model_id="demo") as made:
-        yield made
-
-
 def routes(of: Any) -> Iterator[tuple[str, str]]:
     """Methods and paths, those of included routers too."""
     for route in of.routes:
@@ -69,26 +62,6 @@ def test_every_route_is_described() -> None:
         described |= {(method, path) for method in methods.split(", ")}
     assert known - described == set()
     assert described - known == set()
-
-
-def examples() -> Iterator[list[str]]:
-    """The words of each curl in the page on HTTP."""
-    for block in re.findall(r"```sh\n(.*?)```", read("http.md"), re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
-            yield shlex.split(line.partition(" | ")[0], comments=True)
-
-
-@pytest.mark.parametrize("words", list(examples()), ids=lambda words: " ".join(words)[:60])
-def test_the_examples_of_routes_work(server: Server, words: list[str]) -> None:
-    (address,) = (word for word in words if word.startswith("localhost:8000"))
-    body = words[words.index("-d") + 1] if "-d" in words else None
-    method = words[words.index("-X") + 1] if "-X" in words else "GET" if body is None else "POST"
-    path = address.removeprefix("localhost:8000")
-    server.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2})  # so that there is something to explain
-    headers = {"content-type": "application/x-www-form-urlencoded"} if body is not None else {}  # as curl does, unless told
-    headers |= dict(words[at + 1].split(": ") for at, word in enumerate(words) if word == "-H")
-    answer = server.http.request(method, path, content=body, headers=headers)
-    assert answer.status_code == 200, answer.text
 
 
 def test_every_metric_is_described() -> None:

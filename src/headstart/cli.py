@@ -200,7 +200,7 @@ def serve(
             envvar="HEADSTART_DRAIN_SECONDS",
             metavar="SECONDS",
             rich_help_panel=OPERATION,
-            help="How long stopping may take to bring to disk what is not there yet.",
+            help="How long stopping may take: running replies go on for four fifths of it, the rest is for the disk.",
         ),
     ] = 10.0,
     log_format: Annotated[
@@ -216,7 +216,8 @@ def serve(
     """Serves a model to clients of OpenAI's API (responses, chat completions, completions, models), Anthropic's (messages) and
     llama-server's. Also `/health` and `/metrics`; `/openapi.json` describes all routes.
 
-    Stop it with Ctrl-C or SIGTERM: running answers get ten seconds to end.
+    Stop it with Ctrl-C or SIGTERM: running replies get --drain-seconds to end, then every client is told. A second signal stops
+    it at once. Exit code: 0; 130 after a second signal; 2 if the set-up cannot work.
     """
     if log_format not in ("console", "json"):
         raise ConfigError(f"--log-format must be console or json, not {log_format!r}.")
@@ -249,9 +250,9 @@ def serve(
         min_p=min_p,
     )
     _check_files(settings)
-    from headstart.api.serve import serve as run
-
     with _exit_on_signals():
+        from headstart.api.serve import serve as run
+
         run(
             settings,
             host or "127.0.0.1",
@@ -434,14 +435,16 @@ def _load(settings: Settings, log_format: str) -> Runtime:
 
 @contextmanager
 def _exit_on_signals() -> Iterator[None]:
-    """The server handles signals while it runs, and raises them again when it has ended: that is a good end."""
+    """The server handles signals while it runs. Before that they end the process, and so well; afterwards it is ending."""
 
     def leave(*_: object) -> None:
         raise SystemExit(0)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        signal.signal(number, leave)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)

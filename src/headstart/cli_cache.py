@@ -13,7 +13,7 @@ import typer
 
 from headstart.config import default_cache_dir
 from headstart.errors import ConfigError
-from headstart.units import parse_portion, parse_size, show_size
+from headstart.units import count, parse_portion, parse_size, show_size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -111,12 +111,8 @@ def _ago(then: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _counted(blocks: int, checkpoints: int) -> str:
-    return _count(blocks, "block") + (f" and {_count(checkpoints, 'checkpoint')}" if checkpoints else "")
+    return count(blocks, "block") + (f" and {count(checkpoints, 'checkpoint')}" if checkpoints else "")
 
 
 def _pieces(labels: Iterable[Label]) -> str:
@@ -230,7 +226,7 @@ def stats(folder: Folder = None, as_json: Json = False) -> None:
         typer.echo(json.dumps(data, indent=1))
         return
     typer.echo(f"folder   {data['folder']}")
-    typer.echo(f"blocks   {data['blocks']:,} in {_count(data['chains'], 'chain')}")
+    typer.echo(f"blocks   {data['blocks']:,} in {count(data['chains'], 'chain')}")
     typer.echo(f"size     {_sizes(data)}")
     typer.echo(f"saves    {data['seconds']:,.0f} s of prefill, if each block is used once")
     typer.echo(f"pinned   {_pieces(row.label for row in rows if row.pinned)}")
@@ -261,8 +257,8 @@ def verify(
     with _opened(folder) as disk:
         if repair:
             found, gone = disk.reconcile(evict=False)
-            typer.echo(f"{_count(len(found), 'object')} without a row found again")
-            typer.echo(f"{_count(len(gone), 'row')} without an object dropped")
+            typer.echo(f"{count(len(found), 'object')} without a row found again")
+            typer.echo(f"{count(len(gone), 'row')} without an object dropped")
         good = bad = 0
         for row in _track(list(disk.catalog.rows()), "reading"):
             key = row.label.key
@@ -276,7 +272,7 @@ def verify(
                     typer.echo(f"{key.hex()[:12]}: {error}")
                     continue
             good += 1
-    typer.echo(f"good: {good:,} of {_count(good + bad, 'object')}")
+    typer.echo(f"good: {good:,} of {count(good + bad, 'object')}")
     if bad and not repair:
         raise typer.Exit(1)
 

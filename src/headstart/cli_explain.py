@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode
 import typer
 
 from headstart.errors import ConfigError
+from headstart.units import count
 
 if TYPE_CHECKING:
     from urllib.request import BaseHandler
@@ -163,14 +164,15 @@ def _page(answer: dict[str, Any]) -> Text:
     def line(topic: str, said: str | Text, style: str = "") -> None:
         page.append(f"{topic:9}", "bold").append_text(said if isinstance(said, Text) else Text(said, style)).append("\n")
 
+    prompt = count(answer["prompt"], "token")
     if "id" in answer:
         line("request", f"{answer['id'] or 'without an id'}, {answer['seconds_ago']:.0f} s ago")
         tiers = {"live": answer["live"], **answer["tiers"]}
         parts = ", ".join(f"{tier} {tokens:,}" for tier, tokens in tiers.items() if tokens)
         reused = f"{answer['cached']:,} reused" + (f" ({parts})" if parts else "")
-        line("prompt", f"{answer['prompt']:,} tokens: {reused}, {answer['computed']:,} computed, --reuse {answer['mode']}")
+        line("prompt", f"{prompt}: {reused}, {answer['computed']:,} computed, --reuse {answer['mode']}")
     else:
-        line("prompt", f"{answer['prompt']:,} tokens, of which the first {answer['shared']:,} are those of the earlier one")
+        line("prompt", f"{prompt}, of which the first {answer['shared']:,} are those of the earlier one")
     found = answer["explanation"]
     if found is None:
         line("cause", "none: nothing was computed but what the request newly brought")
@@ -184,7 +186,7 @@ def _page(answer: dict[str, Any]) -> Text:
         line("now", Text("… ").append(before, "dim").append(_shown(found["ours"]), "green"))
         line("before", Text("… ").append(before, "dim").append(_shown(found["theirs"]), "red"))
     seconds = f", {found['seconds']:,.3g} s" if found["seconds"] else ""
-    line("cost", f"about {found['missed']:,} tokens computed again{seconds}")
+    line("cost", f"about {count(found['missed'], 'token')} computed again{seconds}")
     line("avoid", found["mend"])
     return page
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headstart.errors import ConfigError
-from headstart.units import parse_size, show_size
+from headstart.units import count, parse_size, show_size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -107,8 +107,9 @@ def replay(
         typer.echo(json.dumps({"trace": trace.name, "grid": trace.grid, "working_set": total, "results": found}, indent=1))
         return
     Console().print(_table(results, names, bytes_per_token))
-    size = f"{total:,} tokens ({show_size(total * bytes_per_token)})"
-    typer.echo(f"{trace.name}: {len(trace.requests):,} requests; all different blocks of {trace.grid} tokens: {size}")
+    size = f"{count(total, 'token')} ({show_size(total * bytes_per_token)})"
+    requests, block = count(len(trace.requests), "request"), count(trace.grid, "token")
+    typer.echo(f"{trace.name}: {requests}; all different blocks of {block}: {size}")
 
 
 def _tokens(text: str, total: int, bytes_per_token: float) -> int:

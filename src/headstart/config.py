@@ -43,7 +43,7 @@ class Settings:
         tenant_memory: the most that one tenant may hold of the memory tier when others want room: up to 1 a share of its
             budget, of which all is no limit; above that bytes.
         tenant_disk: the same of the disk tier.
-        drain: seconds that closing may take to bring to disk what is not there yet.
+        drain: seconds that closing may take to bring to disk what is not there yet, or that stopping a server may take in all.
         reuse: `fast` uses every row; `exact` only rows that make warm answers bit-identical to cold ones.
         settle: `on` makes finished turns canonical while the engine has nothing else to do.
         explain: `on` remembers the latest requests, in memory, to say why later ones computed what they did.

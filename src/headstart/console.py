@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import structlog
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from headstart import __version__
 from headstart.runtime.runtime import Runtime
-from headstart.units import show_size
+from headstart.units import count, show_size
 
 AGENTS = 20_000
 """Tokens: Claude Code's first prompt has some 17,000."""
@@ -55,7 +56,7 @@ def facts(runtime: Runtime) -> dict[str, str]:
     if "path" in details:
         told["file"] = str(details["path"])
     told["template"] = runtime.template_facts
-    told["slots"] = f"{shape.slots} conversations at a time, {shape.ctx:,} tokens each"
+    told["slots"] = f"{count(shape.slots, 'conversation')} at a time, {count(shape.ctx, 'token')} each"
     trained = int(details.get("ctx_train") or 0)
     if 0 < trained < shape.ctx:
         told["slots"] += f", more than the {trained:,} that the model was trained on"
@@ -65,17 +66,17 @@ def facts(runtime: Runtime) -> dict[str, str]:
         kind = details.get("kv_type", "")
         told["keys and values"] = f"{kind}, {show_size(shape.row_bytes)} a token".removeprefix(", ")
         budget = runtime.cache.memory.budget
-        told["cache"] = f"{show_size(budget)} of memory for {budget // shape.row_bytes:,} tokens besides those in slots"
+        told["cache"] = f"{show_size(budget)} of memory for {count(budget // shape.row_bytes, 'token')} besides those in slots"
         whole = budget // (shape.row_bytes + shape.transfer_bytes // shape.ctx)
         if whole < shape.ctx:
             told["cache"] += f"; of one conversation no more than {whole:,} can come back: give more --memory-budget"
     if engine.traits.stateful:
         told["checkpoints"] = f"{show_size(shape.state_bytes)} each"
         if shape.row_bytes:
-            told["checkpoints"] += f", as much as {shape.state_bytes // shape.row_bytes:,} tokens"
+            told["checkpoints"] += f", as much as {count(shape.state_bytes // shape.row_bytes, 'token')}"
     disk = runtime.cache.disk
     if disk.budget:
-        told["disk"] = f"{show_size(disk.budget)} in {settings.cache_dir}, {len(disk):,} blocks there already"
+        told["disk"] = f"{show_size(disk.budget)} in {settings.cache_dir}, {count(len(disk), 'block')} there already"
     elif disk.on:
         told["disk"] = f"{settings.cache_dir} cannot be used just now: see the log"
     parts = [
@@ -86,9 +87,9 @@ def facts(runtime: Runtime) -> dict[str, str]:
     if parts:
         told["memory"] = ", ".join(parts)
     if "threads" in details:
-        told["compute"] = f"{details['threads']} threads"
+        told["compute"] = count(int(details["threads"]), "thread")
         if layers := details.get("gpu_layers"):
-            told["compute"] += f", {'all' if layers < 0 else layers} layers on the GPU"
+            told["compute"] += f", {'all layers' if layers < 0 else count(layers, 'layer')} on the GPU"
         elif unused := details.get("gpus"):
             told["compute"] += f"; no layer is on {', '.join(unused)}: give --gpu-layers -1"
     seconds = details.get("proof_seconds")
@@ -99,13 +100,45 @@ def facts(runtime: Runtime) -> dict[str, str]:
     return told
 
 
+def figures(runtime: Runtime) -> dict[str, Any]:
+    """The same for programs: names, numbers and lists, no sentences. Sizes are in bytes; what is not known is left out."""
+    engine, settings = runtime.engine, runtime.settings
+    shape, details, known = engine.shape, engine.facts.details, engine.facts
+    memory, disk = runtime.cache.memory, runtime.cache.disk
+    found = {
+        "model": known.name,
+        "description": known.description,
+        "engine": known.engine,
+        "file": str(details["path"]) if "path" in details else None,
+        "slots": shape.slots,
+        "ctx": shape.ctx,
+        "ctx_train": details.get("ctx_train"),
+        "block_size": engine.traits.grid,
+        "kv_type": details.get("kv_type"),
+        "kv_bytes_per_token": shape.row_bytes,
+        "checkpoint_bytes": shape.state_bytes,
+        "memory_budget_bytes": memory.budget,
+        "memory_budget_tokens": memory.budget // shape.row_bytes if shape.row_bytes else None,
+        "disk_budget_bytes": disk.budget,
+        "disk_blocks": len(disk),
+        "cache_dir": str(settings.cache_dir) if disk.on else None,
+        "weights_bytes": details.get("weights_bytes"),
+        "slots_bytes": details.get("live_bytes"),
+        "threads": details.get("threads"),
+        "gpu_layers": details.get("gpu_layers"),
+        "reuse": settings.reuse,
+        "exact": engine.traits.canonical,
+        "proof_seconds": details.get("proof_seconds"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def announce(runtime: Runtime, log_format: str) -> None:
     """Says once what a server is going to use: to a person, or to a log collector."""
-    told = facts(runtime)
     if log_format == "json":
-        fields = {topic.replace(" ", "_"): line for topic, line in told.items()}
-        structlog.get_logger("headstart").info("ready", version=__version__, **fields)
+        structlog.get_logger("headstart").info("ready", version=__version__, **figures(runtime))
         return
+    told = facts(runtime)
     width = max(map(len, told))
     lines = [f"headstart {__version__}", *(f"  {topic:{width}}  {line}" for topic, line in told.items())]
     print("\n".join(lines), file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ from headstart.engines.base import GREEDY, Engine, Traits
 from headstart.observe import logs
 from headstart.runtime.request import Event, Failed, Finished, Report, Request, Started
 from headstart.runtime.runtime import Runtime
-from headstart.units import show_size
+from headstart.units import count, show_size
 
 BLOCKS = 3
 """Whole blocks that the check has to restore."""
@@ -104,7 +104,7 @@ def check_walk(runtime: Runtime, seconds: float, progress: Callable[[float], Non
         compared += 1
         cached += report.cached
         wrong += warm != cold
-    told = f"{compared} prompts compared with cold runs, {cached:,} of their tokens from the cache: "
+    told = f"{count(compared, 'prompt')} compared with cold runs, {cached:,} of their tokens from the cache: "
     return Check(not wrong, told + (f"[bold red]{wrong} differ[/]" if wrong else "equal to the last bit"))
 
 
@@ -115,7 +115,7 @@ def _traits(engine: Engine) -> str:
     elif traits.stateful:
         parts = "rows and state" if engine.shape.row_bytes else "state alone"
         parts += ": reused from checkpoints"
-    return f"{parts}; a grid of {traits.grid} tokens" + (", calls over several blocks" if traits.chunking else "")
+    return f"{parts}; a grid of {count(traits.grid, 'token')}" + (", calls over several blocks" if traits.chunking else "")
 
 
 def _exactness(traits: Traits) -> str:
@@ -131,7 +131,8 @@ def check_warm(runtime: Runtime) -> Check:
         return Check(True, "nothing to check: this model's state cannot be moved, so only a slot that just goes on is reused")
     wanted = BLOCKS * engine.traits.grid
     if wanted + engine.traits.grid >= runtime.ctx:
-        return Check(True, f"nothing to check: a context of {runtime.ctx} tokens holds too few blocks of {engine.traits.grid}")
+        ctx = count(runtime.ctx, "token")
+        return Check(True, f"nothing to check: a context of {ctx} holds too few blocks of {engine.traits.grid}")
     words = "".join(f"{number} apples and {number + 7} pears. " for number in range(wanted))
     prompt = runtime.text_prompt(engine.tokenizer.tokenize(words)[: wanted + 9])
     cold, first = _compute(runtime, prompt)
@@ -146,9 +147,8 @@ def check_warm(runtime: Runtime) -> Check:
     if cold != warm:
         kind = "differ" if engine.traits.canonical else "differ a little, as these settings allow"
         return Check(not engine.traits.canonical, f"logits {kind} ({times})", first.ttft, second.ttft)
-    return Check(
-        True, f"logits are equal to the last bit after restoring {second.restored} tokens ({times})", first.ttft, second.ttft
-    )
+    restored = count(second.restored, "token")
+    return Check(True, f"logits are equal to the last bit after restoring {restored} ({times})", first.ttft, second.ttft)
 
 
 def _compute(runtime: Runtime, prompt: Prompt, *, reuse: bool = True) -> tuple[bytes, Report]:
@@ -170,8 +170,8 @@ def _machine() -> Iterator[tuple[str, str]]:
     from llama_cpp import llama_cpp as lib
 
     memory = psutil.virtual_memory()
-    cores = psutil.cpu_count(logical=False), psutil.cpu_count()
-    yield "machine", f"{platform.system()} {platform.machine()}, {cores[0]} cores ({cores[1]} threads)"
+    cores, threads = count(psutil.cpu_count(logical=False) or 1, "core"), count(psutil.cpu_count() or 1, "thread")
+    yield "machine", f"{platform.system()} {platform.machine()}, {cores} ({threads})"
     yield "memory", f"{show_size(memory.total)}, {show_size(memory.available)} of it available"
     system = lib.llama_print_system_info().decode("utf-8", "replace")
     yield "instructions", " ".join(re.findall(r"(\w+) = 1\b", system)) or "none known"

@@ -8,18 +8,26 @@ HeadstartError
 │   ├── ContextTooLong      400  prompt (and reply) exceed the context of a conversation
 │   ├── NotFound            404  unknown model
 │   ├── Overloaded          429  the queue is full; says when to come back
-│   └── Unavailable         503  loading or shutting down
+│   └── Unavailable         503  loading or stopping
 ├── EngineError             the engine failed to compute; the request fails, its rows are dropped
 └── Cancelled               the caller went away
 """
 
 from __future__ import annotations
 
+import os
+import sqlite3
+
 from headstart.names import as_argument, as_flag, option
 
 
 class HeadstartError(Exception):
-    """Root of the tree above. As a text it names options as the library does: `ctx=`."""
+    """Root of the tree above. As a text it names options as the library does: `ctx=`.
+
+    `quotes`: its message may hold what a caller has sent, or a model has said.
+    """
+
+    quotes = False
 
     def __str__(self) -> str:
         return as_argument(super().__str__())
@@ -44,6 +52,7 @@ class RequestError(HeadstartError):
     `status`, `type`, `code` and `param` are those of OpenAI's error object.
     """
 
+    quotes = True
     status = 400
     type = "invalid_request_error"
     code: str | None = None
@@ -66,6 +75,7 @@ class InvalidRequest(RequestError):
 class ContextTooLong(RequestError):
     """The prompt does not fit into the context of one conversation."""
 
+    quotes = False
     code = "context_length_exceeded"
 
     def __init__(self, prompt_tokens: int, limit: int, *, param: str = "messages", slides: bool = False) -> None:
@@ -87,6 +97,7 @@ class NotFound(RequestError):
 class Overloaded(RequestError):
     """The queue is full. `retry_after` is in seconds."""
 
+    quotes = False
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
@@ -97,9 +108,16 @@ class Overloaded(RequestError):
 
 
 class Unavailable(RequestError):
+    """The model is loading, or the server is stopping. `retry_after` is in seconds."""
+
+    quotes = False
     status = 503
     type = "unavailable_error"
     code = "unavailable"
+
+    def __init__(self, message: str, *, retry_after: float = 5.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class EngineError(HeadstartError):
@@ -108,3 +126,14 @@ class EngineError(HeadstartError):
 
 class Cancelled(HeadstartError):
     """The caller went away before the answer was complete."""
+
+
+def for_log(error: BaseException) -> str:
+    """What a log may say of any error: its type, and its message where that cannot hold what a caller has sent."""
+    kind = type(error).__name__
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{kind}: [Errno {error.errno}] {os.strerror(error.errno)}"
+    if isinstance(error, sqlite3.Error):
+        return f"{kind}: {name}" if (name := getattr(error, "sqlite_errorname", "")) else kind
+    said = error.with_flags if isinstance(error, HeadstartError) else str(error)
+    return kind if getattr(error, "quotes", True) or not said else f"{kind}: {said}"

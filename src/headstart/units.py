@@ -1,4 +1,4 @@
-"""Units: sizes in bytes, as people write and read them."""
+"""Units: sizes in bytes and counts of things, as people write and read them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ def parse_portion(text: str) -> float:
     if found <= 0 or (percent and found > 1):
         raise ValueError(f"'{text[:20]}' is no share; write it like 25%, 0.25 or 2GiB")
     return found
+
+
+def count(number: int, noun: str) -> str:
+    """`1 thread`, `2,048 threads`. For nouns that take an `s`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def show_size(size: float) -> str:

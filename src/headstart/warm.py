@@ -28,7 +28,7 @@ from headstart.observe.prefill import PrefillLog
 from headstart.runtime.cache import Cache
 from headstart.runtime.request import Event, Report, Request, Sink
 from headstart.stores.disk import Disk
-from headstart.units import show_size
+from headstart.units import count, show_size
 
 DRAIN = 24 * 3600.0
 """Seconds for which the disk is waited for: to write is what this is about."""
@@ -88,9 +88,9 @@ def run(file: str, settings: Settings, *, role: str = "system", salt: str = "", 
             saved = cache.disk.counters["saved"]
             if warmed or saved:
                 _account(warmed, stored)
-                print(f"stored: {_count(saved, 'block')}, {show_size(max(0, cache.disk.used - before))} more in {folder}")
+                print(f"stored: {count(saved, 'block')}, {show_size(max(0, cache.disk.used - before))} more in {folder}")
     if missing := len(wanted - stored):
-        raise HeadstartError(f"{missing:,} of {_count(len(wanted), 'block')} {_why(cache, folder)}")
+        raise HeadstartError(f"{missing:,} of {count(len(wanted), 'block')} {_why(cache, folder)}")
 
 
 def _salted(prompt: Wanted, salt: str, tenant: str | None) -> Wanted:
@@ -120,13 +120,13 @@ def _warm(hs: Headstart, prompts: Sequence[Wanted], console: Console) -> Iterato
                     **prompt.options,
                 )
             except ContextTooLong as error:
-                size = f"{_count(error.prompt_tokens, 'token')}, but a conversation may hold {error.limit:,}"
+                size = f"{count(error.prompt_tokens, 'token')}, but a conversation may hold {error.limit:,}"
                 raise ConfigError(f"{prompt.place}: {size}. Shorten it, or give a larger --ctx, as the server has.") from error
             except InvalidRequest as error:
                 raise ConfigError(f"{prompt.place}: {error.with_flags}") from error
             bar.remove_task(task)
             if not console.is_terminal:
-                line = f"{prompt.place}: {_count(report.prompt, 'token')}, {report.computed:,} computed"
+                line = f"{prompt.place}: {count(report.prompt, 'token')}, {report.computed:,} computed"
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
             yield Warmed(prompt.place, report, chains[-1].ids)
 
@@ -159,16 +159,12 @@ def _account(warmed: Sequence[Warmed], stored: Collection[BlockId]) -> None:
     """Says what is ready, and the id of each prompt's last block that can be used."""
     tokens, computed = (sum(prompt.report.prompt for prompt in warmed), sum(prompt.report.computed for prompt in warmed))
     print(
-        f"ready: {_count(len(warmed), 'prompt')} of {_count(tokens, 'token')}; "
+        f"ready: {count(len(warmed), 'prompt')} of {count(tokens, 'token')}; "
         f"{computed:,} computed, {tokens - computed:,} were there"
     )
     for prompt in warmed:
         usable = list(takewhile(stored.__contains__, prompt.ids))
         print(f"  {usable[-1].hex()[:12] if usable else 'not stored':12}  {prompt.place}")
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 # ── what to warm ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -170,7 +170,6 @@ def _llm(program: str, home: Path) -> list[Command]:
   model_name: {MODEL}
   api_base: "{{url}}/v1"
   supports_tools: true
-  supports_schema: true
 """
     env = _env(home, LLM_USER_PATH=str(home / "llm"))
     files = {str(home / "llm/extra-openai-models.yaml"): model, str(home / "tools.py"): functions}

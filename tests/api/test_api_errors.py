@@ -215,7 +215,8 @@ def test_an_error_inside_a_stream_is_a_data_object(small: Server) -> None:
         lines = response.iter_lines()
         next(lines)
         engine.fail_next("decode")
-        *_, last = [line for line in lines if line]
+        *_, last, done = [line for line in lines if line]
+    assert done == "data: [DONE]"
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_error"
     wait_until(small.idle)
     engine.fail_next("decode")

@@ -15,6 +15,7 @@ import pytest
 
 from headstart.api.app import create_app
 from headstart.api.call import Call
+from headstart.api.drain import Drain
 from headstart.config import Settings
 from headstart.engines.base import Sampling
 from headstart.engines.fake import FakeEngine
@@ -135,7 +136,7 @@ async def silent() -> Any:
 
 
 def call_of(runtime: Runtime) -> Call:
-    return Call(runtime, silent, beat=5.0, metrics=Metrics("fake", lambda: None), arrived=time.monotonic())
+    return Call(runtime, silent, beat=5.0, metrics=Metrics("fake", lambda: None), arrived=time.monotonic(), drain=Drain())
 
 
 def rests(runtime: Runtime) -> None:

@@ -12,10 +12,11 @@ from starlette.responses import JSONResponse, Response
 
 from headstart.api import tenants
 from headstart.api.call import Call, Disconnected
+from headstart.api.caller import caller_of
 from headstart.api.compose import Asked
 from headstart.api.faults import CLIENT_CLOSED
 from headstart.api.service import Service, service_of
-from headstart.api.stream import EventStream
+from headstart.api.stream import EventStream, failed
 from headstart.runtime.runtime import Runtime
 
 SESSIONS = ("x-claude-code-session-id", "x-session-affinity", "x-session-id")
@@ -28,16 +29,21 @@ Understand = Callable[[Service, Runtime, HttpRequest, bytes], Asked]
 async def answer(request: HttpRequest, understand: Understand) -> Response:
     """Serves one call.
 
-    Raises:
-        RequestError: the body cannot be served.
-        HeadstartError: it failed before anything was said.
+    Raises RequestError: the body cannot be served, or the server stops before it is understood.
     """
     arrived = time.monotonic()
     service = service_of(request)
     runtime = service.ready()
     data = await service.body(request)
-    request_id: str = request.scope.get("request_id", "")
-    call = Call(runtime, request.receive, beat=service.keep_alive / 2, metrics=service.metrics, arrived=arrived)
+    caller = caller_of(request.scope)
+    call = Call(
+        runtime,
+        request.receive,
+        beat=service.keep_alive / 2,
+        metrics=service.metrics,
+        arrived=arrived,
+        drain=service.drain,
+    )
 
     def begin() -> Asked:
         asked = understand(service, runtime, request, data)
@@ -46,7 +52,7 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
         tenant, session = request.scope.get("tenant", tenants.OPEN), _session(request)
         call.submit(
             [
-                replace(one, id=request_id, tenant=tenants.told(tenant, one.prompt.salt), session=session)
+                replace(one, id=caller.id, tenant=tenants.told(tenant, one.prompt.salt), session=session)
                 for one in asked.requests
             ]
         )
@@ -54,26 +60,29 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
 
     # Parsing, rendering and tokenising take milliseconds: never on the event loop, where every stream waits for them.
     try:
-        asked = await asyncio.to_thread(begin)
-    except asyncio.CancelledError:
+        asked = await call.unless_ended(asyncio.to_thread(begin))
+    except BaseException:
         call.abandon()
         raise
     if asked.stream:
-        return EventStream(call, asked, service, request_id)
+        return EventStream(call, asked, service, caller)
     try:
         async with call:
             while not call.done:
                 for number, event in await call.take():
                     asked.teller.take(number, event)
+        if call.failure is not None:
+            raise call.failure
+        asked.done()
+        summary = call.summary()
+        whole = asked.teller.whole(summary)
     except Disconnected:
-        service.unfinished(request_id, "abort")
+        service.unfinished(caller, "abort", call.so_far())
         return Response(status_code=CLIENT_CLOSED)
-    if call.failure is not None:
-        raise call.failure
-    asked.done()
-    summary = call.summary()
-    service.finished(request_id, summary, call.reasons, call.seconds)
-    return JSONResponse(asked.teller.whole(summary))
+    except Exception as error:
+        return failed(service, caller, call, error, request.scope)
+    service.finished(caller, summary, call.reasons, call.seconds)
+    return JSONResponse(whole)
 
 
 def _session(request: HttpRequest) -> str:

@@ -23,9 +23,12 @@ from headstart.api.faults import on_error
 from headstart.api.keys import Keys
 from headstart.api.service import Service
 from headstart.api.tenants import policy_of
-from headstart.errors import ConfigError, HeadstartError
+from headstart.errors import ConfigError, HeadstartError, for_log
 from headstart.runtime.runtime import Runtime
 
+log = structlog.get_logger("headstart.api")
+
+_UNKNOWN = "The model could not be loaded ({}); the log says where."
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
@@ -81,7 +84,10 @@ def create_app(
             await loading
             if service.runtime is not None:
                 runtime, service.runtime = service.runtime, None
-                await asyncio.to_thread(runtime.close)
+                try:
+                    await asyncio.to_thread(runtime.close, service.drain.left)
+                except Exception as error:  # starlette would print it with its message
+                    log.error("the model could not be closed well", exc_info=error)
 
     app = FastAPI(
         title="headstart",
@@ -122,9 +128,8 @@ async def _load(
         on_ready()
     except Exception as error:
         known = isinstance(error, HeadstartError)
-        service.failure = error if isinstance(error, HeadstartError) else HeadstartError(repr(error))
+        service.failure = error if isinstance(error, HeadstartError) else HeadstartError(_UNKNOWN.format(for_log(error)))
         if not known or on_failure is None:
-            log, said = structlog.get_logger("headstart.api"), service.failure.with_flags
-            log.error("the model could not be loaded", error=said, exc_info=not known)
+            log.error("the model could not be loaded", error=for_log(error), exc_info=None if known else error)
         if on_failure is not None:
             on_failure(service.failure)

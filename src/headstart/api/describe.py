@@ -21,7 +21,7 @@ _EVENT: dict[str, Any] = {
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request cannot be served; the message says why."},
-    503: {"model": ErrorBody, "description": "Loading or shutting down."},
+    503: {"model": ErrorBody, "description": "Loading or stopping."},
 }
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -31,7 +31,7 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 }
 ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": AnthropicErrorBody, "description": "The request cannot be served; the message says why."},
-    529: {"model": AnthropicErrorBody, "description": "Loading or shutting down."},
+    529: {"model": AnthropicErrorBody, "description": "Loading or stopping."},
 }
 ANTHROPIC_STREAMED: dict[int | str, dict[str, Any]] = {
     200: {

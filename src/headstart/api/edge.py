@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Iterator
 
@@ -10,11 +11,13 @@ import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headstart.api.faults import Forbidden, Unauthorized, answer
+from headstart.api.caller import caller_of
+from headstart.api.faults import Forbidden, Unauthorized, WrongKey, answer
 from headstart.api.keys import OPERATOR, Keys
 from headstart.api.paths import canonical
 from headstart.api.service import Service
 from headstart.errors import RequestError
+from headstart.observe.logs import Figures
 
 OPEN = frozenset({"/", "/health", "/v1/health", "/docs", "/redoc"})
 """Routes that need no key."""
@@ -24,6 +27,9 @@ OF_ALL = ("/metrics", "/slots")
 
 ID_HEADERS = (b"x-request-id", b"request-id")
 """Where OpenAI's clients look for a request's id, and where Anthropic's do."""
+
+MISSING = "This server needs an API key: send it as 'Authorization: Bearer <key>' or as 'x-api-key: <key>'."
+WRONG = "This API key is not known here. Send one that the server was given with --api-key or --api-key-file."
 
 _SANE = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -53,22 +59,25 @@ class Edge:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message["headers"], *stamps]
+                closing = [(b"connection", b"close")] if self._service.drain.begun else []
+                message["headers"] = [*message["headers"], *stamps, *closing]
             await send(message)
 
-        refusal = self._admit(scope, headers)
-        if refusal is not None:
-            self._service.metrics.refused(refusal.status)
-            await answer(refusal, scope)(scope, receive, stamped)
-            return
-        try:
-            await self._app(scope, receive, stamped)
-        except Exception as error:
-            structlog.get_logger("headstart.api").exception("a fault of ours", id=request_id, path=scope["path"])
-            if started:
-                raise
-            self._service.unfinished(request_id, "error", repr(error))
-            await answer(error, scope)(scope, receive, stamped)
+        arrived = time.monotonic()
+        with self._service.drain.request():
+            try:
+                refusal = self._admit(scope, headers)
+                if refusal is not None:
+                    self._service.refused(caller_of(scope), refusal.status, refusal)
+                    await answer(refusal, scope)(scope, receive, stamped)
+                    return
+                await self._app(scope, receive, stamped)
+            except Exception as error:
+                structlog.get_logger("headstart.api").error("a fault of ours", id=request_id, exc_info=error)
+                figures = Figures(seconds=time.monotonic() - arrived)
+                self._service.unfinished(caller_of(scope), "error", figures, error)
+                if not started:  # else the connection is closed, as the answer is not complete
+                    await answer(error, scope)(scope, receive, stamped)
 
     def _admit(self, scope: Scope, headers: Headers) -> RequestError | None:
         """Notes who asks; what is wrong with that, if anything is."""
@@ -76,9 +85,10 @@ class Edge:
         if path in OPEN:
             scope["operator"] = not self._keys.closed
             return None
-        key = self._keys.find(_brought(headers))
+        brought = list(_brought(headers))
+        key = self._keys.find(brought)
         if key is None:
-            return Unauthorized("Give an API key: 'Authorization: Bearer <key>' or 'x-api-key: <key>'.")
+            return WrongKey(WRONG) if any(brought) else Unauthorized(MISSING)
         scope["tenant"] = key.tenant
         scope["operator"] = key.operator or not self._service.policy.isolates
         if not scope["operator"] and any(path == one or path.startswith(f"{one}/") for one in OF_ALL):

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from headstart import __version__
 from headstart.api.describe import ERRORS, takes
+from headstart.api.drain import RETRY_AFTER, STOPPING
 from headstart.api.faults import ErrorBody
 from headstart.api.openai import render
 from headstart.api.schema import DetokenizeRequest, TemplateRequest, TokenizeRequest, parse
@@ -37,6 +38,8 @@ async def root(request: HttpRequest) -> Response:
 async def health(request: HttpRequest) -> Response:
     """Whether the model is ready. Needs no key."""
     service = service_of(request)
+    if service.drain.begun:
+        return _llama_error(503, "unavailable_error", STOPPING)
     if service.runtime is not None:
         return JSONResponse({"status": "ok"})
     message = "Loading model"
@@ -89,7 +92,8 @@ async def slot(
 
 def _llama_error(code: int, kind: str, message: str) -> Response:
     """An error in llama-server's form, whose code is a number."""
-    return JSONResponse({"error": {"code": code, "message": message, "type": kind}}, code)
+    headers = {"retry-after": f"{RETRY_AFTER:.0f}"} if code == 503 else {}
+    return JSONResponse({"error": {"code": code, "message": message, "type": kind}}, code, headers)
 
 
 @router.get("/props", responses=ERRORS)

@@ -18,9 +18,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
+from headstart.api.caller import caller_of
 from headstart.api.paths import hint
-from headstart.errors import ContextTooLong, HeadstartError, InvalidRequest, NotFound, Overloaded, RequestError
-from headstart.observe import logs
+from headstart.errors import ContextTooLong, HeadstartError, InvalidRequest, NotFound, Overloaded, RequestError, Unavailable
 
 CLIENT_CLOSED = 499
 """Status of an answer that nobody reads (nginx's number)."""
@@ -58,8 +58,13 @@ class TooLarge(RequestError):
 
 
 class Unauthorized(RequestError):
+    quotes = False
     status = 401
     code = "invalid_api_key"
+
+
+class WrongKey(Unauthorized):
+    """A key was brought, and it is none of ours."""
 
 
 class Forbidden(RequestError):
@@ -158,7 +163,7 @@ def _under(root: str, path: str) -> bool:
 def answer(error: Exception, scope: Scope) -> JSONResponse:
     """The HTTP answer to an error."""
     headers = {}
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded | Unavailable):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
@@ -179,13 +184,7 @@ async def on_error(request: Request, error: Exception) -> Response:
         error = InvalidRequest(f"The request is invalid: {faults}.")
     response = answer(error, request.scope)
     response.headers.update(headers)
-    service = request.app.state.service
-    request_id = request.scope.get("request_id", "")
-    if response.status_code == 500:
-        service.unfinished(request_id, "error", str(error))
-    else:
-        logs.refused(request_id, response.status_code, message_of(error))
-    service.metrics.refused(response.status_code)
+    request.app.state.service.refused(caller_of(request.scope), response.status_code, error)
     return response
 
 

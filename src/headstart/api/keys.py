@@ -20,6 +20,7 @@ import structlog
 
 from headstart.api.tenants import OPEN, tenant_of
 from headstart.errors import ConfigError
+from headstart.observe import redaction
 
 OPERATOR = "operator"
 """Name of the keys that may read what is told of all tenants."""
@@ -42,6 +43,7 @@ class Key:
 
     @classmethod
     def of(cls, key: str, name: str = "") -> Key:
+        redaction.hide([key])
         spelled = [key.encode("utf-8", "surrogateescape")]
         with suppress(UnicodeEncodeError):
             spelled.append(key.encode("latin-1"))

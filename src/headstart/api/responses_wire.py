@@ -94,8 +94,10 @@ class Response(Teller):
         code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
         code = "invalid_prompt" if isinstance(error, ContextTooLong) else code
         fault = {"code": code, "message": message_of(error)}
+        opening = self._opening()
+        begun = b"".join(map(self._frame, self._output.end("incomplete")))  # what was said of an item is all of it
         failed = {**self._head, "status": "failed", "error": fault, "output": self._output.items}
-        return self._opening() + self._frame({"type": "response.failed", "response": failed})
+        return opening + begun + self._frame({"type": "response.failed", "response": failed})
 
     # ── a whole answer ───────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,17 +14,15 @@ import uvicorn
 from headstart.api.app import create_app
 from headstart.api.keys import Keys
 from headstart.api.normalise import check_rules
+from headstart.api.server import Server
 from headstart.api.sockets import OWNER_ONLY, Port, UnixSocket
 from headstart.api.tenants import policy_of
 from headstart.api.tls import tls
 from headstart.config import Settings
 from headstart.errors import ConfigError, HeadstartError
 from headstart.model_names import model_names
-from headstart.observe import logs
+from headstart.observe import logs, tracebacks
 from headstart.runtime.runtime import Runtime
-
-GRACE = 10
-"""Seconds that running answers get at shutdown."""
 
 
 def serve(
@@ -43,7 +43,10 @@ def serve(
     keep_noise: Sequence[str] = (),
     load: Callable[[Settings], Runtime],
 ) -> None:
-    """Serves a model until it is told to stop (SIGINT, SIGTERM).
+    """Serves a model until it is told to stop (SIGINT, SIGTERM), in a process of its own: see `server`.
+
+    After a second signal, or if the model cannot be freed in time (while it is loading it cannot be at all), the process is
+    ended from here.
 
     Args:
         unix_socket: path to listen on, in place of host and port; its file gets `unix_socket_mode`.
@@ -59,6 +62,7 @@ def serve(
         ConfigError: host, port, socket, certificate, keys or model cannot be used.
     """
     logs.configure(log_format)
+    tracebacks.install()
     log = structlog.get_logger("headstart")
     keys = Keys(api_keys, key_file)
     policy_of(isolate, several=keys.several)
@@ -84,6 +88,14 @@ def serve(
         gc.freeze()
         log.info("listening", url=f"{address}/v1", health=f"{address}/health", **bound.hints(secured.scheme))
 
+    def leave(code: int) -> None:
+        # Without waiting for the threads: what is on disk is whole at any moment.
+        bound.close()
+        if sys.stderr.isatty():
+            sys.stderr.write("\x1b[?25h")  # a bar that was being drawn has hidden the cursor
+        sys.stderr.flush()
+        os._exit(code)
+
     address = f"{secured.scheme}://{bound.authority}"
 
     try:
@@ -107,11 +119,10 @@ def serve(
             log_config=None,
             server_header=False,
             timeout_keep_alive=65,
-            timeout_graceful_shutdown=GRACE,
         )
         config.load()
         config.ssl = secured.context()
-        server = uvicorn.Server(config)
+        server = Server(config, app.state.service, settings.drain, leave)
         server.run(sockets=[bound.socket])
     finally:
         bound.close()

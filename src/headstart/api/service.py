@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 
 from headstart import model_names
 from headstart.api import tenants
+from headstart.api.drain import Drain
 from headstart.api.faults import TooLarge
 from headstart.api.ignored import Noted
 from headstart.api.normalise import RULES, Ground
@@ -18,6 +19,7 @@ from headstart.api.recall import Recall
 from headstart.api.responses_store import Responses
 from headstart.errors import HeadstartError, NotFound, Unavailable
 from headstart.observe import logs
+from headstart.observe.logs import Caller, Figures
 from headstart.observe.metrics import Metrics
 from headstart.observe.report import Summary
 from headstart.runtime.runtime import Runtime
@@ -59,6 +61,7 @@ class Service:
         self.policy = policy
         self.responses = Responses()
         self.noted = Noted()
+        self.drain = Drain()
         self.created = int(time.time())
         self._model_id = model_id
         self.metrics = Metrics(model_id or "", self.snapshot)
@@ -77,7 +80,8 @@ class Service:
         return self._model_id or ""
 
     def ready(self) -> Runtime:
-        """Raises Unavailable while there is no model to serve."""
+        """Raises Unavailable while there is no model to serve, and when the server stops."""
+        self.drain.check()
         if self.runtime is None:
             # Why it failed may name files, which are the operator's business.
             raise Unavailable("The model could not be loaded; the server's log says why." if self.failure else "Loading model")
@@ -86,7 +90,9 @@ class Service:
     @property
     def ground(self) -> Ground:
         """What the rules against noise stand on."""
-        return Ground(self.ready().prompter.template, self.recall)
+        if self.runtime is None:
+            raise Unavailable("The model is gone.")
+        return Ground(self.runtime.prompter.template, self.recall)  # also while the server stops: replies go on
 
     def serves(self, name: str) -> bool:
         """Whether a name is one of the served model's."""
@@ -110,29 +116,38 @@ class Service:
         return tenants.salt(self.policy, request.scope.get("tenant", tenants.OPEN), user, cache_salt)
 
     async def body(self, request: HttpRequest) -> bytes:
-        """The whole body. Raises TooLarge."""
+        """The whole body. Raises TooLarge, and Unavailable when the server stops."""
         refusal = TooLarge(f"The body is larger than {self.max_body} bytes.")
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self.max_body:
             raise refusal
         parts: list[bytes] = []
         size = 0
-        async for part in request.stream():
-            size += len(part)
-            if size > self.max_body:
-                raise refusal
-            parts.append(part)
+        async with self.drain.body():
+            async for part in request.stream():
+                size += len(part)
+                if size > self.max_body:
+                    raise refusal
+                parts.append(part)
         return b"".join(parts)
 
-    def finished(self, request_id: str, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
+    def finished(self, caller: Caller, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
         """Accounts for an answered call."""
         self.metrics.record(summary, reasons, seconds)
-        logs.finished(request_id, summary, reasons, seconds)
+        logs.finished(caller, summary, reasons, seconds)
+        self.drain.finished += self.drain.begun
 
-    def unfinished(self, request_id: str, how: str, message: str = "") -> None:
-        """Accounts for a call without an answer: `abort` or `error`."""
-        self.metrics.unfinished(how)
-        logs.unfinished(request_id, how, message)
+    def unfinished(self, caller: Caller, how: str, figures: Figures, error: BaseException | None = None) -> None:
+        """Accounts for a call without a whole answer. `how`: a row of `logs.UNFINISHED`."""
+        self.metrics.unfinished("abort" if how == "shutdown" else how)
+        logs.unfinished(caller, how, figures, error)
+        self.drain.ended += self.drain.begun
+
+    def refused(self, caller: Caller, status: int, error: BaseException) -> None:
+        """Accounts for a call that was answered with an error before anything was computed for it."""
+        self.metrics.refused(status)
+        self.drain.refused += self.drain.begun
+        logs.refused(caller, status, error)
 
 
 def service_of(request: HttpRequest) -> Service:

@@ -107,6 +107,9 @@ class OpenAI(Teller):
         extra = json.dumps(self.account(summary), separators=(",", ":"))[1:-1]
         return self._chunk(draft.index, self.empty(), "null", f'"{draft.finish}"', f",{extra}")
 
+    def fail(self, error: Exception) -> bytes:
+        return super().fail(error) + DONE
+
     def close(self, summary: Summary) -> bytes:
         if not self._usage:
             return DONE

@@ -65,6 +65,12 @@ _EXCERPT = re.compile(r"\s*(\d+ \||\^+$)")
 _MOST_WORDS = 300
 
 
+class NotFollowed(EngineError):
+    """A grammar cannot be followed any further. Its text is quoted."""
+
+    quotes = True
+
+
 class Constraint:
     """One reply's place in its grammar."""
 
@@ -86,7 +92,7 @@ class Constraint:
         flags = np.unpackbits(self._bits.view(np.uint8), count=self._n_vocab, bitorder="little")
         found = np.flatnonzero(flags.view(np.bool_))
         if not len(found):
-            raise EngineError(f"nothing that this model can write goes on with {self._name}")
+            raise NotFollowed(f"nothing that this model can write goes on with {self._name}")
         return found
 
     def mask(self, scores: npt.NDArray[Any]) -> None:
@@ -101,10 +107,10 @@ class Constraint:
         if not self._matcher.consume_token(token):
             raise self._fault()
         if token in self._eog and not self._matcher.is_accepting():
-            raise EngineError(f"{self._name} wants a token that ends a reply before the reply is complete")
+            raise NotFollowed(f"{self._name} wants a token that ends a reply before the reply is complete")
 
     def _fault(self) -> EngineError:
-        return EngineError(f"{self._name} could not be followed: {condense(self._matcher.get_error())}")
+        return NotFollowed(f"{self._name} could not be followed: {condense(self._matcher.get_error())}")
 
 
 class Compiled:

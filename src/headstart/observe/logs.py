@@ -1,20 +1,31 @@
 """Logs: structlog, on the console or as JSON lines; the standard library's loggers end in the same place.
 
 A finished request is one line: what its prompt cost, what was reused, how fast the reply was, and why not more was reused.
+No line has what a caller sent or a model said: docs/security.md.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
 import structlog
 
+from headstart.errors import RequestError, for_log
+from headstart.observe import redaction, tracebacks
 from headstart.observe.report import Summary
 
 LogFormat = Literal["console", "json"]
+
+OURS = ("headstart",)
+"""Loggers whose lines are written as they are."""
+
+_FIELD = re.compile(r"[a-z_]{1,40}(?![^.\[])")
+"""The name of a body's field, in front of what is inside of it."""
 
 
 def configure(log_format: LogFormat = "console", level: int = logging.INFO, stream: TextIO | None = None) -> None:
@@ -24,23 +35,31 @@ def configure(log_format: LogFormat = "console", level: int = logging.INFO, stre
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
-        structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso" if log_format == "json" else "%H:%M:%S", utc=log_format == "json"),
     ]
     if log_format == "json":
-        last: list[Any] = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        last: Any = structlog.processors.JSONRenderer()
     else:
-        last = [structlog.dev.ConsoleRenderer(colors=out.isatty(), sort_keys=False)]
+        last = structlog.dev.ConsoleRenderer(
+            colors=out.isatty(), sort_keys=False, exception_formatter=structlog.dev.plain_traceback
+        )
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(out)
+    handler = _Handler(out)
+    handler.addFilter(_guard)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                tracebacks.processor,
+                redaction.processor,
+                last,
+            ],
         )
     )
     root = logging.getLogger()
@@ -52,12 +71,68 @@ def configure(log_format: LogFormat = "console", level: int = logging.INFO, stre
         logger.setLevel(max(level, logging.WARNING))
 
 
-def finished(request_id: str, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
+class _Handler(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A line that cannot be written is lost: Python would print its arguments instead."""
+
+
+def _guard(record: logging.LogRecord) -> bool:
+    """Keeps values out of lines that were not made for this log.
+
+    Other libraries' lines lose their arguments, and all but their first line: asyncio prints a task with its exception behind
+    it. Exceptions among our own arguments are said as `errors.for_log` says them.
+    """
+    if isinstance(record.msg, dict):  # structlog's, which only headstart uses
+        return True
+    if record.name.partition(".")[0] not in OURS:
+        record.msg, record.args = str(record.msg).partition("\n")[0], ()
+    elif isinstance(record.args, tuple):
+        record.args = tuple(for_log(value) if isinstance(value, BaseException) else value for value in record.args)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request, and which.
+
+    Attributes:
+        id: of the request.
+        route: method and path, as the route is declared.
+        client: its address, without a port.
+        tenant: the first digits of the tenant's digest; "" if nobody knows.
+    """
+
+    id: str
+    route: str
+    client: str
+    tenant: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        return {"id": self.id, "route": self.route, "client": self.client, **({"tenant": self.tenant} if self.tenant else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a request has cost that did not finish. Tokens, and seconds; None for what is not known yet."""
+
+    prompt: int | None = None
+    cached: int | None = None
+    computed: int | None = None
+    completion: int = 0
+    seconds: float = 0.0
+
+    def fields(self) -> dict[str, Any]:
+        known = {"prompt": self.prompt, "cached": self.cached, "computed": self.computed}
+        told = {name: value for name, value in known.items() if value is not None}
+        return {**told, "completion": self.completion, "seconds": round(self.seconds, 3)}
+
+
+def finished(caller: Caller, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
     """The line of a finished request."""
     found = summary.explanation
     structlog.get_logger("headstart.request").info(
         "finished",
-        id=request_id,
+        **caller.fields(),
         prompt=summary.prompt,
         cached=summary.cached,
         restored=summary.restored,
@@ -73,12 +148,29 @@ def finished(request_id: str, summary: Summary, reasons: Sequence[str], seconds:
     )
 
 
-def unfinished(request_id: str, how: str, message: str = "") -> None:
-    """The line of a request that its caller aborted, or that failed."""
-    log = structlog.get_logger("headstart.request")
-    (log.info if how == "abort" else log.error)(how, id=request_id, **({"message": message} if message else {}))
+UNFINISHED = {"abort": ("aborted", "info"), "error": ("failed", "error"), "shutdown": ("ended", "warning")}
+"""How a request ends that does not finish: the event of its line, and its level."""
 
 
-def refused(request_id: str, status: int, message: str) -> None:
-    """The line of a call answered with an error."""
-    structlog.get_logger("headstart.request").info("refused", id=request_id, status=status, message=message)
+def unfinished(caller: Caller, how: str, figures: Figures, error: BaseException | None = None) -> None:
+    """The line of a request that its caller aborted, that failed, or that the server ended as it stopped."""
+    event, level = UNFINISHED[how]
+    fields = {**caller.fields(), **figures.fields(), "finish": how}
+    getattr(structlog.get_logger("headstart.request"), level)(event, **fields, **_what(error))
+
+
+def refused(caller: Caller, status: int, error: BaseException) -> None:
+    """The line of a call that was answered with an error before anything was computed for it."""
+    structlog.get_logger("headstart.request").info("refused", **caller.fields(), status=status, **_what(error))
+
+
+def _what(error: BaseException | None) -> dict[str, Any]:
+    """What may be said of an error: its code and field, and its message if that quotes nothing (`errors.for_log`)."""
+    if error is None:
+        return {}
+    if not isinstance(error, RequestError):
+        return {"error": for_log(error)}
+    found = {"code": error.code or error.type}
+    if error.param is not None and (field := _FIELD.match(error.param)) is not None:
+        found["param"] = field[0]  # what follows may be a key of the caller's own
+    return found if error.quotes else {**found, "error": error.with_flags}

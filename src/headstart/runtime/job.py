@@ -32,12 +32,18 @@ log = logging.getLogger("headstart.job")
 
 
 class Ticket:
-    """A submitted request, as its caller holds it: the jobs of all its choices are cancelled together."""
+    """A submitted request, as its caller holds it: the jobs of all its choices are cancelled together.
+
+    Attributes:
+        begun: a choice of it has had a slot.
+        over: it has failed.
+    """
 
     def __init__(self, request: Request, sink: Sink) -> None:
         self.request = request
         self.sink = sink
         self.cancelled = False
+        self.begun = False
         self.over = False
 
     def cancel(self) -> None:
@@ -163,7 +169,7 @@ class Job:
 
     def deliver(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
         if text or logprobs:
-            self.ticket.emit(Delta(self.choice, text, logprobs))
+            self.ticket.emit(Delta(self.choice, text, logprobs, len(self.reply.tokens)))
 
     def finish(self, reason: FinishReason, report: Report) -> None:
         report = replace(report, completion=len(self.reply.tokens))

@@ -137,11 +137,15 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of a reply: what has become certain (whole characters, no part of a stop text)."""
+    """More text of a reply: what has become certain (whole characters, no part of a stop text).
+
+    `tokens`: of the reply so far.
+    """
 
     choice: int
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

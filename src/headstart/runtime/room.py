@@ -17,6 +17,7 @@ from headstart.core.reuse import UNKNOWN, About
 from headstart.runtime.spill import Spill
 from headstart.stores.base import Kind
 from headstart.stores.memory import Cell, Memory
+from headstart.units import count
 
 log = logging.getLogger("headstart.cache")
 
@@ -182,9 +183,9 @@ class Room:
     def skip(self, reason: str, pieces: int) -> None:
         """Counts pieces that were not kept, by reason."""
         self.counters[f"skipped_{reason}"] += pieces
-        log.info("not saved: %s (%d pieces)", reason, pieces)
+        log.info("not saved: %s (%s)", reason, count(pieces, "piece"))
 
     def fault(self, reason: str, error: Exception, pieces: int = 1) -> None:
         """Counts pieces that turned out bad, by reason."""
         self.counters[f"fault_{reason}"] += pieces
-        log.warning("cache fault, treated as a miss: %s (%s; %d pieces)", reason, error, pieces)
+        log.warning("cache fault, treated as a miss: %s (%s; %s)", reason, error, count(pieces, "piece"))

@@ -46,6 +46,11 @@ class Handle:
         self._ticket = ticket
         self._scheduler = scheduler
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has had a slot. Thread-safe."""
+        return self._ticket.begun
+
     def cancel(self) -> None:
         """Stops it at the next token or grid point; its finished blocks are kept. Thread-safe, idempotent, immediate."""
         self._ticket.cancel()
@@ -177,7 +182,7 @@ class Runtime:
         """
         with self._users_changed:
             if self._closed:
-                raise Unavailable("The server is shutting down.")
+                raise Unavailable("The server is stopping.")
             self._users += 1
         try:
             yield self.engine.tokenizer
@@ -225,7 +230,7 @@ class Runtime:
             grammar = self.check_grammar(request.grammar, salt=request.prompt.salt)
             request = replace(request, grammar=grammar)  # which holds what was compiled until it is answered
         if self._closed:
-            raise Unavailable("The server is shutting down.")
+            raise Unavailable("The server is stopping.")
         if request.prompt_logprobs is not None:
             request = replace(request, reuse=False)
         with self._entrance:
@@ -246,7 +251,7 @@ class Runtime:
             Unavailable: the runtime is closed.
         """
         if self._closed:
-            raise Unavailable("The server is shutting down.")
+            raise Unavailable("The server is stopping.")
         return self.scheduler.erase(slot).result()
 
     def observe(self, observer: Callable[[Outcome], None]) -> None:
@@ -292,8 +297,13 @@ class Runtime:
             pace = self.scheduler.pace
             return compare(prompt, earlier, grid=self.engine.traits.grid, pace=pace, characters=characters)
 
-    def close(self) -> None:
-        """Fails what is running, and frees the model. Idempotent."""
+    def close(self, seconds: float | None = None) -> None:
+        """Fails what is running, and frees the model. Idempotent.
+
+        Args:
+            seconds: how long that may take, in all; None to give as long as the settings say to the disk alone.
+        """
+        ends = None if seconds is None else time.monotonic() + seconds
         with self._users_changed:
             if self._closed:
                 return
@@ -301,7 +311,7 @@ class Runtime:
         self.scheduler.close()
         with self._users_changed:
             self._users_changed.wait_for(lambda: self._users == 0)
-        if self.cache.disk.close(self.settings.drain):
+        if self.cache.disk.close(self.settings.drain if ends is None else max(0.0, ends - time.monotonic())):
             self.cache.memory.close()
         self.engine.close()
 

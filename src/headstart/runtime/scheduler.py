@@ -110,12 +110,12 @@ class Scheduler:
 
     def submit(self, ticket: Ticket) -> None:
         if self._closed:
-            raise Unavailable("The server is shutting down.")
+            raise Unavailable("The server is stopping.")
         with self._lock:
             self._arriving += 1
         self._inbox.put(ticket)
         if self._closed:  # the loop may have ended without seeing it
-            ticket.emit(Failed(Unavailable("The server is shutting down.")))
+            ticket.emit(Failed(Unavailable("The server is stopping.")))
 
     def wake(self) -> None:
         """Makes an idle loop look at cancelled tickets."""
@@ -175,7 +175,7 @@ class Scheduler:
             self.cache.flush(self.slots)
         except Exception:
             log.exception("not all that is live could be kept")
-        self._abandon(Unavailable("The server is shutting down."))
+        self._abandon(Unavailable("The server is stopping."))
 
     def _take_in(self) -> None:
         busy = bool(self._running or self.waiting)
@@ -273,6 +273,7 @@ class Scheduler:
         hurry = self._stall if any(other.token is not None for other in self._running) else None
         if self._admission.start(job, hurry=hurry):
             self._running.append(job)
+            job.ticket.begun = True
             log.debug("%s", job.plan)
         else:
             self._release(job)
@@ -464,8 +465,10 @@ class Scheduler:
 
     def _fail(self, job: Job, fault: Exception, *, computed: bool = False) -> None:
         """Something failed for this job: unless all was `computed`, its slot's content is undefined: forgotten, never saved."""
-        error = fault if isinstance(fault, HeadstartError) else EngineError(f"internal error: {fault!r}")
-        log.error("request failed: %s", error)
+        known = isinstance(fault, HeadstartError)
+        # What other code says of a fault may quote another caller's text: neither this one nor the log is told.
+        error = fault if isinstance(fault, HeadstartError) else EngineError(f"internal error ({type(fault).__name__})")
+        log.error("request failed: %s", error, exc_info=None if known else fault)
         job.ticket.emit(Failed(error))
         slot = job.slot
         self._release(job)

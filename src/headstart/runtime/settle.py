@@ -20,10 +20,11 @@ from headstart.core.planner import Mode, next_call
 from headstart.core.prompt import Prompt, Prompter
 from headstart.core.template import Message
 from headstart.engines.base import Engine
-from headstart.errors import HeadstartError
+from headstart.errors import HeadstartError, for_log
 from headstart.runtime.admission import MISSES, Admission
 from headstart.runtime.cache import Cache
 from headstart.runtime.slots import Slot
+from headstart.units import count
 
 log = logging.getLogger("headstart.settle")
 
@@ -128,14 +129,14 @@ class Settle(NoSettle):
                 self._turns.popleft()
                 if not isinstance(error, HeadstartError):
                     log.exception("settling failed")
-                self._give_up(turn, str(error))
+                self._give_up(turn, for_log(error))
                 if turn.slot is not None:
                     self._admission.empty(turn.slot)
         return False
 
     def _give_up(self, turn: Turn, reason: str) -> None:
         self.counters["given_up"] += 1
-        log.info("a turn of %d tokens is not settled: %s", len(turn.prompt), reason)
+        log.info("a turn of %s is not settled: %s", count(len(turn.prompt), "token"), reason)
 
     def _advance(self, turn: Turn) -> bool:
         """Computes one call for a turn; False if it is settled, or cannot be."""

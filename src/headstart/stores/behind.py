@@ -24,6 +24,7 @@ from headstart.stores.disk.catalog import damages
 from headstart.stores.disk.format import ALIGN
 from headstart.stores.disk.store import RESERVE
 from headstart.stores.reading import Reading
+from headstart.units import count, show_size
 
 log = logging.getLogger("headstart.disk")
 
@@ -253,8 +254,7 @@ class WriteBehind(NoDisk):
         return not all(over.is_set() for over in self._hung)
 
     def _read(self, wanted: tuple[Label, Bytes]) -> int | Exception:
-        disk = self._disk
-        label, out = wanted
+        disk, (label, out) = self._disk, wanted
         try:
             if disk is None:
                 raise FileNotFoundError("the disk is not there")
@@ -305,7 +305,7 @@ class WriteBehind(NoDisk):
         self._queue.put(None)
         self._thread.join(seconds + GRACE)
         if self._waiting:
-            log.warning("stopped with %d bytes not yet on disk; give more --drain-seconds", self._waiting)
+            log.warning("stopped with %s not yet on disk; give more --drain-seconds", show_size(self._waiting))
         return not (self._thread.is_alive() or self._hangs)
 
     # ── the thread's side ────────────────────────────────────────────────────────────────────────────────────────────
@@ -388,8 +388,8 @@ class WriteBehind(NoDisk):
         told = self.counters["skipped_full"], self.counters["skipped_budget"]
         if told != self._told and time.monotonic() >= self._told_at + SAY:
             full, budget = (now - before for now, before in zip(told, self._told, strict=True))
-            text = "%d pieces have to wait until the disk has time, %d are not stored: they do not fit into --disk-budget"
-            log.log(logging.WARNING if budget else logging.INFO, text, full, budget)
+            text = f"{count(full, 'piece')} put off until the disk has time, {count(budget, 'piece')} not stored: --disk-budget"
+            log.log(logging.WARNING if budget else logging.INFO, text)
             self._told, self._told_at = told, time.monotonic()
 
     def _write(self, disk: Disk, batch: list[tuple[Label, Bytes]]) -> None:
@@ -414,7 +414,7 @@ class WriteBehind(NoDisk):
         if self._tidied == float("-inf") or disk.strays():
             found, gone = disk.reconcile()
             if found or gone:
-                log.info("after a crash: %d objects found again, %d rows without an object dropped", len(found), len(gone))
+                log.info("after a crash: %s found again, %s dropped", count(len(found), "object"), count(len(gone), "row"))
             self._forget(gone)
         self._tidied = time.monotonic()
 
@@ -458,7 +458,7 @@ class WriteBehind(NoDisk):
             self._disk = self._opens()
             self._seen, self._seen_notes, self._version, self._tidied = 0, 0, (), float("-inf")
             if self._disk.budget <= RESERVE:
-                log.warning("nothing fits on %d bytes of disk: free some, or give more --disk-budget", self._disk.budget)
+                log.warning("nothing fits on %s of disk: free some, or give more --disk-budget", show_size(self._disk.budget))
             self._look(self._disk)
             self._foreign = self._disk.catalog.foreign(self._fingerprint)
         except Exception as error:

@@ -31,6 +31,8 @@ _MOST = 1 << 20  # bytes of a description; a larger number is garbage
 class FormatError(Exception):
     """An object that must not be used. `reason`: `foreign`, `newer`, `corrupt`, `truncated` or `other`."""
 
+    quotes = False
+
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
@@ -163,7 +165,7 @@ def decode(head: bytes, file_size: int) -> Header:
         )
         found = Header(label, at, int(said["size"]), bytes.fromhex(said["checksum"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError("corrupt", f"its description makes no sense ({error!r})") from None
+        raise FormatError("corrupt", f"its description makes no sense ({type(error).__name__})") from None
     if file_size != at + found.size:
         raise FormatError("truncated", f"{file_size} of {at + found.size} bytes")
     return found

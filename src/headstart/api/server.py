@@ -1,0 +1,132 @@
+"""Server: uvicorn, but for how it ends. uvicorn cancels what still runs; here every client gets a last word.
+
+signal ──▶ refuse what is new, end what waits ──▶ let run what runs ──▶ end it ──▶ save, free the model ──▶ stop listening
+second ─────────────────────────────────────────────────────────────▶ end it ──▶ leave
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import structlog
+import uvicorn
+
+from headstart.api.service import Service
+
+REPLIES = 0.8
+"""Share of the time for stopping that running replies may have. The rest is for the disk."""
+LAST_WORDS = 1.0
+"""Seconds in which clients that were ended must take what is told to them."""
+FRESH = 0.25
+"""Seconds in which who has just connected must send a request."""
+OVERTIME = 1.0
+"""Seconds beyond its time that freeing the model may take before the process ends without it."""
+INTERRUPTED = 130
+"""Exit code after a second signal."""
+
+log = structlog.get_logger("headstart")
+
+
+class Server(uvicorn.Server):
+    """One server process.
+
+    Args:
+        service: of the app that is served.
+        seconds: how long stopping may take after one signal.
+        leave: ends the process at once, with an exit code. None if it is not ours to end.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, service: Service, seconds: float, leave: Callable[[int], None] | None = None
+    ) -> None:
+        super().__init__(config)
+        self._service = service
+        self._seconds = seconds
+        self._leave = leave
+        self._signals = 0
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Notes signals, and does not raise them again at the end."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._signals += 1  # it interrupts anything: `main_loop` and `shutdown` look at it soon
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        begun, drain, told = time.monotonic(), self._service.drain, self._service.failure is None
+        running = drain.running
+        if told:
+            log.info("stopping", running=running, waiting=drain.open - running, seconds=self._seconds)
+        drain.begin(self._seconds)
+        saves = self._service.runtime is not None and self._service.runtime.cache.disk.on
+        await self._until(lambda: not drain.open, self._seconds * (REPLIES if saves else 1.0))
+        drain.end()
+        await self._until(lambda: not drain.open, LAST_WORDS, hurried=True)
+        for connection in [one for one in self._connections if _is_busy(one)]:
+            connection.transport.abort()  # it does not take what is sent
+        loading = self._service.runtime is None and told
+        how = "stopped" if await self._close() else f"stopped {'while loading' if loading else 'before all was saved'}"
+        await self._hang_up(sockets)
+        if told:
+            figures = {"finished": drain.finished, "ended": drain.ended, "refused": drain.refused}
+            log.info(how, **figures, seconds=round(time.monotonic() - begun, 3))
+        if self._leave is not None and (self._hurried or how != "stopped"):
+            self._leave(INTERRUPTED if self._hurried else 0)
+
+    @property
+    def _connections(self) -> list[Any]:
+        return list(self.server_state.connections)
+
+    @property
+    def _hurried(self) -> bool:
+        return self._signals > 1
+
+    async def _until(self, over: Callable[[], bool], seconds: float, *, hurried: bool = False) -> bool:
+        """Waits; whether it is over. `hurried`: also after a second signal."""
+        ends = time.monotonic() + seconds
+        while not over() and time.monotonic() < ends and (hurried or not self._hurried):
+            await asyncio.sleep(0.02)
+        return over()
+
+    async def _close(self) -> bool:
+        """Frees the model. False if that takes too long, and the process is to end without it."""
+        closing = asyncio.ensure_future(self.lifespan.shutdown())
+        if self._leave is None:
+            await closing
+            return True
+        loading = self._service.runtime is None and self._service.failure is None
+        return await self._until(closing.done, 0.0 if loading else (self._service.drain.left or 0.0) + OVERTIME)
+
+    async def _hang_up(self, sockets: list[socket.socket] | None) -> None:
+        """Stops listening. Up to here everybody gets an answer, also who had connected and was not taken in yet."""
+        await asyncio.sleep(0.01)
+        for server in self.servers:
+            server.close()
+        for bound in sockets or []:
+            bound.close()
+        await self._until(lambda: all(one.cycle is not None for one in self._connections), FRESH, hurried=True)
+        for connection in self._connections:
+            connection.shutdown()
+        await self._until(lambda: not self.server_state.connections, LAST_WORDS, hurried=True)
+
+
+def _is_busy(connection: Any) -> bool:
+    return connection.cycle is not None and not connection.cycle.response_complete
