@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headstart.core.blocks import Tokens, common_prefix
 from headstart.core.causes import CAUSES, Cause
@@ -102,6 +104,67 @@ def test_what_was_found_beyond_the_difference_is_no_miss() -> None:
     assert found.cause is Cause.MESSAGE
 
 
+WORDS = st.text("abc \n", min_size=8, max_size=40).filter(lambda text: text.strip() == text)
+"""No shorter than what is no coincidence."""
+PARTS = st.lists(st.tuples(WORDS, st.sampled_from(["", "OLD"])), min_size=1, max_size=4)
+
+
+@given(st.lists(PARTS, min_size=1, max_size=5), st.integers(0, GRID - 1), st.booleans())
+def test_what_is_missed_is_what_both_have_behind_the_first_change(
+    messages: list[list[tuple[str, str]]], less: int, more: bool
+) -> None:
+    """Any number of places are written otherwise, in digits that nothing else has, and there may be a new message."""
+    said = [*("".join(word + change for word, change in parts) for parts in messages), "the end"]
+    changed = [content.replace("OLD", "01234567890") for content in said]
+    earlier = prompt(*said)
+    now = prompt(*changed, *["98765432109876543210"] * more)
+    shared = common_prefix(earlier.tokens, now.tokens)
+    start = max(0, shared - less)
+    found = explained(now, remembered(earlier), start=start)
+    if not any(change for parts in messages for _, change in parts):
+        assert found is None
+        return
+    assert found is not None
+    again = sum(token not in set(b"0123456789") for token in prompt(*changed).tokens[shared:].tolist())
+    header = len("<|im_end|>\n<|im_start|>assistant\n") * more  # the earlier one has one there, where ours goes on
+    assert abs(found.tokens - min(again + less, len(now) - 1 - start)) <= header
+
+
+def test_a_date_at_the_top_and_a_status_at_the_bottom_cost_all_between_them() -> None:
+    rules = " ".join(f"Rule {number} is to do as rule {number * 7 % 100} says." for number in range(100))
+    old, new = f"It is Monday. {rules} Two files are open.", f"It is Friday. {rules} Nothing is open."
+    for before, behind in ((["Hi"], ["Well?"]), (["a question", "an answer", "more"], ["another", "what I said", "so"])):
+        found = explained(prompt(new, *behind), remembered(prompt(old, *before)), start=16)
+        assert found is not None
+        assert (found.cause, found.message) == (Cause.SYSTEM, 0)
+        assert len(rules) <= found.tokens <= len(rules) + 100
+        assert found.seconds == found.tokens / 2
+
+
+def test_tools_behind_one_that_has_changed_are_missed_too() -> None:
+    tools = [{"type": "function", "function": {"name": f"tool_{n}", "description": f"Does number {n}."}} for n in range(30)]
+    later = [{"type": "function", "function": {"name": "tool_0", "description": "Does nothing."}}, *tools[1:]]
+    earlier = prompt("It is Monday, and you are kind.", "a question", tools=tools)
+    now = prompt("It is Friday, and you are kind.", "something else", tools=later)
+    found = explained(now, remembered(earlier))
+    assert found is not None
+    assert found.cause is Cause.TOOLS
+    assert len(str(tools[1:])) * 0.9 < found.tokens < len(now)
+
+
+def test_a_summary_is_new_also_where_the_model_has_just_written_it() -> None:
+    """The request for it has everything that was said, and its reply is what takes the place of that."""
+    talk = [f"what was said as number {number}, in some words" for number in range(8)]
+    asked = prompt("system", *talk, "Now sum all of that up.")
+    told = "This is a summary: " + "the user has asked this and that, and all of it was answered at length. " * 3
+    record = Record(b"r", asked.text + told, PROMPTER.text(asked.text + told).tokens, len(asked), told, source=asked.source)
+    now = prompt("system", told, talk[-1], "Go on.")
+    found = explained(now, record, start=8)
+    assert found is not None
+    assert (found.cause, found.message) == (Cause.COMPACTED, 1)
+    assert len(talk[-1]) <= found.tokens <= len(talk[-1]) + 60
+
+
 def test_derived_and_checkpoint() -> None:
     earlier = prompt("system", "a question of some length", "an answer of some length")
     record = Record(b"r", earlier.text, earlier.tokens, canonical=40, source=earlier.source)
@@ -155,7 +218,7 @@ def test_less_than_a_block_behind_what_was_found_beyond_the_difference_is_no_mis
     earlier, now = (prompt("system", "a question", text) for text in ("an answer", "An answer"))
     shared = common_prefix(earlier.tokens, now.tokens)
     assert explained(now, remembered(earlier), start=shared) is not None
-    assert explained(now, remembered(earlier), start=shared + 3) is None
+    assert explained(now, remembered(earlier), start=shared + 8) is None
 
 
 def test_new_tools_do_not_cost_more_than_there_was() -> None:

@@ -1,4 +1,4 @@
-"""Difference: where a prompt leaves an earlier one, which part of the request that is, and what both have behind it."""
+"""Difference: where a prompt leaves an earlier one, and which part of the request that is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from headstart.core.causes import Cause, Where
+from headstart.core.overlap import characters, overlap
 from headstart.core.prompt import Prompt
 from headstart.core.record import Record, key_of, nameless
 from headstart.core.slide import exchanges
@@ -19,7 +22,7 @@ BEFORE = 20
 _TAG = 24
 """Characters before a difference within which the tag that it cuts in two begins."""
 _QUOTE = 40
-"""Characters of a reply that are no coincidence in a later message."""
+"""Characters of a message that are no coincidence in another one."""
 
 _REASONING = re.compile(r"[<\[|]/?(?:\w+:)?(?:think|thinking|thought|reasoning|reflection|analysis)\b", re.IGNORECASE)
 _SUMMARY = re.compile(r"\bsummar|\bcompact|continued from a previous", re.IGNORECASE)
@@ -34,8 +37,9 @@ class Difference:
         offset: of the difference in our rendered text.
         character: the same within the message's content, where `message` is known.
         before, ours, theirs: the common text right before it, and both texts from there on.
-        again: characters of ours behind it that the earlier prompt had too.
-        fresh: whether all that follows seems to be another conversation than the earlier one.
+        summary: where in our rendered text a message stands that replaces others: from, to. It is new, whatever it quotes.
+        fresh: whether nothing that is said from there on seems to be what the earlier prompt had.
+        begins: whether no reply stands before it.
     """
 
     cause: Cause
@@ -46,8 +50,9 @@ class Difference:
     before: str
     ours: str
     theirs: str
-    again: int = 0
+    summary: tuple[int, int] = (0, 0)
     fresh: bool = False
+    begins: bool = False
 
 
 def common_text(a: str, b: str) -> int:
@@ -64,34 +69,34 @@ def common_text(a: str, b: str) -> int:
     return low
 
 
-def difference(ours: Prompt, theirs: Record, beyond: int = 0, recent: Sequence[Record] = ()) -> Difference | None:
+def difference(ours: Prompt, theirs: Record, recent: Sequence[Record] = ()) -> Difference | None:
     """Where `ours` leaves the earlier prompt with its reply; None where it only continues or shortens that.
 
     Args:
-        beyond: from which character on it counts in `again` what both have.
         recent: other requests, the reply to one of which may be a summary that has replaced the history.
     """
     at = common_text(ours.text, theirs.text)
     if at in (len(ours.text), len(theirs.text)):
         return None
     if ours.source is None or theirs.source is None:
-        # A raw text has no parts. What both end with is what could have been reused.
-        again = _common_end(ours.text[at:], theirs.text[at : len(theirs.text) - len(theirs.reply)])
-        again = min(again, max(0, len(ours.text) - beyond))
-        return _Pair(ours, theirs, at, beyond, ()).found(Cause.MESSAGE, "messages", None, at, again)
-    return _Pair(ours, theirs, at, beyond, recent).difference()
+        return _Pair(ours, theirs, at, ()).found(Cause.MESSAGE, "messages", None, at)  # a raw text has no parts
+    return _Pair(ours, theirs, at, recent).difference()
 
 
-def _common_end(a: str, b: str) -> int:
-    return common_text(a[::-1], b[::-1])
+def _kept(a: Message, b: Message) -> bool:
+    """Whether at least half of what a message says is in the other one: its beginning, its end, and no coincidence between."""
+    one, other = _content(a), _content(b)
+    begin = common_text(one, other)
+    end = common_text(one[begin:][::-1], other[begin:][::-1])
+    had = overlap(characters(one[begin : len(one) - end]), characters(other[begin : len(other) - end]), _QUOTE)
+    return 2 * (begin + end + int(np.count_nonzero(had))) >= len(one)
 
 
 class _Pair:
     """Two prompts whose texts part at `at`. Messages are counted as the template saw them: without dropped ones."""
 
-    def __init__(self, ours: Prompt, theirs: Record, at: int, beyond: int, recent: Sequence[Record]) -> None:
+    def __init__(self, ours: Prompt, theirs: Record, at: int, recent: Sequence[Record]) -> None:
         self.ours, self.theirs, self.at, self.recent = ours, theirs, at, recent
-        self.beyond = max(at, beyond)
         self.a: Sequence[Message] = ours.source.messages if ours.source else ()
         self.b: Sequence[Message] = theirs.source.messages if theirs.source else ()
         self._head = len(exchanges(self.a)[0]) if ours.dropped else 0
@@ -109,12 +114,20 @@ class _Pair:
         return self.theirs.source.tools or None, dict(self.theirs.source.extra)
 
     def found(
-        self, cause: Cause, where: Where, number: int | None, character: int, again: int, *, fresh: bool = False
+        self,
+        cause: Cause,
+        where: Where,
+        number: int | None,
+        character: int,
+        *,
+        summary: tuple[int, int] = (0, 0),
+        fresh: bool = False,
+        begins: bool = False,
     ) -> Difference:
         at, ours, theirs = self.at, self.ours.text, self.theirs.text
         message = number if number is None or number < self._head else number + self.ours.dropped
         texts = ours[max(0, at - BEFORE) : at], ours[at : at + WINDOW], theirs[at : at + WINDOW]
-        return Difference(cause, where, message, at, character, *texts, again=again, fresh=fresh)
+        return Difference(cause, where, message, at, character, *texts, summary=summary, fresh=fresh, begins=begins)
 
     def difference(self) -> Difference | None:
         number = self._message()
@@ -136,13 +149,18 @@ class _Pair:
         mark = self.marks[number] if number < len(self.marks) else -1
         # In the header of a message, or in one whose content is not in the text, nothing of it is common.
         character = min(max(0, self.at - mark), len(_content(a))) if mark >= 0 else 0
-        ending = 0 if cause is Cause.COMPACTED else _common_end(_content(a)[character:], _content(b)[character:])
-        counted = min(ending, max(0, mark + len(_content(a)) - self.beyond)) if mark >= 0 else ending
-        # Where another conversation begins, there is nothing to be had of this one.
+        if cause is Cause.COMPACTED:
+            new = mark >= 0 and a.get("role") != "tool" and key_of(a) not in self.theirs.known
+            summary = (mark, mark + len(_content(a))) if new else (0, 0)
+            return self.found(cause, where, number, character, summary=summary)
         begins = not any(message.get("role") == "assistant" for message in self.a[: number + 1])
-        begins = begins and self.theirs.known.isdisjoint(map(key_of, self.a[number:]))
-        fresh = cause is not Cause.COMPACTED and begins and 2 * (character + ending) < len(_content(a))
-        return self.found(cause, where, number, character, self._again(number) + counted, fresh=fresh)
+        return self.found(cause, where, number, character, fresh=self._fresh(number), begins=begins)
+
+    def _fresh(self, first: int) -> bool:
+        """Whether no message from this one on is one of the earlier prompt's, or half of it."""
+        if not self.theirs.known.isdisjoint(map(key_of, self.a[first:])):
+            return False
+        return not any(map(_kept, self.a[first:], (*self.b, self.theirs.answer)[first:]))
 
     def _message(self) -> int | None:
         """The message in which, or in whose header, the texts part because the messages differ."""
@@ -165,22 +183,22 @@ class _Pair:
     def _around(self) -> Difference | None:
         """The messages at that place are the same, but not what is written around them."""
         (tools, extra), (their_tools, their_extra) = self._options, self._their_options
-        again, fresh = self._again(0), self.theirs.known.isdisjoint(map(key_of, self.a))
+        fresh = self._fresh(0)
         if tools != their_tools:
-            return self.found(Cause.TOOLS, "tools", None, self.at, again, fresh=fresh)
+            return self.found(Cause.TOOLS, "tools", None, self.at, fresh=fresh, begins=True)
         if extra != their_extra:
-            return self.found(Cause.TEMPLATE, "template", None, self.at, again, fresh=fresh)
+            return self.found(Cause.TEMPLATE, "template", None, self.at, fresh=fresh, begins=True)
         if self._cut_out():
             number = max((number for number, mark in enumerate(self.marks) if 0 <= mark <= self.at), default=0)
             while number + 1 < len(self.a) and self.a[number].get("role") != "assistant":
                 number += 1
-            return self.found(Cause.REASONING, "messages", number, 0, self._again(number))
+            return self.found(Cause.REASONING, "messages", number, 0)
         if self.at >= self._end(min(len(self.a), len(self.b)) - 1):
             return None  # behind all that both have: one has more messages than the other
         pairs = enumerate(zip(self.a, self.b, strict=False))
         if (named := next((number for number, (a, b) in pairs if a != b), None)) is not None:
-            return self.found(Cause.MESSAGE, "messages", named, 0, again)  # in the id of a call
-        return self.found(Cause.TEMPLATE, "template", None, self.at, again)
+            return self.found(Cause.MESSAGE, "messages", named, 0)  # in the id of a call
+        return self.found(Cause.TEMPLATE, "template", None, self.at)
 
     def _end(self, number: int) -> int:
         """Where the content of a message ends in our text, or of the last one before it that is there."""
@@ -223,26 +241,6 @@ class _Pair:
             if len(reply) >= _QUOTE and reply in said:
                 return True
         return len(self.b) - len(self.a) >= 2 and bool(_SUMMARY.search(said))
-
-    def _again(self, first: int) -> int:
-        """Characters of our messages from `first` on that the earlier prompt had too, with what is written between them in
-        both."""
-        known, ours, theirs = self.theirs.known, self.ours.text, self.theirs.text
-        count, end, place = 0, -1, 0
-        for number in range(len(self.a)):
-            mark = self.marks[number]
-            if mark < 0:
-                continue
-            if end >= 0 and (between := ours[end:mark]):
-                found = theirs.find(between, place)
-                count += len(between) if found >= 0 else 0
-                place = found + len(between) if found >= 0 else place
-            end = -1
-            if number >= first and key_of(self.a[number]) in known:
-                begin = max(mark, self.beyond)
-                end = max(begin, mark + len(_content(self.a[number]).rstrip()))
-                count += end - begin
-        return count
 
 
 def _content(message: Message) -> str:

@@ -11,15 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from headstart.core.blocks import BlockId, Tokens, common_prefix
 from headstart.core.causes import CAUSES, Cause, Meaning, Where
 from headstart.core.difference import Difference, difference
+from headstart.core.overlap import overlap
 from headstart.core.prompt import Prompt
 from headstart.core.record import Record, key_of
 from headstart.names import as_argument
 
 SLACK = 8
 """Tokens beside a block that may be computed again without a reason: what a tokenizer joins where a text goes on."""
+RUN = 8
+"""Tokens in a row that two prompts do not have in common by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +173,8 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
                 found += _of_text(asked.prompt, record, cached, mine)
     if found:
         most = max(found, key=lambda one: one.tokens)
-        return None if most.tokens < cached.slack and _goes_on(asked.prompt, mine, most) else _explained(most, cached)
+        new = most.where is not None and most.tokens < cached.slack and _goes_on(asked.prompt, mine, most.token)
+        return None if new else _explained(most, cached)
     if start >= length - 1 or (near is not None and shared >= max(SLACK, length // 2)):
         return None
     if (known := min(cached.otherwise(), length - 1) - start) > 0:
@@ -203,11 +209,9 @@ def _explained(found: Explanation, cached: Cached) -> Explanation:
     return replace(found, seconds=found.tokens * cached.pace)
 
 
-def _goes_on(prompt: Prompt, records: Sequence[Record], found: Explanation) -> bool:
-    """Whether the prompt goes on from one of `records`, and differs from another one only in what is new to that one."""
-    if found.where is None:
-        return False
-    ended = (record.tokens for record in records if record.reply and len(record.tokens) <= found.token)
+def _goes_on(prompt: Prompt, records: Sequence[Record], shared: int) -> bool:
+    """Whether the prompt goes on from one of `records`, and all that it does not share with another one is new to that one."""
+    ended = (record.tokens for record in records if record.reply and len(record.tokens) <= shared)
     return any(common_prefix(tokens, prompt.tokens) == len(tokens) for tokens in ended)
 
 
@@ -229,16 +233,13 @@ def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Re
     shared = common_prefix(prompt.tokens, record.tokens)
     if shared >= len(record.tokens) - 1:
         return []  # it goes on behind all of that, however its text is written
-    start = max(cached.start, shared)
-    beyond = cached.start * len(prompt.text) // len(prompt) if cached.start > shared else 0
-    there = difference(prompt, record, beyond, recent)
+    there = difference(prompt, record, recent)
     spelled = _spelled(prompt, record, cached, shared, there)
     if spelled is not None:
         return [spelled]
-    if there is None or there.fresh:
-        return []
-    behind = max(1, len(prompt.text) - max(there.offset, beyond))
-    missed = round(there.again * (len(prompt) - start) / behind)
+    if there is None or (there.fresh and (there.begins or _goes_on(prompt, recent, shared))):
+        return []  # another conversation has nothing of this one, nor a turn of what another one got for its own
+    missed = _again(prompt, record, cached, shared, there)
     if missed and 0 < shared - cached.start < cached.slack:
         missed += shared - cached.start  # what is left of a block is computed again with what is behind it
     had = len(record.tokens) - min(shared, cached.start)
@@ -258,6 +259,27 @@ def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Re
             max(0, missed),
         )
     ]
+
+
+def _again(prompt: Prompt, record: Record, cached: Cached, shared: int, there: Difference) -> int:
+    """Tokens that were computed although the earlier prompt had them too, but for the `shared` ones that both begin with."""
+    had = overlap(prompt.tokens[shared:], record.tokens[shared:], RUN)
+    if any(there.summary):
+        begin, end = (max(0, _position(prompt, place, cached.characters) - shared) for place in there.summary)
+        had[begin:end] = False
+    return int(np.count_nonzero(had[max(0, cached.start - shared) :]))
+
+
+def _position(prompt: Prompt, offset: int, characters: Callable[[Tokens], int]) -> int:
+    """Tokens before a character of the text, about."""
+    low, high = 0, len(prompt)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (said := characters(prompt.tokens[low:middle])) <= offset:
+            low, offset = middle, offset - said
+        else:
+            high = middle
+    return low
 
 
 def _spelled(prompt: Prompt, record: Record, cached: Cached, shared: int, there: Difference | None) -> Explanation | None:
