@@ -67,6 +67,12 @@ def test_serves_https_and_takes_a_renewed_certificate(tiny_model: Path, made: tu
                 assert [line for line in response.iter_lines() if line][-1] == "data: [DONE]"
         explained = run("explain", "--json", "--url", url, SSL_CERT_FILE=str(cert))
         assert json.loads(explained.stdout)["prompt"] > 0, explained.stderr
+        port = url.removesuffix("/v1").rsplit(":", 1)[1]
+        explained = run("explain", "--json", HEADSTART_PORT=port, HEADSTART_TLS_CERT=str(cert))
+        assert json.loads(explained.stdout)["prompt"] > 0, explained.stderr
+        other = certificate(tmp_path, "other")[0]
+        refused = run("explain", HEADSTART_PORT=port, HEADSTART_TLS_CERT=str(other))
+        assert f"its certificate is not the one in {other}" in refused.stderr
         with pytest.raises(httpx.ConnectError, match="certificate"):
             httpx.get(f"{url}/models")
         with pytest.raises(httpx.HTTPError):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlencode
 
 import typer
 
+from headstart.cli_server import ApiKey, ApiKeyFile, Host, Port, Server, TlsCert, UnixSocket, Url, typed
 from headstart.errors import ConfigError
 from headstart.units import count
 
 if TYPE_CHECKING:
-    from urllib.request import BaseHandler
-
     from rich.text import Text
 
 EPILOG = """
@@ -27,27 +25,24 @@ EPILOG = """
 
 `headstart explain first.json second.json` — two request bodies: what the second would compute again after the first
 
-docs/explain.md says how to read the answer.
+It finds the server by the variables that `serve` reads, like `HEADSTART_PORT`. docs/explain.md says how to read the answer.
 """
-
-TIMEOUT = 60.0
-"""Seconds to wait for an answer: two large bodies are rendered and tokenised for it."""
 
 
 def explain(
+    context: typer.Context,
     targets: Annotated[
         list[str] | None,
         typer.Argument(metavar="[REQUEST_ID | A.json B.json]", help="A request, or two bodies.", show_default="the latest"),
     ] = None,
     last: Annotated[bool, typer.Option("--last", help="The latest request.")] = False,
-    url: Annotated[str, typer.Option(envvar="HEADSTART_URL", metavar="URL", help="The server.")] = "http://127.0.0.1:8000",
-    unix_socket: Annotated[
-        Path | None,
-        typer.Option(envvar="HEADSTART_UNIX_SOCKET", metavar="PATH", help="The server's Unix socket, in place of an address."),
-    ] = None,
-    api_key: Annotated[
-        str, typer.Option(envvar="HEADSTART_API_KEY", metavar="KEY", help="Key of the server, if it needs one.")
-    ] = "",
+    url: Url = None,
+    host: Host = None,
+    port: Port = None,
+    unix_socket: UnixSocket = None,
+    tls_cert: TlsCert = None,
+    api_key: ApiKey = None,
+    api_key_file: ApiKeyFile = None,
     salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` that the request had.")] = "",
     user: Annotated[str, typer.Option(metavar="ID", help="The user that the request named, under `--isolate user`.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of text.")] = False,
@@ -61,16 +56,24 @@ def explain(
         raise ConfigError("Give one request id, or two files, or nothing for the latest request.")
     if len(given) == 1 and (given[0].endswith(".json") or Path(given[0]).is_file()):
         raise ConfigError(f"Give two files, the earlier request first: there is nothing to compare {given[0]} with.")
-    server, key = url.rstrip("/").removesuffix("/v1"), api_key.split(" ")[0]
-    if "://" not in server:
-        server = f"http://{server}"
+    options = {
+        "url": url,
+        "host": host,
+        "port": port,
+        "unix_socket": unix_socket,
+        "tls_cert": tls_cert,
+        "api_key": api_key,
+        "api_key_file": api_key_file,
+    }
+    server = Server.found(options, typed(context, options))
     if len(given) == 2:
-        pair = dict(zip("ab", map(_body, given), strict=True))
-        answer = _ask(server, "/headstart/explain", key, pair, via=unix_socket)
+        answer = server.ask("/headstart/explain", dict(zip("ab", map(_body, given), strict=True)))
     else:
         name = "/" + quote(given[0], safe="") if given else ""
         query = urlencode({name: value for name, value in (("cache_salt", salt), ("user", user)) if value})
-        answer = _ask(server, f"/headstart/explain{name}?{query}", key, via=unix_socket)
+        answer = server.ask(f"/headstart/explain{name}?{query}")
+    if "explanation" not in answer:
+        raise ConfigError(f"What answers at {server.url} is no headstart server; give --url.")
     if as_json:
         typer.echo(json.dumps(answer, indent=1, ensure_ascii=False))
         return
@@ -87,70 +90,6 @@ def _body(name: str) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ConfigError(f"{name} is not the body of a request: it must be a JSON object with messages.")
     return body
-
-
-def _ask(
-    server: str, path: str, key: str, body: dict[str, Any] | None = None, *, via: Path | None = None
-) -> dict[str, Any]:
-    import urllib.error
-    import urllib.request
-
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-    data = json.dumps(body).encode() if body is not None else None
-    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]  # a proxy knows no local server
-    if via is not None:
-        handlers.append(_through(via))
-    opener = urllib.request.build_opener(*handlers)
-    try:
-        with opener.open(urllib.request.Request(server + path, data, headers), timeout=TIMEOUT) as response:
-            answer = json.load(response)
-    except urllib.error.HTTPError as error:
-        raise ConfigError(_refusal(server, error.code, error.read())) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        where = f"{server} ({reason})" if via is None else f"the socket {via} ({reason})"
-        raise ConfigError(
-            f"No headstart server answers at {where}: start one with `headstart serve MODEL`, or give --url or --unix-socket."
-        ) from None
-    if not isinstance(answer, dict) or "explanation" not in answer:
-        raise ConfigError(f"What answers at {server} is no headstart server; give --url.")
-    return answer
-
-
-def _through(path: Path) -> BaseHandler:
-    """Sends requests to a Unix socket, whatever host they name; with TLS where their URL says https."""
-    import http.client
-    import socket
-    import ssl
-    import urllib.request
-
-    class Plain(http.client.HTTPConnection):
-        def connect(self) -> None:
-            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self.sock.settimeout(TIMEOUT)
-            self.sock.connect(os.fsencode(path.expanduser()))
-
-    class Secured(Plain):
-        def connect(self) -> None:
-            super().connect()
-            self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
-
-    class Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-        def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-            return self.do_open(Plain, request)
-
-        def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-            return self.do_open(Secured, request)
-
-    return Handler()
-
-
-def _refusal(server: str, status: int, body: bytes) -> str:
-    try:
-        message = json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"status {status}"
-    return f"{server} says: {message}"
 
 
 # ── the page ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -125,23 +125,41 @@ class KeyFile(NoKeyFile):
         return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
     def _read(self) -> tuple[Key, ...]:
-        try:
-            with self._path.open("rb") as file:
-                mode = os.fstat(file.fileno()).st_mode
-                lines = file.read().decode("utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"Cannot read --api-key-file {self._path}: {getattr(error, 'strerror', error)}.") from error
-        if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
+        lines, mode = read(self._path)
+        if os.name == "posix" and mode & 0o077:
             self._log.warning("others than its owner may read the keys; chmod 600 mends that", file=str(self._path))
-        keys: dict[str, Key] = {}
-        for number, line in enumerate(lines, 1):
-            said = _COMMENT.sub("", line).strip()
-            if not said:
-                continue
-            found = _LINE.fullmatch(said)
-            if found is None:
-                raise ConfigError(f"{self._path}, line {number}: write `key` or `name = key`; neither has blanks in it.")
-            if found["key"] in keys:
-                raise ConfigError(f"{self._path}, line {number}: this key is there already.")
-            keys[found["key"]] = Key.of(found["key"], found["name"] or "")
-        return tuple(keys.values())
+        return tuple(Key.of(line.key, line.name) for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a file of keys. `name`: "" if it has none."""
+
+    key: str
+    name: str
+
+
+def read(path: Path) -> tuple[list[Line], int]:
+    """The keys of a file, and its mode.
+
+    Raises:
+        ConfigError: it cannot be read, or a line makes no sense.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            text = file.read().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read --api-key-file {path}: {getattr(error, 'strerror', error)}.") from error
+    keys: dict[str, Line] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        said = _COMMENT.sub("", line).strip()
+        if not said:
+            continue
+        found = _LINE.fullmatch(said)
+        if found is None:
+            raise ConfigError(f"{path}, line {number}: write `key` or `name = key`; neither has blanks in it.")
+        if found["key"] in keys:
+            raise ConfigError(f"{path}, line {number}: this key is there already.")
+        keys[found["key"]] = Line(found["key"], found["name"] or "")
+    return list(keys.values()), mode
