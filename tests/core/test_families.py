@@ -10,10 +10,12 @@ import pytest
 from headstart.core.families import FAMILIES, GENERIC, PLAIN, THINK, Family, adapt, family_of
 from headstart.core.parsing import Parser, message_of
 from headstart.core.prompt import Prompter
-from headstart.core.template import FALLBACK, Template
+from headstart.core.template import Template
 from headstart.engines.fake import CHATML, FakeTokenizer
+from headstart.templates import of_model
 from templates import REASONING, TOOLS
 
+FALLBACK = of_model(None).source
 BY_NAME = {family.name: family for family in FAMILIES}
 
 
@@ -269,7 +271,9 @@ def test_what_a_user_says_behind_results_is_a_message_of_its_own() -> None:
     ],
 )
 def test_a_prompt_has_results_and_the_users_words_as_its_template_takes_them(refusal: str, behind: str) -> None:
-    source = FALLBACK.replace("{% for message in messages %}", "{% for message in messages %}" + refusal)
+    loop = "{%- for message in messages %}"
+    assert loop in FALLBACK
+    source = FALLBACK.replace(loop, loop + refusal)
     prompt = Prompter(FakeTokenizer(), Template(source, {})).chat(TALK[:6], tools=[TOOL])
     assert f"rainy\n</tool_response>{behind}Sure?<|im_end|>" in prompt.text
 
