@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headstart.core.families import FAMILIES, GENERIC, PLAIN, THINK, Family
+from headstart.core.families import FAMILIES, GENERIC, PLAIN, REASONINGS, THINK, Family
 from headstart.core.parsing import Arguments, Calling, Parser, Piece, Said, Thought, message_of
 
 BY_NAME = {family.name: family for family in (*FAMILIES, GENERIC, PLAIN)}
@@ -33,10 +34,12 @@ TOOL = {
 }
 
 
-def parse(family: str | Family, *parts: str, tools: Any = (TOOL,), thinking: bool = False) -> list[Piece]:
+def parse(
+    family: str | Family, *parts: str, tools: Any = (TOOL,), thinking: bool = False, cut: bool = False
+) -> list[Piece]:
     parser = Parser(family if isinstance(family, Family) else BY_NAME[family], tools=tools, thinking=thinking)
     pieces = [piece for part in parts for piece in parser.feed(part)]
-    return pieces + parser.end()
+    return pieces + parser.end(cut=cut)
 
 
 def told(*arguments: Any, **options: Any) -> tuple[str, str, list[tuple[str, str]]]:
@@ -203,6 +206,53 @@ def test_every_beginning_of_a_reply_gives_a_beginning(
         for (name, arguments), (whole, text) in zip(got, calls, strict=False):
             assert name == whole
             assert text.startswith(arguments)
+
+
+@pytest.mark.parametrize(("family", "reply", "content", "calls"), CASES, ids=IDS)
+def test_every_cut_reply_says_a_beginning_of_what_the_whole_one_says(
+    family: str, reply: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    """Wherever `max_tokens` or a stop text ends it, no mark is said or thought, nor a call that has only begun."""
+    reasoning = BY_NAME[family].reasoning
+    thought = "Hm.\n\nSo <b>." if reasoning is not None else ""
+    if reasoning is not None:
+        reply = f"{reasoning.open}\n{thought}\n{reasoning.close}\n\n{reply}"
+    controls = [(one.start(), one.end()) for one in re.finditer(r"<\|.*?\|>", reply)] if family == "harmony" else []
+    for end in range(len(reply) + 1):
+        if any(begin < end < behind for begin, behind in controls):
+            continue  # control tokens come whole
+        got = told(family, reply[:end], cut=True)
+        assert content.startswith(got[0].strip())
+        assert thought.startswith(got[1].strip())
+        assert all(name == whole and text.startswith(said) for (name, said), (whole, text) in zip(got[2], calls, strict=False))
+        assert told(family, *reply[:end], cut=True) == got
+    assert got == (content, thought, calls)
+
+
+@pytest.mark.parametrize(
+    ("family", "reply", "thinking"),
+    [
+        ("hermes", "A cow <tool", False),
+        ("hermes", "<thi", False),
+        ("plain", "A cow.\n</thi", True),
+        ("qwen-xml", "<functio", False),
+        ("mistral", "See [TOOL_", False),
+        ("seed", "A <seed:tool", False),
+        ("llama", '{"name": "wea', False),
+        ("llama4", "[weather(city='Par", False),
+    ],
+)
+def test_the_beginning_of_a_mark_is_text_where_the_model_has_ended(family: str, reply: str, thinking: bool) -> None:
+    said = told(family, reply, thinking=thinking)
+    assert said[0] + said[1] == reply
+    said = told(family, reply, thinking=thinking, cut=True)
+    assert said[0] + said[1] in reply.partition(reply.split()[-1])[0]
+
+
+def test_words_are_said_also_where_a_mark_might_begin_with_them() -> None:
+    granite = Family("granite-thinks", reasoning=REASONINGS[-1])
+    assert told(granite, "Here is my", cut=True) == ("Here is my", "", [])
+    assert told(granite, "Hm. Here is", thinking=True, cut=True) == ("", "Hm. Here is", [])
 
 
 def joined(pieces: list[Piece]) -> list[tuple[Any, ...]]:

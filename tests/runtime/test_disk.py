@@ -166,7 +166,7 @@ def test_another_tenant_finds_nothing(tmp_path: Path) -> None:
 def test_what_is_known_of_a_request_is_known_on_disk(tmp_path: Path, called: bool) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
-    def returns(text: str) -> Message:
+    def returns(text: str, cut: bool) -> Message:
         return {"role": "assistant", "content": text} | ({"tool_calls": [call]} if called else {})
 
     with start(tmp_path) as rt:

@@ -471,7 +471,7 @@ def test_a_fault_of_the_scheduler_leaves_nobody_waiting_and_no_place_in_the_queu
 def test_a_reply_that_cannot_be_read_is_given_all_the_same() -> None:
     """What a model writes may be anything: reading it must not fail others, nor the reply itself."""
 
-    def choke(text: str) -> Message:
+    def choke(text: str, cut: bool) -> Message:
         raise RecursionError(text)
 
     with runtime("fast", slots=2) as rt:

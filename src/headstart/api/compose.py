@@ -109,7 +109,9 @@ def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wish
         grammar=_grammar(runtime, reading),
         visible=runtime.prompter.visible,
         alias=seed,
-        returns=lambda text: normalise_reply(reading.message(text), dialogue, service.ground, service.keep_noise),
+        returns=lambda text, cut: normalise_reply(
+            reading.message(text, cut=cut), dialogue, service.ground, service.keep_noise
+        ),
     )
     return request, reading
 

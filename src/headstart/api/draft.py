@@ -48,10 +48,10 @@ class Reading:
         digest = blake3(f"{self.seed}/{choice}/{index}".encode()).hexdigest()
         return f"call_{digest[:24]}"
 
-    def message(self, text: str) -> dict[str, Any]:
-        """The message that a caller makes of a whole reply, and sends back."""
+    def message(self, text: str, *, cut: bool = False) -> dict[str, Any]:
+        """The message that a caller makes of a reply, and sends back. `cut`: it would have gone on."""
         parser = self.parser()
-        pieces = [*parser.feed(text), *parser.end()]
+        pieces = [*parser.feed(text), *parser.end(cut=cut)]
         calls = sum(isinstance(piece, Calling) for piece in pieces)
         return self.complete(message_of(pieces, [self.call_id(0, index) for index in range(calls)]))
 
@@ -122,7 +122,7 @@ class Draft:
 
     def end(self, event: Finished) -> Sequence[Piece]:
         """What is still to be told when it is complete."""
-        pieces = self._keep(self._parser.end(cut=event.reason == "length")) if self._parser is not None else ()
+        pieces = self._keep(self._parser.end(cut=event.cut)) if self._parser is not None else ()
         self.report = event.report
         self.stopped_by = event.stopped_by
         self.finish = event.reason

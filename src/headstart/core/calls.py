@@ -85,6 +85,13 @@ class CallReader:
             self._scan.rewind()
         self._scan.kept = None
 
+    def _back(self) -> None:
+        """Back to where a further call might have begun, unless the reply ended in it: then it is no text."""
+        if self._scan.starved:
+            self._scan.drop()
+        else:
+            self._scan.rewind()
+
     def bare(self) -> Reading[bool]:
         """Calls that are known by their shape only, one after the other."""
         scan = self._scan
@@ -96,7 +103,7 @@ class CallReader:
             called = yield from (self._listed() if self._calls.form == "python" else self._object(strict=True))
             if not called:
                 if self.count > count:
-                    scan.rewind()
+                    self._back()
                 return self.count > count
             yield from self._close(self._calls.finish)
             scan.mark()
@@ -181,7 +188,7 @@ class CallReader:
                 scan.kept = None
                 return True
         if self.count > count:
-            scan.rewind()
+            self._back()
         return self.count > count
 
     def _named(self) -> Reading[bool]:
@@ -233,7 +240,8 @@ class CallReader:
             schema = properties.get(key)
             self._argue(f"{lead}{_json(key)}: ")
             if not whole:
-                text = _before(text, self._calls.blank + self._calls.value_end, self._calls.value_end)
+                scan.drop()
+                text = text.removesuffix(self._calls.blank)
                 self._argue(_json(text)[:-1] if "string" in types_of(schema) or not schema else text)
                 return True
             self._argue(_json(cast(text.removesuffix(self._calls.blank), schema)))
@@ -263,12 +271,6 @@ class CallReader:
             self._call(called)
             self._argue(_json(arguments))
         return self.count > count
-
-
-def _before(text: str, *marks: str) -> str:
-    """The text without an end of it that one of `marks` begins with, the longest."""
-    beginnings = sorted((mark[:length] for mark in marks for length in range(1, len(mark) + 1)), key=len, reverse=True)
-    return text.removesuffix(next(filter(text.endswith, beginnings), ""))
 
 
 def _unquoted(text: str) -> str:

@@ -121,7 +121,8 @@ class Parser:
         return self._given()
 
     def end(self, *, cut: bool = False) -> list[Piece]:
-        """The last pieces, once the reply is over. `cut`: it would have gone on; a call that has only begun is left out."""
+        """The last pieces, once the reply is over. `cut`: it would have gone on; a mark or a call that has only begun is left
+        out."""
         self._cut = cut
         self._scan.finish()
         next(self._machine, None)
@@ -187,6 +188,8 @@ class Parser:
                 yield from scan.blanks()
                 thinking = yield from scan.take(reasoning.open)
                 if not thinking:
+                    if scan.starved and self._unfinished():
+                        return
                     scan.rewind()
             if thinking:
                 yield from self._reason(reasoning)
@@ -198,6 +201,8 @@ class Parser:
         if not calls.open:
             scan.mark()
             if not (yield from reader.bare()):
+                if self._breaks_off():
+                    return
                 scan.rewind()
         marks = tuple(filter(None, (calls.begin, calls.open)))
         while found := (yield from scan.until(marks, self._say)):
@@ -209,6 +214,7 @@ class Parser:
                 marks = () if scan.spent else marks
                 scan.rewind(len(found))
                 self._say(found)
+        self._rest(self._say)
 
     def _breaks_off(self) -> bool:
         """Whether what was begun with a mark is no text: the reply ended in it, and was cut or has called before."""
@@ -218,10 +224,27 @@ class Parser:
         self._blank = ""
         return True
 
+    def _unfinished(self) -> bool:
+        """Whether what was not read is the beginning of a mark and no text: `_breaks_off` of a mark. What reads like a word is
+        text."""
+        if self._scan.unread[:1].isalnum() or not self._scan.unread or not (self._cut or self._count):
+            return False
+        self._scan.drop()
+        self._blank = ""
+        return True
+
+    def _rest(self, sink: Sink) -> None:
+        """What no mark follows any more."""
+        if not self._unfinished() and self._scan.unread:
+            sink(self._scan.unread)
+            self._scan.drop()
+
     def _reason(self, reasoning: Reasoning) -> Reading[None]:
         self._scan.kept = None
-        yield from self._scan.until((reasoning.close,), self._think)
-        yield from self._scan.blanks("\n")
+        if (yield from self._scan.until((reasoning.close,), self._think)):
+            yield from self._scan.blanks("\n")
+        else:
+            self._rest(self._think)
 
     # ── gpt-oss ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -232,16 +255,16 @@ class Parser:
         while True:
             scan.mark(len(found))
             header = yield from self._header(found)
-            if header is None and found and self._breaks_off():
+            if header is None and self._breaks_off():
                 return
+            sink = self._say if header is None else self._channel(header)
             if header is None:
                 scan.rewind(len(found))
                 self._say(found)
-                found = yield from scan.until(_HEADS, self._say)
-            else:
-                scan.kept = None
-                found = yield from scan.until(_ENDS, self._channel(header))
+            scan.kept = None
+            found = yield from scan.until(_HEADS if header is None else _ENDS, sink)
             if not found:
+                self._rest(sink)
                 return
             if found not in _HEADS:
                 found = ""

@@ -60,6 +60,10 @@ class Scan:
         """Leaves out the rest."""
         self.at, self.kept = len(self._text), None
 
+    @property
+    def unread(self) -> str:
+        return self._text[self.at :]
+
     def mark(self, back: int = 0) -> None:
         """`rewind` goes to `back` characters before here."""
         self.kept = self.at - back
@@ -133,7 +137,8 @@ class Scan:
                 return None
 
     def until(self, marks: tuple[str, ...], sink: Sink) -> Reading[str]:
-        """Gives `sink` what stands before the first of `marks` as it comes; that mark, behind it; nothing at the end."""
+        """Gives `sink` what stands before the first of `marks` as it comes; that mark, behind it; nothing at the end, where
+        what one of them may begin with stays."""
         pattern = _any(marks)
         while True:
             found = pattern.search(self._text, self.at)
@@ -143,7 +148,6 @@ class Scan:
                 return found[0]
             self._give(len(self._text) - self._beginning(marks), sink)
             if not (yield from self.more()):
-                self._give(len(self._text), sink)
                 return ""
 
     def _give(self, end: int, sink: Sink) -> None:

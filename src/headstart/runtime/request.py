@@ -34,7 +34,8 @@ class Request:
         keep_logits: return the logits at the end of the prompt.
         grammar: what a whole reply must be; one that `max_tokens` or a stop text cuts off is its beginning.
         visible: control tokens whose text is part of the reply.
-        returns: makes of a reply's text the message that the client will send back; None if its content is the text.
+        returns: makes of a reply's text, and of whether it was cut, the message that the client will send back; None if its
+            content is the text.
         id: the name under which it can be explained later; "" for none.
         alias: the id that its answer has for the caller; "" for none.
         tenant: who asks; "" if nobody knows. Nobody is told of another's requests.
@@ -52,7 +53,7 @@ class Request:
     keep_logits: bool = False
     grammar: Grammar | None = None
     visible: frozenset[int] = frozenset()
-    returns: Callable[[str], Message] | None = None
+    returns: Callable[[str, bool], Message] | None = None
     id: str = ""
     alias: str = ""
     tenant: str = ""
@@ -157,6 +158,11 @@ class Finished:
     report: Report
     tokens: tuple[int, ...] = ()
     stopped_by: str | None = None
+
+    @property
+    def cut(self) -> bool:
+        """Whether the reply would have gone on."""
+        return self.reason == "length" or self.stopped_by is not None
 
 
 @dataclass(frozen=True, slots=True)

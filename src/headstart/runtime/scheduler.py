@@ -410,7 +410,7 @@ class Scheduler:
             # The next turn goes on at what the caller saw, not behind the stop text.
             self.engine.truncate(slot.number, len(job.chain) + len(delivered))
             slot.truncate(len(job.chain) + len(delivered))
-        returned = self._returned(job)
+        returned = self._returned(job, cut=reason == "length" or reply.stopped_by is not None)
         self.cache.replied(slot, job.about(len(slot.ids), len(reply.tokens), bool(returned.get("tool_calls"))))
         if job.request.choices == 1 and job.request.reuse and reply.tokens:
             self.settle.add(prompt, returned, tuple(slot.ids))
@@ -427,7 +427,7 @@ class Scheduler:
             except Exception:
                 log.exception("an observer failed")
 
-    def _returned(self, job: Job) -> Message:
+    def _returned(self, job: Job, *, cut: bool) -> Message:
         """The message that the caller will send back of a reply; its spelling is remembered, before it can be sent back.
 
         What a model writes may be anything, and nothing that goes wrong in reading it is worth more than that one spelling.
@@ -435,7 +435,7 @@ class Scheduler:
         prompt, reply = job.request.prompt, job.reply
         said: Message = {"role": "assistant", "content": reply.text}
         try:
-            returned = job.request.returns(reply.text) if job.request.returns is not None else said
+            returned = job.request.returns(reply.text, cut) if job.request.returns is not None else said
             for spelled in self._prompter.remember(prompt, reply.text, reply.delivered(), returned):
                 self.cache.spelled(job.chain, spelled)
         except Exception:
