@@ -10,14 +10,16 @@ import sqlite3
 import tarfile
 from collections import namedtuple
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import headstart
 from headstart.cli import main
-from headstart.stores.disk import Disk, Label
+from headstart.stores.disk import Disk, Label, Model
 from headstart.stores.disk import store as disk_store
 
 Run = Callable[..., str]
@@ -152,13 +154,17 @@ def test_one_is_not_many(cache: Run, folder: Path) -> None:
 
 
 def listed(text: str) -> list[list[str]]:
-    """The cells of a table's lines."""
-    return [re.split(r"\s*│\s*", line)[1:-1] for line in text.splitlines() if line.startswith("│")]
+    """The cells of a table's lines, as far as there are any."""
+    return [re.split(r"\s{2,}", line.rstrip()) for line in text.splitlines() if re.match("[0-9a-f]{12} ", line)]
 
 
 def test_checkpoints_are_shown_where_they_are(cache: Run, folder: Path) -> None:
     with_state(folder)
-    assert {row[0]: row[2] for row in listed(cache("ls"))} == {key(3).hex()[:12]: "2", key(18).hex()[:12]: "1"}
+    assert {row[0]: row[6] for row in listed(cache("ls"))} == {
+        key(3).hex()[:12]: "2 checkpoints",
+        key(18).hex()[:12]: "1 checkpoint",
+    }
+    assert "model 6d6d6d6d: 32 tokens, 2 blocks shared with others" in cache("ls")
     chains = {chain["id"]: chain for chain in json.loads(cache("ls", "--json"))}
     figures = [chains[key(number).hex()] for number in (3, 18)]
     assert [(one["checkpoints"], one["bytes"], one["own_bytes"], one["seconds"]) for one in figures] == [
@@ -166,7 +172,10 @@ def test_checkpoints_are_shown_where_they_are(cache: Run, folder: Path) -> None:
         (1, 3 * OBJECT + STATE_OBJECT, OBJECT, 1.5),
     ]
     change(folder, derived(*checkpoint(2, 1)))
-    assert [row[4] for row in listed(cache("show", short(3)))] == ["", "16 KiB", "16 KiB", "derived", "16 KiB"]
+    shown = cache("show", short(3))
+    assert [row[3] for row in listed(shown)][1:] == ["16 KiB", "16 KiB", "16 KiB"]
+    assert [row[5] for row in listed(shown)[2:3]] == ["derived checkpoint"]
+    assert "tokens 0 1 2 3 4 5 6 7\n" in shown
     shown = [one["checkpoint"] for one in json.loads(cache("show", short(18), "--json"))["blocks"]]
     assert [one and (one["id"], one["bytes"], one["pinned"]) for one in shown] == [
         *(None, (key(101).hex(), STATE_OBJECT, False), None),
@@ -179,7 +188,7 @@ def test_rows_and_checkpoints_are_counted_apart(cache: Run, folder: Path) -> Non
     said = cache("stats")
     assert "5 in 2 chains\n" in said
     assert "92 KiB (60 KiB of rows, 32 KiB of checkpoints)\n" in said
-    assert "6d6d6d6d: 5 blocks and 2 checkpoints, 92 KiB (60" in said
+    assert re.search(r"model +a model .*\(6d6d6d6d\)\n +5 blocks and 2 checkpoints, used .*\n +92 KiB \(60", said)
     stats = json.loads(cache("stats", "--json"))
     for figures in (stats, stats["models"][0]):
         assert (figures["blocks"], figures["checkpoints"], figures["checkpoint_bytes"]) == (5, 2, 2 * STATE_OBJECT)
@@ -193,7 +202,7 @@ def test_checkpoints_are_pinned_with_their_chain(cache: Run, folder: Path) -> No
     assert keys(folder) == {0, 1, 2, 3, 101, 103}
     change(folder, block(18, 1))
     assert "pinned: 3 blocks and 1 checkpoint\n" in cache("pin", short(18))
-    assert "pinned   5 blocks and 2 checkpoints\n" in cache("stats")
+    assert "pinned    5 blocks and 2 checkpoints\n" in cache("stats")
     said = cache("unpin", short(3))
     assert "unpinned: 2 blocks and 1 checkpoint\n" in said
     assert "need them: 2 blocks and 1 checkpoint\n" in said
@@ -499,5 +508,98 @@ def test_a_catalogue_that_cannot_be_read_is_said(cache: Run, folder: Path, expor
         assert f"Cannot open {folder}: the catalogue is of version 99" in cache(*command, code=2)
 
 
-def test_an_empty_folder_is_said(cache: Run, tmp_path_factory: Places) -> None:
+def test_an_empty_folder_is_said(cache: Run, folder: Path, tmp_path_factory: Places) -> None:
     assert "Nothing is stored" in cache("ls", code=2, place=tmp_path_factory.mktemp("empty"))
+    cache("rm", "--all")
+    assert cache("ls") == f"Nothing is stored in {folder}.\n"
+    assert json.loads(cache("ls", "--json")) == []
+    assert "nothing is stored here" in cache("stats")
+
+
+def test_what_is_kept_for_the_catalogue_is_not_used(cache: Run, folder: Path) -> None:
+    disk = Disk(folder, 1 << 40)
+    catalogue = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+    assert (disk.used, disk.reserved) == (5 * OBJECT + catalogue, disk_store.RESERVE - catalogue)
+    disk.close()
+    stats = json.loads(cache("stats", "--json"))
+    assert (stats["catalogue_bytes"], stats["reserved_bytes"]) == (catalogue, disk_store.RESERVE - catalogue)
+    assert "31.9 MiB more of the budget are kept for it" in cache("stats")
+
+
+# ── names and words ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+BEGINNING = "You are a gardener with forty years of experience, and you know every plant by its name. "
+
+
+@pytest.fixture
+def spoken(tmp_path: Path, tiny_model: Path) -> tuple[Path, Path]:
+    """A folder with two conversations that begin alike, and the file of the model that had them."""
+    model = Path(shutil.copy(tiny_model, tmp_path / "tiny-llama-F16.gguf"))
+    with headstart.open(model, ctx=512, slots=1, threads=1, memory_budget="8MiB", cache_dir=tmp_path / "cache") as hs:
+        for said in ("My roses have \x1b[31mblack spots.", "When are quinces ripe?"):
+            hs.chat([{"role": "system", "content": 3 * BEGINNING}, {"role": "user", "content": 12 * said}], max_tokens=1)
+    return tmp_path / "cache", model
+
+
+def test_chains_go_by_their_models_name_and_first_words(
+    cache: Run, spoken: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, _ = spoken
+    monkeypatch.setenv("COLUMNS", "120")
+    said = cache("ls", place=place)
+    assert said.count("  tiny-llama-F16: system You are a garden… ▸ ") == 2
+    for own in ("roses", "quinces"):
+        assert own in said
+    assert "\x1b" not in said
+    shown = json.loads(cache("ls", "--json", place=place))
+    assert {one["model"] for one in shown} == {"tiny-llama-F16"}
+    assert all("You are a gardener with forty years" in one["words"] for one in shown)
+    assert "forty years" in cache("show", shown[0]["id"], place=place)
+    assert "tiny-llama-F16 (" in cache("stats", place=place)
+
+
+def test_words_are_for_the_folders_owner_and_of_the_very_model(
+    cache: Run, spoken: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it is told how many tokens there are."""
+    place, model = spoken
+
+    def wordless() -> None:
+        assert "garden" not in (said := cache("ls", place=place))
+        assert "tiny-llama-F16" in said
+        assert re.search(r"tiny-llama-F16: \d+ tokens, \d+ blocks? shared", said)
+        assert {one["words"] for one in json.loads(cache("ls", "--json", place=place))} == {None}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        wordless()
+    assert "a garden…" in cache("ls", place=place)
+    with model.open("ab") as file:
+        file.write(b"\0")
+    wordless()
+    model.write_bytes(b"GGUF")
+    with closing(Disk(place, 1 << 40)) as disk:
+        (fingerprint,) = disk.catalog.models()
+        disk.catalog.learn(fingerprint, Model.of("tiny-llama-F16", str(model)))
+    wordless()
+    model.unlink()
+    wordless()
+
+
+@pytest.mark.parametrize("command", [("ls",), ("stats",)])
+def test_all_fits_on_80_columns(
+    cache: Run, spoken: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    place, _ = spoken
+    with closing(Disk(place, 1 << 40)) as disk:
+        (fingerprint,) = disk.catalog.models()
+        disk.catalog.learn(fingerprint, Model("a-model-with-a-name-" * 6, "", ""))
+        disk.catalog.pin(disk.catalog.keys(), True)
+        size = 123 << 30
+        with sqlite3.connect(place / "index.sqlite") as database:
+            database.execute("UPDATE objects SET allocated = ?, seconds = 1e5, used = 0", (size,))
+        database.close()
+    lines = cache(*command, place=place).splitlines()
+    assert max(len(line) for line in lines if not line.startswith("folder")) <= 80
+    assert any("a-model-with-a-name" in line for line in lines)

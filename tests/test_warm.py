@@ -58,7 +58,7 @@ def test_the_first_request_computes_its_own_words_only(
         identity, place = line.split()
         assert place.startswith(str(file))
         main_ends(["cache", "show", identity, "--cache-dir", str(folder)])
-        assert f"│ {identity} │" in capsys.readouterr().out.splitlines()[-2]
+        assert capsys.readouterr().out.splitlines()[-2].startswith(f"{identity} ")
     with headstart.open(tiny_model, ctx=2048, cache_dir=folder) as hs:
         chat.append({"role": "user", "content": "Where is the key?"})
         alice = hs.chat(chat, max_tokens=1, salt=salt, tools=tools or ()).report

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
+from headstart.cli_cache_list import Names, block_page, chain_page, pieces, stats_lines
 from headstart.config import default_cache_dir
 from headstart.errors import ConfigError
 from headstart.units import count, parse_portion, parse_size, show_size
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from headstart.stores.disk import Disk, FormatError, Label
+    from headstart.stores.disk import Disk, FormatError
     from headstart.stores.disk.catalog import Row
     from headstart.stores.disk.chains import Chain, Chains
 
@@ -103,23 +101,6 @@ def _chains(disk: Disk) -> Chains:
     return Chains(disk.catalog.rows())
 
 
-def _ago(then: float) -> str:
-    seconds = max(0.0, time.time() - then)
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
-
-
-def _counted(blocks: int, checkpoints: int) -> str:
-    return count(blocks, "block") + (f" and {count(checkpoints, 'checkpoint')}" if checkpoints else "")
-
-
-def _pieces(labels: Iterable[Label]) -> str:
-    kinds = [label.kind for label in labels]
-    return _counted(kinds.count("rows"), kinds.count("state"))
-
-
 def _track(items: Sequence[T], doing: str) -> Iterable[T]:
     from rich.console import Console
     from rich.progress import track
@@ -137,72 +118,38 @@ def list_chains(
     as_json: Json = False,
 ) -> None:
     """Lists chains, the latest used first."""
-    with _opened(folder) as disk:
+    with _opened(folder) as disk, Names(disk) as names:
         chains = _chains(disk).all()
-    if as_json:
-        typer.echo(json.dumps([chain.data() for chain in chains[:limit]], indent=1))
-        return
-    from rich.console import Console
+        if as_json:
+            typer.echo(json.dumps([_said(chain, names) for chain in chains[:limit]], indent=1))
+            return
+        from rich.console import Console
 
-    shown = chains[: limit or 50]
-    table = _table("id", "tokens", "check-\npoints", " size", " of its own", " saves", " used", "model", " ")
-    for chain in shown:
-        table.add_row(*_described(chain))
-    Console().print(table)
-    if len(chains) > len(shown):
-        typer.echo(f"and {len(chains) - len(shown):,} more; see --limit")
-
-
-def _table(*columns: str) -> Table:
-    """Columns whose names begin with a space may be broken into lines where there is little room."""
-    from rich.table import Column, Table
-
-    return Table(*(Column(name.strip(), no_wrap=not name.startswith(" ")) for name in columns))
+        shown = chains[: limit or 50]
+        if not chains:
+            typer.echo(f"Nothing is stored in {disk.folder}.")
+            return
+        Console(soft_wrap=True).print(chain_page(shown, names), end="")
+        if len(chains) > len(shown):
+            typer.echo(f"and {len(chains) - len(shown):,} more; see --limit")
 
 
-def _described(chain: Chain) -> list[str]:
-    data = chain.data()
-    notes = ["pinned"] if data["pinned"] else []
-    if not chain.complete:
-        notes.append("its beginning is gone")
-    return [
-        data["id"][:12],
-        f"{chain.tokens:,}",
-        f"{len(chain.checkpoints):,}",
-        show_size(chain.allocated),
-        show_size(data["own_bytes"]),
-        f"{data['seconds']:.1f} s",
-        _ago(data["used"]),
-        data["fingerprint"][:8],
-        ", ".join(notes),
-    ]
+def _said(chain: Chain, names: Names) -> dict[str, Any]:
+    return chain.data() | {"model": names.model(chain.rows[-1].label.fingerprint), "words": names.words(chain.rows)}
 
 
 @app.command()
 def show(identity: Id, folder: Folder = None, as_json: Json = False) -> None:
     """Shows one chain, block by block, with the checkpoints at their ends."""
-    with _opened(folder) as disk:
+    with _opened(folder) as disk, Names(disk) as names:
         chains = _chains(disk)
         chain = chains.of(chains.find(identity))
-    if as_json:
-        typer.echo(json.dumps(chain.data() | {"blocks": chain.blocks()}, indent=1))
-        return
-    from rich.console import Console
+        if as_json:
+            typer.echo(json.dumps(_said(chain, names) | {"blocks": chain.blocks()}, indent=1))
+            return
+        from rich.console import Console
 
-    table = _table("block", "tokens", " size", "rows", "check-\npoint", " used", " first tokens", "")
-    for row in chain.rows:
-        label, state = row.label, chain.checkpoints.get(row.label.key)
-        table.add_row(
-            label.key.hex()[:12],
-            f"{label.start} – {label.start + len(label.tokens)}",
-            show_size(row.allocated),
-            "canonical" if label.canonical else "derived",
-            "" if state is None else show_size(state.allocated) + ("" if state.label.canonical else "\nderived"),
-            _ago(row.used),
-            " ".join(map(str, label.tokens[:6])),
-            "pinned" if row.pinned else "",
-        )
-    Console().print(table)
+        Console(soft_wrap=True).print(block_page(chain, names), end="")
 
 
 @app.command()
@@ -212,36 +159,27 @@ def stats(folder: Folder = None, as_json: Json = False) -> None:
     from headstart.stores.disk.chains import Chains, totals
 
     with _opened(folder) as disk:
-        rows = list(disk.catalog.rows())
-        aside = files.occupied(disk.folder / "quarantine")
+        rows, known = list(disk.catalog.rows()), disk.catalog.models()
+        beside = {
+            "put_aside_bytes": files.occupied(disk.folder / "quarantine"),
+            "catalogue_bytes": files.occupied(disk.folder),
+            "reserved_bytes": disk.reserved,
+        }
     models = {model: [row for row in rows if row.label.fingerprint == model] for model in {r.label.fingerprint for r in rows}}
     data = {
         "folder": str(disk.folder),
         "chains": len(Chains(rows).all()),
         **totals(rows),
-        "put_aside_bytes": aside,
-        "models": [{"fingerprint": model.hex(), **totals(models[model])} for model in sorted(models)],
+        **beside,
+        "models": [
+            {"fingerprint": model.hex(), "name": known[model].name if model in known else None, **totals(models[model])}
+            for model in sorted(models)
+        ],
     }
     if as_json:
         typer.echo(json.dumps(data, indent=1))
         return
-    typer.echo(f"folder   {data['folder']}")
-    typer.echo(f"blocks   {data['blocks']:,} in {count(data['chains'], 'chain')}")
-    typer.echo(f"size     {_sizes(data)}")
-    typer.echo(f"saves    {data['seconds']:,.0f} s of prefill, if each block is used once")
-    typer.echo(f"pinned   {_pieces(row.label for row in rows if row.pinned)}")
-    typer.echo(f"bad      {show_size(aside)} put aside")
-    for model in data["models"]:
-        pieces, used = _counted(model["blocks"], model["checkpoints"]), _ago(model["used"])
-        typer.echo(f"model    {model['fingerprint'][:8]}: {pieces}, {_sizes(model)}, used {used}")
-
-
-def _sizes(totals: Mapping[str, Any]) -> str:
-    """Bytes of rows and of checkpoints."""
-    if not totals["checkpoints"]:
-        return show_size(totals["bytes"])
-    states = totals["checkpoint_bytes"]
-    return f"{show_size(totals['bytes'])} ({show_size(totals['bytes'] - states)} of rows, {show_size(states)} of checkpoints)"
+    typer.echo("\n".join(stats_lines(data, pieces(row.label for row in rows if row.pinned))))
 
 
 @app.command()
@@ -284,7 +222,7 @@ def pin(identity: Id, folder: Folder = None) -> None:
         chains = _chains(disk)
         labels = [row.label for row in chains.of(chains.find(identity)).objects]
         disk.catalog.pin([label.key for label in labels], True)
-        typer.echo(f"pinned: {_pieces(labels)}")
+        typer.echo(f"pinned: {pieces(labels)}")
 
 
 @app.command()
@@ -295,9 +233,9 @@ def unpin(identity: Id, folder: Folder = None) -> None:
         labels = {row.label.key: row.label for row in chains.of(chains.find(identity)).objects if row.pinned}
         needed = chains.needed(without=labels.keys()) & labels.keys()
         disk.catalog.pin(labels.keys() - needed, False)
-        typer.echo(f"unpinned: {_pieces(label for key, label in labels.items() if key not in needed)}")
+        typer.echo(f"unpinned: {pieces(label for key, label in labels.items() if key not in needed)}")
         if needed:
-            typer.echo(f"still pinned, as other pinned chains need them: {_pieces(labels[key] for key in needed)}")
+            typer.echo(f"still pinned, as other pinned chains need them: {pieces(labels[key] for key in needed)}")
 
 
 @app.command("rm")
@@ -321,7 +259,7 @@ def remove(
             rows = _removable(_chains(disk), identity)
         gone = set(disk.remove([row.label.key for row in rows]))
         deleted = [row for row in rows if row.label.key in gone]
-        typer.echo(f"deleted: {_pieces(row.label for row in deleted)}, {show_size(sum(row.allocated for row in deleted))}")
+        typer.echo(f"deleted: {pieces(row.label for row in deleted)}, {show_size(sum(row.allocated for row in deleted))}")
 
 
 def _removable(chains: Chains, identity: str) -> list[Row]:
@@ -371,7 +309,7 @@ def export_chains(
         wanted = [chains.of(chains.find(one)) for one in identity] if identity else chains.all()
         rows = list({row.label.key: row for chain in wanted for row in chain.objects}.values())
         packed, left = archive.pack(disk, _track(rows, "writing"), file)
-    typer.echo(f"exported: {_pieces(packed)}" + (f"; left out, as derived: {_pieces(left)}" if left else ""))
+    typer.echo(f"exported: {pieces(packed)}" + (f"; left out, as derived: {pieces(left)}" if left else ""))
 
 
 @app.command("import")
@@ -404,8 +342,8 @@ def import_chains(
         objects = archive.unpack(stream, complain)
         with _opened(folder, disk_budget, make=True) as disk:
             taken = archive.take(disk, objects)
-    typer.echo(f"imported: {_pieces(taken.stored)}; there before: {taken.known}; bad: {bad}")
+    typer.echo(f"imported: {pieces(taken.stored)}; there before: {taken.known}; bad: {bad}")
     if taken.refused:
-        typer.echo(f"no room for {_pieces(taken.refused)}; --disk-budget gives more, `headstart cache gc` makes some")
+        typer.echo(f"no room for {pieces(taken.refused)}; --disk-budget gives more, `headstart cache gc` makes some")
     if bad or taken.refused:
         raise typer.Exit(1)

@@ -20,11 +20,12 @@ import pytest
 
 from headstart.stores import behind, reading
 from headstart.stores.base import Bytes
-from headstart.stores.behind import Appeared, Gone, NoDisk, Notice, Refused, Stored, WriteBehind
+from headstart.stores.behind import NoDisk, WriteBehind
 from headstart.stores.disk import Disk, FormatError, Label
-from headstart.stores.disk import store as disk_store
+from headstart.stores.disk import reader as disk_reader
 from headstart.stores.disk.format import ALIGN, VERSION, checksum
 from headstart.stores.disk.store import RESERVE
+from headstart.stores.notices import Appeared, Gone, Notice, Refused, Stored
 from headstart.stores.reading import Hung
 
 BIG = 1 << 40
@@ -281,7 +282,7 @@ def test_slow_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     disk = Disk(tmp_path, BIG)
     disk.write([(label(0), rows(0))])
     disk.close()
-    monkeypatch.setattr(disk_store, "_STEP", SIZE // 8)
+    monkeypatch.setattr(disk_reader, "_STEP", SIZE // 8)
     monkeypatch.setattr(reading, "STUCK", 0.8)
     real = os.preadv
 
@@ -339,12 +340,12 @@ def test_what_was_refused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert [tier.offer(label(number), rows(number)) for number in range(1, 4)] == [True, False, False]
     gate.open.set()
     assert tier.close(30)
-    assert "2 pieces have to wait until the disk has time, 0 are not stored" in caplog.text
+    assert "2 pieces put off until the disk has time, 0 pieces not stored" in caplog.text
     tier = WriteBehind(lambda: Disk(tmp_path, RESERVE), FINGERPRINT, BIG)
     assert tier.offer(label(4), rows(4))
     assert tier.close(30)
     assert "nothing fits" in caplog.text
-    assert "0 pieces have to wait until the disk has time, 1 are not stored" in caplog.text
+    assert "0 pieces put off until the disk has time, 1 piece not stored" in caplog.text
 
 
 def test_what_a_crash_of_another_process_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,12 @@ class _Gauges(Collector):
         yield counter("headstart:settled_turns", "Finished turns made canonical when idle.", {(): settle.get("turns", 0)})
         yield counter("headstart:settled_tokens", "Tokens computed for that.", {(): settle.get("tokens", 0)})
         yield counter("headstart:settle_given_up", "Finished turns that could not be.", {(): settle.get("given_up", 0)})
-        for field, text in (("used", "Bytes in use."), ("budget", "Bytes allowed."), ("pieces", "Blocks and tails.")):
+        for field, text in (
+            ("used", "Bytes in use."),
+            ("reserved", "Bytes of the budget that are neither in use nor free: the disk keeps some for its catalogue."),
+            ("budget", "Bytes allowed."),
+            ("pieces", "Blocks and tails."),
+        ):
             unit = "" if field == "pieces" else "_bytes"
             values: dict[tuple[str, ...], float] = {(name,): float(tier[field]) for name, tier in tiers.items()}
             yield gauge(f"headstart:store_{field}{unit}", text, values, "tier")

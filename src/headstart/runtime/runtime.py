@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,13 +23,14 @@ from headstart.core.record import Record
 from headstart.core.template import Message, Template
 from headstart.engines.base import Engine, Grammar, Sampling, Tokenizer
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
+from headstart.model_names import model_name
 from headstart.names import option
 from headstart.runtime.cache import Cache
 from headstart.runtime.job import Ticket
 from headstart.runtime.request import Event, Request, Sink
 from headstart.runtime.scheduler import Outcome, Scheduler
 from headstart.stores.behind import NoDisk, WriteBehind
-from headstart.stores.disk import Disk
+from headstart.stores.disk import Disk, Model
 from headstart.stores.memory import Memory
 
 log = logging.getLogger("headstart.model")
@@ -279,7 +281,7 @@ class Runtime:
                 for slot in self.scheduler.slots
             ],
             "tiers": {
-                tier.name: {"used": tier.used, "budget": tier.budget, "pieces": len(tier)}
+                tier.name: {"used": tier.used, "reserved": tier.reserved, "budget": tier.budget, "pieces": len(tier)}
                 for tier in (memory, disk)
                 if tier.budget
             },
@@ -327,8 +329,16 @@ def _disk(engine: Engine, settings: Settings, memory: int) -> NoDisk:
     folder = settings.cache_dir
     if folder is None or not engine.traits.movable:
         return NoDisk()
-    limit = int(QUEUE_SHARE * memory)
-    return WriteBehind(lambda: Disk(folder, settings.disk_budget, settings.tenant_disk), engine.fingerprint, limit)
+    file = str(engine.facts.details.get("path", ""))
+    known = Model.of(model_name(file) if file else engine.facts.name, file)
+
+    def opened() -> Disk:
+        disk = Disk(folder, settings.disk_budget, settings.tenant_disk)
+        with suppress(sqlite3.Error):  # names can wait; what else is wrong is found out soon enough
+            disk.catalog.learn(engine.fingerprint, known)
+        return disk
+
+    return WriteBehind(opened, engine.fingerprint, int(QUEUE_SHARE * memory))
 
 
 def _both(sinks: Sequence[Sink]) -> Sink:

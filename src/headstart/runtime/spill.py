@@ -13,9 +13,10 @@ from headstart.core.blocks import BlockId, as_tokens
 from headstart.core.index import Entry, Index
 from headstart.core.opening import Opening, Openings
 from headstart.core.spelling import Spelled, Spellings
-from headstart.stores.behind import Appeared, Gone, NoDisk, Noted, Refused, Stored
+from headstart.stores.behind import NoDisk
 from headstart.stores.disk import Label
 from headstart.stores.memory import Memory
+from headstart.stores.notices import Appeared, Gone, Noted, Refused, Stored
 
 LATER = 10.0
 """Seconds after which a derived checkpoint is offered. Mostly it has given way by then, and it is large."""

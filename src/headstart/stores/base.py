@@ -29,6 +29,11 @@ class Store(ABC):
     def used(self) -> int:
         """Bytes it occupies now, transient buffers included."""
 
+    @property
+    def reserved(self) -> int:
+        """Bytes of the budget that are neither used nor free."""
+        return 0
+
     @abstractmethod
     def delete(self, key: bytes) -> None:
         """Forgets `key`. Deleting what is not there is fine."""

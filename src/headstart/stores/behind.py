@@ -15,14 +15,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
 
 from headstart.core.reuse import About
 from headstart.stores.base import Bytes
 from headstart.stores.disk import Disk, FormatError, Label, Note
-from headstart.stores.disk.catalog import damages
 from headstart.stores.disk.format import ALIGN
+from headstart.stores.disk.schema import damages
 from headstart.stores.disk.store import RESERVE
+from headstart.stores.notices import Appeared, Gone, Noted, Notice, Refused, Stored
 from headstart.stores.reading import Reading
 from headstart.units import count, show_size
 
@@ -46,45 +46,6 @@ KEEP = 60.0
 """Seconds for which what a request waits for is kept on disk."""
 SAY = 60.0
 """Seconds between two lines of the log that say how much was refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """An offered object is on disk, also after a crash."""
-
-    label: Label
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """An offered object was not stored."""
-
-    label: Label
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Appeared:
-    """An object is on disk that was not known here."""
-
-    label: Label
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """An object was evicted, or has turned out not to be there."""
-
-    key: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """A note was found."""
-
-    note: Note
-
-
-Notice = Stored | Refused | Appeared | Gone | Noted
 
 
 class NoDisk:
@@ -111,6 +72,11 @@ class NoDisk:
 
     @property
     def budget(self) -> int:
+        return 0
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of the budget that are neither used nor free."""
         return 0
 
     def __len__(self) -> int:
@@ -195,7 +161,7 @@ class WriteBehind(NoDisk):
         self._seen = self._seen_notes = 0
         self._known: set[bytes] = set()
         self._version: tuple[int, ...] = ()
-        self._sizes = (0, 0, 0)
+        self._sizes = (0, 0, 0, 0)
         self._foreign: Mapping[bytes, Set[bytes]] = {}
         self._ends = float("inf")
         self._failing_until = 0.0
@@ -216,8 +182,12 @@ class WriteBehind(NoDisk):
     def budget(self) -> int:
         return self._sizes[1]
 
-    def __len__(self) -> int:
+    @property
+    def reserved(self) -> int:
         return self._sizes[2]
+
+    def __len__(self) -> int:
+        return self._sizes[3]
 
     # ── the engine's side ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -451,7 +421,7 @@ class WriteBehind(NoDisk):
         for number, note in disk.catalog.notes(self._fingerprint, self._seen_notes):
             self._seen_notes = number
             self._notices.append(Noted(note))
-        self._sizes = (disk.used, disk.budget, len(disk))
+        self._sizes = (disk.used, disk.budget, disk.reserved, len(disk))
 
     def _open(self) -> bool:
         try:

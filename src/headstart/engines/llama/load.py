@@ -63,6 +63,18 @@ def open_model(path: Path, gpu_layers: int, progress: Progress) -> Any:
     return model
 
 
+def open_vocabulary(path: Path) -> Any:
+    """A model without its weights, which can do nothing but tell text from tokens. Raises ModelError."""
+    llama_log.capture()
+    _backend()
+    params = lib.llama_model_default_params()
+    params.vocab_only = True
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise ModelError(f"llama.cpp cannot read the vocabulary of '{path}': {llama_log.cause()}.")
+    return model
+
+
 def has_amx() -> bool:
     """Whether this build lays quantised weights out for AMX, which it then crashes on: compilers leave out what it stores to
     the tile configuration (llama.cpp's issue 20824)."""

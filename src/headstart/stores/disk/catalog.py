@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import os
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,66 +20,17 @@ from typing import Any, get_args
 import numpy as np
 
 from headstart.core.quota import NoQuota, owner_of
-from headstart.core.reuse import ABOUTS, KINDS, MEMORY, OCTAVES, POLICIES, UNKNOWN, About, Reuse, Usage
+from headstart.core.reuse import ABOUTS, KINDS, MEMORY, OCTAVES, POLICIES, About, Reuse, Usage
 from headstart.stores.base import Kind
+from headstart.stores.disk import schema
 from headstart.stores.disk.format import Label
 
-VERSION = 3
 GHOSTS = 1 << 15
 """Objects whose uses are remembered after they have gone."""
 NOTES = 1 << 15
 """Notes that are kept: the latest."""
 WAIT = 3600.0
 """Seconds for which rows may wait for a checkpoint behind them, where they are useless without."""
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS objects (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows: what others have added is behind the last one seen
-    key BLOB NOT NULL UNIQUE,
-    parent BLOB NOT NULL,
-    fingerprint BLOB NOT NULL,
-    start INTEGER NOT NULL,
-    tokens BLOB NOT NULL,
-    canonical INTEGER NOT NULL,
-    seconds REAL NOT NULL,
-    allocated INTEGER NOT NULL,                -- bytes on disk
-    created REAL NOT NULL,
-    used REAL NOT NULL,                        -- last time
-    heat REAL NOT NULL,                        -- log2 of the decayed sum of uses, at time 0
-    pinned INTEGER NOT NULL DEFAULT 0,
-    uses INTEGER NOT NULL DEFAULT 1,
-    kind TEXT NOT NULL DEFAULT 'rows',         -- or 'state'
-    sort INTEGER NOT NULL DEFAULT 0,           -- core/reuse: what is known of the latest request
-    weight REAL NOT NULL DEFAULT {UNKNOWN.weight}
-);
-CREATE INDEX IF NOT EXISTS by_parent ON objects (parent);
-CREATE INDEX IF NOT EXISTS by_fingerprint ON objects (fingerprint, number);
-CREATE TABLE IF NOT EXISTS gone (              -- objects, the latest
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    key BLOB NOT NULL UNIQUE,
-    used REAL NOT NULL,
-    heat REAL NOT NULL,
-    uses INTEGER NOT NULL,
-    sort INTEGER NOT NULL,
-    weight REAL NOT NULL
-);
-CREATE TABLE IF NOT EXISTS notes (             -- what is to be known again beside a block, and is gone with it
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    fingerprint BLOB NOT NULL,
-    key BLOB NOT NULL,
-    block BLOB NOT NULL,
-    value BLOB NOT NULL,
-    UNIQUE (fingerprint, key)
-);
-CREATE INDEX IF NOT EXISTS by_block ON notes (block);
-CREATE TABLE IF NOT EXISTS spells (            -- core/reuse: its counts, where there are any
-    row INTEGER NOT NULL,
-    kind INTEGER NOT NULL,
-    octave INTEGER NOT NULL,
-    count REAL NOT NULL,
-    PRIMARY KEY (row, kind, octave)
-) WITHOUT ROWID;
-"""
-
 
 _USED = "used, uses, heat, sort, weight"
 _DERIVED = "FROM objects WHERE key = ? AND NOT canonical"
@@ -109,6 +61,34 @@ class Note:
     value: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What objects of a fingerprint belong to, as people call it. Decides nothing.
+
+    Attributes:
+        file: path of the weights.
+        mark: what changes with that file; "" if it is not there.
+    """
+
+    name: str
+    file: str
+    mark: str
+
+    @classmethod
+    def of(cls, name: str, file: str) -> Model:
+        """The model as it is now."""
+        try:
+            found = os.stat(file)
+        except (OSError, ValueError):
+            return cls(name, file, "")
+        return cls(name, file, f"{found.st_size} {found.st_mtime_ns}")
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether its file is still the one that it was."""
+        return bool(self.mark) and self.of(self.name, self.file) == self
+
+
 class Catalog:
     """A connection to the catalogue. For one thread at a time.
 
@@ -123,30 +103,7 @@ class Catalog:
     def __init__(self, path: Path, half_life: float, policy: str = "value") -> None:
         self._half_life = half_life
         self._policy = POLICIES[policy]
-        self._db = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
-        try:
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version > VERSION:
-                raise sqlite3.NotSupportedError(f"the catalogue is of version {version}; this headstart reads {VERSION}")
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            if version < VERSION:
-                self._migrate()
-            self._db.executescript(_SCHEMA)
-        except BaseException:
-            self._db.close()
-            raise
-
-    def _migrate(self) -> None:
-        with self._change():
-            columns = {column for _, column, *_ in self._db.execute("PRAGMA table_info(objects)")}
-            if "number" in columns and "kind" not in columns:  # it is of version 1, and no other process was faster
-                self._db.execute("ALTER TABLE objects ADD COLUMN kind TEXT NOT NULL DEFAULT 'rows'")
-            if "number" in columns and "sort" not in columns:  # of version 2 or before
-                # Its column `reply` and its tables `ghosts` and `learned` stay: an older process may have it open.
-                self._db.execute("ALTER TABLE objects ADD COLUMN sort INTEGER NOT NULL DEFAULT 0")
-                self._db.execute(f"ALTER TABLE objects ADD COLUMN weight REAL NOT NULL DEFAULT {UNKNOWN.weight}")
-            self._db.execute(f"PRAGMA user_version={VERSION}")
+        self._db = schema.connect(path)
 
     def close(self) -> None:
         self._db.close()
@@ -154,8 +111,7 @@ class Catalog:
     @contextmanager
     def _change(self) -> Iterator[None]:
         """A transaction that nobody else's comes between."""
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
+        with schema.change(self._db):
             yield
 
     def add(self, objects: Iterable[tuple[Label, int]], now: float | None = None) -> None:
@@ -236,6 +192,18 @@ class Catalog:
             if not all(isinstance(one, bytes) for one in note):
                 raise sqlite3.DatabaseError("a note that nobody here has written")
             yield number, Note(*note)
+
+    def learn(self, fingerprint: bytes, model: Model) -> None:
+        """Remembers what a fingerprint is of."""
+        if self.models().get(fingerprint) != model:
+            with self._change():
+                values = fingerprint, model.name, model.file, model.mark
+                self._db.execute("INSERT OR REPLACE INTO models (fingerprint, name, file, mark) VALUES (?, ?, ?, ?)", values)
+
+    def models(self) -> dict[bytes, Model]:
+        """What is known of fingerprints."""
+        found = self._db.execute("SELECT fingerprint, name, file, mark FROM models").fetchall()
+        return {bytes(fingerprint): Model(*map(str, said)) for fingerprint, *said in found}
 
     def _usage(self, table: str, key: bytes) -> Usage | None:
         """How an object was, or a ghost had been, used. What it saves is left out."""
@@ -449,19 +417,3 @@ def _packed(tokens: tuple[int, ...]) -> bytes:
 
 def _unpacked(data: bytes) -> tuple[int, ...]:
     return tuple(np.frombuffer(data, "<i4").tolist())
-
-
-def drop(path: Path) -> None:
-    """Deletes a catalogue. Raises OSError."""
-    for suffix in ("-wal", "-shm", ""):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
-
-
-def damages(error: Exception) -> bool:
-    """Whether an error of the catalogue says that it holds garbage, rather than that it cannot be used just now."""
-    if isinstance(error, sqlite3.OperationalError):
-        # Tables other than ours; or, without a code, values of a type that ours do not have.
-        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_ERROR
-    return isinstance(error, sqlite3.DatabaseError | ValueError | TypeError) and not isinstance(
-        error, sqlite3.NotSupportedError
-    )

@@ -27,10 +27,11 @@ import numpy as np
 
 from headstart.core.quota import NoQuota, quota
 from headstart.stores.base import Bytes, Store
-from headstart.stores.disk import files, format
-from headstart.stores.disk.catalog import Catalog, Row, damages, drop
+from headstart.stores.disk import files, format, reader
+from headstart.stores.disk.catalog import Catalog, Row
 from headstart.stores.disk.format import FormatError, Header, Label, Sealed
 from headstart.stores.disk.quarantine import Quarantine
+from headstart.stores.disk.schema import damages, drop
 
 try:
     import fcntl
@@ -47,8 +48,6 @@ SLACK = 256
 """For so many objects one more than needed is evicted."""
 LOCK_WAIT = 10.0
 """Seconds to wait for another process's write."""
-_STEP = 16 << 20
-"""Most bytes of one call to read."""
 _SUFFIX = ".rows"
 _INDEX = "index.sqlite"
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -139,7 +138,12 @@ class Disk(Store):
     @property
     def used(self) -> int:
         beside = files.occupied(self._temporary) + self._quarantine.used
-        return self.catalog.used() + max(RESERVE, files.occupied(self.folder)) + beside
+        return self.catalog.used() + files.occupied(self.folder) + beside
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of the budget that are neither used nor free: the catalogue may need them."""
+        return max(0, RESERVE - files.occupied(self.folder))
 
     def path(self, key: bytes) -> Path:
         return Path(self._where(key))
@@ -214,9 +218,13 @@ class Disk(Store):
 
     def _free(self, need: int) -> int:
         """Bytes that are free; what was put aside gives way if they are fewer than `need`."""
-        if need > self._budget - self.used:
+        if need > self._left:
             self._quarantine.tidy(0)
-        return self._budget - self.used
+        return self._left
+
+    @property
+    def _left(self) -> int:
+        return self._budget - self.used - self.reserved
 
     def _make_room(self, need: int, spare: Collection[bytes], coming: Sequence[Sealed] = ()) -> list[bytes]:
         """Evicts until `need` bytes are free for what is coming, or nothing more can go; the keys that went."""
@@ -236,7 +244,7 @@ class Disk(Store):
 
     def _place(self, new: Sequence[Sealed]) -> int:
         """Writes as many objects as there is room for, in order, and gives them rows; how many."""
-        room = self._budget - self.used
+        room = self._left
         temporary: list[Path] = []
         placed: list[Label] = []
         try:
@@ -312,43 +320,12 @@ class Disk(Store):
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def read_into(self, label: Label, out: Bytes, count: Callable[[int], None] = lambda _: None) -> int:
-        """Reads exactly this object into `out`, and checks all of it; its bytes. Thread-safe. `count` is told of each step.
-
-        Rows must fill `out`; a checkpoint may be smaller. Where derived is asked for, canonical that took its place is as good.
-
-        Raises:
-            FileNotFoundError: it is not there (any more).
-            FormatError: it must not be used; `out` is then undefined.
-            OSError: it cannot be read.
-        """
-        file = os.open(self._where(label.key), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            header = _read_header(file)
-            if not header.label.serves(label):
-                raise FormatError("other", "it is another object than the one asked for")
-            if header.size > len(out) or (header.size < len(out) and label.kind == "rows"):
-                raise FormatError("other", f"{header.size} bytes where {len(out)} were asked for")
-            out = out[: header.size]
-            view, done = out.data, 0
-            while done < header.size:
-                got = os.preadv(file, [view[done : done + _STEP]], header.at + done)
-                if not got:
-                    raise FormatError("truncated", f"{done} of {header.size} bytes")
-                done += got
-                count(got)
-        finally:
-            os.close(file)
-        if format.checksum(out) != header.checksum:
-            raise FormatError("corrupt", "its content is not what was written")
-        return header.size
+        """Reads exactly this object into `out`; its bytes. Thread-safe. See `reader.read`, also for what it raises."""
+        return reader.read(self._where(label.key), label, out, count)
 
     def inspect(self, key: bytes) -> Header:
         """The header of an object. Raises what `read_into` raises."""
-        file = os.open(self.path(key), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return _read_header(file)
-        finally:
-            os.close(file)
+        return reader.inspect(self._where(key))
 
     # ── delete ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -490,11 +467,3 @@ class Disk(Store):
 
     def __len__(self) -> int:
         return len(self.catalog)
-
-
-def _read_header(file: int) -> Header:
-    head = os.pread(file, format.ALIGN, 0)
-    size = format.header_size(head)
-    if size > len(head):
-        head += os.pread(file, size - len(head), len(head))
-    return format.decode(head[:size], os.fstat(file).st_size)

@@ -1,0 +1,124 @@
+"""Schema: the catalogue's tables, how older ones become them, and which errors say that a catalogue is damaged."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headstart.core.reuse import UNKNOWN
+
+VERSION = 3
+_TABLES = f"""
+CREATE TABLE IF NOT EXISTS objects (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows: what others have added is behind the last one seen
+    key BLOB NOT NULL UNIQUE,
+    parent BLOB NOT NULL,
+    fingerprint BLOB NOT NULL,
+    start INTEGER NOT NULL,
+    tokens BLOB NOT NULL,
+    canonical INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    allocated INTEGER NOT NULL,                -- bytes on disk
+    created REAL NOT NULL,
+    used REAL NOT NULL,                        -- last time
+    heat REAL NOT NULL,                        -- log2 of the decayed sum of uses, at time 0
+    pinned INTEGER NOT NULL DEFAULT 0,
+    uses INTEGER NOT NULL DEFAULT 1,
+    kind TEXT NOT NULL DEFAULT 'rows',         -- or 'state'
+    sort INTEGER NOT NULL DEFAULT 0,           -- core/reuse: what is known of the latest request
+    weight REAL NOT NULL DEFAULT {UNKNOWN.weight}
+);
+CREATE INDEX IF NOT EXISTS by_parent ON objects (parent);
+CREATE INDEX IF NOT EXISTS by_fingerprint ON objects (fingerprint, number);
+CREATE TABLE IF NOT EXISTS gone (              -- objects, the latest
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    key BLOB NOT NULL UNIQUE,
+    used REAL NOT NULL,
+    heat REAL NOT NULL,
+    uses INTEGER NOT NULL,
+    sort INTEGER NOT NULL,
+    weight REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS notes (             -- what is to be known again beside a block, and is gone with it
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    fingerprint BLOB NOT NULL,
+    key BLOB NOT NULL,
+    block BLOB NOT NULL,
+    value BLOB NOT NULL,
+    UNIQUE (fingerprint, key)
+);
+CREATE INDEX IF NOT EXISTS by_block ON notes (block);
+CREATE TABLE IF NOT EXISTS models (            -- what fingerprints are of, for people
+    fingerprint BLOB PRIMARY KEY,
+    name TEXT NOT NULL,
+    file TEXT NOT NULL,
+    mark TEXT NOT NULL                         -- by which it is seen that the file is still the same
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS spells (            -- core/reuse: its counts, where there are any
+    row INTEGER NOT NULL,
+    kind INTEGER NOT NULL,
+    octave INTEGER NOT NULL,
+    count REAL NOT NULL,
+    PRIMARY KEY (row, kind, octave)
+) WITHOUT ROWID;
+"""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection to a catalogue, which is made, or altered, as it has to be.
+
+    Raises:
+        sqlite3.Error: it cannot be opened, is damaged, or of a later version.
+    """
+    database = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
+    try:
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if version > VERSION:
+            raise sqlite3.NotSupportedError(f"the catalogue is of version {version}; this headstart reads {VERSION}")
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+        if version < VERSION:
+            _migrate(database)
+        database.executescript(_TABLES)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+@contextmanager
+def change(database: sqlite3.Connection) -> Iterator[None]:
+    """A transaction that nobody else's comes between."""
+    with database:
+        database.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def _migrate(database: sqlite3.Connection) -> None:
+    with change(database):
+        columns = {column for _, column, *_ in database.execute("PRAGMA table_info(objects)")}
+        if "number" in columns and "kind" not in columns:  # it is of version 1, and no other process was faster
+            database.execute("ALTER TABLE objects ADD COLUMN kind TEXT NOT NULL DEFAULT 'rows'")
+        if "number" in columns and "sort" not in columns:  # of version 2 or before
+            # Its column `reply` and its tables `ghosts` and `learned` stay: an older process may have it open.
+            database.execute("ALTER TABLE objects ADD COLUMN sort INTEGER NOT NULL DEFAULT 0")
+            database.execute(f"ALTER TABLE objects ADD COLUMN weight REAL NOT NULL DEFAULT {UNKNOWN.weight}")
+        database.execute(f"PRAGMA user_version={VERSION}")
+
+
+def drop(path: Path) -> None:
+    """Deletes a catalogue. Raises OSError."""
+    for suffix in ("-wal", "-shm", ""):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def damages(error: Exception) -> bool:
+    """Whether an error of the catalogue says that it holds garbage, rather than that it cannot be used just now."""
+    if isinstance(error, sqlite3.OperationalError):
+        # Tables other than ours; or, without a code, values of a type that ours do not have.
+        return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_ERROR
+    return isinstance(error, sqlite3.DatabaseError | ValueError | TypeError) and not isinstance(
+        error, sqlite3.NotSupportedError
+    )

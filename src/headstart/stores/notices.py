@@ -1,0 +1,46 @@
+"""Notices: what the disk has found out, as it is told to the engine thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headstart.stores.disk import Label, Note
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An offered object is on disk, also after a crash."""
+
+    label: Label
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An offered object was not stored."""
+
+    label: Label
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Appeared:
+    """An object is on disk that was not known here."""
+
+    label: Label
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """An object was evicted, or has turned out not to be there."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A note was found."""
+
+    note: Note
+
+
+Notice = Stored | Refused | Appeared | Gone | Noted
