@@ -2,16 +2,17 @@
 
 A history is what a few users do to one runtime: turns, edits of the last and of a middle message, branches, regenerations,
 aborted prompts, while other slots reply, under a memory budget that cannot hold everything. Its last requests are compared,
-byte for byte, with a plain canonical prefill of the same tokens in an empty slot of the other engine.
+byte for byte, with a plain canonical prefill of the same tokens in an empty slot of the other engine, and with the reply being
+decoded behind it.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,8 +20,9 @@ from harness import Answer, Messages, ask, assistant, submit, system, user
 from headstart.core.blocks import Tokens
 from headstart.core.index import Entry
 from headstart.core.planner import next_call
-from headstart.engines.base import GREEDY, Engine, Sampling, Span
-from headstart.runtime.request import Progress, Started
+from headstart.engines.base import GREEDY, Engine, Sampling, Span, Step
+from headstart.runtime.job import token_logprob
+from headstart.runtime.request import Delta, Progress, Started
 from headstart.runtime.runtime import Runtime
 
 WORDS = (
@@ -31,6 +33,8 @@ WORDS = (
 
 
 USERS = 3
+COMPARED = 9
+"""Least tokens of a reply that is compared: the first comes from the prompt's logits, eight are decoded."""
 EVENTS = ("turn", "turn", "edit", "branch", "again")
 
 
@@ -49,6 +53,15 @@ def cold_logits(engine: Engine, tokens: Tokens) -> bytes:
     return engine.logits(0).tobytes()
 
 
+def cold_logprobs(engine: Engine, reply: Sequence[int]) -> list[float]:
+    """Of the tokens of a reply, decoded one by one behind what the first slot holds and has logits of."""
+    found = []
+    for token in reply:
+        found.append(token_logprob(engine.logits(0), token, 0, engine).logprob)
+        engine.decode([Step(0, token)])
+    return found
+
+
 @dataclass
 class Tally:
     """What happened in all histories so far.
@@ -56,12 +69,14 @@ class Tally:
     Attributes:
         restoring: histories of which a compared request restored at least two blocks from memory.
         wrong: compared requests whose logits differ from a cold run's.
+        wrong_replies: those whose reply has another log-probability somewhere.
     """
 
     histories: int = 0
     compared: int = 0
     restoring: int = 0
     wrong: int = 0
+    wrong_replies: int = 0
     events: Counter[str] = field(default_factory=Counter)
 
 
@@ -128,10 +143,12 @@ class Lab:
             return [*chat[:at], changed, *chat[at + 1 : -1]]
         return [*chat[: dice.choice(asked)], changed]
 
-    def _ask(self, dice: random.Random, chat: Messages, **options: bool) -> Answer:
+    def _ask(self, dice: random.Random, chat: Messages, compared: bool = False) -> Answer:
         sampling = GREEDY if dice.random() < 0.5 else Sampling(seed=dice.randrange(1000))
         length = dice.randint(1, self.longest)
-        answer = ask(self.runtime, chat, sampling=sampling, max_tokens=length, ignore_eos=length > 8, **options)
+        if compared:
+            sampling, length = replace(sampling, logprobs=0), max(length, COMPARED)
+        answer = ask(self.runtime, chat, sampling=sampling, max_tokens=length, ignore_eos=length > 8, keep_logits=compared)
         chat.append(assistant(answer.text))
         return answer
 
@@ -159,10 +176,13 @@ class Lab:
 
     def _compare(self, dice: random.Random, chat: Messages) -> int:
         with self._neighbour(dice):
-            answer = self._ask(dice, chat, keep_logits=True)
+            answer = self._ask(dice, chat, compared=True)
         assert answer.logits is not None
         self.tally.compared += 1
         self.tally.wrong += answer.logits.tobytes() != cold_logits(self.cold, answer.prompt)
+        said = [one for event in answer.events if isinstance(event, Delta) for one in event.logprobs]
+        assert len(said) >= COMPARED
+        self.tally.wrong_replies += [one.logprob for one in said] != cold_logprobs(self.cold, [one.token for one in said])
         report = answer.report
         assert report.prompt == report.live + report.restored + report.computed
         self.tally.events["live"] += report.live > 0

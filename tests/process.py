@@ -17,8 +17,8 @@ CLEAN = {name: value for name, value in os.environ.items() if not name.startswit
 
 
 def environment(**given: str) -> dict[str, str]:
-    """The caller's environment without settings of headstart, but for a cache folder that is not the user's own."""
-    return CLEAN | {"HEADSTART_CACHE_DIR": os.environ["HEADSTART_CACHE_DIR"]} | given
+    """The caller's environment without settings of headstart, but for folders that are not the user's own."""
+    return CLEAN | {name: os.environ[name] for name in ("HEADSTART_CACHE_DIR", "HEADSTART_STATE_DIR")} | given
 
 
 def run(*arguments: str, code: str | None = None, **given: str) -> subprocess.CompletedProcess[str]:

@@ -26,6 +26,9 @@ ALLOWED: dict[str, set[str]] = {
     "engines.base": set(),
     "engines.constraint": {"engines.base"},
     "engines.fake": {"engines.base", "engines.constraint"},
+    "engines.memo": set(),
+    "engines.proof": {"engines.base"},
+    "engines.proven": {"engines.base", "engines.memo", "engines.proof"},
     "engines": {"config", "model_names"},
     "stores": {"core.reuse", "core.quota"},  # arithmetic: what goes first, and whose, is one question in memory and on disk
     "runtime": {"config", "model_names", "core", "engines.base", "stores", "templates"},

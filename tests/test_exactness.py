@@ -1,4 +1,5 @@
-"""Exactness: in exact mode the logits at the end of a prompt are those of a cold run, bit for bit; and the test can fail."""
+"""Exactness: in exact mode the logits of a prompt and of the reply to it are those of a cold run, bit for bit; and the test
+can fail."""
 
 from __future__ import annotations
 
@@ -29,6 +30,11 @@ def load(model: Path, *, slots: int, grid: int | None = None, threads: int | Non
     return LlamaEngine.load(settings, grid=grid)
 
 
+def cold_one(model: Path, threads: int | None = 1) -> LlamaEngine:
+    """For cold runs, which need no proofs: nothing is restored there."""
+    return load(model, slots=1, grid=64, threads=threads)
+
+
 def budget(engine: Engine, blocks: int, states: int) -> int:
     """Bytes for so many blocks and checkpoints beside the engine's own buffer, as far as prompts of these histories grow it."""
     shape = engine.shape
@@ -55,6 +61,7 @@ def assert_exact(made: Lab, wanted: set[str] = EVERYTHING) -> None:
     """No wrong bit, and everything that could have caused one did happen."""
     tally = made.tally
     assert tally.wrong == 0, f"{tally.wrong} of {tally.compared} differ"
+    assert tally.wrong_replies == 0, f"{tally.wrong_replies} of {tally.compared} replies differ"
     assert tally.restoring >= 0.8 * tally.histories, tally
     assert wanted <= {event for event, times in tally.events.items() if times}, tally
     assert made.runtime.cache.counters["evicted"] > 0, "the budget held everything"
@@ -62,21 +69,21 @@ def assert_exact(made: Lab, wanted: set[str] = EVERYTHING) -> None:
 
 @pytest.fixture(scope="module")
 def cold_tiny(tiny_model: Path) -> Iterator[Engine]:
-    engine = load(tiny_model, slots=1)
+    engine = cold_one(tiny_model)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
 def cold_demo(demo_model: Path) -> Iterator[Engine]:
-    engine = load(demo_model, slots=1, threads=None)
+    engine = cold_one(demo_model, threads=None)
     yield engine
     engine.close()
 
 
 def histories_on_state(model: Path, count: int, *, threads: int | None = 1, **options: Any) -> None:
     """A model with state: nothing may be sliced, so every restored prompt stands on a checkpoint."""
-    cold = load(model, slots=1, threads=threads)
+    cold = cold_one(model, threads=threads)
     with lab(load(model, slots=SLOTS, threads=threads), cold, **options) as made:
         assert made.runtime.engine.traits.stateful
         for seed in range(count):
@@ -120,6 +127,13 @@ def test_exact_on_tiny_models_with_state(tiny_state: Path) -> None:
     histories_on_state(tiny_state, 200)
 
 
+@pytest.mark.parametrize("threads", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_exact_behind_a_window_with_several_threads(threads: int, tmp_path: Path) -> None:
+    """Decoding then looks at where tokens lie, behind 512 cells and more."""
+    model = tiny.write(tmp_path / "gemma3.gguf", "gemma3", window=512)
+    histories_on_state(model, 20, threads=threads, words=340, states=16)
+
+
 def test_exact_on_the_real_gemma(gemma_model: Path) -> None:
     histories_on_state(gemma_model, 20, threads=None, owners=2, blocks=34, states=8)
 
@@ -160,7 +174,7 @@ def test_canonical_blocks_of_fast_mode_are_cold_ones(model: str, histories: int,
     warm: Engine
     if model != "fake":
         path, cold = request.getfixturevalue(f"{model}_model"), request.getfixturevalue(f"cold_{model}")
-        warm, blocks = load(path, slots=SLOTS, threads=1 if model == "tiny" else None), 200
+        warm, blocks = load(path, slots=SLOTS, grid=64, threads=1 if model == "tiny" else None), 200
     else:
         shape = {"ctx": 8192, "grid": 16, "batch": 128}
         warm, cold, blocks = FakeEngine(slots=SLOTS, **shape), FakeEngine(slots=1, **shape), 1000
@@ -206,7 +220,7 @@ def restored_again(runtime: Runtime, cold: Engine, spoil: bool) -> tuple[bytes, 
 @pytest.mark.parametrize("model", ["tiny", "demo"])
 def test_one_perturbed_row_shows(model: str, spoil: bool, request: pytest.FixtureRequest) -> None:
     path, cold = request.getfixturevalue(f"{model}_model"), request.getfixturevalue(f"cold_{model}")
-    with lab(load(path, slots=SLOTS), cold, blocks=100) as made:
+    with lab(load(path, slots=SLOTS, grid=64), cold, blocks=100) as made:
         warm, expected = restored_again(made.runtime, cold, spoil)
     assert (warm == expected) is not spoil
 

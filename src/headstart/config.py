@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import Literal, get_args
 
-from platformdirs import user_cache_path
+from platformdirs import user_cache_path, user_state_path
 
 from headstart import templates
 from headstart.errors import ConfigError
@@ -39,6 +39,8 @@ class Settings:
         memory_budget: bytes of host memory for rows that no slot holds (hard); None for 4 GiB, or more if one conversation
             needs more to come back whole, or less if memory is short.
         cache_dir: folder of the disk tier; None for none.
+        state_dir: folder where is remembered what was proved of engines, and what model files contain. No text of a
+            conversation is there, and it is no part of the disk tier. None remembers nothing.
         disk_budget: bytes on disk (hard), and never more than half of what is free there.
         tenant_memory: the most that one tenant may hold of the memory tier when others want room: up to 1 a share of its
             budget, of which all is no limit; above that bytes.
@@ -66,6 +68,7 @@ class Settings:
     lora: Path | None = None
     memory_budget: int | None = None
     cache_dir: Path | None = None
+    state_dir: Path | None = field(default_factory=lambda: default_state_dir())
     disk_budget: int = 20 * GIB
     tenant_memory: float = 1.0
     tenant_disk: float = 1.0
@@ -82,7 +85,7 @@ class Settings:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("chat_template", "lora", "cache_dir"):
+        for name in ("chat_template", "lora", "cache_dir", "state_dir"):
             value = getattr(self, name)
             if value is None or isinstance(value, Path) or (name == "chat_template" and value in templates.BUILT_IN):
                 continue
@@ -155,6 +158,11 @@ Settings.__init__ = suggesting(Settings.__init__)  # type: ignore[method-assign]
 def default_cache_dir() -> Path:
     """Where this platform keeps caches; HEADSTART_CACHE_DIR names another place."""
     return Path(os.environ.get("HEADSTART_CACHE_DIR") or user_cache_path("headstart"))
+
+
+def default_state_dir() -> Path:
+    """Where this platform keeps what programs have found out; HEADSTART_STATE_DIR names another place."""
+    return Path(os.environ.get("HEADSTART_STATE_DIR") or user_state_path("headstart"))
 
 
 _WRITTEN = {

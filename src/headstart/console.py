@@ -88,6 +88,8 @@ def facts(runtime: Runtime) -> dict[str, str]:
         told["memory"] = ", ".join(parts)
     if "threads" in details:
         told["compute"] = count(int(details["threads"]), "thread")
+        if details.get("decode_threads", details["threads"]) != details["threads"]:
+            told["compute"] += ", 1 for decoding, which is exact with no more"
         if layers := details.get("gpu_layers"):
             told["compute"] += f", {'all layers' if layers < 0 else count(layers, 'layer')} on the GPU"
         elif unused := details.get("gpus"):
@@ -127,7 +129,7 @@ def figures(runtime: Runtime) -> dict[str, Any]:
         "threads": details.get("threads"),
         "gpu_layers": details.get("gpu_layers"),
         "reuse": settings.reuse,
-        "exact": engine.traits.canonical,
+        "exact": engine.traits.exact,
         "proof_seconds": details.get("proof_seconds"),
     }
     return {name: value for name, value in found.items() if value is not None}

@@ -180,7 +180,8 @@ class _Server:
     def __init__(self, model: str, folder: str) -> None:
         self._command = [sys.executable, "-m", "headstart", "serve", model, "--ctx", str(CTX), "--memory-budget", "1GiB"]
         self._command += ["--port", "0", "--cache-dir", folder, "--log-format", "json"]
-        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_")}
+        others = {name for name in os.environ if name.startswith("HEADSTART_")} - {"HEADSTART_STATE_DIR"}
+        self._environment = {name: value for name, value in os.environ.items() if name not in others}
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self.port = 0

@@ -55,8 +55,8 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
     logs.configure(level=logging.WARNING)
 
     with loading(settings.model) as progress:
-        engine = LlamaEngine.load(replace(settings, reuse="exact"), progress=progress)  # all is proved
-    with Runtime(engine, replace(settings, reuse="exact" if engine.traits.canonical else "fast")) as runtime:
+        engine = LlamaEngine.load(replace(settings, reuse="exact"), progress=progress, anew=True)
+    with Runtime(engine, replace(settings, reuse="exact" if engine.traits.exact else "fast")) as runtime:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for topic, line in (*_machine(), *facts(runtime).items()):
             if topic != "reuse":
@@ -67,7 +67,7 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
         table.add_row("warm = cold", check.finding)
         console.print(table)
         good = check.good
-        if good and seconds and engine.traits.movable and engine.traits.canonical:
+        if good and seconds and engine.traits.movable and engine.traits.exact:
             with _bar(console, seconds) as progress:
                 task = progress.add_task("comparing warm answers with cold ones", total=seconds)
                 walk = check_walk(runtime, seconds, lambda done: progress.update(task, completed=done))
@@ -119,7 +119,7 @@ def _traits(engine: Engine) -> str:
 
 
 def _exactness(traits: Traits) -> str:
-    if not traits.canonical:
+    if not traits.exact:
         return "refused: it was not proved that a warm answer has the bits of a cold one"
     return "possible; " + ("replies are reused too" if traits.decode_is_prefill else "replies are computed again as prompt")
 
@@ -145,8 +145,8 @@ def check_warm(runtime: Runtime) -> Check:
         )
     times = f"cold {1e3 * first.prefill:.0f} ms, restored {1e3 * second.prefill:.0f} ms"
     if cold != warm:
-        kind = "differ" if engine.traits.canonical else "differ a little, as these settings allow"
-        return Check(not engine.traits.canonical, f"logits {kind} ({times})", first.ttft, second.ttft)
+        kind = "differ" if engine.traits.exact else "differ a little, as these settings allow"
+        return Check(not engine.traits.exact, f"logits {kind} ({times})", first.ttft, second.ttft)
     restored = count(second.restored, "token")
     return Check(True, f"logits are equal to the last bit after restoring {restored} ({times})", first.ttft, second.ttft)
 

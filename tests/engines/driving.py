@@ -10,6 +10,7 @@ import numpy as np
 from headstart.config import Settings
 from headstart.engines.base import Rows, Span
 from headstart.engines.llama import LlamaEngine
+from headstart.engines.llama.blob import Form
 
 # One thread: threads that wait for each other are slow beyond measure where something else wants the cores.
 SMALL = Settings(ctx=1024, slots=3, threads=1, memory_budget=0)
@@ -42,6 +43,20 @@ def checkpoint(engine: LlamaEngine, slot: int) -> Any:
     assert size <= engine.shape.state_bytes
     assert (out[size:] == 7).all()
     return out[:size].copy()
+
+
+def last_cells(blob: Any, form: Form, tokens: int, cells: int) -> Any:
+    """The blob with only the last `cells` cells in its window."""
+    assert form.window is not None
+    part = form.window.size(tokens)
+    at = len(blob) - form.recurrence - part
+    window = form.window.open(blob[at : at + part], 0, tokens)
+    seen = np.empty(cells * form.window.row_bytes, np.uint8)
+    window.cut(tokens - cells, tokens, seen)
+    again = np.zeros(form.window.size(cells), np.uint8)
+    form.window.join([Rows(seen, cells, cells)], again)
+    form.window.cells_of(again, 8, cells)["position"] += tokens - cells
+    return np.concatenate([blob[:at], again, blob[at + part :]])
 
 
 def empty(engine: LlamaEngine) -> None:

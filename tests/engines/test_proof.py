@@ -8,19 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headstart.engines.base import Bytes, Logits, Rows, Traits
+from headstart.engines.base import Bytes, Logits, Rows, Step, Traits
 from headstart.engines.fake import FakeEngine
-from headstart.engines.llama.proof import MOST_TOKENS, prove
+from headstart.engines.proof import MOST_TOKENS, prove
 
 TOKENS = np.random.default_rng(0).integers(0, 256, MOST_TOKENS).astype(np.int32)
 
 
 def options(**more: Any) -> dict[str, Any]:
-    return {"slots": 2, "ctx": 2048, "grid": 64, "batch": 512, **more}
+    return {"slots": 2, "ctx": 2304, "grid": 64, "batch": 512, **more}
 
 
 def proved(engine: FakeEngine, window: int = 0) -> Traits:
-    traits = prove(engine, TOKENS, window=window)
+    told: list[float] = []
+    traits = prove(engine, TOKENS, block=64, window=window, tell=told.append)
+    assert told == sorted(told)
+    assert all(0 < part <= 1 for part in told)
     assert [engine.length(slot) for slot in range(engine.shape.slots)] == [0] * engine.shape.slots
     assert traits.sliceable == engine.traits.sliceable
     assert traits.notes
@@ -28,23 +31,30 @@ def proved(engine: FakeEngine, window: int = 0) -> Traits:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize("ctx", [256, 512, 2048])
+@pytest.mark.parametrize("ctx", [256, 512, 1024, 2304])
 @pytest.mark.parametrize("row_bytes", [16, 0, None])
 def test_what_is_exact_is_found_exact(slots: int, ctx: int, row_bytes: int | None) -> None:
     sliceable = row_bytes is None
     traits = proved(
         FakeEngine(**options(slots=slots, ctx=ctx, batch=256, row_bytes=row_bytes or 16 * sliceable, sliceable=sliceable))
     )
-    assert (traits.grid, traits.chunking, traits.canonical, traits.movable) == (64, True, True, True)
+    assert (traits.grid, traits.chunking, traits.exact, traits.movable) == (64, True, True, True)
     assert not traits.decode_is_prefill
 
 
-@pytest.mark.parametrize(("window", "computed"), [(0, 472), (500, 856), (512, 856), (1024, 1368), (1025, 472)])
+@pytest.mark.parametrize(("window", "computed"), [(0, 5), (500, 5), (512, 5), (1024, 6), (1025, 5)])
 def test_no_more_is_computed_than_is_needed(window: int, computed: int) -> None:
-    """At most the window and six grids; of longer windows as much as without any."""
+    """Five of the largest calls and ten tails; beyond windows that are not too long."""
     engine = FakeEngine(**options(sliceable=False))
     proved(engine, window)
-    assert engine.prefilled == computed
+    assert (engine.prefilled, engine.decoded) == (computed * 512 + 10 * 8, 10 * 8)
+
+
+def test_calls_of_the_largest_size_are_compared() -> None:
+    engine = FakeEngine(**options())
+    assert proved(engine).exact
+    assert engine.largest == 512
+    assert engine.prefilled > 4 * 512
 
 
 @pytest.mark.parametrize("sliceable", [True, False])
@@ -79,6 +89,16 @@ class WrongRewind(FakeEngine):
 
     def rewind(self, slot: int, length: int, state: Bytes) -> None:
         super().rewind(slot, length, _flipped(state))
+
+
+class WrongBehind(FakeEngine):
+    """Rows of the largest call differ from those of smaller ones, deep in a context only."""
+
+    def prefill(self, slot: int, tokens: Any, *, logits: bool) -> None:
+        deep = self.length(slot) >= 1024 and len(tokens) == 512
+        super().prefill(slot, tokens, logits=logits)
+        if deep:
+            self._slots[slot].low[self.length(slot) - 300] ^= np.uint8(1)
 
 
 class Stale(FakeEngine):
@@ -133,3 +153,57 @@ def test_what_is_not_exact_is_found_out(kind: type[FakeEngine], sliceable: bool,
     traits = proved(kind(**options(sliceable=sliceable)))
     assert not traits.canonical
     assert traits.movable == movable
+
+
+def test_a_fault_that_only_the_largest_call_has_deep_in_a_context() -> None:
+    traits = proved(WrongBehind(**options()))
+    assert not traits.chunking, "each call is one block then"
+
+
+class Wandering(FakeEngine):
+    """Decoding depends on how the tokens before came into the slot, as on cells; the logits of prompts do not.
+
+    `behind`: from which length on. `ways`: after which operations.
+    """
+
+    behind = 600
+    ways: frozenset[str] = frozenset()
+    _moved: dict[int, str]
+
+    def _note(self, slot: int, how: str) -> None:
+        self._moved = {**getattr(self, "_moved", {}), slot: how}
+
+    def truncate(self, slot: int, length: int) -> None:
+        super().truncate(slot, length)
+        self._note(slot, "rewound" if length else "live")
+
+    def rewind(self, slot: int, length: int, state: Bytes) -> None:
+        super().rewind(slot, length, state)
+        self._note(slot, "rewound")
+
+    def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
+        super().import_rows(slot, pieces)
+        self._note(slot, "restored")
+
+    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+        super().import_checkpoint(slot, pieces, state)
+        self._note(slot, "restored")
+
+    def decode(self, steps: Sequence[Step]) -> None:
+        super().decode(steps)
+        for step in steps:
+            if self.length(step.slot) > self.behind and getattr(self, "_moved", {}).get(step.slot) in self.ways:
+                self._logits[step.slot] = self._logits[step.slot] + np.float32(1e-6)
+
+
+@pytest.mark.parametrize("sliceable", [True, False])
+@pytest.mark.parametrize("way", ["rewound", "restored"])
+@pytest.mark.parametrize(("behind", "chunking"), [(0, True), (600, True), (1100, True), (600, False)])
+def test_decoding_that_depends_on_the_way_is_found_out(way: str, sliceable: bool, behind: int, chunking: bool) -> None:
+    grid = 64 if chunking else 512
+    engine = Wandering(**options(sliceable=sliceable, grid=grid, chunking=chunking))
+    engine.ways, engine.behind = frozenset({way}), behind
+    traits = proved(engine)
+    assert traits.canonical, "the logits of prompts are right"
+    assert not traits.decode_exact
+    assert not traits.exact

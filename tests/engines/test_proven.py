@@ -16,22 +16,25 @@ from headstart.engines.base import Bytes, Logits, Rows, Traits
 from headstart.engines.fake import FakeEngine
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import identity as llama_identity
-from headstart.engines.llama.proof import GRID, MOST_TOKENS
-from headstart.engines.llama.proven import MEMO, STILL, Proven
+from headstart.engines.llama.engine import GRID
+from headstart.engines.proof import MOST_TOKENS
+from headstart.engines.proven import MEMO, STILL, Proven
 
 TOKENS = np.random.default_rng(0).integers(0, 256, MOST_TOKENS).astype(np.int32)
 ANSWER = {True: GRID + 3 * 8, False: GRID + 2 * 8}
-"""Tokens of the answer alone, by whether rows are all there is: a grid, and the tail behind it, restored, and deep."""
+"""Tokens of the answer's prompts, by whether rows are all there is: a block, and the tail behind it, restored, and deep."""
 
 
 def fake(kind: type[FakeEngine] = FakeEngine, **more: Any) -> FakeEngine:
     return kind(**{"slots": 2, "ctx": 2048, "grid": GRID, "batch": 512, **more})
 
 
-def load(folder: Path | None, engine: FakeEngine | None = None, identity: bytes = b"it") -> tuple[Traits, int]:
+def load(
+    folder: Path | None, engine: FakeEngine | None = None, identity: bytes = b"it", anew: bool = False
+) -> tuple[Traits, int]:
     """Of a new process: the traits, and how many tokens were computed for them."""
     engine = engine or fake()
-    traits = Proven(folder, identity).traits(engine, TOKENS, window=0)
+    traits = Proven(folder, identity, anew).traits(engine, TOKENS, block=GRID, window=0)
     assert [engine.length(slot) for slot in range(engine.shape.slots)] == [0] * engine.shape.slots
     return traits, engine.prefilled
 
@@ -77,6 +80,14 @@ def test_without_a_folder_it_is_made_every_time(tmp_path: Path) -> None:
         traits, computed = load(None)
         assert STILL not in traits.notes
         assert computed > 5 * ANSWER[True]
+
+
+def test_what_was_remembered_can_be_proved_anew(tmp_path: Path) -> None:
+    for _ in range(2):
+        traits, computed = load(tmp_path, anew=True)
+        assert STILL not in traits.notes
+        assert computed > 5 * ANSWER[True]
+    assert STILL in load(tmp_path)[0].notes
 
 
 def test_what_it_depends_on_decides(tmp_path: Path) -> None:
@@ -164,27 +175,27 @@ def test_the_memo_is_bounded_and_private(tmp_path: Path) -> None:
 
 
 def test_of_a_real_engine(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots and context are as they may, beyond what a proof sees of them; exact mode is proved at every load."""
+    """Slots and context are as they may, beyond what a proof sees of them; so is the mode, and whether there is a disk tier."""
 
-    def still(**more: Any) -> bool:
-        settings = Settings(model=str(tiny_model), **{"ctx": 2048, "slots": 2, "threads": 1, "cache_dir": tmp_path, **more})
-        engine = LlamaEngine.load(settings)
+    def still(anew: bool = False, **more: Any) -> bool:
+        given = {"ctx": 2304, "slots": 2, "threads": 1, "state_dir": tmp_path, **more}
+        engine = LlamaEngine.load(Settings(model=str(tiny_model), **given), anew=anew)
         traits, fingerprint = engine.traits, engine.fingerprint
         engine.close()
-        assert traits.canonical
+        assert traits.exact
         seen.add((fingerprint, traits.grid, traits.chunking, traits.decode_is_prefill))
         return STILL in traits.notes
 
     seen: set[tuple[bytes, int, bool, bool]] = set()
     assert not still()
     assert still()
-    assert still(slots=4, ctx=1536)
-    before = (tmp_path / MEMO).read_bytes()
-    assert not still(reuse="exact")
-    assert (tmp_path / MEMO).read_bytes() == before
+    assert still(slots=4, ctx=2560)
+    assert still(reuse="exact")
+    assert still(cache_dir=tmp_path / "disk")
+    assert not still(anew=True)
     assert not still(slots=1)
     assert not still(ctx=1024)
-    assert not still(cache_dir=None)
+    assert not still(state_dir=None)
     assert len(seen) == 1
     assert not still(kv_type="bf16")
     assert not still(threads=2)

@@ -35,13 +35,7 @@ def write(folder: Path, kind: str, window: int = WINDOW) -> Path:
     """A tiny model of this kind; `window` is that of sliding windows."""
     name = "lfm2" if kind == WINDOWED_LFM2 else kind
     path = folder / f"{kind}-{window}.gguf"
-    if name == kind and window == WINDOW:
-        return tiny.write(path, name)
-    with pytest.MonkeyPatch.context() as patched:
-        base = tiny.ARCHITECTURES[name]
-        changed = {**base.hyperparameters, "attention.sliding_window": window}
-        patched.setitem(tiny.ARCHITECTURES, name, replace(base, hyperparameters=changed))
-        return tiny.write(path, name)
+    return tiny.write(path, name, window=None if name == kind and window == WINDOW else window)
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +285,8 @@ def test_a_set_that_fails_halfway_leaves_nothing(engine: LlamaEngine, monkeypatc
     rows, state = checkpoints(engine, tokens, (128,))[128]
     join = Form.join
     for missing in (1, len(state) // 2, len(state) - 9):
-        for attempt in (engine.import_checkpoint, engine.rewind):
+        # A window that is all there is of the state, and still live, is gone back to where it lies.
+        for attempt in (engine.import_checkpoint, *([engine.rewind] if recurrence(engine) else [])):
             engine.truncate(1, 0)
             fill(engine, 1, tokens[:150])
             with refused(engine, 1, tokens, expected, "could not take"), monkeypatch.context() as patched:
@@ -360,7 +355,7 @@ def test_a_state_without_rows_goes_too(engine: LlamaEngine) -> None:
     expected = cold(engine, tokens)
     _, state = checkpoints(engine, tokens_of(engine, 300, seed=9), (256,))[256]
     assert engine._rows is not None
-    blob = np.empty(len(state) + (1 << 20), np.uint8)
+    blob = np.zeros(len(state) + (1 << 20), np.uint8)
     blob = blob[: engine._rows._form.join(None, state, blob)]
     assert llama_rows.write(engine._context, 1, blob, llama_rows.PARTIAL) == len(blob)
     engine.truncate(1, 0)

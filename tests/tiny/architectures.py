@@ -158,16 +158,23 @@ def _put(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
         writer.add_uint32(key, value)
 
 
-def write(path: Path, architecture: str = "llama", seed: int = 0, chat_template: str | None = None) -> Path:
+def write(
+    path: Path,
+    architecture: str = "llama",
+    seed: int = 0,
+    chat_template: str | None = None,
+    window: int | None = None,
+) -> Path:
     """Writes a model of under 5 MB; the same bytes for the same arguments.
 
-    `chat_template`: the bundled model's own if None.
+    `chat_template`: the bundled model's own if None. `window`: of its sliding windows; the architecture's own if None.
     """
     kind, dice = ARCHITECTURES[architecture], Dice(seed)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny {architecture} {seed}")
     writer.add_block_count(kind.layers)
-    for key, value in kind.hyperparameters.items():
+    windows = {} if window is None else {"attention.sliding_window": window}
+    for key, value in {**kind.hyperparameters, **windows}.items():
         _put(writer, f"{architecture}.{key}", value)
     vocabulary().write(writer, chat_template)
     writer.add_tensor("token_embd.weight", dice.matrix(N_VOCAB, WIDTH, gain=4.0))

@@ -87,7 +87,8 @@ class Traits:
         grid: tokens between two points at which canonical prefill may stop and go on without changing bits.
         chunking: whether one prefill call may span several grid blocks without changing bits.
         canonical: whether prefill from a grid point, after import or after compute, gives the same bits every time.
-            Without it `--reuse exact` refuses to start.
+        decode_exact: whether decoding gives the same bits however the tokens before came into the slot: computed there,
+            restored, or left by a rewind.
         decode_is_prefill: whether rows born in decoding have the bits that prefill would give them.
         sliceable: whether rows are all there is of a sequence, so that it can be cut at any token (full attention).
             Without it a live sequence can only grow, or go back to a checkpoint.
@@ -98,10 +99,16 @@ class Traits:
     grid: int
     chunking: bool = True
     canonical: bool = True
+    decode_exact: bool = True
     decode_is_prefill: bool = False
     sliceable: bool = True
     movable: bool = True
     notes: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Whether warm answers can have the bits of cold ones. Without it `--reuse exact` refuses to start."""
+        return self.canonical and self.decode_exact
 
     @property
     def stateful(self) -> bool:

@@ -201,7 +201,14 @@ class FakeEngine(Engine):
                 f"state_bytes at least {_LEAST_STATE}"
             )
         self.tokenizer: FakeTokenizer = tokenizer or FakeTokenizer()
-        self.traits = Traits(grid, chunking, canonical, decode_is_prefill, sliceable, movable)
+        self.traits = Traits(
+            grid,
+            chunking=chunking,
+            canonical=canonical,
+            decode_is_prefill=decode_is_prefill,
+            sliceable=sliceable,
+            movable=movable,
+        )
         self.shape = Shape(slots, ctx, batch, row_bytes, transfer_bytes, state_bytes if self.traits.stateful else 0)
         self.facts = Facts("fake", "deterministic digests", "fake", {"seed": seed})
         self.fingerprint = blake2b(

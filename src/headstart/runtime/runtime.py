@@ -79,7 +79,7 @@ class Runtime:
         self, engine: Engine, settings: Settings | None = None, observe: Callable[[Outcome], None] | None = None
     ) -> None:
         settings = settings or Settings()
-        if settings.reuse == "exact" and not engine.traits.canonical:
+        if settings.reuse == "exact" and not engine.traits.exact:
             reasons = "; ".join(engine.traits.notes)
             raise ConfigError(f"Exact reuse cannot be proved for this model ({reasons}); use {option('reuse', 'fast')}.")
         self.engine = engine

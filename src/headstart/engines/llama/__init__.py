@@ -1,5 +1,5 @@
-"""llama.cpp through llama-cpp-python's low-level C API. In reading order: `file`, `memo`, `digest`, `load`, `fit`, `vocab`,
-`batch`, `padding`, `sampler`, `blob`, `part`, `rows`, `proof`, `proven`, `identity`, `engine`."""
+"""llama.cpp through llama-cpp-python's low-level C API. In reading order: `file`, `digest`, `load`, `fit`, `vocab`, `batch`,
+`padding`, `sampler`, `blob`, `part`, `rows`, `identity`, `engine`."""
 
 import os
 

@@ -18,6 +18,10 @@ part is contiguous; before them come the 12 bytes of each token, where its cell 
 
 It is what a partial blob holds, without what depends on the slot and on their number.
 
+A window is put back with a cell for *every* earlier token, those that it no longer sees being **blank** (zeros). Each token
+then lies in the cell where a cold run has it. That decides bits: llama.cpp's attention takes 64 cells together, and where
+several threads decode one token it gives each an equal share of all cells up to the last one in use.
+
 The blob has neither a version nor a checksum, so nothing but this form is accepted, and the engine proves at load that it
 is the form in use.
 """
@@ -27,15 +31,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from headstart.engines.base import Bytes, Rows
 from headstart.engines.llama.part import Layout, LayoutError, Part, find, parse, words
 
 _HEAD = 8
 _RECURRENCE = 12  # bytes of its head
 _CHECKPOINT = 8  # bytes of its head
-_TILE = 64  # cells that llama.cpp's kernels take together
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,15 @@ class Form:
         return self.rows.row_bytes if self.rows is not None else 0
 
     def size(self, tokens: int, cells: int) -> int:
-        """Most bytes of a blob of up to `tokens` > 0, up to `cells` of them in the window."""
+        """Most bytes of a blob that llama.cpp writes for up to `tokens` > 0, up to `cells` of them in the window."""
         rows = self.rows.size(tokens) if self.rows is not None else 0
-        window = self.window.size(cells + _TILE) if self.window is not None else 0
+        window = self.window.size(cells) if self.window is not None else 0
         return _HEAD + rows + window + self.recurrence
+
+    def blank(self, checkpoint: Bytes) -> int:
+        """Tokens that the window of a checked checkpoint no longer sees."""
+        length, cells = words(checkpoint, 0, 2)
+        return length - cells if self.window is not None else 0
 
     def checkpoint_size(self, cells: int) -> int:
         """Bytes of a checkpoint with `cells` in its window."""
@@ -127,6 +133,7 @@ class Form:
         Args:
             pieces: None makes a partial blob.
             checkpoint: a checked one; None where the model has rows only.
+            out: at least `size(tokens, tokens)` bytes, all of them zero if anything is `blank`.
 
         Returns:
             Bytes of the blob.
@@ -134,15 +141,11 @@ class Form:
         out[:_HEAD].view("<u4")[:] = (self.magic, 0)
         at = _HEAD
         if self.rows is not None and pieces is not None:
-            at += self.rows.join(pieces, 0, out[at:])
+            at += self.rows.join(pieces, out[at:])
         if checkpoint is not None:
-            length, cells = words(checkpoint, 0, 2)
             if self.window is not None:
-                # So that they lie in tiles as they were computed; no later token looks at what is put before them.
-                blank = (length - cells) % _TILE
-                seen = [Rows(checkpoint[_CHECKPOINT:], cells, cells)]
-                unseen = [Rows(np.zeros(self.window.row_bytes * blank, np.uint8), blank, blank)] if blank else []
-                at += self.window.join(unseen + seen, length - cells - blank, out[at:])
+                (cells,) = words(checkpoint, 4, 1)
+                at += self.window.join([Rows(checkpoint[_CHECKPOINT:], cells, cells)], out[at:], blank=self.blank(checkpoint))
             out[at : at + self.recurrence] = checkpoint[len(checkpoint) - self.recurrence :]
             at += self.recurrence
         return at

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from headstart.engines.llama.memo import recall, remember
+from headstart.engines.memo import recall, remember
 
 MEMO = "digests.json"
 _CHUNK = 64 << 20

@@ -23,6 +23,7 @@ from blake3 import blake3
 from llama_cpp import llama_cpp as lib
 
 from headstart.config import Settings
+from headstart.engines import proof
 from headstart.engines.base import Bytes, Engine, Facts, Grammar, Logits, Rows, Sampler, Sampling, Shape, Span, Step, Traits
 from headstart.engines.constraint import Grammars
 from headstart.engines.llama import file as llama_file
@@ -36,16 +37,20 @@ from headstart.engines.llama.digest import digest
 from headstart.engines.llama.fit import Needs, fit
 from headstart.engines.llama.padding import NO_PADDING, TILE, Padding
 from headstart.engines.llama.part import LayoutError
-from headstart.engines.llama.proof import GRID, MOST_TOKENS
-from headstart.engines.llama.proven import Proven
 from headstart.engines.llama.sampler import LlamaSampler
 from headstart.engines.llama.vocab import LlamaTokenizer
+from headstart.engines.proof import MOST_TOKENS
+from headstart.engines.proven import Proven
 from headstart.errors import EngineError, ModelError
 
-_READ, _LOADED = 0.4, 0.9  # share of progress: files digested, weights loaded; the rest is proofs
+GRID = TILE
+"""Where prefill may stop on llama.cpp: its attention kernels change at 64 tokens a call, and its tiles are 64 cells."""
+_READ, _LOADED = 0.2, 0.4  # share of progress: files digested, weights loaded; the rest is proofs
 _LAYOUT_TOKENS = 5
-_SOURCES = blake3(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("[!.]*.py")))).hexdigest()
-"""Digest of this package as it was loaded: it moves rows, and proves that it can."""
+_SOURCES = blake3(
+    b"".join(path.read_bytes() for path in sorted([Path(proof.__file__), *Path(__file__).parent.glob("[!.]*.py")]))
+).hexdigest()
+"""Digest of this package as it was loaded, which moves rows, and of the proof that it can."""
 
 
 class LlamaEngine(Engine):
@@ -62,24 +67,31 @@ class LlamaEngine(Engine):
         self._buffer = ctypes.c_float * self.tokenizer.n_vocab
         self._batch = Batch(llama_load.BATCH, slots)
         self._lengths = [0] * slots
+        self._blank = [0] * slots  # of how many of its first tokens a slot's windows hold blank cells
         self._outputs: dict[int, int] = {}  # slot → index in the last call's batch
         self._rows: llama_rows.Transfer | None = None
         self._padding = NO_PADDING
         self._empty_size = llama_rows.size(context, 0)
         self.shape = Shape(slots, ctx, min(llama_load.BATCH, ctx), row_bytes=0, transfer_bytes=0)
-        self.traits = Traits(GRID, canonical=False, sliceable=False, movable=False)
+        self.traits = Traits(GRID, canonical=False, decode_exact=False, sliceable=False, movable=False)
         self.facts = Facts("")
         self.fingerprint = b""
 
     @classmethod
     def load(
-        cls, settings: Settings, *, progress: Callable[[float], None] | None = None, grid: int | None = None
+        cls,
+        settings: Settings,
+        *,
+        progress: Callable[[float], None] | None = None,
+        grid: int | None = None,
+        anew: bool = False,
     ) -> LlamaEngine:
         """Loads the model that `settings` names, and proves what it can do.
 
         Args:
             progress: gets fractions from 0 to 1.
             grid: use this grid, unproved (for tests that show what a wrong one does).
+            anew: prove all of it, also what an earlier load has proved.
 
         Raises:
             ModelError: the model or adapter is missing, broken or unsupported.
@@ -88,10 +100,10 @@ class LlamaEngine(Engine):
         # OpenMP keeps a team of workers for every thread that has computed, and throttles all teams when they outnumber the
         # cores: decoding then runs at half speed. So what load computes, it computes on a thread that ends with it.
         with ThreadPoolExecutor(1, "headstart-load") as loader:
-            return loader.submit(cls._load, settings, progress or (lambda _: None), grid).result()
+            return loader.submit(cls._load, settings, progress or (lambda _: None), grid, anew).result()
 
     @classmethod
-    def _load(cls, settings: Settings, tell: Callable[[float], None], grid: int | None) -> LlamaEngine:
+    def _load(cls, settings: Settings, tell: Callable[[float], None], grid: int | None, anew: bool) -> LlamaEngine:
         path = llama_file.locate(settings.model)
         files = llama_file.parts(path)
         if settings.lora is not None:
@@ -104,9 +116,9 @@ class LlamaEngine(Engine):
             tell(_READ * (done / total))
 
         available = machine.memory()
-        digests = [digest(file, settings.cache_dir, read) for file in files]
+        digests = [digest(file, settings.state_dir, read) for file in files]
         weights = digests[0] if len(digests) == 1 else b"".join(digests)
-        adapter = digest(settings.lora, settings.cache_dir) if settings.lora is not None else None
+        adapter = digest(settings.lora, settings.state_dir) if settings.lora is not None else None
         model = llama_load.open_model(path, settings.gpu_layers, lambda part: tell(_READ + (_LOADED - _READ) * part))
         with ExitStack() as undo:
             undo.callback(lib.llama_model_free, model)
@@ -124,13 +136,23 @@ class LlamaEngine(Engine):
             engine = cls(model, context, ctx=chosen.ctx, slots=chosen.slots)
             engine.shape = replace(engine.shape, memory=chosen.budget)
             identity = llama_identity.identity(model, settings, weights, adapter, ctx=chosen.ctx)
-            proven = _proven(settings, identity, ctx=chosen.ctx, slots=chosen.slots, threads=threads)
+            # Proofs use two slots and MOST_TOKENS of a context at most; what there is depends on the memory that is free.
+            seen = {"ctx": min(chosen.ctx, MOST_TOKENS), "slots": min(chosen.slots, 2), "threads": threads}
+
+            def proven(decode_threads: int) -> Proven:
+                told = {"decode_threads": decode_threads, "openmp": llama_identity.environment("OMP_", "GOMP_")}
+                key = llama_identity.digest_of({**identity, **seen, **told, "sources": _SOURCES})
+                return Proven(settings.state_dir, key, anew)
+
+            def proving(part: float) -> None:
+                tell(_LOADED + (1 - _LOADED) * part)
+
             began = time.perf_counter()
             try:
-                engine.traits = engine._prove(grid, proven)
+                decode_threads = engine._prove(grid, proven, threads, exact=settings.reuse == "exact", tell=proving)
             except EngineError as error:
                 raise ModelError(f"llama.cpp cannot compute with '{path}' ({error}); choose another model.") from error
-            proof = time.perf_counter() - began
+            seconds = time.perf_counter() - began
             two_kernels = settings.kv_type == "f16" and not engine.traits.decode_is_prefill and not identity["devices"]
             # Blocks are whole tiles: nothing canonical is ever padded.
             if two_kernels and engine.traits.sliceable and engine.traits.grid % TILE == 0:
@@ -146,8 +168,9 @@ class LlamaEngine(Engine):
             engine.shape,
             gpus=llama_identity.gpus(),
             threads=threads,
+            decode_threads=decode_threads,
             live_bytes=live,
-            proof_seconds=round(proof, 3),
+            proof_seconds=round(seconds, 3),
         )
         tell(1.0)
         return engine
@@ -277,7 +300,8 @@ class LlamaEngine(Engine):
         elif not tokens:
             return
         with self._emptied_on_failure(slot):
-            rows.restore(slot, pieces, state)
+            rows.restore(slot, tokens, pieces, state)
+            self._blank[slot] = rows.blank(state) if state is not None else 0
             self._lengths[slot] = self._count(slot)
             if self._lengths[slot] != tokens:
                 raise EngineError(f"slot {slot} holds {self._lengths[slot]} tokens after an import of {tokens}")
@@ -289,7 +313,10 @@ class LlamaEngine(Engine):
             if not 0 < length <= held:
                 raise EngineError(f"slot {slot} cannot go back from {held} to {length} tokens")
             rows.check(state, length)
-            rows.restore(slot, None, state)
+            # What windows saw at that length still lies in their cells, unless it was before what came back into this slot.
+            if not rows.only_windows or self._blank[slot] > rows.blank(state):
+                rows.restore(slot, length, None, state)
+                self._blank[slot] = rows.blank(state)
             # Until here later rows lie beside the earlier state.
             removed = lib.llama_memory_seq_rm(self._memory, slot, length, -1)
             self._lengths[slot] = self._count(slot)
@@ -319,7 +346,7 @@ class LlamaEngine(Engine):
     def _clear(self, slot: int) -> None:
         self._outputs.pop(slot, None)
         lib.llama_memory_seq_rm(self._memory, slot, -1, -1)
-        self._lengths[slot] = 0
+        self._lengths[slot] = self._blank[slot] = 0
 
     @contextmanager
     def _emptied_on_failure(self, slot: int) -> Iterator[None]:
@@ -344,8 +371,34 @@ class LlamaEngine(Engine):
 
     # ── load ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _prove(self, grid: int | None, proven: Proven) -> Traits:
-        tokens = self._ordinary_tokens(MOST_TOKENS)
+    def _prove(
+        self, grid: int | None, proven: Callable[[int], Proven], threads: int, *, exact: bool, tell: Callable[[float], None]
+    ) -> int:
+        """Finds out the traits; returns with how many threads decoding goes on.
+
+        Args:
+            proven: for each number of decoding threads.
+            exact: decode with one thread where only that is exact.
+        """
+        self.traits, window = self._learn(), int(lib.llama_model_n_swa(self._model))
+        if not self.traits.movable:
+            return threads
+        if grid is not None:
+            self.traits = replace(self.traits, grid=grid, notes=(f"the grid of {grid} was given, not proved",))
+            return threads
+        given, tokens = self.traits, self._ordinary_tokens(MOST_TOKENS)
+        self.traits = proven(threads).traits(self, tokens, block=GRID, window=window, tell=tell)
+        if self.traits.exact or not self.traits.canonical or threads == 1 or not exact:
+            return threads
+        lib.llama_set_n_threads(self._context, 1, threads)
+        self.traits = given
+        traits = proven(1).traits(self, tokens, block=GRID, window=window, tell=tell)
+        self.traits = replace(traits, notes=(*traits.notes, f"decoding with 1 thread: with {threads} it is not exact"))
+        return 1
+
+    def _learn(self) -> Traits:
+        """Finds out how rows and state are moved; the traits as far as they are known by that."""
+        tokens = self._ordinary_tokens(_LAYOUT_TOKENS)
         recurrent = lib.llama_model_is_hybrid(self._model) or lib.llama_model_is_recurrent(self._model)
         window = int(lib.llama_model_n_swa(self._model))
         sliceable = not recurrent and not window
@@ -356,7 +409,7 @@ class LlamaEngine(Engine):
             form = llama_rows.learn(self._context, 0, _LAYOUT_TOKENS, sizes, sliceable=sliceable)
         except (LayoutError, EngineError) as error:
             note = f"nothing can be moved, so only what is live is reused: the form of its rows is not known ({error})"
-            return Traits(GRID, canonical=False, sliceable=False, movable=False, notes=(note,))
+            return Traits(GRID, canonical=False, decode_exact=False, sliceable=False, movable=False, notes=(note,))
         finally:
             self._clear(0)
         cells = min(window or self.shape.ctx, self.shape.ctx)
@@ -367,23 +420,10 @@ class LlamaEngine(Engine):
             transfer_bytes=self._rows.bytes,
             state_bytes=0 if sliceable else form.checkpoint_size(cells),
         )
-        self.traits = Traits(GRID, sliceable=sliceable)
-        if grid is not None:
-            return replace(self.traits, grid=grid, notes=(f"the grid of {grid} was given, not proved",))
-        return proven.traits(self, tokens, window=window)
+        return Traits(GRID, sliceable=sliceable)
 
     def _ordinary_tokens(self, count: int) -> npt.NDArray[np.int32]:
         """Fixed, seemingly random tokens, without control tokens."""
         special = {control.id for control in self.tokenizer.controls} | self.tokenizer.eog
         ordinary = np.array([token for token in range(self.tokenizer.n_vocab) if token not in special], np.int32)
         return np.random.default_rng(0).choice(ordinary, count).astype(np.int32)
-
-
-def _proven(settings: Settings, identity: dict[str, Any], *, ctx: int, slots: int, threads: int) -> Proven:
-    """What may be taken over from earlier loads. In exact mode, and on a GPU, where it takes no time, all is proved anew."""
-    if settings.reuse == "exact" or settings.gpu_layers:
-        return Proven(None, b"")
-    # Proofs use two slots and MOST_TOKENS of a context at most; what there is depends on the memory that is free.
-    seen = {"ctx": min(ctx, MOST_TOKENS), "slots": min(slots, 2), "threads": threads, "sources": _SOURCES}
-    openmp = llama_identity.environment("OMP_", "GOMP_")
-    return Proven(settings.cache_dir, llama_identity.digest_of({**identity, **seen, "openmp": openmp}))

@@ -110,26 +110,30 @@ class Layout:
                 raise LayoutError("a part with other planes")
         return Part(self, data, body, tokens)
 
-    def join(self, pieces: Sequence[Rows], first: int, out: Bytes) -> int:
-        """Writes the part of the pieces, end to end from position `first`, to the front of `out`; returns its bytes."""
-        tokens = sum(piece.take for piece in pieces)
+    def join(self, pieces: Sequence[Rows], out: Bytes, *, blank: int = 0) -> int:
+        """Writes the part of the pieces, end to end, to the front of `out`; returns its bytes.
+
+        Args:
+            blank: positions before the pieces whose cells are there, with rows that stay as they are in `out`: zeros.
+        """
+        tokens = blank + sum(piece.take for piece in pieces)
         size = self.size(tokens)
         data, body = out[:size], 8
         data[:body].view("<u4")[:] = (self.streams, tokens)
         cells = self.cells_of(data, body, tokens)
-        cells["position"] = np.arange(first, first + tokens)
+        cells["position"] = np.arange(tokens)
         cells["sequences"] = 1
         cells["sequence"] = 0
         data[body + cells.nbytes :][:8].view("<u4")[:] = (0, self.layers)
         data[size - 4 * (self.streams - 1) :] = 0  # the other streams' counts; which one is used does not matter
-        start = 0
+        start = blank
         for piece in pieces:
             extra = piece.data[: self.extra * piece.tokens].reshape(piece.tokens, self.extra)
             cells["extra"][start : start + piece.take] = extra[: piece.take]
             start += piece.take
         for run in self.runs:
             self.planes_of(data, body, tokens, run, 0, _HEAD)[:] = run.heads
-            start = 0
+            start = blank
             for piece in pieces:
                 part = piece.data[(self.extra + run.before) * piece.tokens :][: run.count * run.row * piece.tokens]
                 width = piece.take * run.row

@@ -70,14 +70,14 @@ def learn(context: Any, slot: int, tokens: int, sizes: tuple[int, int], *, slice
         state = np.empty(form.checkpoint_size(tokens), np.uint8)
         state = state[: transfer.checkpoint(slot, tokens, state)]
     lib.llama_memory_seq_rm(lib.llama_get_memory(context), slot, -1, -1)
-    transfer.restore(slot, [Rows(span.data, span.stop - span.start, span.stop - span.start) for span in spans], state)
+    transfer.restore(slot, tokens, [Rows(span.data, span.stop - span.start, span.stop - span.start) for span in spans], state)
     if any(again.tobytes() != before.tobytes() for again, before in zip(blobs(), first, strict=True)):
         raise LayoutError("a blob that does not survive being cut and joined")
     return form
 
 
 class Transfer:
-    """Moves rows and checkpoints of one context. Holds `bytes` of host memory: the largest blob.
+    """Moves rows and checkpoints of one context. Holds `bytes` of host memory: the largest blob that llama.cpp writes.
 
     Args:
         ctx: tokens that a slot can hold.
@@ -88,6 +88,15 @@ class Transfer:
         self._context = context
         self._form = form
         self._buffer = np.empty(form.size(ctx, window), np.uint8)
+
+    @property
+    def only_windows(self) -> bool:
+        """Whether a checkpoint holds nothing that is not in the cells of the slot itself, while these are not blank."""
+        return self._form.recurrence == 0
+
+    def blank(self, state: Bytes) -> int:
+        """How many of the first tokens have blank cells in the windows of a slot into which this checkpoint is put."""
+        return self._form.blank(state)
 
     @property
     def bytes(self) -> int:
@@ -121,13 +130,24 @@ class Transfer:
         except LayoutError as error:
             raise EngineError(f"this is {error}") from error
 
-    def restore(self, slot: int, pieces: Sequence[Rows] | None, state: Bytes | None) -> None:
+    def restore(self, slot: int, tokens: int, pieces: Sequence[Rows] | None, state: Bytes | None) -> None:
         """Replaces the content of `slot` by the pieces and the checked checkpoint at their end; without pieces, its state.
+
+        Args:
+            tokens: how many `slot` then holds.
 
         Raises EngineError; the slot's content is then unknown.
         """
         flags = PARTIAL if pieces is None else WHOLE
-        blob = self._buffer[: self._form.join(pieces, state, self._buffer)]
+        out = self._buffer
+        if state is not None and self._form.blank(state):
+            # Fresh pages are zeros, and take memory only where something is written, which is less than the buffer gives back.
+            self.release()
+            try:
+                out = np.zeros(self._form.size(tokens, tokens), np.uint8)
+            except MemoryError as error:
+                raise EngineError(f"there is no room to put {tokens} tokens into slot {slot}") from error
+        blob = out[: self._form.join(pieces, state, out)]
         if write(self._context, slot, blob, flags) != len(blob):
             raise EngineError(f"llama.cpp could not take what was to go into slot {slot}: {llama_log.cause()}")
 

@@ -1,8 +1,8 @@
 """Proven: what an earlier load has proved of an engine, and still holds.
 
-To prove takes as long as to read 500 tokens, or 1,400 of a model with sliding windows: a minute, where a large model runs on
-a processor. So what was proved is remembered, together with the answer that the engine gave then. A later load for which all
-is the same that a proof depends on, the answer too, need not be proved again.
+To prove takes as long as to read 2,000 to 3,000 tokens: minutes, where a large model runs on a processor. So what was proved
+is remembered, together with a control answer: what the engine said then. A later load for which all is the same that a proof
+depends on, the answer too, need not be proved again. That holds for exact mode as well.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from blake3 import blake3
 
 from headstart.engines.base import Engine, Traits
-from headstart.engines.llama.memo import recall, remember
-from headstart.engines.llama.proof import Tokens, answer, prove
+from headstart.engines.memo import recall, remember
+from headstart.engines.proof import Tell, Tokens, answer, prove
 
 MEMO = "proofs.json"
-log = logging.getLogger("headstart.llama")
+log = logging.getLogger("headstart.proof")
 
 _MOST = 64
 """Proofs that are remembered; the oldest goes first."""
@@ -32,26 +32,28 @@ class Proven:
     """Of one engine.
 
     Attributes:
-        folder: where it is remembered; None to prove at every load.
+        folder: where it is remembered; None to prove at every load, and to remember nothing.
         identity: digest of everything that a proof depends on.
+        anew: prove whatever is remembered, and remember that.
     """
 
     folder: Path | None
     identity: bytes
+    anew: bool = False
 
-    def traits(self, engine: Engine, tokens: Tokens, *, window: int) -> Traits:
+    def traits(self, engine: Engine, tokens: Tokens, *, block: int, window: int, tell: Tell = lambda _: None) -> Traits:
         """As `prove`, or what that said before."""
         if self.folder is None:
-            return prove(engine, tokens, window=window)
-        said = answer(engine, tokens)
+            return prove(engine, tokens, block=block, window=window, tell=tell)
+        said = answer(engine, tokens, block=block)
         key = self.identity.hex()
         entry = recall(self.folder, MEMO).get(key)
         found = _traits(entry, said)
-        if found is not None:
+        if found is not None and not self.anew:
             return replace(found, notes=(*found.notes, STILL))
-        if entry is not None:
+        if entry is not None and found is None:
             log.warning("what was proved of the engine does not hold (another answer, or a damaged memo): it is proved anew")
-        traits = prove(engine, tokens, window=window)
+        traits = prove(engine, tokens, block=block, window=window, tell=tell)
         proved = {key: {"traits": asdict(traits), "check": _check(said, asdict(traits))}} if said and traits.canonical else {}
         if proved or entry is not None:
             known = {other: one for other, one in recall(self.folder, MEMO).items() if other != key} | proved

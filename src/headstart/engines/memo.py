@@ -1,4 +1,4 @@
-"""Memo: what one process has found out, for later ones. A JSON file in the cache folder.
+"""Memo: what one process has found out about files and engines, for later ones. A JSON file.
 
 What cannot be read is found out again, what cannot be written is not remembered; of two processes that write at once, one wins.
 """
@@ -11,9 +11,6 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Any
-
-TMP = "tmp"
-"""Where the disk tier, too, writes before it renames; what is left there is deleted at the next start."""
 
 
 def recall(folder: Path | None, name: str) -> dict[str, Any]:
@@ -33,8 +30,11 @@ def remember(folder: Path | None, name: str, known: dict[str, Any]) -> None:
         return
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / TMP).mkdir(mode=0o700, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder / TMP)  # of mode 0600: it may name the user's files
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(known, file, indent=1)
-        os.replace(temporary, folder / name)
+        handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)  # of mode 0600: it may name the user's files
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(known, file, indent=1)
+            os.replace(temporary, folder / name)
+        except BaseException:
+            os.unlink(temporary)
+            raise
