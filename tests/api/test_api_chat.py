@@ -113,7 +113,7 @@ def test_n_counts_the_prompt_once_and_computes_it_once(fake: Server, stream: boo
     assert prompt == fake.post("/v1/chat/completions/input_tokens", json={"messages": messages}).json()["input_tokens"]
     assert answer.usage.completion_tokens == sum(len(reply) for reply in replies) == n * 24
     assert answer.usage.total_tokens == prompt + answer.usage.completion_tokens
-    assert prompt <= answer.headstart["computed"] <= prompt + (n - 1) * 8  # a tail of at most one grid block for each
+    assert (answer.headstart["cached"], answer.headstart["computed"]) == (0, prompt)
 
 
 def test_a_seed_repeats_a_reply_and_another_does_not(fake: Server) -> None:

@@ -455,6 +455,65 @@ def test_a_message_that_changed_in_two_places_costs_what_is_between_them(server:
     assert f"about {mine['missed']:,} tokens computed again" in explain(server, "--last")
 
 
+@pytest.mark.parametrize(
+    ("route", "asked"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "One of thirty-one tokens, drawn thrice."}], "n": 3}),
+        ("completions", {"prompt": ["a first prompt of some length", "and a second one, that is longer"], "n": 2}),
+        ("responses", {"input": "What is there to be said of it?"}),
+        ("messages", {"messages": [{"role": "user", "content": "What else is there to be said of it?"}]}),
+    ],
+)
+def test_what_a_request_computed_is_one_figure(
+    server: Server, route: str, asked: Body, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prompt counts once, also where several replies are drawn from it: in usage, timings, metrics, page and log."""
+    body = {"max_output_tokens" if route == "responses" else "max_tokens": 16, **asked}
+    metrics = ("headstart:computed_tokens_total", "vllm:prompt_tokens_cached_total", "vllm:prompt_tokens_total")
+    for again in (False, True):
+        before = [server.metric(metric) for metric in metrics]
+        capsys.readouterr()
+        response = server.post(f"/v1/{route}", json=body)
+        line = next(line for line in capsys.readouterr().out.splitlines() if "finished" in line)
+        answer, mine, told = response.json(), own(response), explained(server, response)
+        usage, computed, cached = answer["usage"], mine["computed"], mine["cached"]
+        if route == "messages":
+            new = usage["input_tokens"] + usage["cache_creation_input_tokens"]
+            assert (usage["cache_read_input_tokens"], new) == (cached, computed)
+        else:
+            kind = "input_tokens" if route == "responses" else "prompt_tokens"
+            assert usage[f"{kind}_details"] == {"cached_tokens": cached, "cache_write_tokens": computed}
+            assert usage[kind] == cached + computed
+        assert (answer["timings"]["cache_n"], answer["timings"]["prompt_n"]) == (cached, computed)
+        assert told["prompt"] == cached + computed
+        for name in ("cached", "live", "tiers", "computed", "mode"):
+            assert told[name] == mine[name]
+        assert (told["explanation"] or {"cause": None})["cause"] == mine["cause"]
+        counted = [server.metric(metric) - one for metric, one in zip(metrics, before, strict=True)]
+        assert counted == [computed, cached, computed + cached]
+        assert f" cached={cached} " in line
+        assert f" computed={computed} " in line
+        assert again == (cached > 8)
+
+
+def test_seconds_are_null_as_long_as_no_prefill_was_measured(explain: Explain, tmp_path: Path) -> None:
+    later = conversation(1)
+    later["messages"][0]["content"] = "Today is Tuesday."
+    file = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, body in zip(file, (conversation(1), later), strict=True):
+        path.write_text(json.dumps(body))
+    with start() as runtime, serving(runtime, model_id="fake") as server:
+        assert json.loads(explain(server, *map(str, file), "--json"))["explanation"]["seconds"] is None
+        assert "tokens computed again\n" in explain(server, *map(str, file)), "and no time"
+        first = send(server, conversation(1))
+        assert (own(first)["cause"], own(first)["missed"], own(first)["seconds"]) == ("first_time", 0, None)
+        assert explained(server, first)["explanation"]["seconds"] is None
+        second = send(server, later)
+        assert own(second)["missed"] > 0
+        assert own(second)["seconds"] is not None
+        assert json.loads(explain(server, *map(str, file), "--json"))["explanation"]["seconds"] > 0
+
+
 def test_causes_are_counted_and_logged(server: Server) -> None:
     send(server, conversation(next(NUMBER)) | {"cache_prompt": False})
     assert server.metric("headstart:misses_total", cause="disabled") >= 1

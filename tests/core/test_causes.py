@@ -323,7 +323,7 @@ def test_tenants_that_share_a_salt_see_nothing_of_each_other() -> None:
     """Their rows may be shared (`--isolate none`), but not their texts."""
     asked, theirs = prompt("system", "a question about Rome, the city"), prompt("system", "a question about Oslo, the city")
     found = explained(asked, remembered(theirs, tenant="bob"), tenant="alice")
-    assert found == Explanation(Cause.FIRST)
+    assert found == Explanation(Cause.FIRST, seconds=0.0)
     assert explained(asked, remembered(theirs, tenant="bob"), tenant="alice", start=24) is None
     mine = explained(asked, remembered(theirs, tenant="alice"), tenant="alice", start=24)
     assert mine is not None

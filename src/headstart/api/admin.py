@@ -26,6 +26,7 @@ from headstart.core.prompt import Prompt
 from headstart.core.record import Record
 from headstart.errors import InvalidRequest, NotFound
 from headstart.names import as_flag
+from headstart.observe.report import rounded, summarise
 from headstart.runtime.request import Report
 from headstart.runtime.runtime import Runtime
 
@@ -81,20 +82,20 @@ def _told(request: HttpRequest, request_id: str | None, cache_salt: str, user: s
     if record is None:
         which = f"request '{request_id[:200]}'" if request_id is not None else "request of yours"
         raise NotFound(f"No {which} is among the latest ones.", param="request_id", code="request_not_found")
-    assert isinstance(record.account, Report)
-    report = record.account
+    prompts = {id(one.reports): [*one.reports.values()] for one in history.beside(record)}.values()
+    summary = summarise([[report for report in reports if isinstance(report, Report)] for reports in prompts])
     return JSONResponse(
         {
             "id": record.id,
             "seconds_ago": round(time.monotonic() - record.time, 1),
-            "prompt": report.prompt,
-            "cached": report.cached,
-            "live": report.live,
-            "tiers": report.tiers,
-            "computed": report.computed,
-            "mode": report.mode,
-            "ttft": round(report.ttft, 5),
-            **_account(record.explanation),
+            "prompt": summary.prompt,
+            "cached": summary.cached,
+            "live": summary.live,
+            "tiers": summary.tiers,
+            "computed": summary.computed,
+            "mode": summary.mode,
+            "ttft": round(summary.ttft, 5),
+            **_account(summary.explanation),
         }
     )
 
@@ -115,7 +116,7 @@ def _account(found: Explanation | None) -> dict[str, Any]:
             "ours": found.ours,
             "theirs": found.theirs,
             "missed": found.tokens,
-            "seconds": round(found.seconds, 3),
+            "seconds": rounded(found.seconds),
         },
         "anthropic": anthropic(found),
         "responses": responses(found),

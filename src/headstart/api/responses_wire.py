@@ -178,7 +178,7 @@ def usage(summary: Summary, reasoning: int) -> dict[str, Any]:
     """`usage` in this endpoint's words. What was found cached is part of the input, and so is what is new in the cache."""
     return {
         "input_tokens": summary.prompt,
-        "input_tokens_details": {"cached_tokens": summary.cached, "cache_write_tokens": summary.fresh},
+        "input_tokens_details": {"cached_tokens": summary.cached, "cache_write_tokens": summary.computed},
         "output_tokens": summary.completion,
         "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": summary.prompt + summary.completion,

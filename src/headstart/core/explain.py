@@ -41,7 +41,7 @@ class Explanation:
         before: up to 20 characters of common text right before the difference.
         ours, theirs: 40 characters from there, of this prompt and of the earlier one.
         tokens: about how many were computed that could have been reused but for this.
-        seconds: what these took, by the measured speed of prefill; 0 if that is not known.
+        seconds: what these took, by the measured speed of prefill; None as long as nothing was measured.
     """
 
     cause: Cause
@@ -53,7 +53,7 @@ class Explanation:
     ours: str = ""
     theirs: str = ""
     tokens: int = 0
-    seconds: float = 0.0
+    seconds: float | None = None
 
     @property
     def meaning(self) -> Meaning:
@@ -93,7 +93,7 @@ class Cached:
         elsewhere: leading tokens that are known from another fingerprint.
         otherwise: tokens of an earlier prompt with the same beginning that was rendered by another template.
         characters: how many characters some tokens spell.
-        pace: seconds of prefill a token; 0 if unknown.
+        pace: seconds of prefill a token; None if unknown.
     """
 
     start: int
@@ -104,7 +104,7 @@ class Cached:
     elsewhere: Callable[[], int]
     otherwise: Callable[[], int]
     characters: Callable[[Tokens], int]
-    pace: float = 0.0
+    pace: float | None = None
 
     @property
     def slack(self) -> int:
@@ -186,7 +186,7 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
 
 
 def compare(
-    ours: Prompt, theirs: Prompt | Record, *, grid: int, pace: float, characters: Callable[[Tokens], int]
+    ours: Prompt, theirs: Prompt | Record, *, grid: int, pace: float | None, characters: Callable[[Tokens], int]
 ) -> Explanation | None:
     """What a request would compute again right after another one, in a cache that forgets nothing."""
     shared = common_prefix(ours.tokens, theirs.tokens)
@@ -206,7 +206,7 @@ def _nothing() -> int:
 
 
 def _explained(found: Explanation, cached: Cached) -> Explanation:
-    return replace(found, seconds=found.tokens * cached.pace)
+    return found if cached.pace is None else replace(found, seconds=found.tokens * cached.pace)
 
 
 def _goes_on(prompt: Prompt, records: Sequence[Record], shared: int) -> bool:

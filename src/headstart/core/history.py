@@ -29,9 +29,13 @@ class NoHistory:
         """The latest of those for which `seen` is true. Thread-safe."""
         return None
 
+    def beside(self, record: Record) -> list[Record]:
+        """The records of one request: of all its prompts and choices, the earliest first. Thread-safe."""
+        return [record]
+
 
 class History(NoHistory):
-    """Recent prompts with their replies. Used from one thread, but for `last`.
+    """Recent prompts with their replies. Used from one thread, but for `last` and `beside`.
 
     Args:
         records: most of them.
@@ -58,3 +62,7 @@ class History(NoHistory):
     def last(self, seen: Callable[[Record], bool]) -> Record | None:
         # A copy is made in one step; to walk the deque itself while another thread appends is an error.
         return next((record for record in reversed(self._records.copy()) if seen(record)), None)
+
+    def beside(self, record: Record) -> list[Record]:
+        same = record.id, record.tenant, record.salt
+        return [one for one in self._records.copy() if one is record or (record.id and (one.id, one.tenant, one.salt) == same)]

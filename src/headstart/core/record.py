@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headstart.core.blocks import BlockId, Tokens
 from headstart.core.template import Conversation, Message
 from headstart.core.values import bytes_of
-
-if TYPE_CHECKING:
-    from headstart.core.explain import Explanation
 
 
 def key_of(message: Message) -> int:
@@ -45,7 +43,7 @@ class Record:
         tenant: who asked; "" if nobody knows.
         salt, session: the request's; a session is a hint, "" if there was none.
         time: when it ended, by the caller's clock.
-        account: the caller's report of it.
+        reports: the caller's, of all choices of the prompt by their numbers: one object for all of them.
     """
 
     root: BlockId
@@ -61,8 +59,7 @@ class Record:
     salt: str = ""
     session: str = ""
     time: float = 0.0
-    explanation: Explanation | None = None
-    account: object = None
+    reports: Mapping[int, object] = field(default_factory=dict)
 
     @property
     def answer(self) -> Message:

@@ -49,7 +49,7 @@ class Metrics:
         self._success = counter("vllm:request_success", "Finished choices, by how they ended.", "finished_reason")
         self._sources = counter("sglang:cached_tokens", "Prompt tokens found, by where.", "cache_source")
         self._tiers = counter("headstart:cached_tokens", "Prompt tokens found, by tier (live: in a slot).", "tier")
-        self._computed = counter("headstart:computed_tokens", "Prompt tokens that entered the engine.").labels(model)
+        self._computed = counter("headstart:computed_tokens", "Prompt tokens that were computed.").labels(model)
         self._restored = counter("headstart:restored_tokens", "Prompt tokens loaded from a tier.", "tier")
         self._misses = counter("headstart:misses", "Requests that did not reuse all they might have, by cause.", "cause")
         self._missed = counter("headstart:missed_tokens", "Prompt tokens computed that could have been reused.", "cause")

@@ -16,14 +16,13 @@ from headstart.runtime.request import Report
 class Summary:
     """One call. Tokens, and seconds.
 
-    A prompt counts once, whatever the number of its choices: `prompt` = `cached` + `fresh`. `computed` is what entered the
-    engine as prompt, so with several choices it also counts the few tokens that each further choice computed again.
+    A prompt counts once, whatever the number of its choices: `prompt` = `cached` + `computed`. The few tokens that each further
+    choice computes again, to have logits of its own, are no part of that.
     """
 
     prompt: int
     live: int
     restored: int
-    fresh: int
     computed: int
     completion: int
     tiers: dict[str, int]
@@ -56,8 +55,7 @@ def summarise(prompts: Sequence[Sequence[Report]]) -> Summary:
         prompt=sum(main.prompt for main in mains),
         live=sum(main.live for main in mains),
         restored=sum(main.restored for main in mains),
-        fresh=sum(main.computed for main in mains),
-        computed=sum(report.computed for report in every),
+        computed=sum(main.computed for main in mains),
         completion=sum(report.completion for report in every),
         tiers=dict(tiers),
         mode=worst.mode,
@@ -76,7 +74,7 @@ def usage(summary: Summary) -> dict[str, Any]:
         "prompt_tokens": summary.prompt,
         "completion_tokens": summary.completion,
         "total_tokens": summary.prompt + summary.completion,
-        "prompt_tokens_details": {"cached_tokens": summary.cached, "cache_write_tokens": summary.fresh},
+        "prompt_tokens_details": {"cached_tokens": summary.cached, "cache_write_tokens": summary.computed},
     }
 
 
@@ -85,10 +83,10 @@ def timings(summary: Summary) -> dict[str, Any]:
     gaps = max(0, summary.completion - 1)
     return {
         "cache_n": summary.cached,
-        "prompt_n": summary.fresh,
+        "prompt_n": summary.computed,
         "prompt_ms": round(1e3 * summary.prefill, 3),
-        "prompt_per_token_ms": round(_ratio(1e3 * summary.prefill, summary.fresh), 4),
-        "prompt_per_second": round(_ratio(summary.fresh, summary.prefill), 2),
+        "prompt_per_token_ms": round(_ratio(1e3 * summary.prefill, summary.computed), 4),
+        "prompt_per_second": round(_ratio(summary.computed, summary.prefill), 2),
         "predicted_n": summary.completion,
         "predicted_ms": round(1e3 * summary.decode, 3),
         "predicted_per_token_ms": round(_ratio(1e3 * summary.decode, gaps), 4),
@@ -119,9 +117,14 @@ def explained(found: Explanation | None) -> dict[str, Any]:
         "diverged_at": found.diverged_at,
         "cause": found.cause.value,
         "missed": found.tokens,
-        "seconds": round(found.seconds, 3),
+        "seconds": rounded(found.seconds),
         "mend": as_flag(found.meaning.mend),
     }
+
+
+def rounded(seconds: float | None) -> float | None:
+    """To milliseconds; None, which nobody knows, stays that."""
+    return None if seconds is None else round(seconds, 3)
 
 
 def _ratio(a: float, b: float) -> float:

@@ -207,7 +207,7 @@ class Admission:
             elsewhere=lambda: self._cache.elsewhere(job.chain, request.prompt.salt),
             otherwise=lambda: self._cache.otherwise(Opening.of(request.prompt, self._template)),
             characters=lambda tokens: len(b"".join(map(piece, tokens.tolist())).decode("utf-8", "replace")),
-            pace=self.pace.prefill,
+            pace=self.pace.prefill or None,
         )
         return self._history.explain(asked, cached)
 

@@ -37,6 +37,7 @@ class Ticket:
     Attributes:
         begun: a choice of it has had a slot.
         over: it has failed.
+        reports: of its choices by their numbers, in the order in which they began.
     """
 
     def __init__(self, request: Request, sink: Sink) -> None:
@@ -45,6 +46,7 @@ class Ticket:
         self.cancelled = False
         self.begun = False
         self.over = False
+        self.reports: dict[int, Report] = {}
 
     def cancel(self) -> None:
         """Stops it at the next token or grid point; finished blocks are kept. Thread-safe, idempotent."""
@@ -165,6 +167,7 @@ class Job:
         self.ticket.emit(Progress(len(self.slot), len(self.chain), self.plan.start))
 
     def start(self, report: Report, logits: Logits | None) -> None:
+        self.ticket.reports[self.choice] = report
         self.ticket.emit(Started(self.choice, report, tuple(self.prompt_logprobs), logits))
 
     def deliver(self, text: str, logprobs: tuple[TokenLogprob, ...] = ()) -> None:
@@ -173,6 +176,7 @@ class Job:
 
     def finish(self, reason: FinishReason, report: Report) -> None:
         report = replace(report, completion=len(self.reply.tokens))
+        self.ticket.reports[self.choice] = report
         self.ticket.emit(Finished(self.choice, reason, report, tuple(self.reply.tokens), self.reply.stopped_by))
 
 

@@ -135,9 +135,9 @@ class Scheduler:
         return self._admission.pace.tokens(seconds)
 
     @property
-    def pace(self) -> float:
-        """Measured seconds of prefill a token; 0 as long as nobody knows."""
-        return self._admission.pace.prefill
+    def pace(self) -> float | None:
+        """Measured seconds of prefill a token; None as long as nobody knows."""
+        return self._admission.pace.prefill or None
 
     def close(self) -> None:
         """Fails what is running and waiting, and ends the thread. Idempotent."""
@@ -459,8 +459,7 @@ class Scheduler:
             salt=request.prompt.salt,
             session=request.session,
             time=self._clock(),
-            explanation=report.explanation,
-            account=report,
+            reports=job.ticket.reports,
         )
 
     def _fail(self, job: Job, fault: Exception, *, computed: bool = False) -> None:
