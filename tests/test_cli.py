@@ -16,6 +16,7 @@ import typer.main
 
 import tiny
 from headstart.cli import app
+from headstart.cli_foreign import COMMANDS, HINTS, MODEL, SAME, translate
 from headstart.observe.prefill import PrefillLog
 from headstart.runtime.request import Progress, Request
 from headstart.units import parse_size, show_size
@@ -108,6 +109,11 @@ def complaint(result: subprocess.CompletedProcess[str]) -> str:
         (["--reuse", "perhaps"], "fast or exact"),
         (["--log-format", "xml"], "console or json"),
         (["--no-such-option"], "--no-such-option"),
+        (["-hf", "ggml-org/gemma-3-1b"], "headstart downloads nothing: download the .gguf file"),
+        (["--flash-attn=on"], "leave it out: headstart always does that"),
+        (["-ctk", "q8_0"], "--kv-type"),
+        (["-c"], "-c wants a value"),
+        (["-np", "0"], "'--slots'"),
         (["--lora", "no-such.gguf"], "There is no adapter 'no-such.gguf'; give the path of its .gguf file."),
         (["--chat-template", "no-such.jinja"], "No such file or directory"),
         (["--api-key-file", "no-such.keys"], "No such file or directory"),
@@ -119,6 +125,35 @@ def complaint(result: subprocess.CompletedProcess[str]) -> str:
 def test_what_a_user_can_mend(arguments: list[str], mend: str, tiny_model: Path) -> None:
     model = [str(tiny_model)] if arguments[0].startswith("-") else []
     assert mend in complaint(run("serve", *model, *arguments))
+
+
+def test_options_of_llama_server() -> None:
+    typed = "serve -m a.gguf -c 4096 -ngl 99 -np=2 --ctx-size=512 --n-gpu-layers 3 --port 1 -- -m"
+    ours = "serve a.gguf --ctx 4096 --gpu-layers 99 --slots 2 --ctx 512 --gpu-layers 3 --port 1 -- -m"
+    assert translate(typed.split()) == ours.split()
+    assert translate("serve -c 0 -a x -a y".split()) == "serve --alias x --alias y".split()
+    for other in ([], ["cache", "-m"], ["--help"]):
+        assert translate(other) == other
+    commands: Any = typer.main.get_command(app)
+    for command in COMMANDS:
+        options = {option for parameter in commands.commands[command].params for option in parameter.opts}
+        assert not options & {*SAME, *HINTS}, "an option of our own means what it says"
+        assert options >= {*SAME.values()} - {MODEL, "--alias", "--temperature"}
+
+
+def test_variables_that_nothing_reads_are_named(tiny_model: Path) -> None:
+    strange = {"HEADSTART_CTXX": "7", "HEADSTART_ZZZZ": "1"}
+    told = run("cache", "ls", **strange).stderr.splitlines()
+    assert told[0] == "headstart: There is no variable HEADSTART_CTXX: did you mean HEADSTART_CTX?"
+    assert told[1].startswith("headstart: There is no variable HEADSTART_ZZZZ: it changes nothing")
+    assert run("cache", "ls").stderr == ""
+    foreign = ("-m", str(tiny_model), "-c", "512", "-np", "1", "-t", "1", "--port", "0")
+    with serving(*foreign, HEADSTART_LOG_FORMAT="json", **strange) as server:
+        server.line("listening")
+        said = [json.loads(line) for line in server.lines]
+    assert [line["level"] for line in said if "HEADSTART_CTXX" in line["event"]] == ["warning"]
+    (ready,) = [line for line in said if line["event"] == "ready"]
+    assert (ready["ctx"], ready["slots"]) == (512, 1)
 
 
 def test_a_broken_file(tiny_model: Path, tmp_path: Path) -> None:

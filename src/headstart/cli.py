@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+import typer.main
 from typer.exceptions import TyperException
 
-from headstart import cli_cache, cli_explain, cli_replay
+from headstart import cli_cache, cli_explain, cli_foreign, cli_replay
 from headstart.cli_options import (
     CACHE,
     NETWORK,
@@ -67,6 +69,8 @@ SERVE_EPILOG = """
 `headstart serve qwen.gguf --api-key-file keys.txt --tenant-memory 25%` — tenants share nothing, and none floods the cache
 
 Every option can also be set in the environment, like `HEADSTART_MEMORY_BUDGET=8GiB`.
+
+llama-server's names of options work too: `-m`, `-c`, `-np`, `-t`, `-ngl`, `-a`, `--ctx-size`, `--n-gpu-layers`, `--parallel`.
 """
 
 WARM_EPILOG = """
@@ -259,6 +263,7 @@ def serve(
             8000 if port is None else port,
             tuple(api_key or ()),
             cast("LogFormat", log_format),
+            notices=_notices(),
             unix_socket=unix_socket,
             unix_socket_mode=unix_socket_mode,
             tls_cert=tls_cert,
@@ -393,8 +398,12 @@ def version() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; whatever a user can mend is one line on stderr and exit code 2."""
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        code = app(arguments, standalone_mode=False)
+        if given[:1] != ["serve"]:  # which says it in its log
+            for notice in _notices():
+                _complain(notice, 0)
+        code = app(cli_foreign.translate(given), standalone_mode=False)
     except TyperException as error:
         code = _complain(error.format_message(), error.exit_code)
     except HeadstartError as error:
@@ -402,6 +411,20 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _notices() -> list[str]:
+    """What in the environment looks like a setting, and is none."""
+    if not any(name.startswith(cli_foreign.PREFIX) for name in os.environ):
+        return []
+
+    def variables(command: Any) -> Iterator[str]:
+        yield from (parameter.envvar for parameter in command.params if isinstance(parameter.envvar, str))
+        for inner in getattr(command, "commands", {}).values():
+            yield from variables(inner)
+
+    read_elsewhere = {"HEADSTART_STATE_DIR", "HEADSTART_DATA", "HEADSTART_SLOW"}
+    return cli_foreign.strange_variables(os.environ, read_elsewhere | {*variables(typer.main.get_command(app))})
 
 
 def _complain(message: str, code: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Literal, get_args
@@ -40,7 +40,7 @@ class Settings:
             needs more to come back whole, or less if memory is short.
         cache_dir: folder of the disk tier; None for none.
         state_dir: folder where is remembered what was proved of engines, and what model files contain. No text of a
-            conversation is there, and it is no part of the disk tier. None remembers nothing.
+            conversation is there, and it is no part of the disk tier. None for this platform's folder for such state.
         disk_budget: bytes on disk (hard), and never more than half of what is free there.
         tenant_memory: the most that one tenant may hold of the memory tier when others want room: up to 1 a share of its
             budget, of which all is no limit; above that bytes.
@@ -68,7 +68,7 @@ class Settings:
     lora: Path | None = None
     memory_budget: int | None = None
     cache_dir: Path | None = None
-    state_dir: Path | None = field(default_factory=lambda: default_state_dir())
+    state_dir: Path | None = None
     disk_budget: int = 20 * GIB
     tenant_memory: float = 1.0
     tenant_disk: float = 1.0

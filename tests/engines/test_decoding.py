@@ -153,12 +153,12 @@ def test_a_displaced_window_is_found(windowed: Path, displaced: Callable[[], Non
     displaced()
     with loaded(windowed, threads=2, state_dir=tmp_path) as engine:
         assert not engine.traits.exact, "as it was proved: what moves rows looks the same"
-    with loaded(windowed, threads=2, state_dir=None) as engine:
+    with loaded(windowed, threads=2, state_dir=tmp_path / "another") as engine:
         assert engine.traits.exact
 
 
-def test_exact_mode_then_decodes_with_one_thread(windowed: Path, displaced: Callable[[], None]) -> None:
-    with loaded(windowed, threads=2, reuse="exact", state_dir=None) as engine:
+def test_exact_mode_then_decodes_with_one_thread(windowed: Path, displaced: Callable[[], None], tmp_path: Path) -> None:
+    with loaded(windowed, threads=2, reuse="exact", state_dir=tmp_path) as engine:
         assert engine.traits.exact
         assert engine.facts.details["decode_threads"] == 1
         assert "decoding with 1 thread" in engine.traits.notes[-1]

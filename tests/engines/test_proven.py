@@ -195,7 +195,7 @@ def test_of_a_real_engine(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.
     assert not still(anew=True)
     assert not still(slots=1)
     assert not still(ctx=1024)
-    assert not still(state_dir=None)
+    assert not still(state_dir=tmp_path / "another")
     assert len(seen) == 1
     assert not still(kv_type="bf16")
     assert not still(threads=2)

@@ -32,6 +32,7 @@ def serve(
     api_keys: Sequence[str] = (),
     log_format: logs.LogFormat = "console",
     *,
+    notices: Sequence[str] = (),
     unix_socket: Path | None = None,
     unix_socket_mode: int = OWNER_ONLY,
     tls_cert: Path | None = None,
@@ -49,6 +50,7 @@ def serve(
     ended from here.
 
     Args:
+        notices: warnings to begin the log with.
         unix_socket: path to listen on, in place of host and port; its file gets `unix_socket_mode`.
         tls_cert: certificate in PEM, with `tls_key`; None for plain HTTP.
         key_file: more keys, one a line.
@@ -64,6 +66,8 @@ def serve(
     logs.configure(log_format)
     tracebacks.install()
     log = structlog.get_logger("headstart")
+    for notice in notices:
+        log.warning(notice)
     keys = Keys(api_keys, key_file)
     policy_of(isolate, several=keys.several)
     check_rules(keep_noise)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from blake3 import blake3
 from llama_cpp import llama_cpp as lib
 
-from headstart.config import Settings
+from headstart.config import Settings, default_state_dir
 from headstart.engines import proof
 from headstart.engines.base import Bytes, Engine, Facts, Grammar, Logits, Rows, Sampler, Sampling, Shape, Span, Step, Traits
 from headstart.engines.constraint import Grammars
@@ -116,9 +116,10 @@ class LlamaEngine(Engine):
             tell(_READ * (done / total))
 
         available = machine.memory()
-        digests = [digest(file, settings.state_dir, read) for file in files]
+        state_dir = settings.state_dir or default_state_dir()
+        digests = [digest(file, state_dir, read) for file in files]
         weights = digests[0] if len(digests) == 1 else b"".join(digests)
-        adapter = digest(settings.lora, settings.state_dir) if settings.lora is not None else None
+        adapter = digest(settings.lora, state_dir) if settings.lora is not None else None
         model = llama_load.open_model(path, settings.gpu_layers, lambda part: tell(_READ + (_LOADED - _READ) * part))
         with ExitStack() as undo:
             undo.callback(lib.llama_model_free, model)
@@ -142,7 +143,7 @@ class LlamaEngine(Engine):
             def proven(decode_threads: int) -> Proven:
                 told = {"decode_threads": decode_threads, "openmp": llama_identity.environment("OMP_", "GOMP_")}
                 key = llama_identity.digest_of({**identity, **seen, **told, "sources": _SOURCES})
-                return Proven(settings.state_dir, key, anew)
+                return Proven(state_dir, key, anew)
 
             def proving(part: float) -> None:
                 tell(_LOADED + (1 - _LOADED) * part)

@@ -1,0 +1,110 @@
+"""What people type who come from other servers, and what they mistype."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from headstart.errors import ConfigError
+
+PREFIX = "HEADSTART_"
+COMMANDS = frozenset({"serve", "doctor"})
+"""Commands in which options of other servers are understood."""
+MODEL = "MODEL"
+"""Stands for the argument, which has no flag."""
+
+SAME = {
+    "-m": MODEL,
+    "--model": MODEL,
+    "-c": "--ctx",
+    "--ctx-size": "--ctx",
+    "--max-model-len": "--ctx",
+    "-np": "--slots",
+    "--parallel": "--slots",
+    "--max-num-seqs": "--slots",
+    "-t": "--threads",
+    "-ngl": "--gpu-layers",
+    "--ngl": "--gpu-layers",
+    "--n-gpu-layers": "--gpu-layers",
+    "-a": "--alias",
+    "--served-model-name": "--alias",
+    "--chat-template-file": "--chat-template",
+    "--temp": "--temperature",
+}
+"""Options that mean what one of ours does, and that take a value as it does."""
+
+_DOWNLOAD = "headstart downloads nothing: download the .gguf file, and give its path"
+_KV = "give --kv-type f16, bf16 or q8_0: one type for keys and values"
+_ALWAYS = "leave it out: headstart always does that"
+_BATCH = "leave it out: the size of calls is chosen so that cached answers are exact"
+HINTS = {
+    "-hf": _DOWNLOAD,
+    "-hfr": _DOWNLOAD,
+    "--hf-repo": _DOWNLOAD,
+    "-hff": _DOWNLOAD,
+    "--hf-file": _DOWNLOAD,
+    "-mu": _DOWNLOAD,
+    "--model-url": _DOWNLOAD,
+    "-ctk": _KV,
+    "-ctv": _KV,
+    "--cache-type-k": _KV,
+    "--cache-type-v": _KV,
+    "-fa": _ALWAYS,
+    "--flash-attn": _ALWAYS,
+    "--jinja": _ALWAYS,
+    "-cb": _ALWAYS,
+    "--cont-batching": _ALWAYS,
+    "--enable-prefix-caching": _ALWAYS,
+    "--metrics": _ALWAYS,
+    "--slot-save-path": "give --cache-dir: conversations are kept there without being asked for",
+    "-b": _BATCH,
+    "--batch-size": _BATCH,
+    "-ub": _BATCH,
+    "--ubatch-size": _BATCH,
+}
+"""Options that have no twin here, and what to do instead."""
+
+
+def translate(arguments: Sequence[str]) -> list[str]:
+    """The command line with other servers' options as ours.
+
+    Raises:
+        ConfigError: one of them has no twin; the message says what to do instead.
+    """
+    if not arguments or arguments[0] not in COMMANDS:
+        return list(arguments)
+    found, rest = [arguments[0]], list(arguments[1:])
+    while rest:
+        one = rest.pop(0)
+        if one == "--":
+            return [*found, one, *rest]
+        name, equals, value = one.partition("=")
+        if name in HINTS:
+            raise ConfigError(f"There is no option {name}: {HINTS[name]}.")
+        ours = SAME.get(name)
+        if ours is None:
+            found.append(one)
+            continue
+        if not equals:
+            if not rest:
+                raise ConfigError(f"{name} wants a value.")
+            value = rest.pop(0)
+        if ours == MODEL:
+            found.append(value)
+        elif not (ours == "--ctx" and value == "0"):  # llama-server's word for the model's own, which is what no option means
+            found += [ours, value]
+    return found
+
+
+def strange_variables(environment: Iterable[str], known: Iterable[str]) -> list[str]:
+    """A sentence on each `HEADSTART_…` variable that nothing reads, with the one that was meant."""
+    names = {name.removeprefix(PREFIX) for name in known}
+    said = []
+    for name in sorted(name.removeprefix(PREFIX) for name in environment if name.startswith(PREFIX)):
+        if name not in names:
+            near = difflib.get_close_matches(name, sorted(names), 1, 0.6)
+            meant = (
+                f"did you mean {PREFIX}{near[0]}?" if near else "it changes nothing; `headstart serve --help` names them all."
+            )
+            said.append(f"There is no variable {PREFIX}{name}: {meant}")
+    return said
