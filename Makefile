@@ -31,8 +31,10 @@ docs: $(READY) ## Write docs/cli.md and docs/library.md anew, from the command l
 bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plots go to bench-out/
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.kernels
 	$(BIN)/python -m benchmarks.short
 	$(BIN)/python -m benchmarks.turns
+	$(BIN)/python -m benchmarks.turns --cold
 	$(BIN)/python -m benchmarks.restart
 	$(BIN)/python -m benchmarks.disk
 	$(BIN)/python -m benchmarks.policies

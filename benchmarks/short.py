@@ -1,7 +1,7 @@
 """Short prefill calls deep in a conversation, padded to a tile and not: `python -m benchmarks.short`.
 
 Both in turn, at the same place; ratios are of pairs. What lies before a call are the same 512 rows again and again: their
-values do not matter for time.
+values do not matter for time. Beside each stands the ratio that the rule reckons with.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import processor
 from benchmarks.servers import demo_model
 from headstart.config import Settings
 from headstart.engines.base import Rows, Span
@@ -30,8 +31,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.short", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--threads", type=int, default=None, help="all cores by default")
     given = parser.parse_args()
-    engine = LlamaEngine.load(Settings(str(given.model or demo_model()), ctx=DEPTHS[-1] + _SPAN, slots=1, memory_budget=0))
+    model, caption = str(given.model or demo_model()), processor.caption()
+    engine = LlamaEngine.load(Settings(model, ctx=DEPTHS[-1] + _SPAN, slots=1, threads=given.threads, memory_budget=0))
     padding = engine._padding
     tokens = np.random.default_rng(0).integers(1000, 2000, _SPAN).astype(np.int32)
     rows = np.empty(_SPAN * engine.shape.row_bytes, np.uint8)
@@ -46,7 +49,7 @@ def main() -> None:
         return took
 
     table = Table(
-        "tokens before it", "tokens of the call", "as it is, ms", "as a tile, ms", "ratio (median of pairs)", "padded"
+        "tokens before it", "of the call", "as it is, ms", "as a tile, ms", "ratio (median of pairs)", "reckoned", "padded"
     )
     for depth in DEPTHS:
         engine.import_rows(0, [Rows(rows, _SPAN, _SPAN)] * (depth // _SPAN))
@@ -58,8 +61,10 @@ def main() -> None:
                 full.append(seconds(depth, TILE))
             ratio = statistics.median(two / one for one, two in zip(bare, full, strict=True))
             shown = [f"{statistics.median(times) * 1e3:,.0f}" for times in (bare, full)]
-            table.add_row(f"{depth:,}", str(n), *shown, f"{ratio:.2f}", "yes" if padding.of(depth, n) else "no")
-    Console().print(table)
+            reckoned = "–" if padding is NO_PADDING else f"{padding.full(depth) / padding.bare(depth, n):.2f}"
+            table.add_row(f"{depth:,}", str(n), *shown, f"{ratio:.2f}", reckoned, "yes" if padding.of(depth, n) else "no")
+    table.caption = caption
+    Console(width=140).print(table)
     engine.close()
 
 

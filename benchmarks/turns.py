@@ -2,17 +2,23 @@
 
 Each round: a conversation of about 6,700 tokens, then turns of so many words, each answered shortly and sent back with what
 was said. Ours (in fast mode) and a native llama-server in turn, with the same texts; ratios are of pairs.
+
+With `--cold`: prompts of about 1,800 tokens that nobody has seen, to both servers in alternating order. What they end in,
+behind the last block, is such a short message too.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import processor
 from benchmarks.client import Client, Messages, Sample
 from benchmarks.restart import spread
 from benchmarks.servers import Server, Setup, demo_model, headstart, llama_server
@@ -22,7 +28,12 @@ WORDS = 6000
 """Of the system prompt."""
 TURNS = (6, 16, 28, 40, 60, 120)
 """Words of each message."""
+COLD_WORDS = 1580
+"""Of a cold prompt, about 1,800 tokens with what stands around them."""
 REPLY = 8
+PAUSE = 2.0
+"""Seconds before a cold prompt: ours then has settled and stored the last one."""
+SERVERS = {"headstart": headstart, "llama-server": llama_server}
 
 
 def talk(server: Server, number: int) -> list[Sample]:
@@ -35,29 +46,58 @@ def talk(server: Server, number: int) -> list[Sample]:
     return found
 
 
+def turns(setup: Setup, rounds: int) -> Table:
+    found: dict[str, list[list[Sample]]] = {name: [] for name in SERVERS}
+    for number in range(rounds):
+        for name in SERVERS if number % 2 == 0 else reversed(SERVERS):
+            with SERVERS[name](setup) as server:
+                found[name].append(talk(server, number))
+            Console().print(f"[dim]round {number + 1}/{rounds}: {name}[/]")
+    labels = dict(enumerate(("first", *(f"{words} words" for words in TURNS))))
+    return _table({labels[turn]: {name: [talked[turn] for talked in found[name]] for name in found} for turn in labels})
+
+
+def cold(setup: Setup, rounds: int) -> Table:
+    with headstart(setup) as ours, llama_server(setup) as theirs:
+        clients = [Client(ours), Client(theirs)]
+        for client in clients:
+            client.chat([{"role": "user", "content": "Warm up."}], REPLY)
+        found: dict[str, list[Sample]] = {name: [] for name in SERVERS}
+        for number in range(rounds):
+            # The last block's end falls elsewhere in each round, as it does in life.
+            chat: Messages = [{"role": "system", "content": text(f"cold {number}", COLD_WORDS + 9 * (number % 7))}]
+            chat.append({"role": "user", "content": "Begin."})
+            for client in clients if number % 2 == 0 else clients[::-1]:
+                time.sleep(PAUSE)
+                found[client.server.name].append(client.chat(chat, REPLY))
+            Console().print(f"[dim]round {number + 1}/{rounds}[/]")
+    by_round = {f"prompt {number + 1}": {name: [found[name][number]] for name in found} for number in range(rounds)}
+    return _table({**by_round, "all": found})
+
+
+def _table(found: Mapping[str, Mapping[str, Sequence[Sample]]]) -> Table:
+    """`found`: label → server → its samples, in pairs."""
+    table = Table("turn", "computed, tokens", *(f"{name}: first token, s" for name in SERVERS), "ratio of pairs")
+    for label, samples in found.items():
+        columns = [samples[name] for name in SERVERS]
+        computed = " / ".join(f"{statistics.median(one.computed for one in column):.0f}" for column in columns)
+        ours, theirs = ([one.ttft for one in column] for column in columns)
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        table.add_row(label, computed, *map(spread, (ours, theirs, ratios)))
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.turns", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="paired rounds (3)")
+    parser.add_argument("--cold", action="store_true", help="prompts that nobody has seen")
+    parser.add_argument("--rounds", type=int, default=None, help="paired rounds (3; 7 cold ones)")
     parser.add_argument("--model", type=Path, default=None, help="a GGUF; the bundled model by default")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     setup = Setup(given.model or demo_model(), slots=1, threads=given.threads)
-    servers = {"headstart": headstart, "llama-server": llama_server}
-    found: dict[str, list[list[Sample]]] = {name: [] for name in servers}
-    for number in range(given.rounds):
-        for name in servers if number % 2 == 0 else reversed(servers):
-            with servers[name](setup) as server:
-                found[name].append(talk(server, number))
-            Console().print(f"[dim]round {number + 1}/{given.rounds}: {name}[/]")
-    table = Table("turn", "computed, tokens", *(f"{name}: first token, s" for name in found), "ratio of pairs")
-    for turn, words in enumerate(("first", *TURNS)):
-        samples = [[talked[turn] for talked in found[name]] for name in found]
-        computed = " / ".join(f"{statistics.median(one.computed for one in column):.0f}" for column in samples)
-        ours, theirs = ([one.ttft for one in column] for column in samples)
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-        label = words if words == "first" else f"{words} words"
-        table.add_row(str(label), computed, *map(spread, (ours, theirs, ratios)))
-    table.caption = "medians (min – max)"
+    before = processor.caption()
+    table = cold(setup, given.rounds or 7) if given.cold else turns(setup, given.rounds or 3)
+    table.caption = f"medians (min – max)\n{before}"
     Console(width=140).print(table)
 
 

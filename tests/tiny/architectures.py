@@ -100,7 +100,7 @@ ARCHITECTURES = {
     "gpt-oss": Architecture(
         _TRANSFORMER
         | _windows(True, False)
-        | {"expert_count": layers.EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": layers.EXPERT_FFN},
+        | {"expert_count": layers.EXPERTS, "expert_used_count": layers.USED, "expert_feed_forward_length": layers.EXPERT_FFN},
         ((layers.attention_with_sinks, layers.experts),),
         _untied,
     ),

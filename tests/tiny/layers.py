@@ -22,7 +22,7 @@ INNER = 2 * WIDTH
 """Width of a Mamba layer; llama.cpp knows only twice the model's."""
 WKV_HEAD = 64
 """Of RWKV-7. llama.cpp's AVX-512 kernel reads beyond heads that are no multiple of it."""
-EXPERTS, EXPERT_FFN = 4, 64
+EXPERTS, USED, EXPERT_FFN = 4, 2, 64
 RANK = 16
 
 

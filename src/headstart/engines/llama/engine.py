@@ -157,8 +157,7 @@ class LlamaEngine(Engine):
             two_kernels = settings.kv_type == "f16" and not engine.traits.decode_is_prefill and not identity["devices"]
             # Blocks are whole tiles: nothing canonical is ever padded.
             if two_kernels and engine.traits.sliceable and engine.traits.grid % TILE == 0:
-                width = int(lib.llama_model_n_layer(model)) * int(lib.llama_model_n_embd(model))
-                engine._padding = Padding(width, int(lib.llama_model_n_params(model)))
+                engine._padding = Padding.estimated(llama_identity.work(model), identity["system"], threads)
             undo.pop_all()
         engine.fingerprint = llama_identity.digest_of({**identity, "grid": engine.traits.grid})
         live = needs.slots(chosen.ctx, chosen.slots)

@@ -18,6 +18,7 @@ from headstart.config import Settings
 from headstart.engines.base import Facts, Shape
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.load import BATCH, has_amx
+from headstart.engines.llama.padding import Work
 from headstart.model_names import model_name
 
 _FOLDER = Path(lib._lib._name).parent  # not always llama-cpp-python's own: LLAMA_CPP_LIB_PATH names another
@@ -99,6 +100,25 @@ def identity(model: Any, settings: Settings, weights: bytes, adapter: bytes | No
         # Mostly there is nothing; then the digest is as it always was.
         **({"environment": told} if (told := environment("GGML_")) else {}),
     }
+
+
+def work(model: Any) -> Work:
+    """What a token is multiplied with, where all layers are alike; of experts those that it is sent to."""
+    architecture = metadata(model, "general.architecture")
+
+    def number(name: str, default: int) -> int:
+        told = metadata(model, f"{architecture}.{name}")
+        return int(told) if told is not None and told.isdecimal() else default
+
+    width, layers, heads = (int(of(model)) for of in (lib.llama_model_n_embd, lib.llama_model_n_layer, lib.llama_model_n_head))
+    weights = int(lib.llama_model_n_params(model)) - width * int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+    if experts := number("expert_count", 0):
+        used = number("expert_used_count", experts)
+        hidden = number("expert_feed_forward_length", number("feed_forward_length", 0))
+        elsewhere = 3 * width * hidden * (experts - used) * (layers - number("leading_dense_block_count", 0))
+        weights = max(weights - elsewhere, weights * used // experts)
+    lengths = (number(f"attention.{part}_length", width // max(heads, 1)) for part in ("key", "value"))
+    return Work(weights, layers, heads, *lengths)
 
 
 def digest_of(identity: dict[str, Any]) -> bytes:

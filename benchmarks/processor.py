@@ -1,0 +1,33 @@
+"""The processor that something was measured on, and how busy it was: a caption for tables."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from llama_cpp import llama_cpp as lib
+
+from headstart.engines.llama.padding import processor
+
+
+def system() -> str:
+    """What llama.cpp says of the processor that it was built for."""
+    return str(lib.llama_print_system_info().decode("utf-8", "replace"))
+
+
+def name() -> str:
+    """As the processor calls itself: its model, or the machine's type."""
+    about = Path("/proc/cpuinfo")
+    told = dict(re.findall(r"^(\w[\w ]*?)\s*: (.+)$", about.read_text(), re.MULTILINE)) if about.exists() else {}
+    if "model name" not in told:
+        return platform.processor() or platform.machine()
+    numbers = (told[part] for part in ("cpu family", "model") if part in told)
+    return f"{told['model name']} (family {', model '.join(numbers)})"
+
+
+def caption() -> str:
+    """Name, cores, class, and the load of the machine when this is called."""
+    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    return f"{name()}, {os.cpu_count()} cores, class {processor(system()).name}; load {load}"
