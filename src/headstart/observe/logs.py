@@ -16,6 +16,7 @@ from typing import Any, Literal, TextIO
 import structlog
 
 from headstart.errors import RequestError, for_log
+from headstart.names import Spelled
 from headstart.observe import redaction, tracebacks
 from headstart.observe.report import Summary
 
@@ -80,15 +81,22 @@ def _guard(record: logging.LogRecord) -> bool:
     """Keeps values out of lines that were not made for this log.
 
     Other libraries' lines lose their arguments, and all but their first line: asyncio prints a task with its exception behind
-    it. Exceptions among our own arguments are said as `errors.for_log` says them.
+    it. Exceptions among our own arguments are said as `errors.for_log` says them, and options as flags.
     """
     if isinstance(record.msg, dict):  # structlog's, which only headstart uses
         return True
     if record.name.partition(".")[0] not in OURS:
         record.msg, record.args = str(record.msg).partition("\n")[0], ()
     elif isinstance(record.args, tuple):
-        record.args = tuple(for_log(value) if isinstance(value, BaseException) else value for value in record.args)
+        record.args = tuple(map(_shown, record.args))
     return True
+
+
+def _shown(value: object) -> object:
+    """An argument as it may be shown."""
+    if isinstance(value, BaseException):
+        return for_log(value)
+    return value.with_flags if isinstance(value, Spelled) else value
 
 
 @dataclass(frozen=True, slots=True)

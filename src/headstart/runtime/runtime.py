@@ -24,7 +24,7 @@ from headstart.core.template import Message, Template
 from headstart.engines.base import Engine, Grammar, Sampling, Tokenizer
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from headstart.model_names import model_name
-from headstart.names import option
+from headstart.names import Spelled, option
 from headstart.runtime.cache import Cache
 from headstart.runtime.job import Ticket
 from headstart.runtime.request import Event, Request, Sink
@@ -121,9 +121,9 @@ class Runtime:
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def template_facts(self) -> str:
+    def template_facts(self) -> Spelled:
         """One line on the chat template, for people."""
-        return self.chat_template.described(control.text for control in self.engine.tokenizer.controls)
+        return Spelled(self.chat_template.described(control.text for control in self.engine.tokenizer.controls))
 
     @property
     def ctx(self) -> int:

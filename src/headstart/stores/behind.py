@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 
 from headstart.core.reuse import About
+from headstart.names import Spelled, option
 from headstart.stores.base import Bytes
 from headstart.stores.disk import Disk, FormatError, Label, Note
 from headstart.stores.disk.format import ALIGN
@@ -275,7 +276,7 @@ class WriteBehind(NoDisk):
         self._queue.put(None)
         self._thread.join(seconds + GRACE)
         if self._waiting:
-            log.warning("stopped with %s not yet on disk; give more --drain-seconds", show_size(self._waiting))
+            log.warning("stopped with %s not yet on disk; give more %s", show_size(self._waiting), Spelled(option("drain")))
         return not (self._thread.is_alive() or self._hangs)
 
     # ── the thread's side ────────────────────────────────────────────────────────────────────────────────────────────
@@ -358,8 +359,8 @@ class WriteBehind(NoDisk):
         told = self.counters["skipped_full"], self.counters["skipped_budget"]
         if told != self._told and time.monotonic() >= self._told_at + SAY:
             full, budget = (now - before for now, before in zip(told, self._told, strict=True))
-            text = f"{count(full, 'piece')} put off until the disk has time, {count(budget, 'piece')} not stored: --disk-budget"
-            log.log(logging.WARNING if budget else logging.INFO, text)
+            text = f"{count(full, 'piece')} put off until the disk has time, {count(budget, 'piece')} not stored"
+            log.log(logging.WARNING if budget else logging.INFO, "%s: %s", text, Spelled(option("disk_budget")))
             self._told, self._told_at = told, time.monotonic()
 
     def _write(self, disk: Disk, batch: list[tuple[Label, Bytes]]) -> None:
@@ -428,7 +429,8 @@ class WriteBehind(NoDisk):
             self._disk = self._opens()
             self._seen, self._seen_notes, self._version, self._tidied = 0, 0, (), float("-inf")
             if self._disk.budget <= RESERVE:
-                log.warning("nothing fits on %s of disk: free some, or give more --disk-budget", show_size(self._disk.budget))
+                said = "nothing fits on %s of disk: free some, or give more %s"
+                log.warning(said, show_size(self._disk.budget), Spelled(option("disk_budget")))
             self._look(self._disk)
             self._foreign = self._disk.catalog.foreign(self._fingerprint)
         except Exception as error:
