@@ -278,12 +278,13 @@ def test_a_corrupted_row_would_be_seen() -> None:
 # ── queue, cancel, close ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
-    with runtime("fast", slots=1, queue=2, delay=0.02) as rt:
+@pytest.mark.parametrize(("room", "said"), [(1, "1 request waiting already"), (2, "2 requests waiting already")])
+def test_a_full_queue_refuses_and_says_when_to_come_back(room: int, said: str) -> None:
+    with runtime("fast", slots=1, queue=room, delay=0.02) as rt:
         running = submit(rt, [user("long " * 100)])
         running.until(Progress)
-        waiting = [submit(rt, [user(f"{number}")]) for number in range(2)]
-        with pytest.raises(Overloaded) as caught:
+        waiting = [submit(rt, [user(f"{number}")]) for number in range(room)]
+        with pytest.raises(Overloaded, match=said) as caught:
             submit(rt, [user("one too many")])
         assert caught.value.retry_after >= 1
         for one in (running, *waiting):

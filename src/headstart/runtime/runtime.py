@@ -32,6 +32,7 @@ from headstart.runtime.scheduler import Outcome, Scheduler
 from headstart.stores.behind import NoDisk, WriteBehind
 from headstart.stores.disk import Disk, Model
 from headstart.stores.memory import Memory
+from headstart.units import count
 
 log = logging.getLogger("headstart.model")
 
@@ -239,7 +240,8 @@ class Runtime:
             waiting = self.scheduler.queued
             if waiting >= self.settings.queue:
                 wait = max(1.0, waiting * self._seconds / self.engine.shape.slots)
-                raise Overloaded(f"{waiting} requests are waiting already; try again in {wait:.0f} s.", retry_after=wait)
+                queue = count(waiting, "request")
+                raise Overloaded(f"{queue} waiting already; try again in {wait:.0f} s.", retry_after=wait)
             ticket = Ticket(request, _both([sink, *(watcher(request) for watcher in self._watchers)]))
             self.scheduler.submit(ticket)
         return Handle(ticket, self.scheduler)
