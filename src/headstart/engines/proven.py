@@ -53,6 +53,7 @@ class Proven:
             return replace(found, notes=(*found.notes, STILL))
         if entry is not None and found is None:
             log.warning("what was proved of the engine does not hold (another answer, or a damaged memo): it is proved anew")
+        log.info("proving that cached answers of this model are exact; that is remembered for later starts")
         traits = prove(engine, tokens, block=block, window=window, tell=tell)
         proved = {key: {"traits": asdict(traits), "check": _check(said, asdict(traits))}} if said and traits.canonical else {}
         if proved or entry is not None:
