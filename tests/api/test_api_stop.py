@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 
+from headstart.api.server import Server as Stoppable
 from headstart.config import Settings
 from headstart.engines.fake import END, FakeEngine
 from headstart.runtime.runtime import Runtime
@@ -159,6 +160,24 @@ def test_what_ends_in_time_is_complete_and_whoever_comes_meanwhile_is_refused() 
             assert int(answer.headers["retry-after"]) >= 1
         assert not whole.done()
         assert len(whole.result(30).json()["choices"][0]["message"]["content"]) == 60
+
+
+def test_who_connects_in_the_last_moment_gets_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connected in the kernel's queue, which is reset when the socket is closed, and not taken in yet."""
+    close, late = Stoppable._close, list[socket.socket]()
+
+    async def closing(self: Stoppable) -> bool:
+        done = await close(self)
+        late.extend(raw(server, "/v1/chat/completions", {"messages": HI}) for _ in range(60))
+        return done
+
+    monkeypatch.setattr(Stoppable, "_close", closing)
+    with slow() as server:
+        server.stop()
+        wait_until(lambda: len(late) == 60)
+        for one in late:
+            with one, one.makefile("rb") as answer:
+                assert answer.readline().split()[1] == b"503"
 
 
 def test_a_body_that_is_still_coming_in_is_not_waited_for() -> None:

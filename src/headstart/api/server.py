@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -25,7 +25,9 @@ REPLIES = 0.8
 """Share of the time for stopping that running replies may have. The rest is for the disk."""
 LAST_WORDS = 1.0
 """Seconds in which clients that were ended must take what is told to them."""
-FRESH = 0.25
+TAKEN_IN = 0.05
+"""Seconds after which those who had connected are known as connections."""
+FRESH = 1.0
 """Seconds in which who has just connected must send a request."""
 OVERTIME = 1.0
 """Seconds beyond its time that freeing the model may take before the process ends without it."""
@@ -91,6 +93,13 @@ class Server(uvicorn.Server):
         if self._leave is not None and (self._hurried or how != "stopped"):
             self._leave(INTERRUPTED if self._hurried else 0)
 
+    def _protocol(self) -> asyncio.Protocol:
+        """Of a new connection, as uvicorn makes it."""
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
     @property
     def _connections(self) -> list[Any]:
         return list(self.server_state.connections)
@@ -117,15 +126,31 @@ class Server(uvicorn.Server):
 
     async def _hang_up(self, sockets: list[socket.socket] | None) -> None:
         """Stops listening. Up to here everybody gets an answer, also who had connected and was not taken in yet."""
-        await asyncio.sleep(0.01)
+        # The kernel resets whoever still waits to be taken in when the socket is closed.
+        waiting = [one for bound in sockets or [] for one in _queue(bound)]
         for server in self.servers:
             server.close()
         for bound in sockets or []:
             bound.close()
+        for one in waiting:
+            with suppress(OSError):  # it has left again, or its TLS is not in order
+                await asyncio.get_running_loop().connect_accepted_socket(self._protocol, one, ssl=self.config.ssl)
+        await asyncio.sleep(TAKEN_IN)
         await self._until(lambda: all(one.cycle is not None for one in self._connections), FRESH, hurried=True)
         for connection in self._connections:
             connection.shutdown()
         await self._until(lambda: not self.server_state.connections, LAST_WORDS, hurried=True)
+
+
+def _queue(bound: socket.socket) -> list[socket.socket]:
+    """Those who have connected to a socket, and whom nobody has taken in."""
+    bound.setblocking(False)
+    found: list[socket.socket] = []
+    with suppress(OSError):
+        while True:
+            found.append(bound.accept()[0])
+            found[-1].setblocking(False)
+    return found
 
 
 def _is_busy(connection: Any) -> bool:
