@@ -405,6 +405,12 @@ def test_open_refuses_what_is_no_model(tmp_path: Path) -> None:
         headstart.open(tmp_path / "nothing.gguf")
 
 
+def test_a_template_that_cannot_be_read_is_said_before_the_model_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").touch()
+    with pytest.raises(headstart.ConfigError, match="chat_template= no-such"):
+        headstart.open(tmp_path / "broken.gguf", chat_template="no-such.jinja")
+
+
 def test_exact_is_refused_without_proof() -> None:
     with pytest.raises(headstart.ConfigError, match='use reuse="fast"'):
         Runtime(FakeEngine(canonical=False), headstart.Settings(reuse="exact"))

@@ -432,6 +432,7 @@ def load(settings: Settings, progress: Callable[[float], None] | None = None) ->
     """`open` for settings that are complete. Raises what `open` raises."""
     from headstart.engines.llama import LlamaEngine  # loads the native library
 
+    settings.template()  # what cannot be read is said before a model is loaded and proved
     engine = LlamaEngine.load(settings, progress=progress)
     try:
         return Headstart(Runtime(engine, settings))
