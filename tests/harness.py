@@ -91,6 +91,12 @@ class Pending:
         return Answer(texts, finishes, self.request.prompt.tokens, logits, self.seen)
 
 
+def check(runtime: Runtime) -> None:
+    """Ends the engine's thread, then compares index, retention and memory: until then it settles and saves what is idle."""
+    runtime.scheduler.close()
+    runtime.cache.check()
+
+
 def speak_plainly(engine: Engine) -> Engine:
     """Has a model say ASCII only, the likeliest first. Of random weights' half characters no client can send anything back."""
     pieces = [engine.tokenizer.piece(token) for token in range(engine.tokenizer.n_vocab)]

@@ -186,8 +186,8 @@ def test_doctor_fails_where_rows_do_not_survive(tiny_model: Path, every: int, se
 from headstart.cli import main
 from headstart.engines.llama import LlamaEngine
 load = LlamaEngine.load
-def spoil(settings, progress=None):
-    engine = load(settings, progress=progress)
+def spoil(settings, **options):
+    engine = load(settings, **options)
     inner, times = engine.import_rows, []
     def import_rows(slot, pieces):
         times.append(slot)

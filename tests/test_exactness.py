@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tiny
-from harness import ask, system, user
+from harness import ask, check, system, user
 from headstart.config import Settings
 from headstart.engines.base import Engine
 from headstart.engines.fake import FakeEngine
@@ -50,8 +50,7 @@ def lab(
     with Runtime(warm, Settings(reuse=reuse, memory_budget=budget(warm, blocks, states))) as runtime:
         made = Lab(runtime, cold, **options)
         yield made
-        runtime.scheduler.close()
-        runtime.cache.check()
+        check(runtime)
 
 
 EVERYTHING = {"turn", "edit", "branch", "again", "abort", "neighbour", "live"}

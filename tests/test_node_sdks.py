@@ -16,6 +16,7 @@ import pytest
 from platformdirs import user_cache_path
 
 import templates
+from harness import check
 from headstart.config import Settings
 from headstart.engines.fake import FakeEngine, FakeTokenizer
 from headstart.engines.llama import LlamaEngine
@@ -101,7 +102,7 @@ def server() -> Iterator[Server]:
     with Runtime(engine, Settings(memory_budget=64 << 20)) as runtime:
         with serving(runtime, model_id="fake", key=KEY, api_keys=(KEY,)) as served:
             yield served
-        runtime.cache.check()
+        check(runtime)
 
 
 def engine_of(server: Server) -> Scripted:

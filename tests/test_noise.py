@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 import tiny
-from harness import Oracle
+from harness import Oracle, check
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.runtime.runtime import Runtime
@@ -106,7 +106,7 @@ def serve(engine: Scripted, template: str, folder: Path, *keep: str) -> Iterator
     with patch.object(engine, "close"), Runtime(engine, settings) as runtime:
         with serving(runtime, model_id="demo", keep_noise=keep) as server:
             yield server
-        runtime.cache.check()
+        check(runtime)
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def test_clients_that_abort_at_random(tiny_model: Path, seconds: float) -> None:
     with Runtime(LlamaEngine.load(settings), settings) as rt, serving(rt) as server:
         answers, seen = asyncio.run(storm(server.url, seconds))
         wait_until(server.idle)
-        wait_until(lambda: not any(slot.dirty for slot in rt.scheduler.slots))
+        wait_until(lambda: not rt.scheduler.settle.pending and not any(slot.dirty for slot in rt.scheduler.slots), 60)
         rt.cache.check()
         for slot in rt.scheduler.slots:
             assert rt.engine.length(slot.number) == len(slot)

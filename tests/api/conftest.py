@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness import check
 from headstart.config import Settings
 from headstart.engines.fake import FakeEngine
 from headstart.engines.llama import LlamaEngine
@@ -17,7 +18,7 @@ def fake() -> Iterator[Server]:
     with Runtime(FakeEngine(slots=2, ctx=2048), Settings(memory_budget=32 << 20)) as runtime:
         with serving(runtime, model_id="fake", aliases=("fake-alias",)) as server:
             yield server
-        runtime.cache.check()
+        check(runtime)
 
 
 @pytest.fixture(scope="session")

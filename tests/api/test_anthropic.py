@@ -14,6 +14,7 @@ import openai
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
+from harness import check
 from headstart.config import Settings
 from headstart.engines.fake import FakeEngine, FakeTokenizer
 from headstart.runtime.runtime import Runtime
@@ -50,7 +51,7 @@ def server() -> Iterator[Server]:
     with Runtime(engine, Settings(memory_budget=64 << 20)) as runtime:
         with serving(runtime, model_id="fake") as served:
             yield served
-        runtime.cache.check()
+        check(runtime)
 
 
 @pytest.fixture

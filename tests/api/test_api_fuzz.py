@@ -16,6 +16,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from harness import check
 from headstart.engines.fake import FakeEngine
 from headstart.runtime.runtime import Runtime
 from live import serving
@@ -54,7 +55,7 @@ def schema() -> Iterator[Any]:
     with Runtime(FakeEngine(slots=4, ctx=192)) as runtime:
         with serving(runtime, model_id="fake") as server:
             yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-        runtime.cache.check()
+        check(runtime)
 
 
 def test_every_route_is_fuzzed(schema: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from harness import check
 from headstart.api.app import create_app
 from headstart.api.call import Call
 from headstart.api.drain import Drain
@@ -30,9 +31,10 @@ from live import Server, idle, raw, serving, wait_until
 def slow() -> Iterator[Server]:
     """One slot; 20 ms a call, 8 tokens at most; a comment after 0.2 s of silence."""
     engine = FakeEngine(slots=1, ctx=4096, batch=8, delay=0.02)
-    with Runtime(engine, Settings()) as runtime, serving(runtime, model_id="fake", keep_alive=0.2) as server:
-        yield server
-        runtime.cache.check()
+    with Runtime(engine, Settings()) as runtime:
+        with serving(runtime, model_id="fake", keep_alive=0.2) as server:
+            yield server
+        check(runtime)
 
 
 def running(server: Server) -> int:

@@ -17,6 +17,7 @@ from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 import templates
+from harness import check
 from headstart.config import Settings
 from headstart.engines.fake import FakeEngine, FakeTokenizer
 from headstart.runtime.runtime import Runtime
@@ -73,7 +74,7 @@ def stage() -> Iterator[Stage]:
     with Runtime(engine, Settings(memory_budget=32 << 20)) as runtime:
         with serving(runtime, model_id="fake") as server:
             yield Stage(server, engine, runtime)
-        runtime.cache.check()
+        check(runtime)
 
 
 def fresh(text: str = "tell me") -> str:

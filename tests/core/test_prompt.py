@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headstart.core.blocks import as_tokens
@@ -255,6 +255,8 @@ def spellings(draw: st.DrawFn) -> tuple[str, list[int]]:
 
 
 @given(spellings(), st.text("the world", max_size=8))
+@example(("wor", WORDS.tokenize("wor")), "ld")
+@example(("wor", list(b"wor")), "ld")
 def test_reply_is_found_by_its_bytes(made: tuple[str, list[int]], more: str) -> None:
     """The next prompt goes on with the tokens that the reply was made of, and its bytes are those of the text."""
     reply, tokens = made
@@ -267,7 +269,8 @@ def test_reply_is_found_by_its_bytes(made: tuple[str, list[int]], more: str) -> 
     assert spelled(following, WORDS) == following.text.encode()
     longer = ours.chat(answered(reply + more))
     assert spelled(longer, WORDS) == longer.text.encode()
-    assert longer.tokens.tolist()[: len(made_of)] == made_of
+    if tokens != WORDS.tokenize(reply):  # else the tokenizer chooses again, and may join the end with what follows
+        assert longer.tokens.tolist()[: len(made_of)] == made_of
 
 
 @given(spellings())

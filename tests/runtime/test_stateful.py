@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import tiny
-from harness import Answer, Messages, Oracle, Pending, ask, assistant, converse, speak_plainly, submit, system, user
+from harness import Answer, Messages, Oracle, Pending, ask, assistant, check, converse, speak_plainly, submit, system, user
 from headstart.config import Settings
 from headstart.core.blocks import Chain, Tokens, checkpoint_id, common_prefix, root_id
 from headstart.core.checkpoints import GAP
@@ -372,8 +372,7 @@ def test_a_failing_checkpoint_is_a_miss(operation: str) -> None:
             engine._failures.clear()
             ask(rt, [user(f"{number} in between")])
             ask(rt, [user(f"{number} and again")])
-        rt.scheduler.close()
-        rt.cache.check()
+        check(rt)
 
 
 def test_a_checkpoint_of_another_length_is_refused(make: Make) -> None:
