@@ -21,8 +21,8 @@ import uvicorn
 
 from headstart.api.service import Service
 
-REPLIES = 0.8
-"""Share of the time for stopping that running replies may have. The rest is for the disk."""
+REPLIES, REPLIES_ALONE = 0.8, 0.95
+"""Share of the time for stopping that running replies may have. The rest is for the disk; without one for the last words."""
 LAST_WORDS = 1.0
 """Seconds in which clients that were ended must take what is told to them."""
 TAKEN_IN = 0.05
@@ -79,7 +79,7 @@ class Server(uvicorn.Server):
             log.info("stopping", running=running, waiting=drain.open - running, seconds=self._seconds)
         drain.begin(self._seconds)
         saves = self._service.runtime is not None and self._service.runtime.cache.disk.on
-        await self._until(lambda: not drain.open, self._seconds * (REPLIES if saves else 1.0))
+        await self._until(lambda: not drain.open, self._seconds * (REPLIES if saves else REPLIES_ALONE))
         drain.end()
         await self._until(lambda: not drain.open, LAST_WORDS, hurried=True)
         for connection in [one for one in self._connections if _is_busy(one)]:
