@@ -28,7 +28,7 @@ WORDS = 6000
 """Of the system prompt."""
 TURNS = (6, 16, 28, 40, 60, 120)
 """Words of each message."""
-COLD_WORDS = 1580
+COLD_WORDS = 1620
 """Of a cold prompt, about 1,800 tokens with what stands around them."""
 REPLY = 8
 PAUSE = 2.0
