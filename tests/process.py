@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 HEADSTART = [sys.executable, "-m", "headstart"]
+SHARED = ("--ctx", "4096", "--slots", "2", "--threads", "2", "--memory-budget", "256MiB")
+"""What all servers of the bundled model have in common: what is proved of it is then proved once in a run, and remembered."""
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_")}
 
 

@@ -17,7 +17,7 @@ from harness import Answer, Messages, Oracle, assistant, system, user
 from headstart.core.blocks import Chain, Tokens, common_prefix, last_grid_point
 from headstart.engines.llama import LlamaEngine
 from headstart.runtime.runtime import Runtime
-from process import serving
+from process import SHARED, serving
 from restarts import GRID, ask, assert_near, assert_same, load, running, written
 
 CTX = 2048
@@ -106,7 +106,7 @@ def test_four_requests(engine: LlamaEngine, tmp_path: Path, mode: str, restart: 
 
 @pytest.mark.parametrize("mode", ["fast", pytest.param("exact", marks=pytest.mark.slow)])
 def test_four_requests_and_a_kill_before_the_last(engine: LlamaEngine, tmp_path: Path, mode: str) -> None:
-    options = ("--ctx", str(CTX), "--slots", "1", "--memory-budget", "256MiB", "--port", "0")
+    options = (*SHARED, "--port", "0")
     oracle, replies = Oracle(), list[str]()
     with running(engine, memory=0) as rt:
 

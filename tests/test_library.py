@@ -418,7 +418,8 @@ def test_exact_is_refused_without_proof() -> None:
 
 def test_the_real_model(demo_model: Path) -> None:
     told: list[float] = []
-    with headstart.open(demo_model, ctx=512, slots=1, memory_budget=64 << 20, progress=told.append) as hs:
+    shared = {"ctx": 4096, "slots": 2, "threads": 2, "memory_budget": 256 << 20}  # as process.SHARED has it
+    with headstart.open(demo_model, **shared, progress=told.append) as hs:
         assert told == sorted(told)
         assert told[-1] == 1.0
         first = hs.chat("Write one sentence about rivers.", max_tokens=8, temperature=0.0)

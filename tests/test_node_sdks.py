@@ -291,7 +291,11 @@ def bundled(demo_model: Path, tmp_path: Path) -> Iterator[Server]:
     settings = Settings(
         model="demo", ctx=2048, slots=2, threads=2, memory_budget=256 << 20, reuse="exact", chat_template=template
     )
-    with serving(lambda: Runtime(LlamaEngine.load(settings), settings), model_id="demo", key=KEY, api_keys=(KEY,)) as served:
+
+    def load() -> Runtime:
+        return Runtime(LlamaEngine.load(settings, grid=64), settings)
+
+    with serving(load, model_id="demo", key=KEY, api_keys=(KEY,)) as served:
         yield served
 
 

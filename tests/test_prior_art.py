@@ -150,7 +150,8 @@ class Growth:
     resumed: Answer
 
 
-@pytest.fixture(scope="module", params=["fast", "exact"])
+# In fast mode runtime/test_reuse asks the same of a tiny model.
+@pytest.fixture(scope="module", params=["exact", pytest.param("fast", marks=pytest.mark.slow)])
 def growth(request: pytest.FixtureRequest, engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Growth]:
     engine, mode, folder = engines(1), request.param, tmp_path_factory.mktemp("growth")
     oracle, chat = Oracle(), [system(HANDBOOK[:500])]
@@ -306,7 +307,8 @@ def test_ds4_no_length_is_excluded_from_one_token_to_a_few_blocks(engines: Engin
 # ── Lucebox, PR 371: a slot that an aborted request had taken ────────────────────────────────────────────────────────
 
 
-@MODES_AND_SLOTS
+@pytest.mark.parametrize("slots", [2, pytest.param(1, marks=pytest.mark.slow)])
+@EXACT_FIRST
 def test_lucebox_an_aborted_request_leaves_nobody_with_anothers_rows(engines: Engines, mode: str, slots: int) -> None:
     """A (→ slot 0), tiny (aborts), big B (wraps to slot 0), shortened A, longer A."""
     engine = engines(slots)

@@ -21,10 +21,10 @@ from headstart.engines.llama import LlamaEngine
 from headstart.runtime.runtime import Runtime
 from headstart.stores.disk import Disk
 from headstart.stores.disk.format import checksum, decode, header_size
-from process import serving
+from process import SHARED, serving
 
 Messages = list[dict[str, str]]
-OPTIONS = ("--ctx", "4096", "--slots", "1", "--memory-budget", "256MiB", "--port", "0")
+OPTIONS = (*SHARED, "--port", "0")
 WORDS = "the house water garden letter market window bridge captain summer winter travel music paper stone river".split()
 
 
@@ -42,7 +42,7 @@ def address(line: str) -> str:
     return next(word.removeprefix("url=") for word in line.split() if word.startswith("url="))
 
 
-@pytest.mark.parametrize("reuse", ["fast", "exact"])
+@pytest.mark.parametrize("reuse", ["exact", pytest.param("fast", marks=pytest.mark.slow)])
 def test_killed_and_started_again(tmp_path: Path, reuse: str) -> None:
     options = (*OPTIONS, "--cache-dir", str(tmp_path), "--reuse", reuse)
     chat: Messages = [{"role": "system", "content": text(1, 400)}, {"role": "user", "content": "Say something."}]
@@ -67,7 +67,7 @@ def test_a_restart_changes_no_bit(tmp_path: Path, demo_model: Path) -> None:
     chat: list[dict[str, Any]] = [{"role": "system", "content": text(2, 300)}, {"role": "user", "content": "Say something."}]
     logits = []
     for folder in (tmp_path, tmp_path, None):
-        with Runtime(LlamaEngine.load(settings), Settings(**_with(settings, cache_dir=folder))) as rt:
+        with Runtime(LlamaEngine.load(settings, grid=64), Settings(**_with(settings, cache_dir=folder))) as rt:
             answer = ask_runtime(rt, chat, sampling=GREEDY, max_tokens=4, keep_logits=True)
             logits.append(answer)
     kept, restored, cold = logits
@@ -126,7 +126,7 @@ class Load:
             thread.join(60)
 
 
-@pytest.mark.parametrize("kill", [*range(5), *(pytest.param(number, marks=pytest.mark.slow) for number in range(5, 50))])
+@pytest.mark.parametrize("kill", [*range(3), *(pytest.param(number, marks=pytest.mark.slow) for number in range(3, 50))])
 def test_killed_under_load(tmp_path: Path, tiny_model: Path, kill: int) -> None:
     """Whatever the kill interrupts, nothing that was stored is lost, and what comes back is the answer: exact mode against a
     server that has no disk.

@@ -27,7 +27,7 @@ def real() -> Iterator[Server]:
     settings = Settings(model="demo", ctx=2048, slots=2, threads=2, memory_budget=256 << 20)
 
     def load() -> Runtime:
-        return Runtime(LlamaEngine.load(settings), settings)
+        return Runtime(LlamaEngine.load(settings, grid=64), settings)
 
     with serving(load, model_id="demo") as server:
         yield server

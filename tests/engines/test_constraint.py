@@ -35,14 +35,14 @@ def fake() -> FakeEngine:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[LlamaEngine]:
-    engine = LlamaEngine.load(SMALL)
+    engine = LlamaEngine.load(SMALL, grid=64)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
 def small(tiny_model: Path) -> Iterator[LlamaEngine]:
-    engine = LlamaEngine.load(replace(SMALL, model=str(tiny_model), slots=1, ctx=4096))
+    engine = LlamaEngine.load(replace(SMALL, model=str(tiny_model), slots=1, ctx=4096), grid=64)
     yield engine
     engine.close()
 
@@ -215,7 +215,7 @@ def test_forced_texts_are_spelled_exactly_whatever_the_tokenizer_adds(kind: type
 
 @pytest.mark.slow
 def test_sentencepiece_vocabularies(gemma_model: Path) -> None:
-    engine = LlamaEngine.load(replace(SMALL, model=str(gemma_model), slots=1))
+    engine = LlamaEngine.load(replace(SMALL, model=str(gemma_model), slots=1), grid=64)
     try:
         value = {"type": "object", "properties": {"a name": {"enum": ["größe", " x"]}}, "required": ["a name"]}
         value["additionalProperties"] = False

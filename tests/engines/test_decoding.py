@@ -89,8 +89,15 @@ def _calls(count: int, most: int) -> list[int]:
     return [most] * (count // most) + ([count % most] if count % most else [])
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "bf16", "q8_0"])
-@pytest.mark.parametrize("threads", [1, 2, *SLOW_THREADS])
+@pytest.mark.parametrize(
+    ("threads", "kv_type"),
+    [
+        (1, "f16"),
+        *((2, kv_type) for kv_type in ("f16", "bf16", "q8_0")),
+        *(pytest.param(1, kv_type, marks=pytest.mark.slow) for kv_type in ("bf16", "q8_0")),
+        *(pytest.param(threads, kv_type, marks=pytest.mark.slow) for threads in (3, 4) for kv_type in ("f16", "bf16", "q8_0")),
+    ],
+)
 def test_behind_a_window(windowed: Path, threads: int, kv_type: str) -> None:
     with loaded(windowed, threads=threads, kv_type=kv_type, reuse="exact") as engine:
         assert engine.traits.exact

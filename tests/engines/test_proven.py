@@ -197,7 +197,7 @@ def test_of_a_real_engine(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.
     assert not still(ctx=1024)
     assert not still(state_dir=tmp_path / "another")
     assert len(seen) == 1
-    assert not still(kv_type="bf16")
+    assert not still(kv_type="q8_0")
     assert not still(threads=2)
     assert still()
     monkeypatch.setattr(llama_identity, "devices", lambda: ["a card"])

@@ -135,7 +135,7 @@ def test_what_was_imported_comes_out_again_whatever_the_slot(engine: LlamaEngine
     assert whole.data.tobytes() == export(engine, 2, 0, 192)[0].data.tobytes()
     # Another number of slots, another context.
     expected = cold(engine, tokens)
-    other = LlamaEngine.load(replace(SMALL, model=str(write(folder, kind)), slots=1, ctx=512))
+    other = LlamaEngine.load(replace(SMALL, model=str(write(folder, kind)), slots=1, ctx=512), grid=64)
     assert other.fingerprint == engine.fingerprint
     other.import_checkpoint(0, [whole], state)
     assert on(other, tokens, 0) == expected

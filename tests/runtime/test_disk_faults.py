@@ -247,7 +247,7 @@ def calls(used: Path, tmp_path_factory: pytest.TempPathFactory, wanted: dict[int
     return found
 
 
-@pytest.mark.parametrize("share", [0.02, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [0.01, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("code", CODES, ids=errno.errorcode.get)
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 def test_every_call_fails(

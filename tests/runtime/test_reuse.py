@@ -32,8 +32,12 @@ def make(request: pytest.FixtureRequest, tiny_model: Path) -> Make:
     """Builds a runtime on the fake, and on a tiny model in the real engine, whose replies are rarely spelled canonically."""
 
     def build(mode: str = "fast", slots: int = 4) -> Runtime:
-        settings = Settings(str(tiny_model), ctx=4096, slots=slots, reuse=mode, memory_budget=MEMORY)  # type: ignore[arg-type]
-        engine: Engine = FakeEngine(slots=slots, ctx=4096, grid=GRID) if request.param == "fake" else LlamaEngine.load(settings)
+        settings = Settings(str(tiny_model), ctx=4096, slots=slots, threads=1, reuse=mode, memory_budget=MEMORY)  # type: ignore[arg-type]
+        engine: Engine
+        if request.param == "fake":
+            engine = FakeEngine(slots=slots, ctx=4096, grid=GRID)
+        else:
+            engine = LlamaEngine.load(settings, grid=64)
         return Runtime(engine, settings)
 
     return build

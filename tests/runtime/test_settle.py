@@ -61,7 +61,11 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "AFTER", 0.01)
 
 
-@pytest.fixture(params=["attention", "fake", "pure", "llama", "qwen35", "gemma3"])
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "gemma3")]
+"""To settle is the runtime's work: one kind of the real engine, whose own tests know all, is enough where no bits matter."""
+
+
+@pytest.fixture(params=["attention", "fake", "pure", "qwen35", *SLOW])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     def build(mode: str = "fast", template: str | None = None, slots: int = 2, **options: Any) -> Runtime:
         kind = request.param
@@ -78,7 +82,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         if not path.exists():
             tiny.write(path, kind, **({"chat_template": template} if template else {}))
         chosen = Settings(str(path), ctx=8192, slots=slots, threads=1, **settings)
-        return Runtime(LlamaEngine.load(chosen), chosen)
+        return Runtime(LlamaEngine.load(chosen, grid=64), chosen)
 
     return build
 
@@ -127,7 +131,7 @@ def test_stripped_reasoning_costs_nothing(make: Make, mode: str) -> None:
             settled(rt)
 
 
-@pytest.mark.parametrize("make", ["llama", "qwen35"], indirect=True)
+@pytest.mark.parametrize("make", ["attention", "qwen35", SLOW[0]], indirect=True)
 def test_ten_turns_of_long_reasoning(make: Make) -> None:
     """400 tokens of reasoning, 100 of an answer, and time to settle: turns 2 to 10 pay for their message."""
     with make("fast", REASONING) as rt:
@@ -208,6 +212,7 @@ def test_an_immediate_answer_of_a_tool_costs_itself(make: Make, monkeypatch: pyt
             chat.append({"role": "tool", "content": f"the sum is {call}", "tool_call_id": f"call_{call}"})
 
 
+@pytest.mark.parametrize("make", ["attention", "fake", "pure", "llama", "qwen35", "gemma3"], indirect=True)
 @pytest.mark.parametrize("mode", ["fast", "exact"])
 def test_settled_bits_are_cold_bits(make: Make, mode: str) -> None:
     """After settling, fast mode has canonical ground too."""

@@ -56,7 +56,7 @@ def build(kind: str, folder: Path, mode: str = "fast", slots: int = 4, **options
     if not path.exists():
         tiny.write(path, kind)
     settings = Settings(str(path), ctx=4096, slots=slots, threads=1, reuse=mode, **options)  # type: ignore[arg-type]
-    return Runtime(speak_plainly(LlamaEngine.load(settings)), settings)
+    return Runtime(speak_plainly(LlamaEngine.load(settings, grid=64)), settings)
 
 
 @pytest.fixture(params=KINDS)
