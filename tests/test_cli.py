@@ -150,14 +150,15 @@ def test_options_of_llama_server() -> None:
     typed = "serve -m a.gguf -c 4096 -ngl 99 -np=2 --ctx-size=512 --n-gpu-layers 3 --port 1 -- -m"
     ours = "serve a.gguf --ctx 4096 --gpu-layers 99 --slots 2 --ctx 512 --gpu-layers 3 --port 1 -- -m"
     assert translate(typed.split()) == ours.split()
-    assert translate("serve -c 0 -a x -a y".split()) == "serve --alias x --alias y".split()
-    for other in ([], ["cache", "-m"], ["--help"]):
+    assert translate("serve -c 0 -ngl auto -a x -a y".split()) == "serve --alias x --alias y".split()
+    assert translate("serve -ngl all --gpu-layers 7".split()) == "serve --gpu-layers -1 --gpu-layers 7".split()
+    for other in ([], ["cache", "-m"], ["doctor", "-c", "5"], ["--help"]):
         assert translate(other) == other
     commands: Any = typer.main.get_command(app)
     for command in COMMANDS:
         options = {option for parameter in commands.commands[command].params for option in parameter.opts}
         assert not options & {*SAME, *HINTS}, "an option of our own means what it says"
-        assert options >= {*SAME.values()} - {MODEL, "--alias", "--temperature"}
+        assert options >= {*SAME.values()} - {MODEL}
 
 
 def test_variables_that_nothing_reads_are_named(tiny_model: Path) -> None:

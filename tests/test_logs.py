@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+import headstart
+from headstart.observe import redaction
 from process import run, serving, started
 from stopping import KEYS, SECRET
 
@@ -222,3 +225,27 @@ def test_a_key_that_is_refused_leaves_a_line_and_is_told_why(tiny_model: Path, t
         assert "/v1/models" in line
     assert "sk-not-this-one" not in log
 
+
+def test_redaction_hides_whole_keys_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_known", {})
+    redaction.hide(["sk1-longkey", "sk1-longkey-second-part"])
+    for line, shown in (
+        ("a sk1-longkey-second-part b", "a [key] b"),
+        ("a sk1-longkey b", "a [key] b"),
+        ("Authorization: Token abc", "Authorization: Token [key]"),
+        ("Authorization: Digest abc", "Authorization: Digest [key]"),
+        ("{'authorization': 'Bearer abc'}", "{'authorization': 'Bearer [key]'}"),
+        ("(b'x-api-key', b'abc')", "(b'x-api-key', b'[key]')"),
+        ("cookie: a=b; c=d", "cookie: [key]"),
+        ("api_key=abc", "api_key=[key]"),
+    ):
+        assert redaction.redact(line) == shown
+    for path in Path(headstart.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and " " in node.value
+                and not {*"<\n"} & set(node.value)
+            ):
+                assert redaction.redact(node.value) == node.value, f"{path}: a text of ours"

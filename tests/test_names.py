@@ -83,8 +83,8 @@ def test_a_log_is_spelled_by_whoever_set_it_up() -> None:
 
 def test_what_avoids_a_miss_is_spelled_too() -> None:
     for meaning in CAUSES.values():
-        assert "--" not in as_argument(meaning.mend)
-        assert "\x02" not in as_flag(meaning.mend) + as_argument(meaning.mend)
+        assert "--" not in str(meaning.mend)
+        assert "\x02" not in meaning.mend.with_flags + str(meaning.mend)
 
 
 def test_too_little_memory_names_what_to_lower() -> None:

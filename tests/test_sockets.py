@@ -146,6 +146,10 @@ def test_serves_the_sdk_over_a_unix_socket(tiny_model: Path, short: Path) -> Non
             assert answer.usage.completion_tokens > 0
             stream = client.chat.completions.create(model="tiny-llama", stream=True, **BODY)  # type: ignore[call-overload]
             assert [event.choices[0].finish_reason for event in stream if event.choices][-1] in ("stop", "length")
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost") as proxy:
+            for header, client in (({"x-forwarded-for": "203.0.113.9"}, "203.0.113.9"), ({}, "unix")):
+                proxy.post("/v1/chat/completions", json={}, headers=header)
+                assert json.loads(server.line('"refused"'))["client"] == client
         explained = run("explain", "--json", "--unix-socket", str(path))
         assert json.loads(explained.stdout)["cached"] > 0, explained.stderr
         if shutil.which("curl"):

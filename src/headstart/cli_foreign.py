@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from headstart.errors import ConfigError
 
 PREFIX = "HEADSTART_"
-COMMANDS = frozenset({"serve", "doctor"})
-"""Commands in which options of other servers are understood."""
+COMMANDS = frozenset({"serve"})
+"""Commands in which options of other servers are understood: that which they are of."""
 MODEL = "MODEL"
 """Stands for the argument, which has no flag."""
 
@@ -32,6 +32,11 @@ SAME = {
     "--temp": "--temperature",
 }
 """Options that mean what one of ours does, and that take a value as it does."""
+
+VALUES = {("--gpu-layers", "all"): "-1"}
+"""Their words for values of ours."""
+NOTHING = frozenset({("--ctx", "0"), ("--gpu-layers", "auto")})
+"""Values that leave the choice to the server, as no option does here."""
 
 _DOWNLOAD = "headstart downloads nothing: download the .gguf file, and give its path"
 _KV = "give --kv-type f16, bf16 or q8_0: one type for keys and values"
@@ -91,8 +96,8 @@ def translate(arguments: Sequence[str]) -> list[str]:
             value = rest.pop(0)
         if ours == MODEL:
             found.append(value)
-        elif not (ours == "--ctx" and value == "0"):  # llama-server's word for the model's own, which is what no option means
-            found += [ours, value]
+        elif (ours, value) not in NOTHING:
+            found += [ours, VALUES.get((ours, value), value)]
     return found
 
 

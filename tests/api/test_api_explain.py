@@ -17,7 +17,6 @@ from headstart.cli import main
 from headstart.config import Settings
 from headstart.core.causes import CAUSES, Cause
 from headstart.engines.fake import CHATML, FakeEngine, FakeTokenizer
-from headstart.names import as_flag
 from headstart.runtime.runtime import Runtime
 from live import Server, serving
 from mutations import MUTATIONS, Body, Mutation, conversation, following
@@ -104,7 +103,7 @@ def check(mutation: Mutation, answer: dict[str, Any], later: Body) -> None:
         assert not rest or rest.startswith(found["ours"].split("<|")[0])  # else it is in its calls
     if found["where"] is not None:
         assert found["ours"][:1] != found["theirs"][:1]
-    assert found["mend"] == as_flag(CAUSES[mutation.cause].mend)
+    assert found["mend"] == CAUSES[mutation.cause].mend.with_flags
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

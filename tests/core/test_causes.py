@@ -65,7 +65,7 @@ def test_each_cause_is_told_to_people() -> None:
     assert list(CAUSES) == list(Cause)
     for meaning in CAUSES.values():
         assert meaning.what.endswith(".")
-        assert meaning.mend.endswith(".")
+        assert str(meaning.mend).endswith(".")
         assert meaning.reason in ("cold", "fingerprint", "diverged", "evicted", "derived", "state", "disabled")
     assert len({meaning.what for meaning in CAUSES.values()}) == len(Cause)
 

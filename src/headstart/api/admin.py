@@ -25,7 +25,6 @@ from headstart.core.explain import Explanation
 from headstart.core.prompt import Prompt
 from headstart.core.record import Record
 from headstart.errors import InvalidRequest, NotFound
-from headstart.names import as_flag
 from headstart.observe.report import rounded, summarise
 from headstart.runtime.request import Report
 from headstart.runtime.runtime import Runtime
@@ -107,7 +106,7 @@ def _account(found: Explanation | None) -> dict[str, Any]:
         "explanation": {
             "cause": found.cause.value,
             "what": found.meaning.what,
-            "mend": as_flag(found.meaning.mend),
+            "mend": found.meaning.mend.with_flags,
             "where": found.where,
             "message": found.message,
             "character": found.character,

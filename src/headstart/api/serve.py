@@ -123,6 +123,8 @@ def serve(
             log_config=None,
             server_header=False,
             timeout_keep_alive=65,
+            # A socket's mode says who may connect; a proxy there has no address to be known by.
+            forwarded_allow_ips=None if unix_socket is None else "*",
         )
         config.load()
         config.ssl = secured.context()

@@ -74,6 +74,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         begun, drain, told = time.monotonic(), self._service.drain, self._service.failure is None
+        early = set(self._connections)  # who had not asked anything by now need not be waited for
         running = drain.running
         if told:
             log.info("stopping", running=running, waiting=drain.open - running, seconds=self._seconds)
@@ -86,7 +87,7 @@ class Server(uvicorn.Server):
             connection.transport.abort()  # it does not take what is sent
         loading = self._service.runtime is None and told
         how = "stopped" if await self._close() else f"stopped {'while loading' if loading else 'before all was saved'}"
-        await self._hang_up(sockets)
+        await self._hang_up(sockets, early)
         if told:
             figures = {"finished": drain.finished, "ended": drain.ended, "refused": drain.refused}
             log.info(how, **figures, seconds=round(time.monotonic() - begun, 3))
@@ -124,7 +125,7 @@ class Server(uvicorn.Server):
         loading = self._service.runtime is None and self._service.failure is None
         return await self._until(closing.done, 0.0 if loading else (self._service.drain.left or 0.0) + OVERTIME)
 
-    async def _hang_up(self, sockets: list[socket.socket] | None) -> None:
+    async def _hang_up(self, sockets: list[socket.socket] | None, early: set[Any]) -> None:
         """Stops listening. Up to here everybody gets an answer, also who had connected and was not taken in yet."""
         # The kernel resets whoever still waits to be taken in when the socket is closed.
         waiting = [one for bound in sockets or [] for one in _queue(bound)]
@@ -136,7 +137,7 @@ class Server(uvicorn.Server):
             with suppress(OSError):  # it has left again, or its TLS is not in order
                 await asyncio.get_running_loop().connect_accepted_socket(self._protocol, one, ssl=self.config.ssl)
         await asyncio.sleep(TAKEN_IN)
-        await self._until(lambda: all(one.cycle is not None for one in self._connections), FRESH, hurried=True)
+        await self._until(lambda: all(one.cycle is not None or one in early for one in self._connections), FRESH, hurried=True)
         for connection in self._connections:
             connection.shutdown()
         await self._until(lambda: not self.server_state.connections, LAST_WORDS, hurried=True)

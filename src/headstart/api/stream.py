@@ -67,7 +67,6 @@ class EventStream(Response):
             self._service.finished(self._caller, summary, call.reasons, call.seconds)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-
     def _last(self, error: Exception) -> bytes:
         try:
             return self._asked.teller.fail(error)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from headstart.names import option
+from headstart.names import Spelled, option
 
 Where = Literal["tools", "system", "messages", "template"]
 """The part of a request in which two prompts part. `template`: what the chat template adds around the other three."""
@@ -41,14 +41,18 @@ class Meaning:
         anthropic: `type` of `diagnostics.cache_miss_reason`.
         responses: `reason` of a `cache_miss` in `prompt_cache_diagnostics`, or the `type` of another of its forms.
         what: what happened.
-        mend: how to avoid it.
     """
 
     reason: str
     anthropic: str
     responses: str
     what: str
-    mend: str
+    _mend: str
+
+    @property
+    def mend(self) -> Spelled:
+        """How to avoid it: as a text the library's words, `with_flags` the command line's."""
+        return Spelled(self._mend)
 
 
 CAUSES: dict[Cause, Meaning] = {

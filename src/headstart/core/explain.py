@@ -19,7 +19,6 @@ from headstart.core.difference import Difference, difference
 from headstart.core.overlap import overlap
 from headstart.core.prompt import Prompt
 from headstart.core.record import Record, key_of
-from headstart.names import as_argument
 
 SLACK = 8
 """Tokens beside a block that may be computed again without a reason: what a tokenizer joins where a text goes on."""
@@ -62,7 +61,7 @@ class Explanation:
     @property
     def mend(self) -> str:
         """How to avoid it, as the library says it."""
-        return as_argument(self.meaning.mend)
+        return str(self.meaning.mend)
 
     @property
     def diverged_at(self) -> dict[str, Any] | None:

@@ -23,9 +23,10 @@ LONG = 8
 
 _HEADERS = re.compile(
     r"""(?ix)
-    (?: \b(?:proxy-)?authorization | \bx-api-key | \bapi[-_]?key | \bcookie )
-    ["']? \s* [:=,] \s* (?: b(?=["']) )? ["']? (?: (?:bearer|basic) \s+ )?
+    (?: \b(?:proxy-)?authorization | \bx-api-key | \bapi[-_]?key )
+    (?: ["']? \s* [:=] | ["'] \s* , ) \s* (?: b(?=["']) )? ["']? (?: [a-z]+ [ ]+ (?=[^\s"',;)\]}]) )?
     (?P<one> [^\s"',;)\]}]+ )
+    | \b(?:set-)?cookie (?: ["']? \s* [:=] | ["'] \s* , ) \s* (?: b(?=["']) )? ["']? (?P<four> [^"'\r\n]+ )
     | \bbearer \s+ (?P<two> [^\s"',;)\]}]+ )
     | \b (?P<three> sk-[\w-]{8,} )
     """
@@ -46,7 +47,8 @@ def hide(keys: Iterable[str]) -> None:
         for one in spellings:
             found[one] = None if len(one) >= LONG else re.compile(rf"(?<!\w){re.escape(one)}(?!\w)")
     with _lock:  # readers see the old table or the new one
-        _known = _known | found
+        # The longest first: a key may begin as another one does.
+        _known = dict(sorted((_known | found).items(), key=lambda one: -len(one[0])))
 
 
 def redact(text: str) -> str:
@@ -77,5 +79,5 @@ def processor(_: Any, __: str, event: EventDict) -> EventDict:
 
 
 def _without(found: re.Match[str]) -> str:
-    whole, key = found[0], found["one"] or found["two"] or found["three"]
+    whole, key = found[0], found["one"] or found["two"] or found["three"] or found["four"]
     return whole[: len(whole) - len(key)] + HIDDEN

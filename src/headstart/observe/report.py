@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstart.core.explain import Explanation
-from headstart.names import as_flag
 from headstart.runtime.request import Report
 
 
@@ -118,7 +117,7 @@ def explained(found: Explanation | None) -> dict[str, Any]:
         "cause": found.cause.value,
         "missed": found.tokens,
         "seconds": rounded(found.seconds),
-        "mend": as_flag(found.meaning.mend),
+        "mend": found.meaning.mend.with_flags,
     }
 
 

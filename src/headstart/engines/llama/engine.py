@@ -143,7 +143,7 @@ class LlamaEngine(Engine):
             def proven(decode_threads: int) -> Proven:
                 told = {"decode_threads": decode_threads, "openmp": llama_identity.environment("OMP_", "GOMP_")}
                 key = llama_identity.digest_of({**identity, **seen, **told, "sources": _SOURCES})
-                return Proven(state_dir, key, anew)
+                return Proven(state_dir, key, anew or settings.gpu_layers != 0)  # on a GPU it takes no time
 
             def proving(part: float) -> None:
                 tell(_LOADED + (1 - _LOADED) * part)
