@@ -23,13 +23,14 @@ from headstart.runtime.runtime import Runtime
 
 @dataclass
 class Server:
-    """`http` and `openai` are clients of the server at `url`. `stop`: has it stop, as one signal does."""
+    """`http` and `openai` are clients of the server at `url`. `stop`: has it stop, as one signal does. `app`: what it runs."""
 
     url: str
     http: httpx.Client
     openai: OpenAI
     runtime: Runtime | None
     stop: Callable[[], None]
+    app: Any = None
 
     def post(self, path: str, **options: Any) -> httpx.Response:
         return self.http.post(path, **options)
@@ -121,7 +122,9 @@ def serving(
             wait_until(lambda: server.started)
             if wait:
                 wait_until(lambda: _ready(http), 180)
-            yield Server(url, http, openai, load if isinstance(load, Runtime) else None, lambda: server.handle_exit(0, None))
+            yield Server(
+                url, http, openai, load if isinstance(load, Runtime) else None, lambda: server.handle_exit(0, None), server
+            )
     finally:
         server.should_exit = True
         thread.join(30)

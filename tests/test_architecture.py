@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "engines.proof": {"engines.base"},
     "engines.proven": {"engines.base", "engines.memo", "engines.proof"},
     "engines": {"config", "model_names"},
-    "stores": {"core.reuse", "core.quota"},  # arithmetic: what goes first, and whose, is one question in memory and on disk
+    "stores": {"core.reuse", "core.quota", "core.terms"},  # arithmetic: what goes, when and whose, is one question in each tier
     "runtime": {"config", "model_names", "core", "engines.base", "stores", "templates"},
     "observe": {"config", "core", "engines.base", "runtime"},
     "api": {"config", "model_names", "core", "engines.base", "runtime", "observe", "library"},

@@ -8,8 +8,9 @@ import re
 import shutil
 import sqlite3
 import tarfile
+import time
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,10 @@ import pytest
 
 import headstart
 from headstart.cli import main
-from headstart.stores.disk import Disk, Label, Model
+from headstart.stores.disk import Disk, Label, Model, archive
 from headstart.stores.disk import store as disk_store
+from headstart.stores.disk.catalog import Row
+from headstart.stores.disk.chains import Chains
 
 Run = Callable[..., str]
 Data = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -151,6 +154,68 @@ def test_all_is_there_as_data(cache: Run, folder: Path) -> None:
 def test_one_is_not_many(cache: Run, folder: Path) -> None:
     assert "deleted: 1 block, 12 KiB" in cache("rm", short(18))
     assert "4 in 1 chain\n" in cache("stats")
+
+
+# ── deleting by age ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_old_is_deleted(cache: Run, folder: Path) -> None:
+    """By when it was written, and all of it; what is pinned stays, and is said."""
+    now = time.time()
+    old = [(replace(one, written=now - number * 3600), data) for number in (40, 41, 42) for one, data in [block(number, None)]]
+    change(folder, *old, pinned=(41,))
+    assert keys(folder) == {0, 1, 2, 3, 18, 40, 41, 42}
+    assert "deleted: 0 blocks, 0 B\n" in cache("rm", "--older-than", "2d")
+    said = cache("rm", "--older-than", "40h")
+    assert "deleted: 2 blocks, 24 KiB\n" in said
+    assert "still there, as pinned: 1 block; `headstart cache unpin` lets them go\n" in said
+    assert keys(folder) == {0, 1, 2, 3, 18, 41}
+    assert not any(key(number) in path.read_bytes() for number in (40, 42) for path in folder.iterdir() if path.is_file())
+    assert "deleted: 5 blocks, 60 KiB\n" in cache("rm", "--all")
+    assert keys(folder) == {41}
+
+
+def test_what_to_delete_is_said_in_one_way(cache: Run) -> None:
+    for wrong in ((), ("--all", "--older-than", "7d"), (short(3), "--all"), (short(3), "--older-than", "7d")):
+        assert "Give an id, or --all, or --older-than." in cache("rm", *wrong, code=2)
+    assert "'7' is not a time; write it like 7d, 12h or 90min" in cache("rm", "--older-than", "7", code=2)
+
+
+@pytest.mark.parametrize("nameless", [True, False])
+def test_an_export_leaves_out_what_is_deleted_meanwhile(
+    folder: Path, tmp_path_factory: Places, monkeypatch: pytest.MonkeyPatch, nameless: bool
+) -> None:
+    """And nobody sees it before it is whole; one that is broken off leaves nothing."""
+    if not nameless:
+        monkeypatch.setattr(archive, "_open_nameless", lambda _: None)
+    place = tmp_path_factory.mktemp("out")
+    with closing(Disk(folder, 1 << 40)) as disk, closing(Disk(folder, 1 << 40)) as other:
+        chains = Chains(disk.catalog.rows())
+        rows = [*chains.of(key(3)).rows, *chains.of(key(18)).own]
+
+        def beside(go: Callable[[], object]) -> Iterator[Row]:
+            yield from rows
+            go()
+            assert nameless == (not list(place.glob(".*")))
+
+        packed, left = archive.pack(disk, beside(lambda: other.erase([key(3)])), place / "one.tar")
+        assert [label.key[0] - 1 for label in packed] == [0, 1, 2, 18]
+        assert not left
+        with tarfile.open(place / "one.tar") as tar:
+            assert [bytes.fromhex(name.removesuffix(".rows"))[0] - 1 for name in tar.getnames()] == [0, 1, 2, 18]
+        assert key(3) not in (place / "one.tar").read_bytes()
+        assert os.stat(place / "one.tar").st_mode & 0o777 == 0o600
+        rows = rows[:3]
+        packed, _ = archive.pack(disk, beside(lambda: other.remove([key(2)])), place / "one.tar")
+        assert [label.key[0] - 1 for label in packed] == [0, 1, 2], "that had to make room, no more"
+
+        def breaks_off() -> Iterator[Row]:
+            yield rows[0]
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            archive.pack(disk, breaks_off(), place / "two.tar")
+        assert [path.name for path in place.iterdir()] == ["one.tar"]
 
 
 def listed(text: str) -> list[list[str]]:

@@ -26,6 +26,7 @@ from headstart.cli_options import (
     Cors,
     Ctx,
     DiskBudget,
+    Expire,
     GpuLayers,
     Host,
     Isolate,
@@ -134,6 +135,7 @@ def serve(
     keep_noise: KeepNoise = None,
     tenant_memory: TenantMemory = cast(float, "100%"),  # noqa: B008
     tenant_disk: TenantDisk = cast(float, "100%"),  # noqa: B008
+    expire: Expire = None,
     ctx: Ctx = None,
     slots: Slots = None,
     threads: Threads = None,
@@ -241,6 +243,7 @@ def serve(
         disk_budget=disk_budget,
         tenant_memory=tenant_memory,
         tenant_disk=tenant_disk,
+        expire=expire,
         drain=drain_seconds,
         reuse=cast("Reuse", reuse),
         settle=cast("Switch", settle),

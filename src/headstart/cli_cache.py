@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 from headstart.cli_cache_list import Names, block_page, chain_page, pieces, stats_lines
 from headstart.config import default_cache_dir
 from headstart.errors import ConfigError
-from headstart.units import count, parse_portion, parse_size, show_size
+from headstart.units import count, parse_portion, parse_size, parse_time, show_size
 
 if TYPE_CHECKING:
     from headstart.stores.disk import Disk, FormatError
@@ -33,6 +34,14 @@ def size(text: str) -> int:
     """Bytes of an option like `4GiB`."""
     try:
         return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
+
+
+def duration(text: str) -> float:
+    """Seconds of an option like `7d`."""
+    try:
+        return parse_time(text)
     except ValueError as error:
         raise typer.BadParameter(f"{error}.") from None
 
@@ -245,21 +254,35 @@ def remove(
     everything: Annotated[
         bool, typer.Option("--all", help="Everything that is not pinned, and bad objects put aside.")
     ] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(parser=duration, metavar="TIME", help="The same of what was written longer ago, like 7d, 12h or 90min."),
+    ] = None,
 ) -> None:
-    """Deletes a chain with its checkpoints, but for the blocks that others hang on; or everything."""
-    if (identity is None) == (not everything):
-        raise ConfigError("Give an id, or --all.")
+    """Deletes a chain with its checkpoints, but for the blocks that others hang on; or everything, or what is old.
+
+    What is deleted is forgotten: also how it was used, and by servers that run on this folder, in memory too.
+    """
+    if (identity is not None) + everything + (older_than is not None) != 1:
+        raise ConfigError("Give an id, or --all, or --older-than.")
     with _opened(folder) as disk:
+        before, kept = 0.0, set[bytes]()
         if identity is None:
+            before = time.time() - (older_than or 0.0)
             disk.reconcile(evict=False)  # what has no row goes too
-            disk.empty_quarantine()
             kept = _chains(disk).needed()
-            rows = [row for row in disk.catalog.rows() if row.label.key not in kept]
+            rows = [row for row in disk.catalog.rows() if everything or row.label.written <= before]
         else:
             rows = _removable(_chains(disk), identity)
-        gone = set(disk.remove([row.label.key for row in rows]))
+        gone = set(disk.erase([row.label.key for row in rows if row.label.key not in kept], before))
+        if everything:
+            disk.empty_quarantine()
         deleted = [row for row in rows if row.label.key in gone]
         typer.echo(f"deleted: {pieces(row.label for row in deleted)}, {show_size(sum(row.allocated for row in deleted))}")
+        if stay := [row.label for row in rows if row.label.key in kept]:
+            typer.echo(f"still there, as pinned: {pieces(stay)}; `headstart cache unpin` lets them go")
+        if stuck := len(rows) - len(stay) - len(deleted):
+            raise ConfigError(f"{stuck} of the objects could not be deleted: the log above says why.")
 
 
 def _removable(chains: Chains, identity: str) -> list[Row]:

@@ -131,6 +131,17 @@ TenantDisk = Annotated[
         show_default="100%",
     ),
 ]
+Expire = Annotated[
+    float | None,
+    typer.Option(
+        parser=cli_cache.duration,
+        envvar="HEADSTART_EXPIRE",
+        metavar="TIME",
+        rich_help_panel=CACHE,
+        help="Nothing that was written is kept longer, on disk or in memory: like 7d, 12h or 90min (docs/privacy.md).",
+        show_default="kept until room is needed",
+    ),
+]
 ChatTemplate = Annotated[
     str | None,
     typer.Option(

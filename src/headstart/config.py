@@ -13,7 +13,7 @@ from platformdirs import user_cache_path, user_state_path
 from headstart import templates
 from headstart.errors import ConfigError
 from headstart.names import option, suggesting
-from headstart.units import parse_portion, parse_size
+from headstart.units import parse_portion, parse_size, parse_time
 
 GIB = 1 << 30
 
@@ -25,7 +25,7 @@ Switch = Literal["on", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to load a model and serve it. Paths may be given as texts, and sizes and shares like `8GiB` or `25%`.
+    """How to load a model and serve it. Paths may be given as texts, and sizes, shares and times like `8GiB`, `25%` or `7d`.
 
     Attributes:
         model: path of a `.gguf`, or `demo` for the bundled SmolLM2-135M-Instruct.
@@ -46,6 +46,8 @@ class Settings:
             budget, of which all is no limit; above that bytes.
         tenant_disk: the same of the disk tier.
         drain: seconds that closing may take to bring to disk what is not there yet, or that stopping a server may take in all.
+        expire: seconds after which nothing is kept any more of what was written then, on disk or in memory, written like `7d`
+            or `12h`; None for no such time.
         reuse: `fast` uses every row; `exact` only rows that make warm answers bit-identical to cold ones.
         settle: `on` makes finished turns canonical while the engine has nothing else to do.
         explain: `on` remembers the latest requests, in memory, to say why later ones computed what they did.
@@ -73,6 +75,7 @@ class Settings:
     tenant_memory: float = 1.0
     tenant_disk: float = 1.0
     drain: float = 10.0
+    expire: float | None = None
     reuse: Reuse = "fast"
     settle: Switch = "on"
     explain: Switch = "on"
@@ -126,6 +129,8 @@ class Settings:
                 raise ConfigError(f"{option(name)} must be a share like 25% or a size like 2GiB, not {getattr(self, name)!r}.")
         if not (self.drain == 0 or _is_between(0, self.drain)):
             raise ConfigError(f"{option('drain')} must be a number of seconds, not {self.drain!r}.")
+        if not (self.expire is None or _is_between(0, self.expire)):
+            raise ConfigError(f"{option('expire')} must be a time like 7d or 12h, not {self.expire!r}.")
         if not _is_between(0, self.stall):
             raise ConfigError(f"{option('stall')} must be a number of seconds, more than 0, not {self.stall!r}.")
 
@@ -170,6 +175,7 @@ _WRITTEN = {
     "disk_budget": parse_size,
     "tenant_memory": parse_portion,
     "tenant_disk": parse_portion,
+    "expire": parse_time,
 }
 _LEAST = {"ctx": 1, "slots": 1, "threads": 1, "gpu_layers": -1, "memory_budget": 0, "disk_budget": 0, "queue": 1, "top_k": 0}
 _OPEN = {"ctx", "slots", "threads", "memory_budget", "top_k"}

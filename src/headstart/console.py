@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from headstart import __version__
 from headstart.runtime.runtime import Runtime
-from headstart.units import count, show_size
+from headstart.units import count, show_size, show_time
 
 AGENTS = 20_000
 """Tokens: Claude Code's first prompt has some 17,000."""
@@ -74,6 +74,8 @@ def facts(runtime: Runtime) -> dict[str, str]:
         told["checkpoints"] = f"{show_size(shape.state_bytes)} each"
         if shape.row_bytes:
             told["checkpoints"] += f", as much as {count(shape.state_bytes // shape.row_bytes, 'token')}"
+    if settings.expire is not None:
+        told["expire"] = f"nothing is kept longer than {show_time(settings.expire)}"
     disk = runtime.cache.disk
     if disk.budget:
         told["disk"] = f"{show_size(disk.budget)} in {settings.cache_dir}, {count(len(disk), 'block')} there already"
@@ -128,6 +130,7 @@ def figures(runtime: Runtime) -> dict[str, Any]:
         "slots_bytes": details.get("live_bytes"),
         "threads": details.get("threads"),
         "gpu_layers": details.get("gpu_layers"),
+        "expire_seconds": settings.expire,
         "reuse": settings.reuse,
         "exact": engine.traits.exact,
         "proof_seconds": details.get("proof_seconds"),

@@ -41,6 +41,31 @@ def parse_portion(text: str) -> float:
     return found
 
 
+_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|h|d|w)\s*")
+
+
+def parse_time(text: str) -> float:
+    """Seconds of `7d`, `12 h`, `90min`, `30s`, `2w`.
+
+    Raises:
+        ValueError: it is no time, or none at all.
+    """
+    found = _TIME.fullmatch(text)
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if not 0 < seconds < 1e11:
+        raise ValueError(f"'{text[:20]}' is not a time; write it like 7d, 12h or 90min")
+    return seconds
+
+
+def show_time(seconds: float) -> str:
+    """A time in the largest unit that leaves it whole, or else in seconds."""
+    for unit in ("w", "d", "h", "min"):
+        if seconds >= _SECONDS[unit] and seconds % _SECONDS[unit] == 0:
+            return f"{seconds / _SECONDS[unit]:,.0f} {unit}"
+    return f"{seconds:,.3g} s"
+
+
 def count(number: int, noun: str) -> str:
     """`1 thread`, `2,048 threads`. For nouns that take an `s`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

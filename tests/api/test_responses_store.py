@@ -65,8 +65,8 @@ def gone_on(length: int, size: int) -> list[Stored]:
 
 
 def test_a_line_of_responses_begins_with_what_it_goes_on_from() -> None:
-    one = Stored.of(stored(1).response, stored(1).input, None)
-    two = Stored.of(stored(2).response, stored(2).input, one)
+    one = Stored.of(stored(1).response, stored(1).input, None, 7.0)
+    two = Stored.of(stored(2).response, stored(2).input, one, 9.0)
     assert two.context == (*one.context, *stored(2).context)
     assert two.line.total == 2 * one.line.total > 0
 

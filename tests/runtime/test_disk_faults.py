@@ -23,7 +23,7 @@ from headstart.runtime import scheduler
 from headstart.runtime.runtime import Runtime
 from headstart.stores import behind, reading
 from headstart.stores.base import Bytes
-from headstart.stores.disk import Disk, Label
+from headstart.stores.disk import Disk, Label, schema
 from headstart.stores.disk import store as disk_store
 
 GRID = 8
@@ -285,7 +285,7 @@ def test_a_catalogue_of_garbage(used: Path, tmp_path: Path, wanted: dict[int, An
             data[at : at + size] = dice.choice((bytes, dice.randbytes))(len(data[at : at + size]))
         if dice.random() < 0.1:
             del data[dice.randrange(len(data)) :]
-        data[60:64] = (1).to_bytes(4, "big")  # that of a later version would be left alone
+        data[60:64] = schema.VERSION.to_bytes(4, "big")  # that of a later version would be left alone
         index.write_bytes(data)
         for _ in range(2):
             with start(folder) as rt:

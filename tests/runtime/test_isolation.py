@@ -33,7 +33,7 @@ from headstart.runtime.request import Event, Request, Started
 from headstart.runtime.room import Room
 from headstart.runtime.runtime import Runtime
 from headstart.runtime.spill import Spill
-from headstart.stores.behind import NoDisk
+from headstart.stores.below import NoDisk
 from headstart.stores.disk import Disk, Label
 from headstart.stores.disk.store import RESERVE
 from headstart.stores.memory import Memory

@@ -20,7 +20,8 @@ import pytest
 
 from headstart.stores import behind, reading
 from headstart.stores.base import Bytes
-from headstart.stores.behind import NoDisk, WriteBehind
+from headstart.stores.behind import WriteBehind
+from headstart.stores.below import NoDisk
 from headstart.stores.disk import Disk, FormatError, Label
 from headstart.stores.disk import reader as disk_reader
 from headstart.stores.disk.format import ALIGN, VERSION, checksum

@@ -24,6 +24,7 @@ import pytest
 
 from headstart.stores.base import Bytes, Kind
 from headstart.stores.disk import Disk, Label
+from headstart.stores.disk import ages as disk_ages
 from headstart.stores.disk import catalog as disk_catalog
 from headstart.stores.disk import store as disk_store
 
@@ -98,6 +99,7 @@ class Recorder:
             patch.setattr(os, name, self._wrapped(getattr(os, name), getattr(self, f"_{name}")))
         for name in ("add", "remove", "use", "pin"):
             patch.setattr(disk_catalog.Catalog, name, self._committing(getattr(disk_catalog.Catalog, name)))
+        patch.setattr(disk_ages.Ages, "wipe", self._committing(disk_ages.Ages.wipe))
 
     def _wrapped(self, real: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
@@ -303,8 +305,9 @@ class History:
                 self._rot(disk, rotten.key)
                 assert disk.quarantine(rotten.key) is None
                 self._write(disk, rotten)
-            self._write(disk, label(16))
+            self._write(disk, label(16), label(17))
             self._delete(disk.remove, label(16).key)
+            self._delete(disk.erase, label(17).key)
 
     def points(self) -> Iterator[tuple[Model, Promise]]:
         """Each point where it may end, with what is promised there."""

@@ -22,6 +22,7 @@ import pytest
 
 from headstart.stores.base import Bytes
 from headstart.stores.disk import Disk, Label
+from headstart.stores.disk import lock as disk_lock
 from headstart.stores.disk import store as disk_store
 
 OBJECTS = 1 << 20
@@ -189,7 +190,7 @@ def test_two_processes_at_work(tmp_path: Path, seconds: float) -> None:
 
 
 def test_what_another_process_is_writing_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_store, "LOCK_WAIT", 0.05)
+    monkeypatch.setattr(disk_lock, "WAIT", 0.05)
     with closing(Disk(tmp_path, BUDGET)) as disk, other("stop", tmp_path, 0) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "stopped\n"

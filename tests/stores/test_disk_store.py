@@ -28,6 +28,7 @@ from headstart.core.reuse import About
 from headstart.stores.base import Bytes, Kind
 from headstart.stores.disk import Disk, FormatError, Label
 from headstart.stores.disk import files as disk_files
+from headstart.stores.disk import lock as disk_lock
 from headstart.stores.disk import store as disk_store
 from headstart.stores.disk.format import ALIGN, VERSION, decode, encode, header_size
 from headstart.stores.disk.quarantine import KEPT
@@ -107,7 +108,7 @@ def test_no_damage_goes_unseen(tmp_path: Path, count: int, kind: Kind) -> None:
     wanted, neighbour = (block, label(0)) if kind == "rows" else (state(block), block)
     path, whole = disk.path(wanted.key), disk.path(wanted.key).read_bytes()
     other = disk.path(neighbour.key).read_bytes()
-    described = whole.index(b"}") + 1
+    described = whole.index(b"}", 32) + 1
     parts = ((0, 32), (32, described), (described, ALIGN), (ALIGN, len(whole)))
     for _ in range(count):
         data = bytearray(whole)
@@ -145,7 +146,8 @@ def as_version_1(path: Path) -> None:
     data = path.read_bytes()
     header = decode(data[: header_size(data[:32])], len(data))
     said = json.loads(data[32 : 32 + int.from_bytes(data[12:16], "little")])
-    del said["kind"]
+    for later in ("kind", "written", "owner"):
+        del said[later]
     description = json.dumps(said, separators=(",", ":")).encode()
     head = struct.pack("<8sII16s", b"headstrt", 1, len(description), xxhash.xxh3_128_digest(description)) + description
     path.write_bytes(head.ljust(-(-len(head) // ALIGN) * ALIGN, b"\0") + data[header.at :])
@@ -181,7 +183,7 @@ def test_only_what_was_asked_for_is_read(tmp_path: Path) -> None:
     disk, wanted = filled(tmp_path), label(1, 0)
     disk.write([(state(wanted), rows(7))])
     changes: dict[str, Any] = {"tokens": (1,), "fingerprint": b"g" * 32, "parent": b"p" * 32, "start": 16, "key": b"k" * 32}
-    assert {*changes, "kind", "canonical", "seconds"} == {field.name for field in fields(Label)}
+    assert {*changes, "kind", "canonical", "seconds", "written", "owner"} == {field.name for field in fields(Label)}
     for one, other in ((wanted, "state"), (state(wanted), "rows")):
         disk.path(changes["key"]).write_bytes(disk.path(one.key).read_bytes())
         for change in [*changes.items(), ("kind", other)]:
@@ -627,7 +629,7 @@ def test_a_catalogue_of_an_earlier_version_is_kept(tmp_path: Path, version: int)
 
 
 def test_two_processes_do_not_write_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_store, "LOCK_WAIT", 0.1)
+    monkeypatch.setattr(disk_lock, "WAIT", 0.1)
     one, two = Disk(tmp_path, BIG), Disk(tmp_path, BIG)
     with one.writing(), pytest.raises(BlockingIOError):
         two.write([(label(0), rows(0))])

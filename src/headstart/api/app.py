@@ -69,7 +69,9 @@ def create_app(
         raise ConfigError(f"--cors must be an origin like http://localhost:3000, or *, not {wrong!r:.100}.")
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
     policy = policy_of(isolate, several=keys.several)
-    service = Service(model_id, aliases, keep_alive=keep_alive, max_body=max_body, keep_noise=keep_noise, policy=policy)
+    service = Service(
+        *(model_id, aliases), keep_alive=keep_alive, max_body=max_body, keep_noise=keep_noise, policy=policy, keys=keys
+    )
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:

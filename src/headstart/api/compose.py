@@ -97,7 +97,7 @@ def compose(service: Service, runtime: Runtime, dialogue: Dialogue, wishes: Wish
     thinking = family.opened(prompt.text)
     calls = bool(dialogue.tools) and dialogue.choice.mode != "none"
     begun = prompt.source.begun if prompt.source is not None else ""
-    reading = Reading(dialogue, family, calls, thinking, begun, seed)
+    reading = Reading(dialogue, family, calls, thinking, begun, seed, service.moment())
     request = Request(
         prompt=prompt,
         sampling=wishes.sampling,
@@ -140,7 +140,7 @@ def compared(runtime: Runtime, request: HttpRequest, made: Request, named: str |
 def remember(service: Service, teller: Teller) -> None:
     """Keeps what the caller may not send back of a reply."""
     reading = teller.reading
-    if reading is None or not reading.dialogue.messages:
+    if reading is None or not reading.dialogue.messages or service.late(reading.dialogue.salt, reading.moment):
         return
     for draft in teller.drafts:
         service.recall.reply(reading.dialogue.salt, reading.dialogue.messages, draft.message)

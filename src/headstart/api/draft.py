@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from headstart.api.canonical import Dialogue
 from headstart.api.inputs import is_object
+from headstart.api.recall import Moment
 from headstart.core.families import Family
 from headstart.core.parsing import Arguments, Calling, Parser, Piece, Said, Thought, message_of
 from headstart.core.template import Message
@@ -27,6 +28,7 @@ class Reading:
         thinking: whether the prompt has already opened their reasoning.
         begun: the beginning of the reply that the caller gave.
         seed: of the ids of calls: the same reply has the same ids.
+        moment: when the dialogue came.
     """
 
     dialogue: Dialogue
@@ -35,6 +37,7 @@ class Reading:
     thinking: bool
     begun: str
     seed: str
+    moment: Moment
 
     @property
     def parsed(self) -> bool:

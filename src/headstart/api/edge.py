@@ -35,12 +35,14 @@ _SANE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Edge:
-    """ASGI middleware. Notes in the scope who asks: `request_id`, `tenant` (a digest), and whether it is the `operator`."""
+    """ASGI middleware. Notes in the scope who asks: `request_id`, `tenant` (a digest), whether it is the `operator`, and how
+    many seconds what it says may be kept (`expire`)."""
 
     def __init__(self, app: ASGIApp, service: Service, keys: Keys) -> None:
         self._app = app
         self._service = service
         self._keys = keys
+        self._version = keys.version
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,9 +89,12 @@ class Edge:
             return None
         brought = list(_brought(headers))
         key = self._keys.find(brought)
+        if self._version != self._keys.version:
+            self._version = self._keys.version
+            self._service.keep()
         if key is None:
             return WrongKey(WRONG) if any(brought) else Unauthorized(MISSING)
-        scope["tenant"] = key.tenant
+        scope["tenant"], scope["expire"] = key.tenant, key.expire
         scope["operator"] = key.operator or not self._service.policy.isolates
         if not scope["operator"] and any(path == one or path.startswith(f"{one}/") for one in OF_ALL):
             return Forbidden(f"{path} is about all tenants: it needs the key that is named '{OPERATOR}' in --api-key-file.")

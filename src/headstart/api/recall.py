@@ -60,6 +60,12 @@ class Recent(Generic[Key, Value]):
         with self._lock:
             self._remove(key)
 
+    def forget(self, gone: Callable[[Key, Value], bool]) -> None:
+        """Forgets all for which `gone` is true."""
+        with self._lock:
+            for key in [key for key, value in self._known.items() if gone(key, value)]:
+                self._remove(key)
+
     def first(self, key: Key, make: Callable[[], Value]) -> Value:
         """The value of a key, made if there is none."""
         found = self.get(key)
@@ -79,6 +85,14 @@ class Recent(Generic[Key, Value]):
     def _leave(self, value: Value) -> int:
         """What is held no longer without it."""
         return self._weigh(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When something came: `time`, in seconds since 1970, and behind how many deletions of single chains (`wipes`)."""
+
+    time: float
+    wipes: int
 
 
 @dataclass(frozen=True)
@@ -143,6 +157,11 @@ class Recall:
     def has_told(self, salt: str, message_id: str) -> bool:
         """Whether an answer with this id was given lately."""
         return self._told.get(_digest("told", salt, message_id)) is not None
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        for known in (self._tools, self._reasoning, self._began, self._told):
+            known.forget(lambda *_: True)
 
     def tools(self, salt: str, tools: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
         """Tools in their canonical form, made once: agents send the same ones with every request. Not to be changed."""

@@ -188,12 +188,14 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
     made, reading = compose(service, runtime, dialogue, asked, id)
     summary = (reasoning.summary or reasoning.generate_summary) if reasoning is not None else None
     summary = None if summary == "none" else summary
+    moment = service.moment()
     compared_id = options.comparison_response_id if options is not None else None
 
     def keep(response: dict[str, Any]) -> None:
         service.responses.meet(said.salt, id)
-        if form.store is not False:
-            service.responses.put(said.salt, Stored.of(response, said.own, said.before))
+        stored = Stored.of(response, said.own, said.before, moment.time)
+        if form.store is not False and not service.late(said.salt, replace(moment, time=stored.written)):
+            service.responses.put(said.salt, stored)
 
     teller = Told(
         _head(service, runtime, form, made, id, summary),

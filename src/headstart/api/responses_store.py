@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,19 +72,21 @@ class Stored:
         response: as it was answered; `size`: its characters, about.
         input: the items of its own body.
         line: what a response that follows it begins with.
+        written: when the first of that was first kept, in seconds since 1970.
     """
 
     response: dict[str, Any]
     size: int
     input: tuple[Item, ...]
     line: Line
+    written: float = 0.0
 
     @classmethod
-    def of(cls, response: dict[str, Any], input: tuple[Item, ...], before: Stored | None) -> Stored:
-        """What is to be stored of a response that goes on from `before`."""
+    def of(cls, response: dict[str, Any], input: tuple[Item, ...], before: Stored | None, now: float) -> Stored:
+        """What is to be stored now of a response that goes on from `before`."""
         new = (*input, *response["output"])
         line = Line(new, sum(len(str(item)) for item in new), before.line if before is not None else None)
-        return cls(response, len(str(response)), input, line)
+        return cls(response, len(str(response)), input, line, now if before is None else before.written)
 
     @property
     def context(self) -> tuple[Item, ...]:
@@ -140,6 +142,12 @@ class Responses:
         """Forgets a response. Raises UnknownResponse."""
         self.get(salt, id)
         self._stored.drop((salt, id))
+
+    def forget(self, gone: Callable[[str, str, float], bool], *, hints: bool) -> None:
+        """Forgets the responses of whose salt, id and time `gone` is true; with `hints` also which there ever were."""
+        self._stored.forget(lambda key, stored: gone(*key, stored.written))
+        if hints:
+            self._met.forget(lambda *_: True)
 
     def item(self, salt: str, id: str) -> Item:
         """An item of a stored response. Raises UnknownResponse."""

@@ -14,14 +14,16 @@ from headstart.api import tenants
 from headstart.api.drain import Drain
 from headstart.api.faults import TooLarge
 from headstart.api.ignored import Noted
+from headstart.api.keys import Keys
 from headstart.api.normalise import RULES, Ground
-from headstart.api.recall import Recall
+from headstart.api.recall import Moment, Recall
 from headstart.api.responses_store import Responses
 from headstart.errors import HeadstartError, NotFound, Unavailable
 from headstart.observe import logs
 from headstart.observe.logs import Caller, Figures
 from headstart.observe.metrics import Metrics
 from headstart.observe.report import Summary
+from headstart.runtime.expiry import Erasure
 from headstart.runtime.runtime import Runtime
 
 _VENDORS = re.compile(r"(claude|gpt-\d|chatgpt|codex|o\d)([-.\w]|$)")
@@ -39,6 +41,7 @@ class Service:
         max_body: most bytes of a request's body.
         keep_noise: rules of `normalise` that are left out.
         policy: what keeps requests apart.
+        keys: say how long what is whose may be kept.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Service:
         max_body: int = 64 << 20,
         keep_noise: Sequence[str] = (),
         policy: tenants.Policy = tenants.POLICIES["none"],
+        keys: Keys | None = None,
     ) -> None:
         self.runtime: Runtime | None = None
         self.failure: HeadstartError | None = None
@@ -59,7 +63,9 @@ class Service:
         self.keep_noise = frozenset(keep_noise)
         self.recall = Recall()
         self.policy = policy
+        self._keys = Keys() if keys is None else keys
         self.responses = Responses()
+        self._wipes = 0  # how often somebody has deleted a chain from the disk
         self.noted = Noted()
         self.drain = Drain()
         self.created = int(time.time())
@@ -73,7 +79,39 @@ class Service:
             self.metrics = Metrics(self._model_id, self.snapshot)
         if runtime.reuse == "exact":
             self.keep_noise |= {rule.name for rule in RULES if rule.remembers}
+        runtime.on_erase(self._erase)
         self.runtime = runtime
+        self.keep()
+
+    def keep(self) -> None:
+        """Has everything kept for as long as the keys say."""
+        if self.runtime is not None:
+            for key in self._keys.all():
+                self._keep(tenants.salt(self.policy, key.tenant, None, None), key.expire)
+
+    def _keep(self, salt: str, seconds: float | None) -> None:
+        if self.runtime is not None and self.policy.isolates:
+            self.runtime.keep(salt, seconds)
+        elif self.runtime is not None and seconds is not None:  # nobody knows what is whose
+            self.runtime.keep_all(seconds)
+
+    def _erase(self, erasure: Erasure) -> None:
+        if erasure.hints:
+            self.recall.clear()
+        stay = erasure.stay
+        self._wipes += stay is not None
+        self.responses.forget(
+            lambda salt, id, written: erasure.due(salt, written) or (stay is not None and (salt, id) not in stay),
+            hints=erasure.hints,
+        )
+
+    def moment(self) -> Moment:
+        """Now."""
+        return Moment(time.time() if self.runtime is None else self.runtime.clock(), self._wipes)
+
+    def late(self, salt: str, since: Moment) -> bool:
+        """Whether nothing may be kept of what came at a moment: it is old, or a chain was deleted since, perhaps its."""
+        return self.runtime is None or since.wipes != self._wipes or self.runtime.due(salt, since.time)
 
     @property
     def model_id(self) -> str:
@@ -113,7 +151,9 @@ class Service:
             user: whom its body names as the one who asks.
             cache_salt: of its body.
         """
-        return tenants.salt(self.policy, request.scope.get("tenant", tenants.OPEN), user, cache_salt)
+        salt = tenants.salt(self.policy, request.scope.get("tenant", tenants.OPEN), user, cache_salt)
+        self._keep(salt, request.scope.get("expire"))
+        return salt
 
     async def body(self, request: HttpRequest) -> bytes:
         """The whole body. Raises TooLarge, and Unavailable when the server stops."""

@@ -98,6 +98,12 @@ class Beginnings:
         with self._lock:
             self._drop(one)
 
+    def clear(self) -> None:
+        """Forgets all."""
+        with self._lock:
+            self._known.clear()
+            self._room = self._budget
+
     def _drop(self, one: Beginning | None) -> None:
         if one is not None and self._known.pop(one, None) is not None:
             self._room += one.size

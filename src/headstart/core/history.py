@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from headstart.core.explain import Asked, Cached, Explanation, explain
 from headstart.core.opening import Opening
@@ -32,6 +32,12 @@ class NoHistory:
     def beside(self, record: Record) -> list[Record]:
         """The records of one request: of all its prompts and choices, the earliest first. Thread-safe."""
         return [record]
+
+    def forget(self, gone: Callable[[Record], bool]) -> None:
+        """Forgets those for which `gone` is true."""
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(())
 
 
 class History(NoHistory):
@@ -66,3 +72,11 @@ class History(NoHistory):
     def beside(self, record: Record) -> list[Record]:
         same = record.id, record.tenant, record.salt
         return [one for one in self._records.copy() if one is record or (record.id and (one.id, one.tenant, one.salt) == same)]
+
+    def forget(self, gone: Callable[[Record], bool]) -> None:
+        forgotten = [record for record in self._records if gone(record)]
+        self._room += sum(record.size for record in forgotten)
+        self._records = deque(record for record in self._records if not any(record is one for one in forgotten))
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records)

@@ -27,6 +27,7 @@ class Entry:
         gap: tokens of prefill that a checkpoint saves, back to the one before it on its line; 0 if that is not known.
         firm: whether somebody is expected to go on from this checkpoint (`core/checkpoints`).
         owner: whose it is; empty until the index knows it.
+        written: when its tokens were first kept, in seconds since 1970; of a checkpoint, the first of all before it.
     """
 
     id: BlockId
@@ -39,6 +40,7 @@ class Entry:
     gap: int = 0
     firm: bool = True
     owner: bytes = b""
+    written: float = 0.0
 
     @property
     def stop(self) -> int:
@@ -189,6 +191,7 @@ class Index:
         elif tier in known.copies and known.copies[tier] >= canonical:
             return False
         known.copies[tier] = canonical
+        known.written = min(known.written, entry.written)
         return True
 
     def wants(self, piece: BlockId, tier: str, *, canonical: bool) -> bool:

@@ -39,6 +39,12 @@ class Memo:
                     self.used -= self._size(*self._known.popitem(last=False))
         return tokens
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            self._known.clear()
+            self.used = 0
+
     @classmethod
     def _size(cls, key: tuple[str, str], tokens: Tokens) -> int:
         return cls.ENTRY + sum(map(sys.getsizeof, key)) + tokens.nbytes

@@ -79,6 +79,10 @@ class Openings:
             self._known.popitem(last=False)
         return before is None or before.template != opening.template
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._known.clear()
+
     def otherwise(self, opening: Opening) -> int:
         """Tokens of the prompt in which it was seen with another template; 0 if it was not."""
         known = self._known.get(opening.key)

@@ -86,6 +86,11 @@ class Piecewise:
         places = Places(rendered, work.starts, work.offsets, tokens, lambda text: self._plain(Escaper.unescape(text), salt))
         return Tokenised(tokens, work.last_head(tokens[:leading]), lead, leading, places)
 
+    def clear(self) -> None:
+        """Forgets what texts were made into."""
+        self._beginnings.clear()
+        self._memo.clear()
+
     def _known(self, rendered: str, salt: str, *, looks: bool) -> Beginning | None:
         found = self._beginnings.find((salt, looks), rendered)
         if found is None or not looks:

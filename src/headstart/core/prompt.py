@@ -102,6 +102,12 @@ class Prompter:
         self.visible = frozenset(control.id for control in controls if control.text in self.family.visible)
         self._replays = Replays()
 
+    def clear(self) -> None:
+        """Forgets all texts that it has seen, and how replies in them were spelled; that costs time, and nothing else."""
+        self._piecewise.clear()
+        self._replays.clear()
+        self.spellings.clear()
+
     def chat(
         self,
         messages: Sequence[Message],

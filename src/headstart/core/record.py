@@ -44,6 +44,7 @@ class Record:
         salt, session: the request's; a session is a hint, "" if there was none.
         time: when it ended, by the caller's clock.
         reports: the caller's, of all choices of the prompt by their numbers: one object for all of them.
+        written: when it was first kept, in seconds since 1970.
     """
 
     root: BlockId
@@ -60,6 +61,7 @@ class Record:
     session: str = ""
     time: float = 0.0
     reports: Mapping[int, object] = field(default_factory=dict)
+    written: float = 0.0
 
     @property
     def answer(self) -> Message:

@@ -146,6 +146,15 @@ class Retention:
             if parent is not None and parent.id in self._usage:
                 self._place(parent)
 
+    def lay(self, pieces: Iterable[BlockId] | None = None) -> None:
+        """Forgets the ghosts of these pieces, or all: nothing is to be known of them any more."""
+        for piece in list(self._ghosts) if pieces is None else pieces:
+            usage = self._ghosts.pop(piece, None)
+            if usage is not None:
+                self._reuse.lost(usage, self._now)
+        if pieces is None:
+            self._rank()  # nor are they to stand where ranks were worked out
+
     def victim(self, owners: Collection[bytes] = ()) -> Entry | None:
         """The piece to evict next, or None if all that is left is pinned. Does not remove it: call `forget`.
 

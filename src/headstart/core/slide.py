@@ -62,6 +62,11 @@ class Replays:
             while len(self._known) > self._limit:
                 self._known.popitem(last=False)
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            self._known.clear()
+
 
 FRAME = 64
 """Most tokens that a template puts around a message."""

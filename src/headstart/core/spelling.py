@@ -163,6 +163,12 @@ class Spellings:
             for one in spelled:
                 self._drop((one.head, one.digest))
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        with self._lock:
+            for key in list(self._known):
+                self._drop(key)
+
     def changed(self, version: int) -> Sequence[bytes] | None:
         """The heads under which `find` may find something else than at that version; None if that is not known any more."""
         with self._lock:

@@ -344,6 +344,10 @@ class Engine(ABC):
         """
         raise InvalidRequest("This engine cannot follow a grammar.", param=param)
 
+    def forget_grammars(self) -> None:
+        """Forgets what `check_grammar` has made. Those that are ready stay so. May be called while others call that."""
+        return
+
     def close(self) -> None:
         """Frees the model. Idempotent."""
         return

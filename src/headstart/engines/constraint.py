@@ -146,6 +146,12 @@ class Grammars:
         """
         return grammar if grammar.ready is not None else replace(grammar, ready=self._compiled(grammar, param))
 
+    def clear(self) -> None:
+        """Forgets what was compiled. What is in use stays in use."""
+        with self._lock:
+            self._known.clear()
+            self._text = 0
+
     def start(self, grammar: Grammar) -> Constraint:
         """A new reply's constraint, at once if the grammar is one that `check` returned. Raises what that raises."""
         compiled = grammar.ready if isinstance(grammar.ready, Compiled) else self._compiled(grammar, None)

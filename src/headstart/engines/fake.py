@@ -269,6 +269,9 @@ class FakeEngine(Engine):
     def check_grammar(self, grammar: Grammar, param: str | None = None) -> Grammar:
         return self._grammars.check(grammar, param)
 
+    def forget_grammars(self) -> None:
+        self._grammars.clear()
+
     def sample(self, slot: int, sampler: Sampler) -> int:
         assert isinstance(sampler, FakeSampler)
         return sampler.draw(self.logits(slot))

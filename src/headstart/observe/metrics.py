@@ -151,7 +151,12 @@ class _Gauges(Collector):
             unit = "" if field == "pieces" else "_bytes"
             values: dict[tuple[str, ...], float] = {(name,): float(tier[field]) for name, tier in tiers.items()}
             yield gauge(f"headstart:store_{field}{unit}", text, values, "tier")
-        for name, text in (("saved", "Pieces stored."), ("evicted", "Pieces evicted."), ("thinned", "Checkpoints dropped.")):
+        for name, text in (
+            ("saved", "Pieces stored."),
+            ("evicted", "Pieces evicted."),
+            ("thinned", "Checkpoints dropped."),
+            ("erased", "Pieces that were too old, or deleted by somebody's wish."),
+        ):
             metric = "evictions" if name == "evicted" else name
             yield counter(
                 f"headstart:store_{metric}", text, {(t,): counts.get(name, 0) for t, counts in counters.items()}, "tier"

@@ -15,8 +15,9 @@ from headstart.core.history import NoHistory
 from headstart.core.opening import Opening
 from headstart.core.planner import Costs, Mode, Plan, keepable, known, plan, restorable
 from headstart.engines.base import Engine
-from headstart.runtime.cache import Cache, Restored
+from headstart.runtime.cache import Cache
 from headstart.runtime.job import Job
+from headstart.runtime.restorer import Restored
 from headstart.runtime.slots import Slot
 
 MISSES = 4
@@ -136,7 +137,7 @@ class Admission:
             grid, landmarks = self._mode.traits.grid, job.request.prompt.landmarks
             job.points = self._placement.points(job.plan.start, len(job.chain), grid, branch, landmarks)
             job.firm = firm(len(job.chain), grid, branch, landmarks)
-        slot.begin(job.started, job.about(len(job.chain) // self._mode.traits.grid))
+        slot.begin(job.started, job.about(len(job.chain) // self._mode.traits.grid), self._cache.wall())
         return True
 
     def seat(self, chain: Chain, choice: Plan) -> Restored | None:

@@ -9,10 +9,9 @@ Used from the engine thread only. A fault in here is a miss with a reason, never
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from headstart.core.blocks import BlockId, Chain, as_tokens, block_id, checkpoint_id, root_id
 from headstart.core.checkpoints import LOOSE, Landmarks, Placement, worth
@@ -23,14 +22,16 @@ from headstart.core.quota import owner_of
 from headstart.core.retention import Retention
 from headstart.core.reuse import UNKNOWN, About
 from headstart.core.spelling import Spelled, Spellings
-from headstart.engines.base import Engine, Rows, Span
+from headstart.core.terms import Terms
+from headstart.engines.base import Engine, Span
 from headstart.errors import EngineError
 from headstart.runtime.fetch import Fetch
+from headstart.runtime.restorer import Restored, Restorer
 from headstart.runtime.room import Room, pinned
 from headstart.runtime.slots import Slot
 from headstart.runtime.spill import Spill
 from headstart.stores.base import Kind
-from headstart.stores.behind import NoDisk
+from headstart.stores.below import NoDisk
 from headstart.stores.disk import Label, Note
 from headstart.stores.memory import Cell, Memory
 
@@ -42,20 +43,13 @@ SECURE_SHARE = 0.02
 """Most of the engine's time that this may take."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What a restore brought into a slot: all that was planned, or less if memory had no room; tokens of each tier."""
-
-    plan: Plan
-    tiers: dict[str, int]
-
-
 class Cache:
     """What is outside of the slots.
 
     Attributes:
         seconds: of prefill that a token costs; whoever measures it says so.
-        counters: pieces `saved`, `evicted` and `thinned`; refusals as `skipped_<reason>`; faults as `fault_<reason>`.
+        counters: pieces `saved`, `evicted`, `thinned` and `erased`; refusals as `skipped_<reason>`; faults as `fault_<reason>`.
+        terms: how long anything may be kept, by `wall`: seconds since 1970.
     """
 
     def __init__(
@@ -67,6 +61,8 @@ class Cache:
         policy: str = "value",
         disk: NoDisk | None = None,
         spellings: Spellings | None = None,
+        terms: Terms | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.index = Index(engine.traits.grid)
         self.memory = memory
@@ -76,6 +72,8 @@ class Cache:
         self._engine = engine
         self._mode = mode
         self._clock = clock
+        self.terms = Terms() if terms is None else terms
+        self.wall = wall
         self._grid = engine.traits.grid
         self._save_cost = 0.0  # seconds that the last copy out of a busy slot took
         self._retention = Retention(memory.name, self.index, self._saved_per_byte, policy)
@@ -103,6 +101,7 @@ class Cache:
             keeps_on=self.disk.name,
         )
         self.fetch = Fetch(self.disk, self.room, self._label, engine.shape.row_bytes, lambda: self._clock())
+        self._restorer = Restorer(engine, mode, self.room, self.fetch, self.disk.name)
 
     def _saved_per_byte(self, entry: Entry) -> float:
         # In units of one token's prefill. That later tokens cost more is left out: it would rank the end of a long prompt
@@ -134,6 +133,8 @@ class Cache:
         `needed`: a request waits for these rows, so they are let in whatever else they displace, but for `spare`.
         `again`: it is tried every now and then, so that what is refused does not count as a use.
         """
+        if slot.forsaken:
+            slot.dirty, slot.kept = False, True
         if not slot.dirty:
             return
         slot.kept = not slot.busy and (self.checkpoint(slot, spare=spare) is not None or self._checkpoint_at(slot) is None)
@@ -192,7 +193,10 @@ class Cache:
         start = length - (rest or self._grid)
         tokens = as_tokens(slot.tokens[start:])
         parent = block_id(slot.parent_of(number), tokens) if rest else slot.ids[number - 1]
-        entry = Entry(checkpoint_id(parent), parent, tokens, start, state=True, firm=firm, owner=owner_of(slot.root))
+        owner, written = owner_of(slot.root), slot.written(0, length)
+        entry = Entry(checkpoint_id(parent), parent, tokens, start, state=True, firm=firm, owner=owner, written=written)
+        if slot.forsaken or self.spent(entry):
+            return None
         if entry.id in self.spill.writing or not self.index.wants(entry.id, self.memory.name, canonical=canonical):
             return None
         stay = {mark // self._grid for mark in (landmarks.anchor, landmarks.turn)}
@@ -306,21 +310,39 @@ class Cache:
             start = number * self._grid
             canonical = start + self._grid <= slot.canonical
             if (canonical or not self._mode.exact) and self.index.wants(piece, name, canonical=canonical):
-                block = as_tokens(tokens[start : start + self._grid])
-                found.append((Entry(piece, slot.parent_of(number), block, start, owner=owner), canonical))
+                block, written = as_tokens(tokens[start : start + self._grid]), slot.written(start, start + self._grid)
+                found.append((Entry(piece, slot.parent_of(number), block, start, owner=owner, written=written), canonical))
         rest = tokens[whole * self._grid :]
         canonical = self._mode.any_cut
         if len(rest) and (canonical or not self._mode.exact):
             tail = as_tokens(rest)
             parent = slot.parent_of(whole)
-            entry = Entry(block_id(parent, tail), parent, tail, whole * self._grid, owner=owner)
+            written = slot.written(whole * self._grid)
+            entry = Entry(block_id(parent, tail), parent, tail, whole * self._grid, owner=owner, written=written)
             if self._mode.traits.stateful:  # rows in a longer piece would not do for a checkpoint at this very end
                 wanted = self.index.wants(entry.id, name, canonical=canonical)
             else:
                 wanted = not self.index.covers(parent, tail)
             if wanted:
                 found.append((entry, canonical))
-        return found
+        return [(entry, canonical) for entry, canonical in found if not self.spent(entry)]
+
+    def spent(self, entry: Entry) -> bool:
+        """Whether a piece has been kept for long enough."""
+        return entry.written <= self.terms.due(entry.owner, self.wall())
+
+    def erase(self, entry: Entry) -> None:
+        """Forgets what memory has of a piece, and that it ever had it."""
+        state = self.index.get(checkpoint_id(entry.id))
+        self.room.drop(entry)
+        self._retention.lay([entry.id] if state is None else [entry.id, state.id])
+        self.counters["erased"] += 1
+
+    def forget_hints(self) -> None:
+        """Forgets what is remembered of pieces that are not here any more, and how conversations began."""
+        self._retention.lay()
+        self._openings.clear()
+        self.disk.keep(())
 
     def _publish(self, entry: Entry, cell: Cell, now: float, *, canonical: bool, size: int | None = None) -> None:
         for shorter in () if entry.state else self.index.covered(entry.parent, entry.tokens):
@@ -344,7 +366,8 @@ class Cache:
         tokens = tuple(entry.tokens.tolist())
         seconds = (self._gap(entry) if entry.state else len(tokens)) * self.seconds
         kind: Kind = "state" if entry.state else "rows"
-        return Label(entry.id, entry.parent, self._engine.fingerprint, entry.start, tokens, canonical, seconds, kind)
+        fingerprint, parent, start = self._engine.fingerprint, entry.parent, entry.start
+        return Label(entry.id, parent, fingerprint, start, tokens, canonical, seconds, kind, entry.written, entry.owner)
 
     def flush(self, slots: Sequence[Slot]) -> None:
         """Offers the disk all that it lacks, rows of slots too: before the end."""
@@ -358,76 +381,11 @@ class Cache:
 
     def ahead(self, plan: Plan, seconds: float) -> bool:
         """Brings pieces of a plan to memory, for about so long; whether that was all, or all there is room for."""
-        return self.fetch.ahead(self._movable(plan), seconds)
+        return self._restorer.ahead(plan, seconds)
 
     def restore(self, slot: Slot, chain: Chain, plan: Plan) -> Restored | None:
         """Brings what `plan` needs into `slot`, as far as there is room. None, and the slot is empty, if a piece is bad."""
-        plan = self._movable(plan)
-        with pinned(plan.needs):
-            if plan.needs and not self.room.claim(0 if plan.keep else plan.start, self.room.size(plan.needs)):
-                return Restored(_nothing(plan), {})
-            if not self.fetch.bring(plan.needs):
-                return None
-            here = len(list(takewhile(self.fetch.at_hand, plan.restore)))
-            if plan.state is not None and not self.fetch.at_hand(plan.state):
-                here = min(here, len(plan.restore) - 1)
-            if here == len(plan.restore) and plan.needs and not self._import(slot, plan):
-                return None
-        if here < len(plan.restore):
-            return self.restore(slot, chain, self._shortened(plan, max(0, here)))
-        if plan.keep:
-            slot.truncate(plan.keep)
-            slot.canonical = min(slot.canonical, plan.canonical)
-            return Restored(plan, {})
-        slot.assign(chain, plan.start, plan.canonical)
-        fetched = sum(min(entry.stop, plan.start) - entry.start for entry in plan.restore if entry.id in self.fetch.fetched)
-        return Restored(plan, {self.memory.name: plan.start - fetched, self.disk.name: fetched})
-
-    def _movable(self, plan: Plan) -> Plan:
-        """As much of the plan as can go into a slot at once."""
-        while (most := self.room.movable(plan.restore, plan.state)) < len(plan.restore):
-            plan = self._shortened(plan, most)
-        return plan
-
-    def _shortened(self, plan: Plan, pieces: int) -> Plan:
-        """The plan with its first `pieces` pieces only; where a checkpoint is needed, up to the last one in them."""
-        restore, canonical = plan.restore[:pieces], plan.canonical
-        state: Entry | None = None
-        while restore and plan.state is not None and state is None:
-            state = self.index.checkpoint(restore[-1].id, canonical_only=self._mode.exact)
-            if state is None:
-                restore = restore[:-1]
-            elif not state.canonical:
-                canonical = min(canonical, state.start)
-        if not restore:
-            return _nothing(plan)
-        start, take = restore[-1].stop, len(restore[-1].tokens)
-        return replace(plan, restore=restore, take=take, start=start, canonical=min(canonical, start), state=state)
-
-    def _import(self, slot: Slot, plan: Plan) -> bool:
-        pieces: list[Rows] = []
-        for entry in plan.restore:
-            data = self.memory.read(entry.id)
-            assert data is not None  # it is at hand, and pinned
-            pieces.append(Rows(data, len(entry.tokens), len(entry.tokens)))
-        if pieces:
-            pieces[-1] = replace(pieces[-1], take=plan.take)
-        state = None if plan.state is None else self.memory.read(plan.state.id)
-        try:
-            if state is None:
-                self._engine.import_rows(slot.number, pieces)
-            elif plan.keep:
-                self._engine.rewind(slot.number, plan.keep, state)
-            else:
-                self._engine.import_checkpoint(slot.number, pieces, state)
-        except EngineError as error:
-            self.room.fault("import", error)
-            slot.truncate(0)
-            for entry in reversed(plan.needs):
-                if entry.id not in self.spill.writing:  # whose cell is being read
-                    self.room.drop(entry)
-            return False
-        return True
+        return self._restorer.restore(slot, chain, plan)
 
     def hit(self, chain: Chain, plan: Plan) -> None:
         """Counts a use of all that the request stands on, wherever it was found."""
@@ -493,8 +451,3 @@ class Cache:
         assert len(held) == len(self.memory) == len(self._retention)
         assert all(entry.id in self.memory for entry in held)
         assert all(entry.pins == (entry.id in self.spill.writing) for entry in self.index)
-
-
-def _nothing(plan: Plan) -> Plan:
-    """The plan with all to be computed."""
-    return replace(plan, keep=0, restore=(), take=0, start=0, canonical=0, state=None)

@@ -12,7 +12,7 @@ from headstart.core.blocks import BlockId
 from headstart.core.index import Entry
 from headstart.core.planner import Plan
 from headstart.runtime.room import Room, pinned
-from headstart.stores.behind import NoDisk
+from headstart.stores.below import NoDisk
 from headstart.stores.disk import Label
 from headstart.stores.memory import Cell
 from headstart.stores.reading import Hung

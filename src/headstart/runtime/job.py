@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from headstart.core.blocks import BlockId, Chain, root_id
+from headstart.core.blocks import BlockId, Chain, as_tokens, root_id
 from headstart.core.explain import Explanation
 from headstart.core.planner import Plan
+from headstart.core.record import Record
 from headstart.core.reuse import About
+from headstart.core.template import Message
 from headstart.engines.base import Engine, Logits, Sampler, Sampling
 from headstart.runtime.reply import Reply
 from headstart.runtime.request import (
@@ -159,6 +161,28 @@ class Job:
             ttft=(self.first or now) - self.arrived,
             decode=now - self.first if self.first else 0.0,
             dropped=self.request.prompt.dropped,
+        )
+
+    def record(self, returned: Message, now: float) -> Record:
+        """What later requests are told of it. `returned`: the message that the caller will send back of its reply."""
+        assert self.slot is not None
+        request, reply = self.request, self.reply
+        return Record(
+            self.root,
+            request.prompt.text + reply.text,
+            as_tokens([*self.chain.tokens.tolist(), *reply.tokens]),
+            self.slot.canonical,
+            reply.text,
+            source=request.prompt.source,
+            returned=returned,
+            id=request.id,
+            alias=request.alias,
+            tenant=request.tenant,
+            salt=request.prompt.salt,
+            session=request.session,
+            time=now,
+            reports=self.ticket.reports,
+            written=self.slot.now,
         )
 
     def progress(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sqlite3
 import threading
 import time
@@ -14,22 +15,25 @@ from typing import Any
 
 from headstart import templates
 from headstart.config import Settings
-from headstart.core.blocks import Tokens
+from headstart.core.blocks import Tokens, root_id
 from headstart.core.explain import Explanation, compare
 from headstart.core.planner import Mode
 from headstart.core.prompt import Prompt, Prompter
-from headstart.core.quota import quota
+from headstart.core.quota import owner_of, quota
 from headstart.core.record import Record
 from headstart.core.template import Message, Template
+from headstart.core.terms import Terms
 from headstart.engines.base import Engine, Grammar, Sampling, Tokenizer
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from headstart.model_names import model_name
 from headstart.names import Spelled, option
 from headstart.runtime.cache import Cache
+from headstart.runtime.expiry import Erasure
 from headstart.runtime.job import Ticket
 from headstart.runtime.request import Event, Request, Sink
 from headstart.runtime.scheduler import Outcome, Scheduler
-from headstart.stores.behind import NoDisk, WriteBehind
+from headstart.stores.behind import WriteBehind
+from headstart.stores.below import NoDisk
 from headstart.stores.disk import Disk, Model
 from headstart.stores.memory import Memory
 from headstart.units import count
@@ -67,6 +71,7 @@ class Runtime:
         engine: closed together with the runtime.
         settings: here matter `reuse`, `overflow`, `queue`, `stall`, `chat_template` and those of the tiers.
         observe: told of every finished choice, on the engine thread.
+        clock: seconds since 1970, for `expire`.
 
     Attributes:
         sampling: of requests that do not say how.
@@ -77,7 +82,11 @@ class Runtime:
     """
 
     def __init__(
-        self, engine: Engine, settings: Settings | None = None, observe: Callable[[Outcome], None] | None = None
+        self,
+        engine: Engine,
+        settings: Settings | None = None,
+        observe: Callable[[Outcome], None] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         settings = settings or Settings()
         if settings.reuse == "exact" and not engine.traits.exact:
@@ -98,8 +107,12 @@ class Runtime:
         cell = engine.traits.grid * engine.shape.row_bytes
         budget = engine.shape.memory if settings.memory_budget is None else settings.memory_budget
         memory = Memory(cell, budget, engine.shape.state_bytes, quota(settings.tenant_memory, budget))
-        disk, spellings = _disk(engine, settings, budget), self.prompter.spellings
-        self.cache = Cache(engine, memory, self._mode, time.monotonic, disk=disk, spellings=spellings)
+        self.clock = clock
+        self._terms = Terms(math.inf if settings.expire is None else settings.expire)
+        disk, spellings = _disk(engine, settings, budget, self._terms, clock), self.prompter.spellings
+        self.cache = Cache(
+            *(engine, memory, self._mode, time.monotonic), disk=disk, spellings=spellings, terms=self._terms, wall=clock
+        )
         self.cache.spill.settle()  # the first prompt is made before the first request is
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
         self.scheduler = Scheduler(
@@ -258,6 +271,23 @@ class Runtime:
             raise Unavailable("The server is stopping.")
         return self.scheduler.erase(slot).result()
 
+    def keep(self, salt: str, seconds: float | None) -> None:
+        """Says how long what is written under a salt of this owner may be kept; None for as long as anybody's. Thread-safe."""
+        self._terms.give(owner_of(root_id(self.engine.fingerprint, salt)), seconds)
+
+    def keep_all(self, seconds: float) -> None:
+        """Says that nothing may be kept longer, whoever has written it. Thread-safe."""
+        self._terms.cap(seconds)
+
+    def due(self, salt: str, written: float) -> bool:
+        """Whether what was written under a salt at a time has been kept for long enough. Thread-safe."""
+        owner = owner_of(root_id(self.engine.fingerprint, salt))
+        return written <= self._terms.due(owner, self.clock())
+
+    def on_erase(self, tell: Callable[[Erasure], None]) -> None:
+        """Adds somebody who keeps callers' texts; called on the engine thread when some have to go."""
+        self.scheduler.expiry.observe(tell)
+
     def observe(self, observer: Callable[[Outcome], None]) -> None:
         """Adds an observer of finished choices; it is called on the engine thread and must return at once."""
         self._observers.append(observer)
@@ -326,7 +356,7 @@ class Runtime:
         self.close()
 
 
-def _disk(engine: Engine, settings: Settings, memory: int) -> NoDisk:
+def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: Callable[[], float]) -> NoDisk:
     """The tier below memory. A disk that cannot be used is no reason not to serve."""
     folder = settings.cache_dir
     if folder is None or not engine.traits.movable:
@@ -335,12 +365,12 @@ def _disk(engine: Engine, settings: Settings, memory: int) -> NoDisk:
     known = Model.of(model_name(file) if file else engine.facts.name, file)
 
     def opened() -> Disk:
-        disk = Disk(folder, settings.disk_budget, settings.tenant_disk)
+        disk = Disk(folder, settings.disk_budget, settings.tenant_disk, clock)
         with suppress(sqlite3.Error):  # names can wait; what else is wrong is found out soon enough
             disk.catalog.learn(engine.fingerprint, known)
         return disk
 
-    return WriteBehind(opened, engine.fingerprint, int(QUEUE_SHARE * memory))
+    return WriteBehind(opened, engine.fingerprint, int(QUEUE_SHARE * memory), terms, clock)
 
 
 def _both(sinks: Sequence[Sink]) -> Sink:

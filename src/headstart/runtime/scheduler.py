@@ -11,6 +11,7 @@ right now waits for it. Rows are copied out when someone needs them: before a sl
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -19,18 +20,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from headstart.core.blocks import Tokens, as_tokens
 from headstart.core.checkpoints import PLACEMENTS
 from headstart.core.history import History, NoHistory
 from headstart.core.planner import Mode, next_call
 from headstart.core.prompt import Prompter
-from headstart.core.record import Record
 from headstart.core.template import Message
 from headstart.engines.base import Engine, Step
 from headstart.errors import EngineError, HeadstartError, Unavailable
 from headstart.runtime import settle
 from headstart.runtime.admission import Admission
 from headstart.runtime.cache import Cache
+from headstart.runtime.expiry import Expiry
 from headstart.runtime.job import Job, Ticket, token_logprob
 from headstart.runtime.request import Failed, FinishReason, Report, TokenLogprob
 from headstart.runtime.slots import Slot
@@ -100,6 +100,7 @@ class Scheduler:
         self.settle = settle.NoSettle()
         if settles:
             self.settle = settle.Settle(engine, cache, self.slots, mode, prompter, self._admission, self._placement)
+        self.expiry = Expiry(engine, cache, self.slots, prompter, self.settle, self.history, self._admission.empty)
         self._arriving = 0
         self._lock = threading.Lock()  # of _arriving
         self._closed = False
@@ -163,6 +164,7 @@ class Scheduler:
                 self._take_in()
                 self.cache.spill.settle()
                 self._drop_cancelled()
+                self.expiry.step()
                 self._erase()
                 self._admit()
                 self._decode()
@@ -204,6 +206,7 @@ class Scheduler:
     def _idle(self, since: float, pause: float) -> float | None:
         """Does what there is to do when nobody waits; how long to sleep then, in seconds, None for until someone comes."""
         active = self.cache.spill.settle()
+        self.expiry.step()
         if pause:  # not between two calls of settling: a copy for each would be too many
             for slot in self.slots:
                 if self._inbox.empty():
@@ -212,7 +215,7 @@ class Scheduler:
             wait = since + settle.AFTER - self._clock()
             return wait if wait > 0 else 0.0 if self.settle.step() else IDLE_SAVE
         if not self.cache.disk.on:
-            return None
+            return None if self.expiry.pause == math.inf else self.expiry.pause + IDLE_SAVE
         return IDLE_SAVE if active and self.cache.spill.unsettled else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
 
     def _erase(self) -> None:
@@ -403,29 +406,34 @@ class Scheduler:
 
     def _finish(self, job: Job, reason: FinishReason) -> None:
         report = job.report(self._mode_name, self._clock())
-        slot, prompt, reply = job.slot, job.request.prompt, job.reply
+        slot, reply = job.slot, job.reply
         assert slot is not None
         delivered = reply.delivered()
         if reply.stopped_by is not None and self._mode.traits.sliceable and len(slot) > len(job.chain) + len(delivered):
             # The next turn goes on at what the caller saw, not behind the stop text.
             self.engine.truncate(slot.number, len(job.chain) + len(delivered))
             slot.truncate(len(job.chain) + len(delivered))
-        returned = self._returned(job, cut=reason == "length" or reply.stopped_by is not None)
-        self.cache.replied(slot, job.about(len(slot.ids), len(reply.tokens), bool(returned.get("tool_calls"))))
-        if job.request.choices == 1 and job.request.reuse and reply.tokens:
-            self.settle.add(prompt, returned, tuple(slot.ids))
-        # Before its caller can ask about it.
-        self.history.remember(self._record(job, slot.canonical, report, returned))
+        if not self.expiry.late(slot):
+            self._remember(job, slot, reason)  # before its caller can ask about it
         job.finish(reason, report)
         self._release(job)
-        opening = self.history.opening(prompt, self._prompter.template.source)
-        if opening is not None and job.request.reuse:
-            self.cache.opened(job.chain, opening)
         if self._observe is not None:
             try:
                 self._observe(Outcome(report, reason))
             except Exception:
                 log.exception("an observer failed")
+
+    def _remember(self, job: Job, slot: Slot, reason: FinishReason) -> None:
+        """Keeps what later requests may want to know of this one."""
+        prompt, reply = job.request.prompt, job.reply
+        returned = self._returned(job, cut=reason == "length" or reply.stopped_by is not None)
+        self.cache.replied(slot, job.about(len(slot.ids), len(reply.tokens), bool(returned.get("tool_calls"))))
+        if job.request.choices == 1 and job.request.reuse and reply.tokens:
+            self.settle.add(prompt, returned, tuple(slot.ids), slot.now)
+        self.history.remember(job.record(returned, self._clock()))
+        opening = self.history.opening(prompt, self._prompter.template.source)
+        if opening is not None and job.request.reuse:
+            self.cache.opened(job.chain, opening)
 
     def _returned(self, job: Job, *, cut: bool) -> Message:
         """The message that the caller will send back of a reply; its spelling is remembered, before it can be sent back.
@@ -442,25 +450,6 @@ class Scheduler:
             log.exception("a reply could not be read")
             return said
         return returned
-
-    def _record(self, job: Job, canonical: int, report: Report, returned: Message) -> Record:
-        request, reply = job.request, job.reply.text
-        return Record(
-            job.root,
-            request.prompt.text + reply,
-            _joined(job),
-            canonical,
-            reply,
-            source=request.prompt.source,
-            returned=returned,
-            id=request.id,
-            alias=request.alias,
-            tenant=request.tenant,
-            salt=request.prompt.salt,
-            session=request.session,
-            time=self._clock(),
-            reports=job.ticket.reports,
-        )
 
     def _fail(self, job: Job, fault: Exception, *, computed: bool = False) -> None:
         """Something failed for this job: unless all was `computed`, its slot's content is undefined: forgotten, never saved."""
@@ -485,7 +474,3 @@ class Scheduler:
             job.slot = None
         if job in self._running:
             self._running.remove(job)
-
-
-def _joined(job: Job) -> Tokens:
-    return as_tokens([*job.chain.tokens.tolist(), *job.reply.tokens])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headstart.core.blocks import BlockId, Chain, as_tokens, last_grid_point, root_id
@@ -43,6 +44,7 @@ class Turn:
     Attributes:
         reply: the message that the client will send back.
         ids: blocks of the prompt and the reply as they were computed.
+        written: when its text was first kept, in seconds since 1970.
         stem: what the client's next prompt will begin with, up to the token behind its last grid point.
         slot: where that was last computed.
     """
@@ -50,6 +52,7 @@ class Turn:
     prompt: Prompt
     reply: Message
     ids: tuple[BlockId, ...]
+    written: float = 0.0
     stem: Chain | None = None
     points: tuple[int, ...] = ()
     misses: int = 0
@@ -71,12 +74,17 @@ class NoSettle:
         """Whether there is something to do."""
         return False
 
-    def add(self, prompt: Prompt, reply: Message, ids: tuple[BlockId, ...]) -> None:
-        """A turn is finished. `reply`: as it will be sent back; `ids`: the blocks of its prompt and reply."""
+    def add(self, prompt: Prompt, reply: Message, ids: tuple[BlockId, ...], written: float) -> None:
+        """A turn is finished. `reply`: as it will be sent back; `ids`: the blocks of its prompt and reply; `written`: when its
+        text was first kept.
+        """
 
     def step(self) -> bool:
         """Computes one call; False if there was nothing (more) to compute."""
         return False
+
+    def forget(self, gone: Callable[[Turn], bool]) -> None:
+        """Gives up the turns for which `gone` is true."""
 
 
 class Settle(NoSettle):
@@ -107,16 +115,19 @@ class Settle(NoSettle):
     def pending(self) -> bool:
         return bool(self._turns)
 
-    def add(self, prompt: Prompt, reply: Message, ids: tuple[BlockId, ...]) -> None:
+    def add(self, prompt: Prompt, reply: Message, ids: tuple[BlockId, ...], written: float) -> None:
         if prompt.source is None or not self._mode.traits.movable or not self._mode.traits.canonical:
             return
         # The conversation has gone on: what was to be settled of it is part of this turn.
         for turn in list(self._turns):
             if turn.ids and len(turn.ids) <= len(ids) and turn.ids == ids[: len(turn.ids)] and turn.prompt.salt == prompt.salt:
                 self._turns.remove(turn)
-        self._turns.append(Turn(prompt, reply, ids))
+        self._turns.append(Turn(prompt, reply, ids, written))
         if len(self._turns) > TURNS:
             self._give_up(self._turns.popleft(), "too many wait")
+
+    def forget(self, gone: Callable[[Turn], bool]) -> None:
+        self._turns = deque(turn for turn in self._turns if not gone(turn))
 
     def step(self) -> bool:
         while self._turns:
@@ -168,6 +179,7 @@ class Settle(NoSettle):
         size = next_call(len(slot), len(stem), slot.canonical, limit, self._mode.traits, turn.points)
         tokens = stem.tokens[len(slot) : len(slot) + size]
         self._engine.prefill(slot.number, tokens, logits=False)
+        slot.now = turn.written
         slot.extend(tokens, canonical=True)
         self.counters["tokens"] += size
         landmarks = turn.prompt.landmarks  # its turn is not over until the next one begins: that may still be a tool's

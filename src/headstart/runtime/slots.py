@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
 import numpy as np
 
 from headstart.core.blocks import BlockId, Chain, Tokens, block_id
@@ -21,6 +25,8 @@ class Slot:
         busy: whether a request is using it.
         secured: when finished blocks were last copied out of it, or its request began.
         about: what is known of the last request.
+        now: when the text that comes to it was first kept, in seconds since 1970.
+        forsaken: whether what it holds has been erased elsewhere: none of it may be saved.
     """
 
     def __init__(self, number: int, shape: Shape, grid: int) -> None:
@@ -33,6 +39,10 @@ class Slot:
         self.last_used = 0.0
         self.secured = 0.0
         self.about = UNKNOWN
+        self.now = 0.0
+        self.forsaken = False
+        self._ends: list[int] = []  # of stretches of tokens that were first kept at the same time
+        self._times: list[float] = []
         self._grid = grid
         self._buffer = np.zeros(shape.ctx, dtype=np.int32)
         self._length = 0
@@ -59,9 +69,17 @@ class Slot:
     def parent_of(self, block: int) -> BlockId:
         return self.ids[block - 1] if block else self.root
 
-    def assign(self, chain: Chain, length: int, canonical: int) -> None:
-        """Its content is now the first `length` tokens of `chain`, just imported."""
+    def written(self, start: int = 0, stop: int | None = None) -> float:
+        """When the oldest of these tokens was first kept; infinite if there are none."""
+        stop = self._length if stop is None else stop
+        first, last = bisect_right(self._ends, start), bisect_left(self._ends, stop)
+        return min(self._times[first : last + 1], default=math.inf) if start < stop else math.inf
+
+    def assign(self, chain: Chain, length: int, canonical: int, written: Sequence[tuple[int, float]] = ()) -> None:
+        """Its content is now the first `length` tokens of `chain`, just imported; `written`: up to where it was when."""
+        self.truncate(0)
         self.root = chain.root
+        self._ends, self._times = [min(end, length) for end, _ in written], [time for _, time in written]
         self._buffer[:length] = chain.tokens[:length]
         self._length = length
         self._ids = list(chain.ids[: length // self._grid])
@@ -70,13 +88,28 @@ class Slot:
         self.kept = True
         self.about = UNKNOWN
 
-    def begin(self, now: float, about: About) -> None:
-        """A request starts to use it; `about`: as far as it is known."""
+    def begin(self, now: float, about: About, written: float) -> None:
+        """A request starts to use it; `about`: as far as it is known; `written`: the time of its text."""
         self.last_used = self.secured = now
         self.about = about
+        self.now = written
+
+    def _grow(self, length: int) -> None:
+        if self._times and self._times[-1] == self.now:
+            self._ends[-1] = length
+        else:
+            self._ends.append(length)
+            self._times.append(self.now)
+        self._length = length
 
     def truncate(self, length: int) -> None:
+        self._buffer[length : self._length] = 0  # what is forgotten is not left lying about
         self._length = min(self._length, length)
+        keep = bisect_left(self._ends, length) + 1 if length else 0
+        del self._ends[keep:], self._times[keep:]
+        if self._ends:
+            self._ends[-1] = min(self._ends[-1], length)
+        self.forsaken = self.forsaken and bool(length)
         self.canonical = min(self.canonical, length)
         del self._ids[length // self._grid :]
 
@@ -86,7 +119,7 @@ class Slot:
         self._buffer[self._length : end] = tokens
         if canonical and self.canonical == self._length:
             self.canonical = end
-        self._length = end
+        self._grow(end)
         self.dirty, self.kept = True, False
 
     def append(self, token: int, *, canonical: bool) -> None:
@@ -94,7 +127,7 @@ class Slot:
         if canonical and self.canonical == self._length:
             self.canonical += 1
         self._buffer[self._length] = token
-        self._length += 1
+        self._grow(self._length + 1)
         self.dirty, self.kept = True, False
 
     def view(self) -> SlotView:

@@ -5,6 +5,7 @@ Used from the engine thread only. What is handed over is pinned until the disk h
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -13,10 +14,10 @@ from headstart.core.blocks import BlockId, as_tokens
 from headstart.core.index import Entry, Index
 from headstart.core.opening import Opening, Openings
 from headstart.core.spelling import Spelled, Spellings
-from headstart.stores.behind import NoDisk
+from headstart.stores.below import NoDisk
 from headstart.stores.disk import Label
 from headstart.stores.memory import Memory
-from headstart.stores.notices import Appeared, Gone, Noted, Refused, Stored
+from headstart.stores.notices import Appeared, Erased, Gone, Noted, Refused, Stored, Wiped
 
 LATER = 10.0
 """Seconds after which a derived checkpoint is offered. Mostly it has given way by then, and it is large."""
@@ -31,6 +32,8 @@ class Spill:
 
     Attributes:
         writing: offered, and not answered yet.
+        erased: deleted for good by the disk, here or in another process, and not yet forgotten by memory.
+        wiped: whether somebody wished so of some of these; `before`: of all that was written by then.
     """
 
     def __init__(
@@ -45,6 +48,9 @@ class Spill:
         clock: Callable[[], float],
     ) -> None:
         self.writing: dict[BlockId, Entry] = {}
+        self.erased: set[BlockId] = set()
+        self.wiped, self.before = False, -math.inf
+        self._leaving: set[BlockId] = set()  # from memory, as soon as the disk has answered
         self._owed: dict[BlockId, Entry] = {}  # the disk had no time for them yet
         self._index = index
         self._memory = memory
@@ -71,7 +77,7 @@ class Spill:
         canonical = entry.copies.get(self._memory.name)
         if canonical is None or not self._disk.on or len(entry.tokens) != self._index.grid or entry.id in self.writing:
             return False
-        if entry.id in self._dead and not entry.canonical:
+        if entry.id in self._leaving or (entry.id in self._dead and not entry.canonical):
             return False
         if entry.state and not self._has_rows(entry):
             return False
@@ -97,6 +103,15 @@ class Spill:
         """The entry has left memory."""
         self._owed.pop(entry.id, None)
         self._dead.discard(entry.id)
+        self._leaving.discard(entry.id)
+        if entry.state and self._later:
+            self._later = deque(one for one in self._later if one[1] is not entry)
+
+    def leave(self, pieces: Collection[BlockId]) -> None:
+        """These leave memory as soon as nothing reads them any more; the disk must not have them either."""
+        self._leaving.update(pieces)
+        for piece in pieces:
+            self.discard(piece)
 
     def discard(self, piece: BlockId) -> None:
         """The disk need not have it any more."""
@@ -131,12 +146,17 @@ class Spill:
                     self._stored(label.key)
                 case Refused(label=label, reason=reason):
                     entry = self._answered(label.key)
-                    if entry is not None and reason != "budget":
+                    if entry is not None and reason not in ("budget", "erased"):
                         self.offer(entry)
                 case Appeared(label=label):
                     self._appeared(label)
                 case Gone(key=key):
                     self.gone(key)
+                case Erased(key=key):
+                    self.gone(key)
+                    self.erased.add(key)
+                case Wiped(before=before):
+                    self.wiped, self.before = self.wiped or not before, max(self.before, before or -math.inf)
                 case Noted(note=note):
                     with suppress(ValueError):
                         self._spellings.learn(Spelled.unpack(note.key, note.value))
@@ -171,5 +191,6 @@ class Spill:
 
     def _appeared(self, label: Label) -> None:
         if label.start % self._index.grid == 0 and len(label.tokens) == self._index.grid:
-            entry = Entry(label.key, label.parent, as_tokens(label.tokens), label.start, state=label.kind == "state")
+            tokens, state = as_tokens(label.tokens), label.kind == "state"
+            entry = Entry(label.key, label.parent, tokens, label.start, state=state, owner=label.owner, written=label.written)
             self._index.add(entry, self._disk.name, canonical=label.canonical)

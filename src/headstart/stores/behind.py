@@ -12,18 +12,20 @@ import queue
 import sqlite3
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 
 from headstart.core.reuse import About
+from headstart.core.terms import Terms
 from headstart.names import Spelled, option
 from headstart.stores.base import Bytes
+from headstart.stores.below import NoDisk
 from headstart.stores.disk import Disk, FormatError, Label, Note
 from headstart.stores.disk.format import ALIGN
 from headstart.stores.disk.schema import damages
 from headstart.stores.disk.store import RESERVE
-from headstart.stores.notices import Appeared, Gone, Noted, Notice, Refused, Stored
+from headstart.stores.notices import Appeared, Erased, Gone, Noted, Notice, Refused, Stored, Wiped
 from headstart.stores.reading import Reading
 from headstart.units import count, show_size
 
@@ -49,86 +51,6 @@ SAY = 60.0
 """Seconds between two lines of the log that say how much was refused."""
 
 
-class NoDisk:
-    """The tier below memory when there is none, and what every such tier can do.
-
-    Attributes:
-        counters: what it has done and refused, by reason.
-    """
-
-    name = "disk"
-
-    def __init__(self) -> None:
-        self.counters: Counter[str] = Counter()
-
-    @property
-    def on(self) -> bool:
-        """Whether offering makes sense at all."""
-        return False
-
-    @property
-    def used(self) -> int:
-        """Bytes on disk."""
-        return 0
-
-    @property
-    def budget(self) -> int:
-        return 0
-
-    @property
-    def reserved(self) -> int:
-        """Bytes of the budget that are neither used nor free."""
-        return 0
-
-    def __len__(self) -> int:
-        return 0
-
-    def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
-        """Takes an object to be stored; `payload` must stay as it is until a notice says `Stored` or `Refused`.
-
-        False if it cannot take more just now; then no notice comes. `last`: before the end, however much waits already.
-        """
-        return False
-
-    def discard(self, keys: Collection[bytes]) -> None:
-        """Deletes objects, soon, also those that were offered and are not written yet.
-
-        Pinned ones stay, and those that something else hangs on. A `Refused` or `Gone` follows as for any other loss. What
-        is offered again afterwards is stored.
-        """
-
-    def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
-        """Fills the buffers, several at a time; for each how much of it, in bytes, or what went wrong.
-
-        Rows must fill theirs; a checkpoint may be smaller. A bad object is put aside, a disk that hangs given up: see `Hung`.
-        """
-        return [FileNotFoundError("there is no disk") for _ in wanted]
-
-    def keep(self, keys: Collection[bytes]) -> None:
-        """For a while nothing of this is evicted, in place of what this was told before: a request waits for it."""
-
-    def use(self, keys: Collection[bytes]) -> None:
-        """Counts a use of each object now."""
-
-    def replied(self, keys: Collection[bytes], about: About) -> None:
-        """Tells of the request that has used these objects last."""
-
-    def note(self, note: Note) -> None:
-        """Keeps something small beside a block."""
-
-    def foreign(self) -> Mapping[bytes, Set[bytes]]:
-        """First blocks of other fingerprints' chains, by fingerprint, as far as they were there when it was opened."""
-        return {}
-
-    def notices(self) -> list[Notice]:
-        """What has happened since the last call; if that is very much, some of it."""
-        return []
-
-    def close(self, seconds: float) -> bool:
-        """Writes what was offered, for at most so long, and ends. False if it has not ended and may still read payloads."""
-        return True
-
-
 class WriteBehind(NoDisk):
     """A disk behind a thread. All methods are for the engine thread.
 
@@ -136,10 +58,24 @@ class WriteBehind(NoDisk):
         opens: opens the disk; may fail, and is then tried again now and then.
         fingerprint: whose objects are of interest.
         limit: bytes that may wait to be written.
+        terms: how long anything may be kept; learns those that the folder knows, and when somebody has deleted everything.
+        clock: seconds since 1970.
     """
 
-    def __init__(self, opens: Callable[[], Disk], fingerprint: bytes, limit: int) -> None:
+    def __init__(
+        self,
+        opens: Callable[[], Disk],
+        fingerprint: bytes,
+        limit: int,
+        terms: Terms | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         super().__init__()
+        self._terms = Terms() if terms is None else terms
+        self._clock = clock
+        self._expires, self._terms_seen = 0.0, -1  # when to look next for what is too old
+        self._wiped: tuple[float, int] | None = None  # `Ages.wiped`, as it was seen last
+        self._wiped_first = 0.0  # and up to when, at first
         self._opens = opens
         self._fingerprint = fingerprint
         self._limit = limit
@@ -331,6 +267,7 @@ class WriteBehind(NoDisk):
                     row = disk.quarantine(self._bad.popleft())
                     if row is not None:
                         self._notices.append(Appeared(row.label))
+                self._expire(disk)
                 if self._doomed:
                     gone = disk.discard(self._doomed)
                     self._doomed.clear()
@@ -364,14 +301,22 @@ class WriteBehind(NoDisk):
             self._told, self._told_at = told, time.monotonic()
 
     def _write(self, disk: Disk, batch: list[tuple[Label, Bytes]]) -> None:
-        stored, gone = disk.write(batch, self._spared)
+        erased = set[bytes]()
+
+        def wanted(label: Label) -> bool:
+            if self._erased(disk, label):
+                erased.add(label.key)
+            return label.key not in erased
+
+        stored, gone = disk.write(batch, self._spared, wanted)
         self.counters["saved"] += len(stored)
         self.counters["evicted"] += len(gone)
         self._forget(gone)
         done = {label.key for label in stored}
         self._known |= done
         for label, payload in batch:
-            self._end(Stored(label) if label.key in done else Refused(label, "budget"), payload)
+            reason = "erased" if label.key in erased else "budget"
+            self._end(Stored(label) if label.key in done else Refused(label, reason), payload)
 
     def _end(self, notice: Stored | Refused, payload: Bytes) -> None:
         if isinstance(notice, Refused):
@@ -384,14 +329,34 @@ class WriteBehind(NoDisk):
         """Finds what crashes have left: any before the start, others' since."""
         if self._tidied == float("-inf") or disk.strays():
             found, gone = disk.reconcile()
+            self._expires = 0.0  # who knows how old that is
             if found or gone:
                 log.info("after a crash: %s found again, %s dropped", count(len(found), "object"), count(len(gone), "row"))
             self._forget(gone)
         self._tidied = time.monotonic()
 
-    def _forget(self, gone: Collection[bytes]) -> None:
+    def _forget(self, gone: Collection[bytes], notice: type[Gone | Erased] = Gone) -> None:
         self._known.difference_update(gone)
-        self._notices.extend(map(Gone, gone))
+        self._notices.extend(map(notice, gone))
+
+    def _expire(self, disk: Disk) -> None:
+        """Erases now and then what has been kept for long enough."""
+        if self._terms_seen != self._terms.version:
+            self._terms_seen, self._expires = self._terms.version, 0.0
+            disk.catalog.ages.keep(self._terms.owners)
+        now = self._clock()
+        if now >= self._expires:
+            if gone := disk.expire(self._terms):
+                self.counters["erased"] += len(gone)
+                self._forget(gone, Erased)
+            self._expires = now + self._terms.look
+
+    def _erased(self, disk: Disk, label: Label) -> bool:
+        """Whether somebody has deleted, since the folder was opened, what is about to be written."""
+        wiped, _ = disk.catalog.ages.wiped()
+        if wiped > self._wiped_first and label.written <= wiped:
+            return True
+        return label.key in self._known and label.key not in disk and not disk.catalog.ghosts([label.key])
 
     def _housekeep(self, disk: Disk) -> None:
         uses = [self._uses.popleft() for _ in range(len(self._uses))]
@@ -400,19 +365,26 @@ class WriteBehind(NoDisk):
         replies = [self._replies.popleft() for _ in range(len(self._replies))]
         if replies:
             disk.catalog.replied(replies)
+        erased = self._look(disk)
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
-        if notes:
-            disk.catalog.note(self._fingerprint, notes)
-        self._look(disk)
+        if notes and self._wiped is not None:
+            kept = [note for note in notes if note.block not in erased]
+            disk.catalog.note(self._fingerprint, kept, unless=self._wiped[0])
 
-    def _look(self, disk: Disk) -> None:
-        """Tells of what has come and gone without this process."""
+    def _look(self, disk: Disk) -> Set[bytes]:
+        """Tells of what has come and gone without this process; what of that was erased."""
+        erased = frozenset[bytes]()
         version, again = disk.catalog.version(), self._again and not self._hangs
         if version == self._version and not again:
-            return
+            return erased
         self._again, self._seen = self._again and not again, 0 if again else self._seen
+        wiped = disk.catalog.ages.wiped()  # before what vanished: of this all is told first
         if self._version and version[0] != self._version[0]:
-            self._forget(self._known - disk.catalog.keys())
+            vanished = self._known - disk.catalog.keys()
+            erased = frozenset(vanished - disk.catalog.ghosts(vanished))
+            self._forget(vanished - erased)
+            self._forget(erased, Erased)
+        self._note_wipe(disk, wiped)
         self._version = version
         rows = list(disk.catalog.rows(self._fingerprint, self._seen))
         self._seen = max((row.number for row in rows), default=self._seen)
@@ -423,10 +395,24 @@ class WriteBehind(NoDisk):
             self._seen_notes = number
             self._notices.append(Noted(note))
         self._sizes = (disk.used, disk.budget, disk.reserved, len(disk))
+        return erased
+
+    def _note_wipe(self, disk: Disk, wiped: tuple[float, int]) -> None:
+        before, self._wiped = self._wiped, wiped
+        if before is None:
+            self._wiped_first = wiped[0]
+        elif wiped != before:
+            self._foreign = disk.catalog.foreign(self._fingerprint)
+            self._notes.clear()
+            self._notices.append(Wiped(wiped[0] if wiped[0] > before[0] else 0.0))
 
     def _open(self) -> bool:
         try:
             self._disk = self._opens()
+            for owner, seconds in self._disk.catalog.ages.terms().items():
+                if owner not in self._terms.owners:
+                    self._terms.give(owner, seconds)
+            self._expire(self._disk)
             self._seen, self._seen_notes, self._version, self._tidied = 0, 0, (), float("-inf")
             if self._disk.budget <= RESERVE:
                 said = "nothing fits on %s of disk: free some, or give more %s"

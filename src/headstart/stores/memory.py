@@ -7,6 +7,7 @@ kind, unless cells of the other kind, or buffers for which budget is claimed, ne
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headstart.core.quota import NoQuota
@@ -131,6 +132,10 @@ class Memory(Store):
         found = self._cells.pop(key, None)
         if found is not None:
             self._give(found[0])
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The keys of all that it holds now."""
+        return iter(list(self._cells))
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._cells

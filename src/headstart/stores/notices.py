@@ -37,10 +37,24 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
+class Erased:
+    """An object was deleted for good: no tier may keep what it held."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wiped:
+    """Somebody has deleted all that was written `before`; or if that is 0, chains of which `Erased` has told."""
+
+    before: float
+
+
+@dataclass(frozen=True, slots=True)
 class Noted:
     """A note was found."""
 
     note: Note
 
 
-Notice = Stored | Refused | Appeared | Gone | Noted
+Notice = Stored | Refused | Appeared | Gone | Erased | Wiped | Noted

@@ -220,6 +220,9 @@ class LlamaEngine(Engine):
     def check_grammar(self, grammar: Grammar, param: str | None = None) -> Grammar:
         return self._grammars.check(grammar, param)
 
+    def forget_grammars(self) -> None:
+        self._grammars.clear()
+
     def sample(self, slot: int, sampler: Sampler) -> int:
         assert isinstance(sampler, LlamaSampler)
         if sampler.constraint is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import secrets
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,13 +44,40 @@ class Taken:
 def pack(disk: Disk, rows: Iterable[Row], file: Path) -> tuple[list[Label], list[Label]]:
     """Writes objects, each behind what it hangs on; which, and which were left out.
 
-    Left out is what is derived or has been evicted meanwhile, with what hangs on it.
+    Left out is what is derived or has been evicted meanwhile, with what hangs on it. Of what is erased meanwhile nothing is in
+    the file: it is written anew without. Until it is whole it has no name, so a crash leaves nothing of it.
 
     Raises:
         ConfigError: the file cannot be written, or an object not be read.
     """
-    packed, left = list[Label](), dict[bytes, Label]()
-    with _replacing(file) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
+    wanted, left = list[Row](), dict[bytes, Label]()
+
+    def noted() -> Iterator[Row]:
+        for row in rows:
+            wanted.append(row)
+            yield row
+
+    with _nameless(file) as (stream, place):
+        packed = _written(disk, stream, noted(), left)
+        while True:
+            with disk.writing():  # nothing is erased between this look and the name
+                keys = {label.key for label in packed}
+                erased = keys - disk.catalog.keys()
+                erased -= disk.catalog.ghosts(erased)  # which were evicted
+                if not erased:
+                    place()
+                    return packed, list(left.values())
+            wanted = [row for row in wanted if row.label.key not in erased]
+            left.clear()
+            stream.seek(0)
+            stream.truncate()
+            packed = _written(disk, stream, wanted, left)
+
+
+def _written(disk: Disk, stream: BinaryIO, rows: Iterable[Row], left: dict[bytes, Label]) -> list[Label]:
+    """Writes all rows but those that are `left` out; which."""
+    packed: list[Label] = []
+    with tarfile.open(fileobj=stream, mode="w") as tar:
         for row in rows:
             portable = row.label.canonical and row.label.parent not in left
             source = _open(disk.path(row.label.key)) if portable else None
@@ -61,26 +89,46 @@ def pack(disk: Disk, rows: Iterable[Row], file: Path) -> tuple[list[Label], list
                 entry.size, entry.mode = os.fstat(source.fileno()).st_size, 0o600
                 tar.addfile(entry, source)
             packed.append(row.label)
-    return packed, list(left.values())
+    return packed
 
 
 @contextlib.contextmanager
-def _replacing(file: Path) -> Iterator[BinaryIO]:
-    """A file for its owner only, which takes `file`'s place when it is whole."""
+def _nameless(file: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
+    """A file for its owner only, and what gives it the name `file`, in place of what had it."""
     try:
         if file.exists() and not file.is_file():
             raise ConfigError(f"Cannot write {file}: it is no plain file.")
-        number, name = tempfile.mkstemp(prefix=".headstart-", suffix=".tar", dir=file.parent)
+        name = file.parent / f".headstart-{os.getpid()}-{secrets.token_hex(4)}.tar"
+        number = _open_nameless(file.parent)
+        named = number is None
+        if number is None:
+            number = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            with os.fdopen(number, "wb") as stream:
-                yield stream
-            os.replace(name, file)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+            with os.fdopen(number, "w+b") as stream:
+
+                def place() -> None:
+                    stream.flush()
+                    if not named:
+                        os.link(f"/proc/self/fd/{stream.fileno()}", name, src_dir_fd=stream.fileno(), follow_symlinks=True)
+                    os.replace(name, file)
+
+                yield stream, place
+        finally:
+            name.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"Cannot write {file}: {error.strerror or error}.") from error
+
+
+def _open_nameless(folder: Path) -> int | None:
+    """A file in a folder that has no name; None where that cannot be had."""
+    if not (hasattr(os, "O_TMPFILE") and Path("/proc/self/fd").is_dir()):
+        return None
+    try:
+        return os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            return None
+        raise
 
 
 def _open(path: Path) -> BinaryIO | None:

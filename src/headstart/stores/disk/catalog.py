@@ -10,7 +10,7 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -23,6 +23,7 @@ from headstart.core.quota import NoQuota, owner_of
 from headstart.core.reuse import ABOUTS, KINDS, MEMORY, OCTAVES, POLICIES, About, Reuse, Usage
 from headstart.stores.base import Kind
 from headstart.stores.disk import schema
+from headstart.stores.disk.ages import Ages
 from headstart.stores.disk.format import Label
 
 GHOSTS = 1 << 15
@@ -104,6 +105,7 @@ class Catalog:
         self._half_life = half_life
         self._policy = POLICIES[policy]
         self._db = schema.connect(path)
+        self.ages = Ages(self._db)
 
     def close(self) -> None:
         self._db.close()
@@ -127,12 +129,13 @@ class Catalog:
                     (
                         *(label.key, label.parent, label.fingerprint, label.start, _packed(label.tokens)),
                         *(int(label.canonical), label.seconds, allocated, now, usage.last, usage.heat, usage.uses, label.kind),
-                        *(usage.about.sort, usage.about.weight),
+                        *(usage.about.sort, usage.about.weight, label.written or now, label.owner),
                     )
                 )
             self._db.executemany(
                 "INSERT INTO objects (key, parent, fingerprint, start, tokens, canonical, seconds, allocated, created, used,"
-                " heat, uses, kind, sort, weight) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                " heat, uses, kind, sort, weight, written, owner)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (key) DO UPDATE SET canonical = excluded.canonical, allocated = excluded.allocated",
                 values,
             )
@@ -145,18 +148,22 @@ class Catalog:
         """Forgets objects, but not how they were used, should they come again."""
         now = time.time() if now is None else now
         with self._change():
-            found = [(key, usage) for key in keys if (usage := self._usage("objects", key)) is not None]
-            self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key, _ in found])
-            self._db.executemany("DELETE FROM notes WHERE block = ?", [(key,) for key, _ in found])
             self._db.executemany(
-                "INSERT OR REPLACE INTO gone (key, used, heat, uses, sort, weight) VALUES (?, ?, ?, ?, ?, ?)",
-                [(key, usage.last, usage.heat, usage.uses, usage.about.sort, usage.about.weight) for key, usage in found],
+                f"INSERT OR REPLACE INTO gone (key, {_USED}, written, owner)"
+                f" SELECT key, {_USED}, written, owner FROM objects WHERE key = ?",
+                [(key,) for key in keys],
             )
+            self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key in keys])
+            self._db.executemany("DELETE FROM notes WHERE block = ?", [(key,) for key in keys])
             oldest = "FROM gone WHERE number <= (SELECT MAX(number) FROM gone) - ?"
             for used in self._db.execute(f"SELECT {_USED} {oldest}", (GHOSTS,)).fetchall():
                 self._count(1, _usage(used), now)
             self._db.execute(f"DELETE {oldest}", (GHOSTS,))
             self._db.execute("UPDATE spells SET count = count / 2 WHERE (SELECT SUM(count) FROM spells) > ?", (MEMORY / 2,))
+
+    def ghosts(self, keys: Collection[bytes]) -> set[bytes]:
+        """Which of these are remembered as having made room, rather than having been erased."""
+        return {key for key in keys if self._usage("gone", key) is not None}
 
     def use(self, uses: Collection[tuple[bytes, float]]) -> None:
         """Counts uses: keys with their times."""
@@ -176,12 +183,15 @@ class Catalog:
         with self._change():
             self._db.executemany("UPDATE objects SET sort = ?, weight = ? WHERE key = ?", values)
 
-    def note(self, fingerprint: bytes, notes: Collection[Note]) -> None:
-        """Keeps notes, in place of those under the same keys."""
+    def note(self, fingerprint: bytes, notes: Collection[Note], now: float | None = None, unless: float = math.inf) -> None:
+        """Keeps notes, in place of those under the same keys. `unless`: not if what was written since then has been deleted."""
+        now = time.time() if now is None else now
         with self._change():
+            if self.ages.wiped()[0] > unless:
+                return
             self._db.executemany(
-                "INSERT OR REPLACE INTO notes (fingerprint, key, block, value) VALUES (?, ?, ?, ?)",
-                [(fingerprint, note.key, note.block, note.value) for note in notes],
+                "INSERT OR REPLACE INTO notes (fingerprint, key, block, value, written) VALUES (?, ?, ?, ?, ?)",
+                [(fingerprint, note.key, note.block, note.value, now) for note in notes],
             )
             self._db.execute("DELETE FROM notes WHERE number <= (SELECT MAX(number) FROM notes) - ?", (NOTES,))
 
@@ -275,17 +285,18 @@ class Catalog:
         """The owners of objects, by key, each behind what it hangs on."""
         found: dict[bytes, bytes] = {}
         for label in labels:
-            key, seen = label.parent, set[bytes]()
-            while key not in found and key not in seen and (above := self._above(key)) is not None:
-                seen.add(key)
-                key = above[0]
-            found[label.key] = found.get(key) or owner_of(key)
+            owner = label.owner or found.get(label.parent, b"")
+            if not owner and (above := self._above(label.parent)) is not None:
+                owner = above[2]
+            elif not owner and label.start == 0 and label.kind == "rows":
+                owner = owner_of(label.parent)  # a root, which says so
+            found[label.key] = owner
         return found
 
-    def _above(self, key: bytes) -> tuple[bytes, int] | None:
-        """What an object hangs on, and the bytes that it occupies itself."""
-        found: tuple[bytes, int] | None = self._db.execute(
-            "SELECT parent, allocated FROM objects WHERE key = ?", (key,)
+    def _above(self, key: bytes) -> tuple[bytes, int, bytes] | None:
+        """What an object hangs on, the bytes that it occupies itself, and whose it is."""
+        found: tuple[bytes, int, bytes] | None = self._db.execute(
+            "SELECT parent, allocated, owner FROM objects WHERE key = ?", (key,)
         ).fetchone()
         return found
 
@@ -305,10 +316,12 @@ class Catalog:
         known: dict[bytes, tuple[bytes, int, int]] = {}
         used: dict[bytes, tuple[Usage, bool, int]] = {}
         children: dict[bytes, int] = {}
+        owner: dict[bytes, bytes] = {}
         with_state = {one for (one,) in self._db.execute("SELECT DISTINCT fingerprint FROM objects WHERE kind = 'state'")}
-        for key, parent, fingerprint, kind, start, seconds, allocated, pinned, *how in self._db.execute(
-            f"SELECT key, parent, fingerprint, kind, start, seconds, allocated, pinned, {_USED} FROM objects"
+        for key, parent, fingerprint, kind, start, seconds, allocated, pinned, whose, *how in self._db.execute(
+            f"SELECT key, parent, fingerprint, kind, start, seconds, allocated, pinned, owner, {_USED} FROM objects"
         ):
+            owner[key] = whose
             known[key] = (parent, allocated, pinned)
             usage = _usage(how, max(seconds, 1e-9) / max(1, allocated))
             useless = kind == "rows" and fingerprint in with_state and usage.last < now - WAIT  # once nothing hangs on it
@@ -321,7 +334,7 @@ class Catalog:
             for key, (usage, useless, start) in used.items()
         }
         shares = NoQuota() if shares is None else shares
-        owner = _owners({key: parent for key, (parent, *_) in known.items()}) if shares.on else {}
+        owner = owner if shares.on else {}
         for key, who in owner.items():
             shares.hold(who, known[key][1])
         first, rest = list[_Item](), list[_Item]()
@@ -352,19 +365,15 @@ class Catalog:
 
         `shares` is told whose they are.
         """
-        owner: dict[bytes, bytes] = {}
+        seen: set[bytes] = set()
         total = 0
         for key in [*spare, *(key for (key,) in self._db.execute("SELECT key FROM objects WHERE pinned"))]:
-            path, size = list[bytes](), 0
-            while key not in owner and (above := self._above(key)) is not None:
-                owner[key] = b""
-                path.append(key)
-                key, size = above[0], size + above[1]
-            who = owner.get(key) or owner_of(key)
-            owner.update(dict.fromkeys(path, who))
-            total += size
-            if shares is not None:
-                shares.hold(who, size)
+            while key not in seen and (above := self._above(key)) is not None:
+                seen.add(key)
+                key, size, who = above
+                total += size
+                if shares is not None:
+                    shares.hold(who, size)
         return total
 
     def version(self) -> tuple[int, int]:
@@ -380,14 +389,29 @@ class Catalog:
 
     def _rows(self, where: str, *values: object) -> Iterator[Row]:
         query = (
-            "SELECT number, key, parent, fingerprint, start, tokens, canonical, seconds, kind, allocated, created, used,"
-            f" pinned, uses FROM objects {where}"
+            "SELECT number, key, parent, fingerprint, start, tokens, canonical, seconds, kind, written, owner, allocated,"
+            f" created, used, pinned, uses FROM objects {where}"
         )
-        for number, key, parent, fingerprint, start, tokens, canonical, seconds, kind, *rest in self._db.execute(query, values):
+        for (
+            number,
+            key,
+            parent,
+            fingerprint,
+            start,
+            tokens,
+            canonical,
+            seconds,
+            kind,
+            written,
+            owner,
+            *rest,
+        ) in self._db.execute(query, values):
             ids = all(isinstance(one, bytes) and len(one) == 32 for one in (key, parent, fingerprint))
-            if not (ids and isinstance(start, int) and kind in get_args(Kind)):
+            if not (ids and isinstance(start, int) and kind in get_args(Kind) and isinstance(owner, bytes)):
                 raise sqlite3.DatabaseError("a row that nobody here has written")
-            label = Label(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical), seconds, kind)
+            label = Label(
+                *(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical)), seconds, kind, float(written), owner
+            )
             allocated, created, used, pinned, uses = rest
             yield Row(number, label, allocated, created, used, bool(pinned), uses)
 
@@ -396,19 +420,6 @@ def _usage(columns: Sequence[Any], saved_per_byte: float = 1.0) -> Usage:
     """What the columns `_USED` say."""
     last, uses, heat, sort, weight = columns
     return Usage(saved_per_byte, last, uses, heat, About(int(sort) % ABOUTS, min(max(weight, 0.0), 1.0)))
-
-
-def _owners(parents: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The owner of each object, of which this says what it hangs on."""
-    owner: dict[bytes, bytes] = {}
-    for key in parents:
-        path = list[bytes]()
-        while key in parents and key not in owner:
-            owner[key] = b""  # a damaged catalogue may lead in circles
-            path.append(key)
-            key = parents[key]
-        owner.update(dict.fromkeys(path, owner.get(key) or owner_of(key)))
-    return owner
 
 
 def _packed(tokens: tuple[int, ...]) -> bytes:

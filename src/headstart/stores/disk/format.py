@@ -12,9 +12,10 @@ and checksum: each byte of the file is either checked or zero.
 from __future__ import annotations
 
 import json
+import math
 import struct
-from dataclasses import dataclass
-from typing import get_args
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 import xxhash
 
@@ -51,6 +52,8 @@ class Label:
         canonical: whether the payload is.
         seconds: of prefill that having it saves, as measured when it was made.
         kind: what the payload is.
+        written: when the tokens were first kept, in seconds since 1970; 0 for now.
+        owner: whose it is (`core/quota`); empty if nobody knows.
     """
 
     key: bytes
@@ -61,6 +64,8 @@ class Label:
     canonical: bool
     seconds: float = 0.0
     kind: Kind = "rows"
+    written: float = field(default=0.0, compare=False)
+    owner: bytes = field(default=b"", compare=False)
 
     def serves(self, wanted: Label) -> bool:
         """Whether its object may be used for the one that is wanted: canonical may take the place of derived."""
@@ -82,12 +87,11 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """An object that is about to be written, as it will be. `owner`: whose quota it counts towards."""
+    """An object that is about to be written, as it will be."""
 
     label: Label
     head: bytes
     payload: Bytes
-    owner: bytes
 
     @property
     def size(self) -> int:
@@ -110,6 +114,8 @@ def encode(label: Label, payload: Bytes) -> bytes:
             "tokens": label.tokens,
             "canonical": label.canonical,
             "seconds": label.seconds,
+            "written": label.written,
+            "owner": label.owner.hex(),
             "size": len(payload),
             "checksum": checksum(payload).hex(),
         },
@@ -162,12 +168,22 @@ def decode(head: bytes, file_size: int) -> Header:
             bool(said["canonical"]),
             float(said["seconds"]),
             _KINDS[_KINDS.index(said.get("kind", "rows"))],  # version 1 has only rows
+            _time(said.get("written", 0.0)),
+            bytes.fromhex(said.get("owner", "")),
         )
         found = Header(label, at, int(said["size"]), bytes.fromhex(said["checksum"]))
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError("corrupt", f"its description makes no sense ({type(error).__name__})") from None
     if file_size != at + found.size:
         raise FormatError("truncated", f"{file_size} of {at + found.size} bytes")
+    return found
+
+
+def _time(said: Any) -> float:
+    """Raises ValueError if it is none: nobody could tell when that is over."""
+    found = float(said)
+    if not 0 <= found < math.inf:
+        raise ValueError("not a time")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from headstart.stores.disk import files
@@ -29,6 +30,12 @@ class Quarantine:
         with contextlib.suppress(FileNotFoundError):
             os.replace(object, self.folder / object.name)
         self.tidy(KEPT)
+
+    def drop(self, names: Collection[str], before: float) -> None:
+        """Deletes objects of these names, and all that were written by then."""
+        for path in self.folder.iterdir():
+            if path.name in names or path.stat().st_mtime <= before:
+                path.unlink(missing_ok=True)
 
     def tidy(self, keep: int) -> int:
         """Deletes all but the latest `keep`; how many."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from headstart.core.quota import owner_of
 from headstart.core.reuse import UNKNOWN
 
-VERSION = 3
+VERSION = 4
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS objects (
     number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows: what others have added is behind the last one seen
@@ -28,8 +29,12 @@ CREATE TABLE IF NOT EXISTS objects (
     uses INTEGER NOT NULL DEFAULT 1,
     kind TEXT NOT NULL DEFAULT 'rows',         -- or 'state'
     sort INTEGER NOT NULL DEFAULT 0,           -- core/reuse: what is known of the latest request
-    weight REAL NOT NULL DEFAULT {UNKNOWN.weight}
+    weight REAL NOT NULL DEFAULT {UNKNOWN.weight},
+    written REAL NOT NULL DEFAULT 0,           -- when its tokens were first kept
+    owner BLOB NOT NULL DEFAULT x''            -- whose it is; empty if nobody knows
 );
+CREATE INDEX IF NOT EXISTS by_owner ON objects (owner, written);
+CREATE INDEX IF NOT EXISTS by_age ON objects (written);
 CREATE INDEX IF NOT EXISTS by_parent ON objects (parent);
 CREATE INDEX IF NOT EXISTS by_fingerprint ON objects (fingerprint, number);
 CREATE TABLE IF NOT EXISTS gone (              -- objects, the latest
@@ -39,7 +44,9 @@ CREATE TABLE IF NOT EXISTS gone (              -- objects, the latest
     heat REAL NOT NULL,
     uses INTEGER NOT NULL,
     sort INTEGER NOT NULL,
-    weight REAL NOT NULL
+    weight REAL NOT NULL,
+    written REAL NOT NULL DEFAULT 0,
+    owner BLOB NOT NULL DEFAULT x''
 );
 CREATE TABLE IF NOT EXISTS notes (             -- what is to be known again beside a block, and is gone with it
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -47,6 +54,7 @@ CREATE TABLE IF NOT EXISTS notes (             -- what is to be known again besi
     key BLOB NOT NULL,
     block BLOB NOT NULL,
     value BLOB NOT NULL,
+    written REAL NOT NULL DEFAULT 0,
     UNIQUE (fingerprint, key)
 );
 CREATE INDEX IF NOT EXISTS by_block ON notes (block);
@@ -56,6 +64,15 @@ CREATE TABLE IF NOT EXISTS models (            -- what fingerprints are of, for 
     file TEXT NOT NULL,
     mark TEXT NOT NULL                         -- by which it is seen that the file is still the same
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS terms (             -- how long what is whose may be kept
+    owner BLOB PRIMARY KEY,
+    seconds REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS erased (            -- by somebody's wish: running servers forget it too
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    before REAL NOT NULL,                      -- all that was written by then
+    times INTEGER NOT NULL                     -- how often that, or a chain, was
+);
 CREATE TABLE IF NOT EXISTS spells (            -- core/reuse: its counts, where there are any
     row INTEGER NOT NULL,
     kind INTEGER NOT NULL,
@@ -79,6 +96,8 @@ def connect(path: Path) -> sqlite3.Connection:
             raise sqlite3.NotSupportedError(f"the catalogue is of version {version}; this headstart reads {VERSION}")
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
+        database.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten: it says what people typed
+        database.execute("PRAGMA temp_store=MEMORY")  # and no copy of it comes to lie elsewhere
         if version < VERSION:
             _migrate(database)
         database.executescript(_TABLES)
@@ -98,14 +117,46 @@ def change(database: sqlite3.Connection) -> Iterator[None]:
 
 def _migrate(database: sqlite3.Connection) -> None:
     with change(database):
-        columns = {column for _, column, *_ in database.execute("PRAGMA table_info(objects)")}
+        columns = _columns(database, "objects")
         if "number" in columns and "kind" not in columns:  # it is of version 1, and no other process was faster
             database.execute("ALTER TABLE objects ADD COLUMN kind TEXT NOT NULL DEFAULT 'rows'")
         if "number" in columns and "sort" not in columns:  # of version 2 or before
             # Its column `reply` and its tables `ghosts` and `learned` stay: an older process may have it open.
             database.execute("ALTER TABLE objects ADD COLUMN sort INTEGER NOT NULL DEFAULT 0")
             database.execute(f"ALTER TABLE objects ADD COLUMN weight REAL NOT NULL DEFAULT {UNKNOWN.weight}")
+        for table, names in (("objects", ("written", "owner")), ("gone", ("written", "owner")), ("notes", ("written",))):
+            known = _columns(database, table)
+            for name in set(names) - known if "number" in known else ():  # of version 3 or before
+                kind = "REAL NOT NULL DEFAULT 0" if name == "written" else "BLOB NOT NULL DEFAULT x''"
+                database.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
+        if "number" in columns and "written" not in columns:
+            database.execute("UPDATE objects SET written = created")
+            found = _owners(database.execute("SELECT key, parent, start FROM objects"))
+            database.executemany("UPDATE objects SET owner = ? WHERE key = ?", [(who, key) for key, who in found.items()])
         database.execute(f"PRAGMA user_version={VERSION}")
+    if columns:
+        with suppress(sqlite3.OperationalError):  # others have it open
+            database.execute("VACUUM")  # older versions did not overwrite what they deleted
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _columns(database: sqlite3.Connection, table: str) -> set[str]:
+    return {column for _, column, *_ in database.execute(f"PRAGMA table_info({table})")}
+
+
+def _owners(objects: Iterable[tuple[bytes, bytes, int]]) -> dict[bytes, bytes]:
+    """Whose each object is, of which this says its key, what it hangs on, and where it starts."""
+    above = {key: (parent, start) for key, parent, start in objects}
+    owner: dict[bytes, bytes] = {}
+    for key in above:
+        path, at = list[bytes](), key
+        while at in above and at not in owner:
+            owner[at] = b""  # a damaged catalogue may lead in circles
+            path.append(at)
+            at = above[at][0]
+        first = at not in above and path and above[path[-1]][1] == 0  # it hangs on a root, which says whose it is
+        owner.update(dict.fromkeys(path, owner_of(at) if first else owner.get(at, b"")))
+    return owner
 
 
 def drop(path: Path) -> None:

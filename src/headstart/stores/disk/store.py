@@ -15,28 +15,26 @@ import contextlib
 import errno
 import itertools
 import logging
+import math
 import os
 import shutil
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from headstart.core.quota import NoQuota, quota
+from headstart.core.terms import Terms
 from headstart.stores.base import Bytes, Store
 from headstart.stores.disk import files, format, reader
 from headstart.stores.disk.catalog import Catalog, Row
 from headstart.stores.disk.format import FormatError, Header, Label, Sealed
+from headstart.stores.disk.lock import Lock
 from headstart.stores.disk.quarantine import Quarantine
 from headstart.stores.disk.schema import damages, drop
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover  (Windows: one process a folder)
-    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("headstart.disk")
 
@@ -46,8 +44,6 @@ HALF_LIFE = 6 * 3600.0
 """Seconds in which a use halves in weight."""
 SLACK = 256
 """For so many objects one more than needed is evicted."""
-LOCK_WAIT = 10.0
-"""Seconds to wait for another process's write."""
 _SUFFIX = ".rows"
 _INDEX = "index.sqlite"
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -62,6 +58,7 @@ class Disk(Store):
     Args:
         budget: bytes; at most half of what is free (and already ours), as found at each writing.
         portion: of that, an owner's quota: see `core/quota`.
+        clock: seconds since 1970.
 
     Raises:
         OSError: the folder cannot be made or read.
@@ -70,8 +67,9 @@ class Disk(Store):
 
     name = "disk"
 
-    def __init__(self, folder: Path, budget: int, portion: float = 1.0) -> None:
+    def __init__(self, folder: Path, budget: int, portion: float = 1.0, clock: Callable[[], float] = time.time) -> None:
         self.folder = folder
+        self._clock = clock
         self.objects = folder / "objects"
         self._objects = os.path.join(self.objects, "")
         self._temporary = folder / "tmp"
@@ -80,13 +78,12 @@ class Disk(Store):
         self._quarantine = Quarantine(folder / "quarantine")
         self._serial = itertools.count()
         self._strange: Collection[bytes] = ()  # objects that get no row: of a later version
-        self._locked = threading.Lock()
         with contextlib.ExitStack() as undo:
-            self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            undo.callback(os.close, self._lock)
+            self._lock = Lock(folder / "lock")
+            undo.callback(self._lock.close)
             self.catalog = self._open_catalog(folder / _INDEX)
             undo.callback(self.catalog.close)
-            self._opened = {path: files.identity(path) for path in (folder / "lock", folder / _INDEX)}
+            self._lock.watch(folder / _INDEX)
             self._unit = files.unit(folder)
             self._given = budget
             self._portion = portion
@@ -129,7 +126,7 @@ class Disk(Store):
         try:
             self.catalog.close()
         finally:
-            os.close(self._lock)
+            self._lock.close()
 
     @property
     def budget(self) -> int:
@@ -155,13 +152,16 @@ class Disk(Store):
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def write(
-        self, batch: Sequence[tuple[Label, Bytes]], spared: Callable[[], Collection[bytes]] = frozenset
+        self,
+        batch: Sequence[tuple[Label, Bytes]],
+        spared: Callable[[], Collection[bytes]] = frozenset,
+        wanted: Callable[[Label], bool] = lambda _: True,
     ) -> tuple[list[Label], list[bytes]]:
         """Stores objects, evicting first; returns the labels that are stored, and the keys that had to go.
 
-        Fewer are stored than given if the budget has no room for them besides what is pinned or `spared` (asked when nobody
-        else is writing); nothing is evicted for what will not fit all the same. What is there already is not written again,
-        and derived never replaces canonical.
+        Fewer are stored than given if some are not `wanted` any more, or the budget has no room for them besides what is pinned
+        or `spared` (both asked when nobody else is writing); nothing is evicted for what will not fit all the same. What is
+        there already is not written again, and derived never replaces canonical.
 
         Raises:
             OSError, sqlite3.Error: none of the batch is stored.
@@ -169,14 +169,25 @@ class Disk(Store):
         with self.writing():
             spare = {*spared(), *(label.key for label, _ in batch), *(label.parent for label, _ in batch)}
             self.measure()
-            lacking = [(label, data) for label, data in batch if not self._holds(label)]
-            owners = self.catalog.owners([label for label, _ in lacking]) if self._quota().on else {}
-            new = [Sealed(label, format.encode(label, data), data, owners.get(label.key, b"")) for label, data in lacking]
+            asked = [(label, data) for label, data in batch if wanted(label)]
+            lacking = [(label, data) for label, data in asked if not self._holds(label)]
+            new = self._sealed(lacking)
             fitting = self._fitting(new, spare)
             gone = self._make_room(sum(map(self._need, fitting)), spare, fitting)
             placed = fitting[: self._place(fitting)]
         missing = {file.label.key for file in new} - {file.label.key for file in placed}
-        return [label for label, _ in batch if label.key not in missing], gone
+        return [label for label, _ in asked if label.key not in missing], gone
+
+    def _sealed(self, lacking: Sequence[tuple[Label, Bytes]]) -> list[Sealed]:
+        """Objects as they will lie there: it is said whose they are, and since when their text has been kept."""
+        owners = self.catalog.owners([label for label, _ in lacking])
+        new: list[Sealed] = []
+        for label, data in lacking:
+            row = self.catalog.get(label.key)  # whose place it takes: no younger for that
+            written = min(label.written or self._clock(), math.inf if row is None else row.label.written)
+            label = replace(label, written=written, owner=owners[label.key])
+            new.append(Sealed(label, format.encode(label, data), data))
+        return new
 
     def _holds(self, label: Label) -> bool:
         """Whether there is this object, or a better one."""
@@ -208,11 +219,11 @@ class Disk(Store):
         fitting, without = list[Sealed](), set[bytes]()
         for file in new:
             size = self._need(file)
-            if size > room or file.label.parent in without or file.owner in shares.over(file.owner, size):
+            if size > room or file.label.parent in without or file.label.owner in shares.over(file.label.owner, size):
                 without.add(file.label.key)
             else:
                 room -= size
-                shares.hold(file.owner, size)
+                shares.hold(file.label.owner, size)
                 fitting.append(file)
         return fitting
 
@@ -234,7 +245,7 @@ class Disk(Store):
             spared = count // SLACK * (self.catalog.used() // max(1, count))  # to rank very many takes a while
             shares = self._quota()
             for file in coming:
-                shares.hold(file.owner, self._need(file))
+                shares.hold(file.label.owner, self._need(file))
             victims = [row.label.key for row in self.catalog.victims(spare, missing + spared, shares=shares)]
             if not victims:
                 break
@@ -282,6 +293,7 @@ class Disk(Store):
                 done = 0
                 while done < len(part):
                     done += os.write(file, part[done:])
+            os.utime(file, (whole.label.written, whole.label.written))  # so that anybody can see how old it is
             os.fsync(file)
         except BaseException:
             os.close(file)
@@ -291,31 +303,9 @@ class Disk(Store):
         os.close(file)
         return path
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Holds the folder's lock: no other process writes meanwhile.
-
-        Raises:
-            OSError: it is not to be had in time, or the folder is no longer the one that was opened.
-        """
-        with self._locked:
-            until = time.monotonic() + LOCK_WAIT
-            while fcntl is not None:
-                try:
-                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        raise
-                    time.sleep(0.005)
-            try:
-                for path, opened in self._opened.items():
-                    if files.identity(path) != opened:
-                        raise OSError(errno.ESTALE, "the folder has been made anew", str(path))
-                yield
-            finally:
-                if fcntl is not None:
-                    fcntl.flock(self._lock, fcntl.LOCK_UN)
+    def writing(self) -> contextlib.AbstractContextManager[None]:
+        """Holds the folder's lock: no other process writes meanwhile. Raises what `Lock.held` raises."""
+        return self._lock.held()
 
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -346,9 +336,45 @@ class Disk(Store):
             going -= stays
         return self.remove(going) if going else []
 
-    def _remove(self, keys: Collection[bytes]) -> list[bytes]:
+    def erase(self, keys: Collection[bytes], before: float = 0.0) -> list[bytes]:
+        """Deletes objects with all that is known of them, pinned or not, and what is left of them elsewhere in the folder; what
+        is not an object, and was written `before`, too. Running servers forget what they have of all that. The keys of those
+        that are gone.
+        """
+        with self.writing():
+            gone = self._remove(keys, lambda: self.catalog.ages.wipe(keys, before))
+            self._sweep(keys, before, changed=True)
+        return gone
+
+    def expire(self, terms: Terms) -> list[bytes]:
+        """Erases what has been kept for long enough; the keys of those objects that are gone."""
+        if terms.shortest == math.inf:
+            return []
+        with self.writing():
+            now, before = self._clock(), self.catalog.version()[1]
+            keys = self.catalog.ages.due(terms, now)
+            gone = self._remove(keys, lambda: self.catalog.ages.erase(keys))
+            self.catalog.ages.fade(terms, now)
+            self._sweep(keys, now + 2 * terms.look - terms.shortest, changed=self.catalog.version()[1] != before)
+        return gone
+
+    def _sweep(self, keys: Collection[bytes], before: float, *, changed: bool) -> None:
+        """Deletes what no row of the catalogue speaks of, and makes all of it durable. `changed`: the catalogue is."""
+        self._quarantine.drop({self.path(key).name for key in keys}, before)
+        for key in self._strange:
+            with contextlib.suppress(FileNotFoundError):
+                if self.path(key).stat().st_mtime <= before:
+                    self.path(key).unlink()
+        for path in self._temporary.glob(f"*{_SUFFIX}"):  # nobody else is writing: a crash has left it
+            path.unlink(missing_ok=True)
+        files.sync(self.objects)
+        if changed:
+            self._make_room(max(0, files.occupied(self.folder) - self.reserved), ())  # for a while there are two
+            self.catalog.ages.scrub()
+
+    def _remove(self, keys: Collection[bytes], forget: Callable[[], None] | None = None) -> list[bytes]:
         rows = [row for key in keys if (row := self.catalog.get(key)) is not None]
-        self.catalog.remove(keys)
+        (forget or (lambda: self.catalog.remove(keys)))()
         stuck: set[bytes] = set()
         for key in keys:
             try:
@@ -453,6 +479,8 @@ class Disk(Store):
             label = self.inspect(key).label
             if label.key != key:
                 raise FormatError("other", "its name is not its key")
+            if not label.written:  # older versions did not say
+                label = replace(label, written=self.path(key).stat().st_mtime)
         except (FormatError, OSError) as error:
             if isinstance(error, OSError) and error.errno in _OURS:
                 raise

@@ -1,0 +1,68 @@
+"""Terms: how long what was written may be kept, by whose it is. Times are seconds since 1970.
+
+What is looked through now and then is rid of what would be due before the next look but one: so nothing is kept longer than its
+term, also if one look fails, but a little less long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+LOOKS = 20
+"""Looks in the shortest term."""
+
+
+class Terms:
+    """How many seconds may pass since something was written. Thread-safe: each value is read or changed in one step.
+
+    Args:
+        most: for everybody.
+
+    Attributes:
+        shortest: the shortest term of all.
+        owners: by `core/quota.owner_of`, those who have a term of their own.
+        version: how often any term has changed.
+        before: whatever was written by then has to go from this process, as somebody has deleted all of it.
+    """
+
+    def __init__(self, most: float = math.inf) -> None:
+        self._most = self.shortest = most
+        self.owners: Mapping[bytes, float] = {}
+        self.version = 0
+        self.before = -math.inf
+
+    @property
+    def look(self) -> float:
+        """Seconds between two looks."""
+        return self.shortest / LOOKS
+
+    def cap(self, seconds: float) -> None:
+        """Nobody's term is longer."""
+        if seconds < self._most:
+            self._most = seconds
+            self._change(self.owners)
+
+    def give(self, owner: bytes, seconds: float | None) -> None:
+        """An owner's own term; None for that of everybody."""
+        if self.owners.get(owner) != seconds:
+            others = {one: term for one, term in self.owners.items() if one != owner}
+            self._change(others if seconds is None else others | {owner: seconds})
+
+    def _change(self, owners: Mapping[bytes, float]) -> None:
+        self.owners, self.shortest = owners, min(self._most, *owners.values(), math.inf)
+        self.version += 1
+
+    def of(self, owner: bytes) -> float:
+        """The term of what is an owner's; b"" for what may be anybody's."""
+        return min(self._most, self.owners.get(owner, math.inf)) if owner else self.shortest
+
+    def cuts(self, now: float) -> list[tuple[bytes | None, float]]:
+        """Owners that have a term, None for everybody and b"" for nobody knows whom: by when what has to go was written."""
+        terms = [(None, self._most), (b"", self.shortest), *self.owners.items()]
+        return [(owner, now + 2 * self.look - term) for owner, term in terms if term < math.inf]
+
+    def due(self, owner: bytes, now: float) -> float:
+        """What an owner has written by then has to go."""
+        term = self.of(owner)
+        return max(self.before, now + 2 * self.look - term) if term < math.inf else self.before

@@ -1,0 +1,374 @@
+"""What is too old, or deleted, is gone from the folder: objects, notes, ghosts, what was put aside, and every trace of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.core.terms import LOOKS, Terms
+from headstart.stores.base import Bytes
+from headstart.stores.behind import WriteBehind
+from headstart.stores.disk import Disk, Label, Note
+from headstart.stores.disk import store as disk_store
+from headstart.stores.notices import Erased, Gone, Notice, Refused, Stored, Wiped
+from live import wait_until
+
+BIG = 1 << 40
+DAY = 86_400.0
+START = 1.7e9
+FINGERPRINT = b"f" * 32
+OWNERS = b"alice123", b"bob45678", b"carol901"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def label(number: int, owner: bytes = OWNERS[0], written: float = 0.0) -> Label:
+    """A first block, whose parent says whose it is; its tokens are found nowhere else."""
+    root = owner + bytes(24)
+    tokens = tuple(1_000_000 + 1000 * number + at for at in range(8))
+    return Label((0x4141 + number).to_bytes(2) * 16, root, FINGERPRINT, 0, tokens, True, 1.0, written=written)
+
+
+def rows(number: int) -> Bytes:
+    return np.random.default_rng(number).integers(0, 256, 5000, np.uint8)
+
+
+def traces(folder: Path, number: int) -> set[str]:
+    """The files in which anything of a block is found: its id, tokens or content."""
+    one = label(number)
+    forms = one.key, one.key.hex().encode(), np.array(one.tokens, "<i4").tobytes(), rows(number).tobytes()[:64]
+    found: set[str] = set()
+    for path in folder.rglob("*"):
+        data = path.read_bytes() if path.is_file() else b""
+        if any(form in data or form.decode("latin-1") in path.name for form in (*forms, note(number).value)):
+            found.add(path.name)
+    return found
+
+
+def note(number: int) -> Note:
+    return Note(b"key of %04d" % number, label(number).key, b"what is noted of %04d" % number)
+
+
+# ── terms ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(
+    most=st.none() | st.floats(1, 1e8),
+    own=st.dictionaries(st.sampled_from(OWNERS), st.floats(1, 1e8)),
+    owner=st.sampled_from((*OWNERS, b"")),
+    age=st.floats(0, 2e8),
+)
+def test_nothing_outlives_its_term_though_looks_are_rare(
+    most: float | None, own: dict[bytes, float], owner: bytes, age: float
+) -> None:
+    """At each look goes what would be due before the next one; what goes had used up nine tenths of its term."""
+    terms = Terms(math.inf if most is None else most)
+    for who, seconds in own.items():
+        terms.give(who, seconds)
+    known = [math.inf if most is None else most, *([own[owner]] if owner in own else own.values() if not owner else ())]
+    assert terms.of(owner) == min(known)
+    due = START - age <= terms.due(owner, START)
+    if age + terms.look >= min(known) < math.inf:
+        assert due
+    if due:
+        assert age >= min(known) - 2 * min(known) / LOOKS - 1e-3
+
+
+# ── the folder ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Known:
+    owner: bytes
+    written: float
+    how: str = "stored"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_due_leaves_no_trace(tmp_path: Path, seed: int) -> None:
+    """Blocks come, are used, noted, evicted, put aside, pinned; owners get terms. Of what is due, and no other, all goes."""
+    clock, dice = Clock(), random.Random(seed)
+    terms = Terms(20 * DAY if seed % 2 else math.inf)
+    known: dict[int, Known] = {}
+    seen: set[str] = set()
+    disk = Disk(tmp_path, BIG, clock=clock)
+    for number in range(80):
+        owner = dice.choice(OWNERS)
+        known[number] = Known(owner, clock.now)
+        disk.write([(label(number, owner, dice.choice((0.0, clock.now))), rows(number))])
+        disk.catalog.note(FINGERPRINT, [note(number), note(1000 + number)], clock.now)  # one beside a block that never came
+        other = dice.choice(list(known))
+        match dice.choice(("use", "evict", "damage", "pin", "lose", "reopen", "none")):
+            case "use":
+                disk.catalog.use([(label(other).key, clock.now)])
+            case "evict":
+                disk.remove([label(other).key])
+                known[other].how = "evicted"
+            case "damage" if label(other).key in disk:
+                data = bytearray(disk.path(label(other).key).read_bytes())
+                data[-1] ^= 1
+                disk.path(label(other).key).write_bytes(data)
+                os.utime(disk.path(label(other).key), (known[other].written,) * 2)
+                assert disk.quarantine(label(other).key) is None
+                known[other].how = "aside"
+            case "pin":
+                disk.catalog.pin([label(other).key], True)
+            case "lose" if label(other).key in disk:  # a crash came before its row
+                disk.catalog.remove([label(other).key])
+                disk.reconcile()
+            case "reopen":
+                disk.close()
+                disk = Disk(tmp_path, BIG, clock=clock)
+        clock.now += dice.random() * DAY
+        if dice.random() < 0.1:
+            terms.give(dice.choice(OWNERS), dice.choice((None, 3 * DAY, 9 * DAY)))
+        if dice.random() < 0.3:
+            gone = set(disk.expire(terms))
+            for one, its in list(known.items()):
+                due = its.written <= terms.due(its.owner, clock.now)
+                if due:
+                    seen.add(its.how)
+                    assert not traces(tmp_path, one), f"{one}, {its}"
+                    del known[one]
+                if its.written <= terms.due(b"", clock.now):
+                    assert not traces(tmp_path, 1000 + one)
+                assert (label(one).key in gone) == (due and its.how == "stored")
+            stored = {one for one, its in known.items() if its.how == "stored"}
+            assert {row.label.key for row in disk.catalog.rows()} == {label(one).key for one in stored}
+            assert all(traces(tmp_path, one) for one in stored)
+    assert seen == {"stored", "evicted", "aside"}
+    clock.now += 99 * DAY
+    terms.cap(DAY)
+    disk.expire(terms)
+    assert not any(traces(tmp_path, one) for one in range(80))
+    disk.close()
+
+
+def test_anybody_can_see_how_old_an_object_is(tmp_path: Path) -> None:
+    """By the time of its file, which is that of its text; it is kept where derived gives way to canonical."""
+    clock = Clock()
+    with closing(Disk(tmp_path, BIG, clock=clock)) as disk:
+        disk.write([(replace(label(1), canonical=False), rows(1)), (label(2, written=START - 500), rows(2))])
+        clock.now += 1000
+        disk.write([(label(1), rows(1))])
+        assert [disk.path(label(number).key).stat().st_mtime for number in (1, 2)] == [START, START - 500]
+        assert {row.label.key: row.label.written for row in disk.catalog.rows()} == {
+            label(1).key: START,
+            label(2).key: START - 500,
+        }
+        disk.catalog.remove([label(1).key, label(2).key])
+        disk.reconcile()
+        found = {row.label.key: (row.label.written, row.label.owner) for row in disk.catalog.rows()}
+        assert found == {label(1).key: (START, OWNERS[0]), label(2).key: (START - 500, OWNERS[0])}
+
+
+def test_an_object_of_a_later_version_goes_by_the_time_of_its_file(tmp_path: Path) -> None:
+    clock = Clock()
+    with closing(Disk(tmp_path, BIG, clock=clock)) as disk:
+        disk.write([(label(1), rows(1)), (label(2), rows(2))])
+        for number in (1, 2):
+            data = bytearray(disk.path(label(number).key).read_bytes())
+            data[8] = 99
+            disk.path(label(number).key).write_bytes(data)
+            os.utime(disk.path(label(number).key), (START + 2 * number * DAY,) * 2)
+        disk.catalog.remove([label(1).key, label(2).key])
+        disk.reconcile()
+        clock.now = START + 9 * DAY
+        disk.expire(Terms(7 * DAY))
+        assert [disk.path(label(number).key).exists() for number in (1, 2)] == [False, True]
+
+
+def test_without_a_term_nothing_goes(tmp_path: Path) -> None:
+    clock = Clock()
+    with closing(Disk(tmp_path, BIG, clock=clock)) as disk:
+        disk.write([(label(1), rows(1))])
+        clock.now += 1e9
+        assert disk.expire(Terms()) == []
+        assert label(1).key in disk
+
+
+_VERSION_3 = """
+DROP INDEX by_owner;
+DROP INDEX by_age;
+ALTER TABLE objects DROP COLUMN written;
+ALTER TABLE objects DROP COLUMN owner;
+ALTER TABLE gone DROP COLUMN written;
+ALTER TABLE gone DROP COLUMN owner;
+ALTER TABLE notes DROP COLUMN written;
+DROP TABLE erased;
+DROP TABLE terms;
+UPDATE objects SET created = 1600000000 + number;
+PRAGMA user_version = 3;
+"""
+
+
+def test_a_folder_of_version_3_learns_ages_and_owners(tmp_path: Path) -> None:
+    """An object is as old as it was in the catalogue then; what older versions deleted without a trace leaves none now."""
+    clock = Clock()
+    disk = Disk(tmp_path, BIG, clock=clock)
+    child = replace(label(3), parent=label(1).key, start=8)
+    orphan = replace(label(4), parent=bytes(32), start=8)
+    disk.write([(label(1), rows(1)), (label(2, OWNERS[1]), rows(2)), (child, rows(3)), (orphan, rows(4)), (label(5), rows(5))])
+    disk.close()
+    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as database:
+        database.execute("PRAGMA secure_delete=OFF")
+        database.executescript(_VERSION_3)
+        database.execute("DELETE FROM objects WHERE key = ?", (label(5).key,))
+        database.commit()
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    (tmp_path / "objects" / f"{label(5).key.hex()}.rows").unlink()
+    assert traces(tmp_path, 5)
+    with closing(Disk(tmp_path, BIG, clock=clock)) as disk:
+        assert not traces(tmp_path, 5)
+        found = {row.label.key: (row.label.written, row.label.owner) for row in disk.catalog.rows()}
+        assert found == {
+            label(1).key: (1600000001, OWNERS[0]),
+            label(2).key: (1600000002, OWNERS[1]),
+            label(3).key: (1600000003, OWNERS[0]),
+            label(4).key: (1600000004, b""),
+        }
+        terms = Terms()
+        terms.give(OWNERS[1], DAY)
+        assert set(disk.expire(terms)) == {label(2).key, label(4).key}, "and what may be anybody's"
+
+
+# ── deleted by somebody's wish ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_erased_is_not_evicted(tmp_path: Path) -> None:
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(label(number), rows(number)) for number in range(4)])
+        disk.catalog.note(FINGERPRINT, [note(number) for number in range(4)])
+        disk.remove([label(0).key])
+        disk.erase([label(1).key])
+        assert disk.catalog.ghosts([label(number).key for number in range(4)]) == {label(0).key}
+        assert not traces(tmp_path, 1)
+        assert traces(tmp_path, 0)
+        disk.erase([label(0).key])
+        assert not traces(tmp_path, 0), "also what has gone before"
+        data = disk.path(label(2).key).read_bytes()
+        disk.path(label(2).key).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        assert disk.quarantine(label(2).key) is None
+        disk.erase([label(2).key])
+        assert not traces(tmp_path, 2), "also what was put aside"
+        assert traces(tmp_path, 3)
+        disk.catalog.note(FINGERPRINT, [note(4)], unless=0.0)
+        disk.erase([], START)
+        disk.catalog.note(FINGERPRINT, [note(5)], unless=0.0)
+        disk.catalog.note(FINGERPRINT, [note(6)], unless=START)
+        assert [bool(traces(tmp_path, number)) for number in (4, 5, 6)] == [True, False, True], "it came before, and late"
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[WriteBehind]:
+    """What a server has of the folder, which another process deletes from."""
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG), FINGERPRINT, BIG)
+    yield tier
+    assert tier.close(30)
+
+
+def collected(tier: WriteBehind, until: type, count: int = 1) -> list[Notice]:
+    found: list[Notice] = []
+
+    def enough() -> bool:
+        found.extend(tier.notices())
+        return sum(isinstance(one, until) for one in found) >= count
+
+    wait_until(enough, 30)
+    return found
+
+
+def test_a_running_server_is_told_what_was_erased(tmp_path: Path, running: WriteBehind) -> None:
+    for number in range(3):
+        assert running.offer(label(number, written=START + number), rows(number))
+    collected(running, Stored, 3)
+    with closing(Disk(tmp_path, BIG)) as other:
+        other.remove([label(0).key])
+        assert collected(running, Gone) == [Gone(label(0).key)]
+        other.erase([label(1).key])
+        assert collected(running, Wiped) == [Erased(label(1).key), Wiped(0.0)]
+        other.erase([label(2).key], START + 5)
+        assert collected(running, Wiped) == [Erased(label(2).key), Wiped(START + 5)]
+
+
+def test_what_is_on_its_way_to_the_disk_is_erased_too(tmp_path: Path, running: WriteBehind) -> None:
+    """It was offered before somebody deleted it, and would be written after that."""
+    with closing(Disk(tmp_path, BIG)) as other:
+        with other.writing():  # nobody else writes meanwhile
+            for number in range(2):
+                assert running.offer(label(number, written=START + 10 * number), rows(number))
+            running.note(note(0))
+            other.catalog.ages.wipe([], START + 5)
+        found = collected(running, Stored)
+        assert [one.label.key for one in found if isinstance(one, Refused)] == [label(0).key]
+        assert [one.label.key for one in found if isinstance(one, Stored)] == [label(1).key]
+        assert not traces(tmp_path, 0)
+        other.erase([], START + 50)
+        derived = replace(label(3, written=START + 60), canonical=False)
+        assert running.offer(derived, rows(3))
+        collected(running, Stored)
+        running.notices()
+        with other.writing():
+            assert running.offer(replace(derived, canonical=True), rows(3))  # in its place
+            other.catalog.ages.wipe([derived.key], 0.0)
+            other.path(derived.key).unlink()
+            other.catalog.ages.scrub()
+        assert any(isinstance(one, Refused) for one in collected(running, Erased))
+        assert not traces(tmp_path, 3)
+
+
+def test_terms_outlive_the_server(tmp_path: Path) -> None:
+    """Until their owners' are said anew: nobody else knows whose term is which."""
+    clock = Clock()
+
+    def opened(terms: Terms) -> WriteBehind:
+        return WriteBehind(lambda: Disk(tmp_path, BIG, clock=clock), FINGERPRINT, BIG, terms, clock)
+
+    terms = Terms()
+    terms.give(OWNERS[1], 7 * DAY)
+    tier = opened(terms)
+    for number, owner in enumerate(OWNERS):
+        assert tier.offer(label(number, owner, START), rows(number))
+    collected(tier, Stored, 3)
+    assert tier.close(30)
+    clock.now += 8 * DAY
+    again = Terms()
+    tier = opened(again)
+    assert again.owners == {OWNERS[1]: 7 * DAY}
+    assert {one.label.key for one in collected(tier, object) if hasattr(one, "label")} == {label(0).key, label(2).key}
+    assert tier.counters["erased"] == 1
+    assert not traces(tmp_path, 1)
+    again.give(OWNERS[1], None)
+    assert tier.offer(label(5, OWNERS[1], START), rows(5))
+    collected(tier, Stored)
+    assert tier.close(30)
+    with closing(Disk(tmp_path, BIG)) as disk:
+        assert disk.catalog.ages.terms() == {}
+
+
+def test_a_budget_still_counts_by_owner_where_a_beginning_has_gone(tmp_path: Path) -> None:
+    """The end of a chain is its owner's, also when what says so is too old to be kept."""
+    with closing(Disk(tmp_path, disk_store.RESERVE + 10 * 8192 * 2, portion=0.3)) as disk:
+        disk.write([(label(1), rows(1))])
+        disk.write([(replace(label(2), parent=label(1).key, start=8), rows(2))])
+        disk.erase([label(1).key])
+        assert [row.label.owner for row in disk.catalog.rows()] == [OWNERS[0]]
+        disk.write([(replace(label(3), parent=label(2).key, start=16), rows(3))])
+        assert {row.label.owner for row in disk.catalog.rows()} == {OWNERS[0]}
