@@ -52,6 +52,9 @@ def state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     os.environ["HEADSTART_STATE_DIR"] = str(folder / "state")
+    # Where no bytecode is to be written, each of a hundred processes would compile all sources: it is written here instead.
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
 
 
 @pytest.fixture(scope="session")

@@ -15,12 +15,13 @@ from contextlib import AbstractContextManager, contextmanager
 HEADSTART = [sys.executable, "-m", "headstart"]
 SHARED = ("--ctx", "4096", "--slots", "2", "--threads", "2", "--memory-budget", "256MiB")
 """What all servers of the bundled model have in common: what is proved of it is then proved once in a run, and remembered."""
-CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_")}
+FOLDERS = ("HEADSTART_CACHE_DIR", "HEADSTART_STATE_DIR")
 
 
 def environment(**given: str) -> dict[str, str]:
     """The caller's environment without settings of headstart, but for folders that are not the user's own."""
-    return CLEAN | {name: os.environ[name] for name in ("HEADSTART_CACHE_DIR", "HEADSTART_STATE_DIR")} | given
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_") or name in FOLDERS}
+    return kept | given
 
 
 def run(*arguments: str, code: str | None = None, **given: str) -> subprocess.CompletedProcess[str]:

@@ -65,8 +65,8 @@ def all_canonical(rt: Runtime, prompt: Tokens) -> bool:
 @pytest.mark.parametrize(
     ("mode", "restart"),
     [
-        ("fast", False),
         ("exact", True),
+        pytest.param("fast", False, marks=pytest.mark.slow),
         pytest.param("fast", True, marks=pytest.mark.slow),
         pytest.param("exact", False, marks=pytest.mark.slow),
     ],

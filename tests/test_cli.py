@@ -230,7 +230,7 @@ main(["doctor", {str(tiny_model)!r}, "--ctx", "512", "--threads", "1", "--memory
 @pytest.mark.parametrize("kind", ["llama", "lfm2", "mamba2"])
 def test_doctor(kind: str, tmp_path: Path) -> None:
     model = tiny.write(tmp_path / "model.gguf", kind)
-    options = ("--ctx", "512", "--slots", "2", "--threads", "1", "--memory-budget", "16MiB", "--seconds", "2")
+    options = ("--ctx", "512", "--slots", "2", "--threads", "1", "--memory-budget", "16MiB", "--seconds", "1")
     result = run("doctor", str(model), *options, COLUMNS="300")
     assert result.returncode == 0, result.stdout + result.stderr
     for topic in ("machine", "instructions", "model", "slots", "traits", "proof", "--reuse exact", "warm = cold"):

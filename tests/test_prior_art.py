@@ -38,7 +38,6 @@ class Engines:
             engine.close()
 
 
-BOTH = pytest.mark.parametrize("mode", ["fast", "exact"])
 FAST_FIRST = pytest.mark.parametrize("mode", ["fast", pytest.param("exact", marks=pytest.mark.slow)])
 EXACT_FIRST = pytest.mark.parametrize("mode", ["exact", pytest.param("fast", marks=pytest.mark.slow)])
 MODES_AND_SLOTS = pytest.mark.parametrize(
@@ -281,7 +280,7 @@ def test_ds4_a_changed_early_block_is_paid_for_once(engines: Engines, tmp_path: 
     assert_right(mode, checked[-2:-1], engine)
 
 
-@BOTH
+@EXACT_FIRST
 def test_ds4_no_length_is_excluded_from_one_token_to_a_few_blocks(engines: Engines, tmp_path: Path, mode: str) -> None:
     engine = engines(1)
     tokens = engine.tokenizer.tokenize(HANDBOOK)

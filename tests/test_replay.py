@@ -132,7 +132,7 @@ def test_the_same_again(generated: tuple[Trace, int]) -> None:
     assert replay(found, "value", total // 10, COSTS) == replay(found, "value", total // 10, COSTS)
 
 
-@pytest.mark.parametrize("part", [0.1, 0.25])
+@pytest.mark.parametrize("part", [0.1, pytest.param(0.25, marks=pytest.mark.slow)])
 def test_the_default_policy_is_worth_it(generated: tuple[Trace, int], part: float) -> None:
     found, total = generated
     lru, ours, best = (replay(found, name, int(total * part), COSTS) for name in ("lru", "value", OPTIMUM))

@@ -126,7 +126,7 @@ class Load:
             thread.join(60)
 
 
-@pytest.mark.parametrize("kill", [*range(3), *(pytest.param(number, marks=pytest.mark.slow) for number in range(3, 50))])
+@pytest.mark.parametrize("kill", [*range(2), *(pytest.param(number, marks=pytest.mark.slow) for number in range(2, 50))])
 def test_killed_under_load(tmp_path: Path, tiny_model: Path, kill: int) -> None:
     """Whatever the kill interrupts, nothing that was stored is lost, and what comes back is the answer: exact mode against a
     server that has no disk.
