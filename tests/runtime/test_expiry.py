@@ -246,7 +246,7 @@ def cache(*arguments: str, folder: Path) -> None:
     assert end.value.code == 0
 
 
-@pytest.mark.parametrize("kind", KINDS.keys() - {"rigid"})  # which has nothing on disk
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"rigid"}))  # which has nothing on disk
 def test_a_running_server_forgets_what_is_deleted(tmp_path: Path, kind: str) -> None:
     """All of it, or what is old. Nothing comes back, whatever the server had in memory and in its slots."""
     clock = Clock()
