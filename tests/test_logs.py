@@ -102,7 +102,7 @@ from headstart.api import compose, draft, keys
 from headstart.cli import main
 from headstart.engines.fake import FakeEngine
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime import runtime, scheduler
+from headstart.runtime import job, runtime, scheduler
 from headstart.stores.disk import Disk
 
 def plant(place, name, word, says, after=False):
@@ -128,7 +128,7 @@ waiting = lambda args: str([job.request.prompt.text for job in args[0].waiting])
 plant(compose, "normalise", "in the handler", str)
 plant(draft.Draft, "end", "in the telling", lambda args: str(args[0].reading.dialogue.messages))
 plant(scheduler.Scheduler, "_take_in", "in the loop", waiting, True)
-plant(scheduler.Scheduler, "_record", "in the record", lambda args: args[1].request.prompt.text)
+plant(job.Job, "record", "in the record", lambda args: args[0].request.prompt.text)
 plant(runtime.Runtime, "close", "", lambda args: sys.argv[2], True)
 if sys.argv[1] == "start":
     def load(cls, settings, progress=None):

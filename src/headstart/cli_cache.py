@@ -265,24 +265,19 @@ def remove(
     """
     if (identity is not None) + everything + (older_than is not None) != 1:
         raise ConfigError("Give an id, or --all, or --older-than.")
+    before = 0.0 if identity is not None else time.time() - (older_than or 0.0)
     with _opened(folder) as disk:
-        before, kept = 0.0, set[bytes]()
-        if identity is None:
-            before = time.time() - (older_than or 0.0)
-            disk.reconcile(evict=False)  # what has no row goes too
-            kept = _chains(disk).needed()
-            rows = [row for row in disk.catalog.rows() if everything or row.label.written <= before]
+        if identity is not None:
+            deleted = disk.erase([row.label.key for row in _removable(_chains(disk), identity)])
         else:
-            rows = _removable(_chains(disk), identity)
-        gone = set(disk.erase([row.label.key for row in rows if row.label.key not in kept], before))
+            disk.reconcile(evict=False)  # what has no row goes too
+            deleted = disk.erase(disk.catalog.keys() if everything else (), before, lambda: _chains(disk).needed())
         if everything:
             disk.empty_quarantine()
-        deleted = [row for row in rows if row.label.key in gone]
         typer.echo(f"deleted: {pieces(row.label for row in deleted)}, {show_size(sum(row.allocated for row in deleted))}")
-        if stay := [row.label for row in rows if row.label.key in kept]:
+        needed = _chains(disk).needed()
+        if stay := [row.label for row in disk.catalog.rows() if row.label.key in needed and row.label.written <= before]:
             typer.echo(f"still there, as pinned: {pieces(stay)}; `headstart cache unpin` lets them go")
-        if stuck := len(rows) - len(stay) - len(deleted):
-            raise ConfigError(f"{stuck} of the objects could not be deleted: the log above says why.")
 
 
 def _removable(chains: Chains, identity: str) -> list[Row]:

@@ -52,7 +52,8 @@ def looked(server: Server) -> None:
     runtime.scheduler.wake()
     wait_until(lambda: expiry.pause > 0 and expiry._version == version and not runtime.scheduler.settle.pending)
     if isinstance(disk, behind.WriteBehind):
-        wait_until(lambda: disk._terms_seen == version and disk._expires > runtime.clock() and not disk._notices)
+        look, clock = runtime.cache.terms.look, runtime.clock
+        wait_until(lambda: disk._terms_seen == version and abs(disk._looked - clock()) < look and not disk._notices)
 
 
 def respond(server: Server, text: str, before: str | None = None, key: str = "") -> httpx.Response:

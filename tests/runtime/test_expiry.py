@@ -57,7 +57,9 @@ def settled(runtime: Runtime) -> None:
 
     def looked() -> bool:
         version = runtime.cache.terms.version
-        below = disk._terms_seen == version and disk._expires > clock() if isinstance(disk, WriteBehind) else True
+        look, below = runtime.cache.terms.look, True
+        if isinstance(disk, WriteBehind):
+            below = disk._terms_seen == version and abs(disk._looked - clock()) < look
         return below and expiry._version == version and expiry.pause > 0 and not (getattr(disk, "_notices", ()) or spill.erased)
 
     def quiet() -> bool:
@@ -148,6 +150,20 @@ def test_each_owner_has_a_term_of_its_own(tmp_path: Path) -> None:
         runtime.keep_all(4 * DAY)
         settled(runtime)
         assert not kept(runtime, marks) | stored(tmp_path, marks)
+
+
+@pytest.mark.parametrize("disk", [True, False])
+def test_a_clock_that_was_wrong_does_not_stop_the_looks(tmp_path: Path, disk: bool) -> None:
+    clock = Clock(START + 1000 * DAY)
+    with started(clock, tmp_path if disk else None, expire=DAY) as runtime:
+        settled(runtime)
+        clock.now = START
+        ask(runtime, [user(marked(0))], max_tokens=4)
+        settled(runtime)
+        assert kept(runtime, [mark(0)])
+        clock.now += DAY
+        settled(runtime)
+        assert not kept(runtime, [mark(0)]) | stored(tmp_path, [mark(0)])
 
 
 def test_what_is_younger_stays(tmp_path: Path) -> None:

@@ -276,6 +276,23 @@ def test_erased_is_not_evicted(tmp_path: Path) -> None:
         assert [bool(traces(tmp_path, number)) for number in (4, 5, 6)] == [True, False, True], "it came before, and late"
 
 
+def test_what_comes_while_somebody_deletes_everything_goes_too(tmp_path: Path) -> None:
+    """It was written before, and came to disk after it had been listed. What is spared is asked for at the last moment."""
+    with closing(Disk(tmp_path, BIG)) as disk, closing(Disk(tmp_path, BIG)) as server:
+        disk.write([(label(number, written=START + number), rows(number)) for number in range(3)])
+        listed = disk.catalog.keys()
+        server.write([(label(number, written=START + number), rows(number)) for number in range(3, 9)])
+
+        def spared() -> set[bytes]:
+            assert len(disk) == 9
+            return {label(1).key, label(4).key}
+
+        gone = disk.erase(listed, START + 6, spared)
+        assert {row.label.key for row in gone} == {label(number).key for number in (0, 2, 3, 5, 6)}
+        assert server.catalog.keys() == {label(number).key for number in (1, 4, 7, 8)}
+        assert not any(traces(tmp_path, number) for number in (0, 2, 3, 5, 6))
+
+
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[WriteBehind]:
     """What a server has of the folder, which another process deletes from."""

@@ -70,7 +70,7 @@ class Expiry:
         self._recent: set[BlockId] = set()
         self._read: dict[BlockId, Entry] = {}  # by the disk, just now; they go afterwards
         self._late: set[int] = set()  # slots that are in use; they are looked at afterwards
-        self._next, self._version = 0.0, -1
+        self._looked, self._version = -math.inf, -1
 
     def observe(self, tell: Callable[[Erasure], None]) -> None:
         """Adds somebody who keeps callers' texts; called on the engine thread."""
@@ -79,7 +79,7 @@ class Expiry:
     @property
     def pause(self) -> float:
         """Seconds until it wants to look, unless something happens; infinite if it need not."""
-        return max(0.0, self._next - self._cache.wall())
+        return max(0.0, self._looked + self._terms.look - self._cache.wall())
 
     def step(self) -> None:
         """Forgets what has to go."""
@@ -93,11 +93,11 @@ class Expiry:
             erased, self._recent = self._recent if spill.wiped else set(), set()
             spill.wiped = False
             self._look(now, erased, hints=True)
-        elif now >= self._next or self._version != self._terms.version:
-            self._version = self._terms.version
+        elif abs(now - self._looked) >= self._terms.look or self._version != self._terms.version:  # clocks may go back
+            self._version, self._since = self._terms.version, min(self._since, now)
             if self._terms.shortest < math.inf:
                 self._look(now, frozenset(), hints=self._since <= self._terms.due(b"", now))
-            self._next = now + self._terms.look
+            self._looked = now
             if not news:  # whose wish it was has been told by now
                 self._recent = set()
         self._drop([entry for entry in self._read.values() if not entry.pins])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import queue
 import sqlite3
 import threading
@@ -73,7 +74,7 @@ class WriteBehind(NoDisk):
         super().__init__()
         self._terms = Terms() if terms is None else terms
         self._clock = clock
-        self._expires, self._terms_seen = 0.0, -1  # when to look next for what is too old
+        self._looked, self._terms_seen = -math.inf, -1  # when it was looked for what is too old
         self._wiped: tuple[float, int] | None = None  # `Ages.wiped`, as it was seen last
         self._wiped_first = 0.0  # and up to when, at first
         self._opens = opens
@@ -329,7 +330,7 @@ class WriteBehind(NoDisk):
         """Finds what crashes have left: any before the start, others' since."""
         if self._tidied == float("-inf") or disk.strays():
             found, gone = disk.reconcile()
-            self._expires = 0.0  # who knows how old that is
+            self._looked = -math.inf  # who knows how old that is
             if found or gone:
                 log.info("after a crash: %s found again, %s dropped", count(len(found), "object"), count(len(gone), "row"))
             self._forget(gone)
@@ -342,14 +343,14 @@ class WriteBehind(NoDisk):
     def _expire(self, disk: Disk) -> None:
         """Erases now and then what has been kept for long enough."""
         if self._terms_seen != self._terms.version:
-            self._terms_seen, self._expires = self._terms.version, 0.0
+            self._terms_seen, self._looked = self._terms.version, -math.inf
             disk.catalog.ages.keep(self._terms.owners)
         now = self._clock()
-        if now >= self._expires:
+        if abs(now - self._looked) >= self._terms.look:  # clocks may go back
             if gone := disk.expire(self._terms):
                 self.counters["erased"] += len(gone)
                 self._forget(gone, Erased)
-            self._expires = now + self._terms.look
+            self._looked = now
 
     def _erased(self, disk: Disk, label: Label) -> bool:
         """Whether somebody has deleted, since the folder was opened, what is about to be written."""

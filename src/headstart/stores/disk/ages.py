@@ -26,6 +26,10 @@ class Ages:
             found.update(key for (key,) in self._db.execute(f"SELECT key FROM objects WHERE written <= ? {whose}", values))
         return found
 
+    def old(self, before: float) -> set[bytes]:
+        """Keys of the objects that were written by then."""
+        return {key for (key,) in self._db.execute("SELECT key FROM objects WHERE written <= ?", (before,))}
+
     def fade(self, terms: Terms, now: float) -> None:
         """Forgets what has been kept for long enough of what is known beside objects: how they were used, and notes."""
         with schema.change(self._db):

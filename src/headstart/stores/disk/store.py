@@ -336,15 +336,18 @@ class Disk(Store):
             going -= stays
         return self.remove(going) if going else []
 
-    def erase(self, keys: Collection[bytes], before: float = 0.0) -> list[bytes]:
-        """Deletes objects with all that is known of them, pinned or not, and what is left of them elsewhere in the folder; what
-        is not an object, and was written `before`, too. Running servers forget what they have of all that. The keys of those
-        that are gone.
+    def erase(
+        self, keys: Collection[bytes], before: float = 0.0, spared: Callable[[], Collection[bytes]] = frozenset
+    ) -> list[Row]:
+        """Deletes objects with all that is known and left of them elsewhere in the folder, and everything else that was written
+        `before`, but what is `spared` (asked when nobody else is writing). Running servers forget it too. The rows that went.
         """
         with self.writing():
-            gone = self._remove(keys, lambda: self.catalog.ages.wipe(keys, before))
+            keys = ({*keys} | self.catalog.ages.old(before)) - {*spared()}
+            rows = [row for key in keys if (row := self.catalog.get(key)) is not None]
+            gone = set(self._remove(keys, lambda: self.catalog.ages.wipe(keys, before)))
             self._sweep(keys, before, changed=True)
-        return gone
+        return [row for row in rows if row.label.key in gone]
 
     def expire(self, terms: Terms) -> list[bytes]:
         """Erases what has been kept for long enough; the keys of those objects that are gone."""
