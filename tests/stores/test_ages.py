@@ -21,7 +21,7 @@ from headstart.stores.base import Bytes
 from headstart.stores.behind import WriteBehind
 from headstart.stores.disk import Disk, Label, Note
 from headstart.stores.disk import store as disk_store
-from headstart.stores.notices import Erased, Gone, Notice, Refused, Stored, Wiped
+from headstart.stores.notices import Appeared, Erased, Gone, Notice, Refused, Stored, Wiped
 from live import wait_until
 
 BIG = 1 << 40
@@ -302,10 +302,11 @@ def running(tmp_path: Path) -> Iterator[WriteBehind]:
 
 
 def collected(tier: WriteBehind, until: type, count: int = 1) -> list[Notice]:
+    """What the tier tells until then, but for what has come: it tells that of its own objects too, after they are stored."""
     found: list[Notice] = []
 
     def enough() -> bool:
-        found.extend(tier.notices())
+        found.extend(one for one in tier.notices() if not isinstance(one, Appeared))
         return sum(isinstance(one, until) for one in found) >= count
 
     wait_until(enough, 30)

@@ -29,6 +29,8 @@ TAKEN_IN = 0.05
 """Seconds after which those who had connected are known as connections."""
 FRESH = 1.0
 """Seconds in which who has just connected must send a request."""
+AT_ONCE = 0.5
+"""Seconds that clients have for that, when no time is left."""
 OVERTIME = 1.0
 """Seconds beyond its time that freeing the model may take before the process ends without it."""
 INTERRUPTED = 130
@@ -82,7 +84,7 @@ class Server(uvicorn.Server):
         saves = self._service.runtime is not None and self._service.runtime.cache.disk.on
         await self._until(lambda: not drain.open, self._seconds * (REPLIES if saves else REPLIES_ALONE))
         drain.end()
-        await self._until(lambda: not drain.open, LAST_WORDS, hurried=True)
+        await self._until(lambda: not drain.open, self._at_most(LAST_WORDS), hurried=True)
         for connection in [one for one in self._connections if _is_busy(one)]:
             connection.transport.abort()  # it does not take what is sent
         loading = self._service.runtime is None and told
@@ -108,6 +110,11 @@ class Server(uvicorn.Server):
     @property
     def _hurried(self) -> bool:
         return self._signals > 1
+
+    def _at_most(self, seconds: float) -> float:
+        """So long, or what is left of all the time; who answers at once can do so always."""
+        left = self._service.drain.left
+        return seconds if left is None else min(seconds, max(left, AT_ONCE))
 
     async def _until(self, over: Callable[[], bool], seconds: float, *, hurried: bool = False) -> bool:
         """Waits; whether it is over. `hurried`: also after a second signal."""
@@ -137,10 +144,14 @@ class Server(uvicorn.Server):
             with suppress(OSError):  # it has left again, or its TLS is not in order
                 await asyncio.get_running_loop().connect_accepted_socket(self._protocol, one, ssl=self.config.ssl)
         await asyncio.sleep(TAKEN_IN)
-        await self._until(lambda: all(one.cycle is not None or one in early for one in self._connections), FRESH, hurried=True)
+
+        def asked() -> bool:
+            return all(one.cycle is not None or one in early for one in self._connections)
+
+        await self._until(asked, self._at_most(FRESH), hurried=True)
         for connection in self._connections:
             connection.shutdown()
-        await self._until(lambda: not self.server_state.connections, LAST_WORDS, hurried=True)
+        await self._until(lambda: not self.server_state.connections, self._at_most(LAST_WORDS), hurried=True)
 
 
 def _queue(bound: socket.socket) -> list[socket.socket]:
