@@ -189,6 +189,9 @@ def test_where_nobody_is_kept_apart_the_shortest_term_is_everybodys(tmp_path: Pa
         ("alice = key-a keep=7d", "`expire=7d` may be behind it"),
     ],
 )
+        ("expire=7d", "line 1: `expire=7d` has its place behind a key; for all there is --expire."),
+        ("expire = 7d", "line 1: `expire=7d` has its place behind a key"),
+        ("alice = expire=7d", "line 1: `expire=7d` has its place behind a key"),
 def test_a_term_that_makes_no_sense_is_named(tmp_path: Path, line: str, said: str) -> None:
     write(tmp_path / "keys", line)
     with pytest.raises(ConfigError) as caught:

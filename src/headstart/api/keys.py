@@ -187,6 +187,8 @@ def read(path: Path) -> tuple[list[Line], int]:
             raise ConfigError(
                 f"{path}, line {number}: write `key` or `name = key`; neither has blanks in it. `expire=7d` may be behind it."
             )
+        if found["key"].startswith("expire=") or found["name"] == "expire":  # it would open the server
+            raise ConfigError(f"{path}, line {number}: `expire=7d` has its place behind a key; for all there is --expire.")
         if found["key"] in keys:
             raise ConfigError(f"{path}, line {number}: this key is there already.")
         try:
