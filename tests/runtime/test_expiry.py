@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import ask, assistant, submit, system, user
+from harness import Pending, ask, assistant, submit, system, user
 from headstart.cli import main
 from headstart.config import Settings
-from headstart.core.blocks import Chain, as_tokens
+from headstart.core.blocks import Chain, as_tokens, root_id
 from headstart.core.reuse import UNKNOWN
 from headstart.engines.base import Shape
 from headstart.engines.fake import FakeEngine
 from headstart.runtime import scheduler, settle
-from headstart.runtime.request import Started
+from headstart.runtime.request import Request, Started
 from headstart.runtime.runtime import Runtime
 from headstart.runtime.slots import Slot
 from headstart.stores import behind
@@ -320,3 +320,22 @@ def test_a_running_server_forgets_a_chain(tmp_path: Path, capsys: pytest.Capture
         assert stored(tmp_path, marks) == {mark(0), mark(2)}
         runtime.cache.check()
         assert ask(runtime, [text, user(marked(2))], salt="s", max_tokens=4).report.cached > 150
+
+
+def test_an_open_tail_goes_with_its_chain(tmp_path: Path) -> None:
+    """It is only in memory, and hangs on a block that is deleted on disk."""
+    marks = [mark(0), mark(1)]
+    with started(Clock(), tmp_path, settle="off", explain="off") as runtime:
+        ends = list[bytes]()
+        for one in marks:
+            prompt = runtime.text_prompt(f"{one[::-1]:.<24}12{one}")  # behind three whole blocks, which say it backwards
+            assert Pending(runtime, Request(prompt, max_tokens=0)).answer().finish.reason == "length"
+            ends.append(Chain(root_id(runtime.engine.fingerprint, ""), 8, prompt.tokens).ids[-1])
+        settled(runtime)
+        for slot in runtime.scheduler.slots:
+            assert runtime.erase(slot.number) is not None
+        assert kept(runtime.cache, marks) == {*marks}
+        assert stored(tmp_path, marks) == set()
+        cache("rm", ends[0].hex(), folder=tmp_path)
+        wait_until(lambda: kept(runtime.cache, marks) == {mark(1)})
+        runtime.cache.check()

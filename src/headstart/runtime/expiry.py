@@ -108,7 +108,9 @@ class Expiry:
     def _look(self, now: float, erased: Collection[BlockId], *, hints: bool) -> None:
         """Forgets what is due, and what has to do with pieces that were `erased` by somebody's wish."""
         index, memory = self._cache.index, self._cache.memory
-        self._drop([entry for key in memory if (entry := index.get(key)) is not None and self._cache.spent(entry)])
+        hanging = self._hanging(erased)
+        here = [entry for key in memory if (entry := index.get(key)) is not None]
+        self._drop([entry for entry in here if entry.id in hanging or self._cache.spent(entry)])
         for slot in self._slots:
             slot.forsaken |= not set(slot.ids).isdisjoint(erased)
             self._leave(slot, now)
@@ -137,6 +139,14 @@ class Expiry:
 
     def late(self, slot: Slot) -> bool:
         """Whether nothing may be remembered any more of the request that uses a slot."""
+    def _hanging(self, erased: Collection[BlockId]) -> set[BlockId]:
+        """Pieces that are only in memory, as open tails are, and hang on some of these."""
+        found: set[BlockId] = set()
+        for entry in sorted(self._cache.index, key=lambda entry: (entry.start, entry.state)) if erased else ():
+            if self._cache.disk.name not in entry.copies and (entry.parent in erased or entry.parent in found):
+                found.add(entry.id)
+        return found
+
         return slot.forsaken or slot.now <= self._terms.due(owner_of(slot.root), self._cache.wall())
 
     def _leave(self, slot: Slot, now: float) -> None:
