@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -265,15 +266,13 @@ def remove(
     """
     if (identity is not None) + everything + (older_than is not None) != 1:
         raise ConfigError("Give an id, or --all, or --older-than.")
-    before = 0.0 if identity is not None else time.time() - (older_than or 0.0)
+    before = -math.inf if identity is not None else time.time() - (older_than or 0.0)
     with _opened(folder) as disk:
         if identity is not None:
             deleted = disk.erase([row.label.key for row in _removable(_chains(disk), identity)])
         else:
             disk.reconcile(evict=False)  # what has no row goes too
             deleted = disk.erase(disk.catalog.keys() if everything else (), before, lambda: _chains(disk).needed())
-        if everything:
-            disk.empty_quarantine()
         typer.echo(f"deleted: {pieces(row.label for row in deleted)}, {show_size(sum(row.allocated for row in deleted))}")
         needed = _chains(disk).needed()
         if stay := [row.label for row in disk.catalog.rows() if row.label.key in needed and row.label.written <= before]:

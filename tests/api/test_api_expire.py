@@ -48,9 +48,11 @@ def looked(server: Server) -> None:
     runtime = server.runtime
     assert runtime is not None
     expiry, disk, version = runtime.scheduler.expiry, runtime.cache.disk, runtime.cache.terms.version
+    spill, slots = runtime.cache.spill, runtime.scheduler.slots
     wait_until(lambda: idle(runtime))
     runtime.scheduler.wake()
     wait_until(lambda: expiry.pause > 0 and expiry._version == version and not runtime.scheduler.settle.pending)
+    wait_until(lambda: not (any(slot.dirty for slot in slots) or spill.writing or spill._owed))
     if isinstance(disk, behind.WriteBehind):
         look, clock = runtime.cache.terms.look, runtime.clock
         wait_until(lambda: disk._terms_seen == version and abs(disk._looked - clock()) < look and not disk._notices)
@@ -187,11 +189,11 @@ def test_where_nobody_is_kept_apart_the_shortest_term_is_everybodys(tmp_path: Pa
         ("key-a expire=never", "line 1: expire='never' is not a time; write it like 7d, 12h or 90min"),
         ("key-a expire=0d", "line 1: expire='0d' is not a time"),
         ("alice = key-a keep=7d", "`expire=7d` may be behind it"),
-    ],
-)
         ("expire=7d", "line 1: `expire=7d` has its place behind a key; for all there is --expire."),
         ("expire = 7d", "line 1: `expire=7d` has its place behind a key"),
         ("alice = expire=7d", "line 1: `expire=7d` has its place behind a key"),
+    ],
+)
 def test_a_term_that_makes_no_sense_is_named(tmp_path: Path, line: str, said: str) -> None:
     write(tmp_path / "keys", line)
     with pytest.raises(ConfigError) as caught:

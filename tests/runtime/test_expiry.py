@@ -166,6 +166,21 @@ def test_a_clock_that_was_wrong_does_not_stop_the_looks(tmp_path: Path, disk: bo
         assert not kept(runtime, [mark(0)]) | stored(tmp_path, [mark(0)])
 
 
+def test_a_clock_that_is_set_back_does_not_end_the_keeping(tmp_path: Path) -> None:
+    clock = Clock(time.time() + 1000 * DAY)
+    with started(clock, tmp_path) as runtime:
+        with closing(Disk(tmp_path, 1 << 40, clock=clock)) as disk:
+            disk.erase([], clock.now)
+        wait_until(lambda: runtime.cache.terms.before > START)
+        clock.now = START
+        runtime.scheduler.wake()
+        wait_until(lambda: runtime.cache.terms.before == START)
+        clock.now += 1
+        ask(runtime, [user(marked(0))], max_tokens=4)
+        settled(runtime)
+        assert kept(runtime, [mark(0)]) == stored(tmp_path, [mark(0)]) == {mark(0)}
+
+
 def test_what_is_younger_stays(tmp_path: Path) -> None:
     """A conversation that goes on loses its beginning, and what others share with it only until that is computed again."""
     clock = Clock()

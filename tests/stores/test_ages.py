@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import random
+import shutil
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -17,9 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.core.terms import LOOKS, Terms
+from headstart.stores import behind
 from headstart.stores.base import Bytes
 from headstart.stores.behind import WriteBehind
-from headstart.stores.disk import Disk, Label, Note
+from headstart.stores.disk import Disk, Label, Note, schema
 from headstart.stores.disk import store as disk_store
 from headstart.stores.notices import Appeared, Erased, Gone, Notice, Refused, Stored, Wiped
 from live import wait_until
@@ -140,7 +143,7 @@ def test_what_is_due_leaves_no_trace(tmp_path: Path, seed: int) -> None:
         if dice.random() < 0.1:
             terms.give(dice.choice(OWNERS), dice.choice((None, 3 * DAY, 9 * DAY)))
         if dice.random() < 0.3:
-            gone = set(disk.expire(terms))
+            gone = set(disk.expire(terms)[0])
             for one, its in list(known.items()):
                 due = its.written <= terms.due(its.owner, clock.now)
                 if due:
@@ -200,7 +203,7 @@ def test_without_a_term_nothing_goes(tmp_path: Path) -> None:
     with closing(Disk(tmp_path, BIG, clock=clock)) as disk:
         disk.write([(label(1), rows(1))])
         clock.now += 1e9
-        assert disk.expire(Terms()) == []
+        assert disk.expire(Terms()) == ([], [])
         assert label(1).key in disk
 
 
@@ -246,7 +249,92 @@ def test_a_folder_of_version_3_learns_ages_and_owners(tmp_path: Path) -> None:
         }
         terms = Terms()
         terms.give(OWNERS[1], DAY)
-        assert set(disk.expire(terms)) == {label(2).key, label(4).key}, "and what may be anybody's"
+        assert set(disk.expire(terms)[0]) == {label(2).key, label(4).key}, "and what may be anybody's"
+
+
+def test_what_was_broken_off_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends right after the rows have gone, and before their traces have: nothing is due when the next one looks."""
+    clock, folder = Clock(), tmp_path / "cache"
+    scrub, left = schema.scrub, list[Path]()
+
+    def killed(database: sqlite3.Connection) -> None:
+        left.append(tmp_path / f"left {len(left)}")
+        shutil.copytree(folder, left[-1])
+        scrub(database)
+
+    with closing(Disk(folder, BIG, clock=clock)) as disk:
+        for number in range(40):
+            disk.write([(label(number, written=START + number // 20 * DAY), rows(number))])
+            disk.catalog.note(FINGERPRINT, [note(number)], START + number // 20 * DAY)
+        clock.now += 7 * DAY
+        monkeypatch.setattr(schema, "scrub", killed)
+        disk.expire(Terms(7 * DAY))
+        disk.erase([label(30).key])
+        monkeypatch.undo()
+        assert disk.catalog.ages.clean
+        assert len(left) == 2
+    expired, erased = left
+    assert any(traces(expired, number) for number in range(20))
+    assert traces(erased, 30)
+    with closing(Disk(expired, BIG, clock=clock)) as disk:
+        assert disk.expire(Terms(7 * DAY)) == ([], []), "nothing is due"
+        assert not any(traces(expired, number) for number in range(20))
+        assert traces(expired, 20)
+    with closing(Disk(erased, BIG, clock=clock)) as disk:
+        disk.reconcile()
+        assert not traces(erased, 30)
+        assert traces(erased, 31)
+
+
+def test_who_reads_for_long_only_puts_it_off(tmp_path: Path) -> None:
+    clock = Clock()
+    with closing(Disk(tmp_path, BIG, clock=clock)) as disk, closing(sqlite3.connect(tmp_path / "index.sqlite")) as reader:
+        disk.write([(label(1), rows(1)), (label(2, written=START + DAY), rows(2)), (label(3, written=START + DAY), rows(3))])
+        disk.catalog._db.execute("PRAGMA busy_timeout=20")
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT COUNT(*) FROM objects").fetchone() == (3,)
+        clock.now += 7 * DAY
+        assert disk.expire(Terms(7 * DAY))[0] == [label(1).key]
+        with pytest.raises(BlockingIOError, match="`headstart cache gc` finishes this"):
+            disk.erase([label(2).key])
+        assert traces(tmp_path, 1) | traces(tmp_path, 2) <= {"index.sqlite", "index.sqlite-wal"}
+        assert traces(tmp_path, 1)
+        assert not disk.catalog.ages.clean
+        reader.execute("COMMIT")
+        disk.expire(Terms(7 * DAY))
+        assert disk.catalog.ages.clean
+        assert not traces(tmp_path, 1) | traces(tmp_path, 2)
+        assert traces(tmp_path, 3)
+
+
+def test_a_look_costs_no_more_where_very_many_have_terms(tmp_path: Path) -> None:
+    """Under `--isolate user` each user of a key has one."""
+    terms, said = Terms(), list[str]()
+    for number in range(2000):
+        terms.give(number.to_bytes(8, "big"), 7 * DAY)
+    with closing(Disk(tmp_path, BIG, clock=Clock())) as disk:
+        disk.write([(label(number), rows(number)) for number in range(4)])
+        disk.catalog.ages.keep(terms.owners)
+        disk.catalog._db.set_trace_callback(said.append)
+        disk.expire(terms)
+        assert len(said) < 40
+
+
+def test_what_gives_way_to_the_second_catalogue_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a moment there are two. What goes for that was evicted, not erased, and a request's is spared."""
+    monkeypatch.setattr(disk_store, "RESERVE", 0)
+    clock = Clock()
+    with closing(Disk(tmp_path, BIG, clock=clock)) as disk:
+        disk.write([(label(number, written=START + number * DAY), rows(number)) for number in range(40)])
+        disk._given = disk.used
+        disk.measure()
+        clock.now += 7 * DAY
+        erased, evicted = disk.expire(Terms(7 * DAY), lambda: [label(5).key])
+        assert erased == [label(0).key]
+        assert evicted
+        assert label(5).key in disk
+        assert disk.catalog.ghosts(evicted) == {*evicted}
+        assert not disk.catalog.keys() & {*erased, *evicted}
 
 
 # ── deleted by somebody's wish ───────────────────────────────────────────────────────────────────────────────────────
@@ -266,13 +354,15 @@ def test_erased_is_not_evicted(tmp_path: Path) -> None:
         data = disk.path(label(2).key).read_bytes()
         disk.path(label(2).key).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         assert disk.quarantine(label(2).key) is None
+        disk.erase([label(0).key])
+        assert traces(tmp_path, 2) == {"index.sqlite"}, "a ghost, not what was put aside: that may have been of this chain"
         disk.erase([label(2).key])
-        assert not traces(tmp_path, 2), "also what was put aside"
+        assert not traces(tmp_path, 2)
         assert traces(tmp_path, 3)
-        disk.catalog.note(FINGERPRINT, [note(4)], unless=0.0)
+        disk.catalog.note(FINGERPRINT, [note(4)], since=0.0)
         disk.erase([], START)
-        disk.catalog.note(FINGERPRINT, [note(5)], unless=0.0)
-        disk.catalog.note(FINGERPRINT, [note(6)], unless=START)
+        disk.catalog.note(FINGERPRINT, [note(5)], since=0.0)
+        disk.catalog.note(FINGERPRINT, [note(6)], since=START)
         assert [bool(traces(tmp_path, number)) for number in (4, 5, 6)] == [True, False, True], "it came before, and late"
 
 
@@ -291,6 +381,22 @@ def test_what_comes_while_somebody_deletes_everything_goes_too(tmp_path: Path) -
         assert {row.label.key for row in gone} == {label(number).key for number in (0, 2, 3, 5, 6)}
         assert server.catalog.keys() == {label(number).key for number in (1, 4, 7, 8)}
         assert not any(traces(tmp_path, number) for number in (0, 2, 3, 5, 6))
+
+
+def test_a_chain_takes_nothing_along_that_has_no_time(tmp_path: Path) -> None:
+    """Notes and ghosts of version 3 of the catalogue did not say when they were written."""
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(label(number), rows(number)) for number in range(3)])
+        disk.remove([label(2).key])
+        disk.catalog.note(FINGERPRINT, [note(1)], 0.0)
+        disk.catalog._db.execute("UPDATE gone SET written = 0")
+        disk.erase([label(0).key])
+        assert [found for _, found in disk.catalog.notes(FINGERPRINT)] == [note(1)]
+        assert disk.catalog.ghosts([label(2).key])
+        disk.erase([], START)
+        assert not disk.catalog.ghosts([label(2).key])
+        assert not traces(tmp_path, 1) - {f"{label(1).key.hex()}.rows", "index.sqlite"}
+        assert not list(disk.catalog.notes(FINGERPRINT))
 
 
 @pytest.fixture
@@ -326,6 +432,47 @@ def test_a_running_server_is_told_what_was_erased(tmp_path: Path, running: Write
         assert collected(running, Wiped) == [Erased(label(2).key), Wiped(START + 5)]
 
 
+def test_wishes_that_come_together_are_all_told(tmp_path: Path, running: WriteBehind) -> None:
+    for number in range(3):
+        assert running.offer(label(number, written=START + number), rows(number))
+    collected(running, Stored, 3)
+    with closing(Disk(tmp_path, BIG)) as other, other.writing():
+        with schema.change(other.catalog._db):  # it looks before or after
+            pass
+        other.catalog._db.execute("BEGIN IMMEDIATE")
+        other.catalog._db.execute("DELETE FROM objects WHERE key IN (?, ?)", (label(0).key, label(2).key))
+        other.catalog._db.execute("INSERT OR REPLACE INTO erased (id, before, times) VALUES (1, ?, 2)", (START,))
+        other.catalog._db.execute("COMMIT")
+    found = collected(running, Wiped, 2)
+    assert {one.key for one in found if isinstance(one, Erased)} == {label(0).key, label(2).key}
+    assert [one for one in found if isinstance(one, Wiped)] == [Wiped(START), Wiped(0.0)]
+
+
+def test_a_clock_that_is_set_back_does_not_end_the_writing(tmp_path: Path) -> None:
+    """Somebody deletes everything while it is wrong: what comes later is kept, and deleted by the next wish."""
+    clock = Clock()
+    clock.now += 1000 * DAY
+    terms = Terms()
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG, clock=clock), FINGERPRINT, BIG, terms, clock)
+    with closing(Disk(tmp_path, BIG, clock=clock)) as other:
+        other.erase([], clock.now)
+        collected(tier, Wiped)
+        terms.obeyed, clock.now = clock.now, START
+        terms.before = START - 1  # as the engine does
+        assert tier.offer(label(1, written=START), rows(1))
+        tier.note(note(1))
+        collected(tier, Stored)
+        wait_until(lambda: bool([*other.catalog.notes(FINGERPRINT)]))
+        (written,) = other.catalog._db.execute("SELECT written FROM notes").fetchone()
+        assert written == START, "by the same clock"
+        clock.now += DAY
+        other.erase([], START + 5)
+        found = [one for one in collected(tier, Wiped) if isinstance(one, Erased | Wiped)]
+        assert found == [Erased(label(1).key), Wiped(START + 5)]
+        assert not traces(tmp_path, 1)
+    assert tier.close(30)
+
+
 def test_what_is_on_its_way_to_the_disk_is_erased_too(tmp_path: Path, running: WriteBehind) -> None:
     """It was offered before somebody deleted it, and would be written after that."""
     with closing(Disk(tmp_path, BIG)) as other:
@@ -333,7 +480,7 @@ def test_what_is_on_its_way_to_the_disk_is_erased_too(tmp_path: Path, running: W
             for number in range(2):
                 assert running.offer(label(number, written=START + 10 * number), rows(number))
             running.note(note(0))
-            other.catalog.ages.wipe([], START + 5)
+            other.catalog.ages.wipe([], START + 5, time.time())
         found = collected(running, Stored)
         assert [one.label.key for one in found if isinstance(one, Refused)] == [label(0).key]
         assert [one.label.key for one in found if isinstance(one, Stored)] == [label(1).key]
@@ -345,7 +492,7 @@ def test_what_is_on_its_way_to_the_disk_is_erased_too(tmp_path: Path, running: W
         running.notices()
         with other.writing():
             assert running.offer(replace(derived, canonical=True), rows(3))  # in its place
-            other.catalog.ages.wipe([derived.key], 0.0)
+            other.catalog.ages.wipe([derived.key], -math.inf, time.time())
             other.path(derived.key).unlink()
             other.catalog.ages.scrub()
         assert any(isinstance(one, Refused) for one in collected(running, Erased))
@@ -379,6 +526,22 @@ def test_terms_outlive_the_server(tmp_path: Path) -> None:
     assert tier.close(30)
     with closing(Disk(tmp_path, BIG)) as disk:
         assert disk.catalog.ages.terms() == {}
+
+
+def test_what_a_crash_of_another_process_left_does_not_outlive_its_term(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(behind, "POLL", 0.02)
+    clock = Clock()
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG, clock=clock), FINGERPRINT, BIG, Terms(1.0), clock)
+    wait_until(lambda: tier._tidied > -math.inf)
+    with closing(Disk(tmp_path, BIG, clock=clock)) as other:
+        other.write([(label(1), rows(1))])
+        with other.writing():
+            other.catalog.remove([label(1).key])
+        clock.now += 1
+        wait_until(lambda: not other.path(label(1).key).exists())
+    assert tier.close(30)
 
 
 def test_a_budget_still_counts_by_owner_where_a_beginning_has_gone(tmp_path: Path) -> None:

@@ -24,13 +24,14 @@ class Terms:
         owners: by `core/quota.owner_of`, those who have a term of their own.
         version: how often any term has changed.
         before: whatever was written by then has to go from this process, as somebody has deleted all of it.
+        obeyed: what somebody said there last; `before` is less once the clock has been set back.
     """
 
     def __init__(self, most: float = math.inf) -> None:
         self._most = self.shortest = most
         self.owners: Mapping[bytes, float] = {}
         self.version = 0
-        self.before = -math.inf
+        self.before = self.obeyed = -math.inf
 
     @property
     def look(self) -> float:
@@ -57,12 +58,11 @@ class Terms:
         """The term of what is an owner's; b"" for what may be anybody's."""
         return min(self._most, self.owners.get(owner, math.inf)) if owner else self.shortest
 
-    def cuts(self, now: float) -> list[tuple[bytes | None, float]]:
-        """Owners that have a term, None for everybody and b"" for nobody knows whom: by when what has to go was written."""
-        terms = [(None, self._most), (b"", self.shortest), *self.owners.items()]
-        return [(owner, now + 2 * self.look - term) for owner, term in terms if term < math.inf]
+    def cut(self, owner: bytes, now: float) -> float:
+        """What an owner has written by then has been kept for long enough."""
+        term = self.of(owner)
+        return now + 2 * self.look - term if term < math.inf else -math.inf
 
     def due(self, owner: bytes, now: float) -> float:
-        """What an owner has written by then has to go."""
-        term = self.of(owner)
-        return max(self.before, now + 2 * self.look - term) if term < math.inf else self.before
+        """What an owner has written by then has to go from this process."""
+        return max(self.before, self.cut(owner, now))

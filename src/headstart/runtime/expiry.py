@@ -84,12 +84,14 @@ class Expiry:
     def step(self) -> None:
         """Forgets what has to go."""
         spill, now, news = self._cache.spill, self._cache.wall(), bool(self._cache.spill.erased)
+        self._terms.before = min(self._terms.before, now)  # the clock may have been set back since
         if news:
             self._recent = self._recent | spill.erased if len(self._recent) < RECENT else spill.erased
             self._drop([entry for key in spill.erased if (entry := self._cache.index.get(key)) is not None])
             spill.erased = set()
         if spill.wiped or spill.before > self._terms.before:
             self._terms.before = max(self._terms.before, spill.before)
+            self._terms.obeyed, spill.before = max(self._terms.obeyed, spill.before), -math.inf
             erased, self._recent = self._recent if spill.wiped else set(), set()
             spill.wiped = False
             self._look(now, erased, hints=True)
@@ -137,8 +139,6 @@ class Expiry:
         for tell in self._tell:
             tell(Erasure(due, stay, hints))
 
-    def late(self, slot: Slot) -> bool:
-        """Whether nothing may be remembered any more of the request that uses a slot."""
     def _hanging(self, erased: Collection[BlockId]) -> set[BlockId]:
         """Pieces that are only in memory, as open tails are, and hang on some of these."""
         found: set[BlockId] = set()
@@ -147,6 +147,8 @@ class Expiry:
                 found.add(entry.id)
         return found
 
+    def late(self, slot: Slot) -> bool:
+        """Whether nothing may be remembered any more of the request that uses a slot."""
         return slot.forsaken or slot.now <= self._terms.due(owner_of(slot.root), self._cache.wall())
 
     def _leave(self, slot: Slot, now: float) -> None:

@@ -262,7 +262,7 @@ class WriteBehind(NoDisk):
             if time.monotonic() >= self._failing_until and (self._disk is not None or self._open()):
                 disk = self._disk
                 assert disk is not None
-                if time.monotonic() >= self._tidied + TIDY:
+                if time.monotonic() >= self._tidied + min(TIDY, self._terms.look):
                     self._reconcile(disk)
                 while self._bad:  # before anything is written in its place
                     row = disk.quarantine(self._bad.popleft())
@@ -347,15 +347,17 @@ class WriteBehind(NoDisk):
             disk.catalog.ages.keep(self._terms.owners)
         now = self._clock()
         if abs(now - self._looked) >= self._terms.look:  # clocks may go back
-            if gone := disk.expire(self._terms):
-                self.counters["erased"] += len(gone)
-                self._forget(gone, Erased)
+            erased, evicted = disk.expire(self._terms, self._spared)
+            self.counters.update(["erased"] * len(erased) + ["evicted"] * len(evicted))
+            self._forget(erased, Erased)
+            self._forget(evicted)
             self._looked = now
 
     def _erased(self, disk: Disk, label: Label) -> bool:
         """Whether somebody has deleted, since the folder was opened, what is about to be written."""
         wiped, _ = disk.catalog.ages.wiped()
-        if wiped > self._wiped_first and label.written <= wiped:
+        before = self._terms.before if self._terms.obeyed == wiped else wiped
+        if wiped not in (0.0, self._wiped_first) and label.written <= before:
             return True
         return label.key in self._known and label.key not in disk and not disk.catalog.ghosts([label.key])
 
@@ -370,7 +372,7 @@ class WriteBehind(NoDisk):
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
         if notes and self._wiped is not None:
             kept = [note for note in notes if note.block not in erased]
-            disk.catalog.note(self._fingerprint, kept, unless=self._wiped[0])
+            disk.catalog.note(self._fingerprint, kept, self._clock(), since=self._wiped[0])
 
     def _look(self, disk: Disk) -> Set[bytes]:
         """Tells of what has come and gone without this process; what of that was erased."""
@@ -405,7 +407,10 @@ class WriteBehind(NoDisk):
         elif wiped != before:
             self._foreign = disk.catalog.foreign(self._fingerprint)
             self._notes.clear()
-            self._notices.append(Wiped(wiped[0] if wiped[0] > before[0] else 0.0))
+            if wiped[0] != before[0]:
+                self._notices.append(Wiped(wiped[0]))
+            if wiped[0] == before[0] or wiped[1] > before[1] + 1:  # several at once: one may have been a chain
+                self._notices.append(Wiped(0.0))
 
     def _open(self) -> bool:
         try:

@@ -21,9 +21,11 @@ class Ages:
     def due(self, terms: Terms, now: float) -> set[bytes]:
         """Keys of the objects that have been kept for long enough."""
         found: set[bytes] = set()
-        for owner, time in terms.cuts(now):
-            whose, values = ("", (time,)) if owner is None else ("AND owner = ?", (time, owner))
-            found.update(key for (key,) in self._db.execute(f"SELECT key FROM objects WHERE written <= ? {whose}", values))
+        # By the owners that are here, not by those that have a term: there may be very many of these.
+        for owner, oldest in self._db.execute("SELECT owner, MIN(written) FROM objects GROUP BY owner").fetchall():
+            if oldest <= (cut := terms.cut(owner, now)):
+                query = "SELECT key FROM objects WHERE owner = ? AND written <= ?"
+                found.update(key for (key,) in self._db.execute(query, (owner, cut)))
         return found
 
     def old(self, before: float) -> set[bytes]:
@@ -32,28 +34,27 @@ class Ages:
 
     def fade(self, terms: Terms, now: float) -> None:
         """Forgets what has been kept for long enough of what is known beside objects: how they were used, and notes."""
+        owner = "COALESCE((SELECT owner FROM objects WHERE key = block), x'')"  # of a note's block, if it is there
         with schema.change(self._db):
-            for owner, time in terms.cuts(now):
-                values: tuple[object, ...] = (time,)
-                gone = noted = ""
-                if owner is not None:
-                    values, gone = (time, owner), "AND owner = ?"
-                    noted = "AND block IN (SELECT key FROM objects WHERE owner = ?)"
-                    if not owner:
-                        noted = "AND block NOT IN (SELECT key FROM objects WHERE owner != ?)"
-                self._db.execute(f"DELETE FROM gone WHERE written <= ? {gone}", values)
-                self._db.execute(f"DELETE FROM notes WHERE written <= ? {noted}", values)
+            for table, whose in (("gone", "owner"), ("notes", owner)):
+                query = f"SELECT number, {whose}, written FROM {table}"
+                old = [(number,) for number, owner, written in self._db.execute(query) if written <= terms.cut(owner, now)]
+                if old:
+                    schema.soil(self._db)
+                    self._db.executemany(f"DELETE FROM {table} WHERE number = ?", old)
 
     def erase(self, keys: Collection[bytes]) -> None:
         """Forgets objects, how they were used, and notes beside them."""
-        with schema.change(self._db):
-            self._erase(keys)
+        if keys:
+            with schema.change(self._db):
+                self._erase(keys)
 
     def _erase(self, keys: Collection[bytes]) -> None:
+        schema.soil(self._db)
         for query in ("objects WHERE key = ?", "gone WHERE key = ?", "notes WHERE block = ?"):
             self._db.executemany(f"DELETE FROM {query}", [(key,) for key in keys])
 
-    def wipe(self, keys: Collection[bytes], before: float) -> None:
+    def wipe(self, keys: Collection[bytes], before: float, now: float) -> None:
         """The same by somebody's wish, which is kept, so that running servers forget these too. Also what is known of objects
         that went earlier and were written `before`.
         """
@@ -64,7 +65,7 @@ class Ages:
             self._db.execute(f"DELETE FROM notes WHERE written <= ? AND block NOT IN ({stay})", (before,))
             self._db.execute("DELETE FROM models WHERE fingerprint NOT IN (SELECT fingerprint FROM objects)")
             last, times = self.wiped()
-            values = max(before, last), times + 1
+            values = max(before, last if last <= now else 0.0), times + 1  # the clock may have been set back
             self._db.execute("INSERT OR REPLACE INTO erased (id, before, times) VALUES (1, ?, ?)", values)
 
     def wiped(self) -> tuple[float, int]:
@@ -72,17 +73,16 @@ class Ages:
         found = self._db.execute("SELECT before, times FROM erased").fetchone()
         return (float(found[0]), int(found[1])) if found else (0.0, 0)
 
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is left in the files of what was deleted. After a crash it may be."""
+        return schema.clean(self._db)
+
     def scrub(self) -> None:
-        """Leaves nothing of what was deleted in the files. SQLite overwrites it (`schema.connect`), but not what lies about in
-        pages whose rows it has moved. Takes about a second for a hundred thousand objects. Raises OperationalError if others
-        are at it for too long.
+        """Leaves nothing of what was deleted in the files, unless others read them for too long: see `clean`. Takes about a
+        second for a hundred thousand objects.
         """
-        self._db.execute("VACUUM")
-        busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if busy:
-            error = sqlite3.OperationalError("another process reads the catalogue for too long")
-            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
-            raise error
+        schema.scrub(self._db)
 
     def terms(self) -> dict[bytes, float]:
         """The terms of owners that have one of their own."""

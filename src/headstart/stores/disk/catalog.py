@@ -183,11 +183,11 @@ class Catalog:
         with self._change():
             self._db.executemany("UPDATE objects SET sort = ?, weight = ? WHERE key = ?", values)
 
-    def note(self, fingerprint: bytes, notes: Collection[Note], now: float | None = None, unless: float = math.inf) -> None:
-        """Keeps notes, in place of those under the same keys. `unless`: not if what was written since then has been deleted."""
+    def note(self, fingerprint: bytes, notes: Collection[Note], now: float | None = None, since: float | None = None) -> None:
+        """Keeps notes, in place of those under the same keys. `since`: only if it is still `Ages.wiped` up to when."""
         now = time.time() if now is None else now
         with self._change():
-            if self.ages.wiped()[0] > unless:
+            if since is not None and self.ages.wiped()[0] != since:
                 return
             self._db.executemany(
                 "INSERT OR REPLACE INTO notes (fingerprint, key, block, value, written) VALUES (?, ?, ?, ?, ?)",

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+from collections.abc import Iterable
 from pathlib import Path
+
+log = logging.getLogger("headstart.disk")
 
 Identity = tuple[int, int]
 
@@ -26,6 +30,37 @@ def sync(folder: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def write(path: Path, parts: Iterable[memoryview], time: float) -> None:
+    """Writes a durable file for its owner only, in place of what had its name; `time`: its own, in seconds since 1970.
+
+    Raises:
+        OSError: nothing of it is left.
+    """
+    file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        for part in parts:
+            done = 0
+            while done < len(part):
+                done += os.write(file, part[done:])
+        os.utime(file, (time, time))
+        os.fsync(file)
+    except BaseException:
+        os.close(file)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+    os.close(file)
+
+
+def clear(folder: Path) -> None:
+    """Deletes what is in a folder, as far as that can be done. Raises OSError if it cannot be read."""
+    for path in folder.iterdir():
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("cannot delete %s: %s", path.name, error)
 
 
 def allocated(path: Path) -> int:

@@ -11,6 +11,11 @@ from headstart.core.quota import owner_of
 from headstart.core.reuse import UNKNOWN
 
 VERSION = 4
+_SOILED = """
+CREATE TABLE IF NOT EXISTS soiled (            -- a row, if something was erased and may still lie about in the files
+    id INTEGER PRIMARY KEY CHECK (id = 1)
+);
+"""
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS objects (
     number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows: what others have added is behind the last one seen
@@ -73,6 +78,7 @@ CREATE TABLE IF NOT EXISTS erased (            -- by somebody's wish: running se
     before REAL NOT NULL,                      -- all that was written by then
     times INTEGER NOT NULL                     -- how often that, or a chain, was
 );
+{_SOILED}
 CREATE TABLE IF NOT EXISTS spells (            -- core/reuse: its counts, where there are any
     row INTEGER NOT NULL,
     kind INTEGER NOT NULL,
@@ -133,11 +139,33 @@ def _migrate(database: sqlite3.Connection) -> None:
             database.execute("UPDATE objects SET written = created")
             found = _owners(database.execute("SELECT key, parent, start FROM objects"))
             database.executemany("UPDATE objects SET owner = ? WHERE key = ?", [(who, key) for key, who in found.items()])
+        if columns:  # older versions did not overwrite what they deleted
+            database.execute(_SOILED)
+            soil(database)
         database.execute(f"PRAGMA user_version={VERSION}")
     if columns:
         with suppress(sqlite3.OperationalError):  # others have it open
-            database.execute("VACUUM")  # older versions did not overwrite what they deleted
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            scrub(database)
+
+
+def soil(database: sqlite3.Connection) -> None:
+    """Notes, in a transaction that erases something, that it may still lie about in the files."""
+    database.execute("INSERT OR IGNORE INTO soiled (id) VALUES (1)")
+
+
+def clean(database: sqlite3.Connection) -> bool:
+    """Whether nothing lies about there."""
+    return database.execute("SELECT 1 FROM soiled").fetchone() is None
+
+
+def scrub(database: sqlite3.Connection) -> None:
+    """Leaves nothing of what was erased in the files. SQLite overwrites it (`connect`), but not what lies about in pages whose
+    rows it has moved. If others read them for too long it is not `clean` afterwards.
+    """
+    database.execute("VACUUM")
+    busy, *_ = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    if not busy:
+        database.execute("DELETE FROM soiled")
 
 
 def _columns(database: sqlite3.Connection, table: str) -> set[str]:

@@ -287,20 +287,7 @@ class Disk(Store):
     def _write_temporary(self, whole: Sealed) -> Path:
         path = self._temporary / f"{os.getpid()}-{next(self._serial)}{_SUFFIX}"
         # Under the lock nobody else is writing: what has this name was left by a process of the same number.
-        file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        try:
-            for part in (memoryview(whole.head), whole.payload.data):
-                done = 0
-                while done < len(part):
-                    done += os.write(file, part[done:])
-            os.utime(file, (whole.label.written, whole.label.written))  # so that anybody can see how old it is
-            os.fsync(file)
-        except BaseException:
-            os.close(file)
-            with contextlib.suppress(OSError):
-                path.unlink()
-            raise
-        os.close(file)
+        files.write(path, (memoryview(whole.head), whole.payload.data), whole.label.written)
         return path
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
@@ -337,43 +324,55 @@ class Disk(Store):
         return self.remove(going) if going else []
 
     def erase(
-        self, keys: Collection[bytes], before: float = 0.0, spared: Callable[[], Collection[bytes]] = frozenset
+        self, keys: Collection[bytes], before: float = -math.inf, spared: Callable[[], Collection[bytes]] = frozenset
     ) -> list[Row]:
-        """Deletes objects with all that is known and left of them elsewhere in the folder, and everything else that was written
-        `before`, but what is `spared` (asked when nobody else is writing). Running servers forget it too. The rows that went.
+        """Deletes objects with all that is known and left of them elsewhere in the folder, all that was put aside (it may be of
+        any chain), and everything else that was written `before`, but what is `spared` (asked when nobody else is writing).
+        Running servers forget it too. The rows that went. If it raises, `reconcile` finishes what was begun.
         """
         with self.writing():
             keys = ({*keys} | self.catalog.ages.old(before)) - {*spared()}
             rows = [row for key in keys if (row := self.catalog.get(key)) is not None]
-            gone = set(self._remove(keys, lambda: self.catalog.ages.wipe(keys, before)))
-            self._sweep(keys, before, changed=True)
+            gone = set(self._remove(keys, lambda: self.catalog.ages.wipe(keys, before, self._clock())))
+            self._quarantine.tidy(0)
+            self._sweep(before)
+            if not self.catalog.ages.clean:
+                raise BlockingIOError("another process reads the catalogue for too long; `headstart cache gc` finishes this")
         return [row for row in rows if row.label.key in gone]
 
-    def expire(self, terms: Terms) -> list[bytes]:
-        """Erases what has been kept for long enough; the keys of those objects that are gone."""
+    def expire(self, terms: Terms, spared: Callable[[], Collection[bytes]] = frozenset) -> tuple[list[bytes], list[bytes]]:
+        """Erases what has been kept for long enough; the keys of those objects that are gone, and of those that had to make
+        room meanwhile, which what is `spared` does not.
+        """
         if terms.shortest == math.inf:
-            return []
+            return [], []
         with self.writing():
-            now, before = self._clock(), self.catalog.version()[1]
+            now = self._clock()
             keys = self.catalog.ages.due(terms, now)
             gone = self._remove(keys, lambda: self.catalog.ages.erase(keys))
             self.catalog.ages.fade(terms, now)
-            self._sweep(keys, now + 2 * terms.look - terms.shortest, changed=self.catalog.version()[1] != before)
-        return gone
+            before = terms.cut(b"", now)
+            self._quarantine.drop({self.path(key).name for key in keys}, before)
+            evicted = self._sweep(before, spared())
+        return gone, evicted
 
-    def _sweep(self, keys: Collection[bytes], before: float, *, changed: bool) -> None:
-        """Deletes what no row of the catalogue speaks of, and makes all of it durable. `changed`: the catalogue is."""
-        self._quarantine.drop({self.path(key).name for key in keys}, before)
+    def _sweep(self, before: float, spare: Collection[bytes] = ()) -> list[bytes]:
+        """Deletes what no row of the catalogue speaks of, and makes all of it durable; the keys that had to make room."""
         for key in self._strange:
             with contextlib.suppress(FileNotFoundError):
                 if self.path(key).stat().st_mtime <= before:
                     self.path(key).unlink()
-        for path in self._temporary.glob(f"*{_SUFFIX}"):  # nobody else is writing: a crash has left it
-            path.unlink(missing_ok=True)
+        files.clear(self._temporary)  # nobody else is writing: a crash has left it
         files.sync(self.objects)
-        if changed:
-            self._make_room(max(0, files.occupied(self.folder) - self.reserved), ())  # for a while there are two
-            self.catalog.ages.scrub()
+        return self._scrub(spare)
+
+    def _scrub(self, spare: Collection[bytes] = ()) -> list[bytes]:
+        """Leaves nothing of what was erased in the catalogue's files; the keys that had to make room."""
+        if self.catalog.ages.clean:
+            return []
+        evicted = self._make_room(max(0, files.occupied(self.folder) - self.reserved), spare)  # for a while there are two
+        self.catalog.ages.scrub()
+        return evicted
 
     def _remove(self, keys: Collection[bytes], forget: Callable[[], None] | None = None) -> list[bytes]:
         rows = [row for key in keys if (row := self.catalog.get(key)) is not None]
@@ -433,14 +432,11 @@ class Disk(Store):
 
     def reconcile(self, *, evict: bool = True) -> tuple[list[Label], list[bytes]]:
         """Brings folder and catalogue together: temporary files go, objects without a row get one, rows without an object
-        go, and with `evict` so does what is beyond the budget. Returns what was found and what went.
+        go, and with `evict` so does what is beyond the budget. Deleting is finished where it was broken off. Returns what was
+        found and what went.
         """
         with self.writing():
-            for path in self._temporary.iterdir():
-                try:
-                    path.unlink(missing_ok=True)
-                except OSError as error:
-                    log.warning("cannot delete %s: %s", path.name, error)
+            files.clear(self._temporary)
             there = self._scan()
             known = {row.label.key: row for row in self.catalog.rows()}
             gone = sorted(known.keys() - there.keys())
@@ -458,6 +454,7 @@ class Disk(Store):
             self.measure()  # what was found is ours too
             if evict:
                 gone += self._make_room(0, ())
+            gone += self._scrub()
             self._strange = there.keys() - self.catalog.keys()
         return [label for label, _ in found if label.key not in gone], gone
 
