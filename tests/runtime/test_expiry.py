@@ -166,6 +166,20 @@ def test_a_clock_that_was_wrong_does_not_stop_the_looks(tmp_path: Path, disk: bo
         assert not kept(runtime, [mark(0)]) | stored(tmp_path, [mark(0)])
 
 
+def test_a_key_has_its_term_for_what_other_models_have_left(tmp_path: Path) -> None:
+    """Settings and engines are other owners' numbers; whose the text is has not changed."""
+    clock = Clock()
+    with started(clock, tmp_path, {"seed": 1}) as runtime:
+        for number, salt in enumerate(("alice", "bob")):
+            ask(runtime, [user(marked(number))], salt=salt, max_tokens=4)
+        settled(runtime)
+    with started(clock, tmp_path) as runtime:
+        runtime.keep("alice", DAY)
+        clock.now += DAY
+        settled(runtime)
+        assert stored(tmp_path, [mark(0), mark(1)]) == {mark(1)}
+
+
 def test_a_clock_that_is_set_back_does_not_end_the_keeping(tmp_path: Path) -> None:
     clock = Clock(time.time() + 1000 * DAY)
     with started(clock, tmp_path) as runtime:

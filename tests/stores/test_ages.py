@@ -528,6 +528,40 @@ def test_terms_outlive_the_server(tmp_path: Path) -> None:
         assert disk.catalog.ages.terms() == {}
 
 
+def test_servers_learn_each_others_terms(tmp_path: Path) -> None:
+    """Whoever was there first; and nobody forgets what another one has said."""
+    terms = Terms(), Terms()
+    tiers = [WriteBehind(lambda: Disk(tmp_path, BIG), FINGERPRINT, BIG, one) for one in terms]
+    terms[0].give(OWNERS[0], 7 * DAY)
+    wait_until(lambda: terms[1].owners == {OWNERS[0]: 7 * DAY})
+    terms[1].give(OWNERS[1], DAY)
+    wait_until(lambda: terms[0].owners == {OWNERS[0]: 7 * DAY, OWNERS[1]: DAY})
+    terms[1].give(OWNERS[0], None)
+    wait_until(lambda: terms[0].owners == {OWNERS[1]: DAY})
+    assert all(tier.close(30) for tier in tiers)
+    with closing(Disk(tmp_path, BIG)) as disk:
+        assert disk.catalog.ages.terms() == {OWNERS[1]: DAY}
+
+
+def test_terms_outlive_the_catalogue(tmp_path: Path) -> None:
+    """It is damaged and made anew: the server still knows them."""
+    terms = Terms()
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG), FINGERPRINT, BIG, terms)
+    terms.give(OWNERS[0], 7 * DAY)
+    terms.give(OWNERS[1], DAY)
+    with closing(Disk(tmp_path, BIG)) as disk:
+        wait_until(lambda: len(disk.catalog.ages.terms()) == 2)
+    disk_store.drop(tmp_path / "index.sqlite")
+    assert tier._disk is not None
+    tier._disk = None  # as after any fault
+    assert tier.offer(label(1), rows(1))
+    collected(tier, Stored)
+    assert terms.owners == {OWNERS[0]: 7 * DAY, OWNERS[1]: DAY}
+    assert tier.close(30)
+    with closing(Disk(tmp_path, BIG)) as disk:
+        assert disk.catalog.ages.terms() == terms.owners
+
+
 def test_what_a_crash_of_another_process_left_does_not_outlive_its_term(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ term, also if one look fails, but a little less long.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
 
 LOOKS = 20
@@ -14,7 +15,7 @@ LOOKS = 20
 
 
 class Terms:
-    """How many seconds may pass since something was written. Thread-safe: each value is read or changed in one step.
+    """How many seconds may pass since something was written. Thread-safe.
 
     Args:
         most: for everybody.
@@ -32,6 +33,8 @@ class Terms:
         self.owners: Mapping[bytes, float] = {}
         self.version = 0
         self.before = self.obeyed = -math.inf
+        self._lock = threading.Lock()
+        self._news: dict[bytes, float | None] = {}
 
     @property
     def look(self) -> float:
@@ -40,15 +43,29 @@ class Terms:
 
     def cap(self, seconds: float) -> None:
         """Nobody's term is longer."""
-        if seconds < self._most:
-            self._most = seconds
-            self._change(self.owners)
+        with self._lock:
+            if seconds < self._most:
+                self._most = seconds
+                self._change(self.owners)
 
     def give(self, owner: bytes, seconds: float | None) -> None:
         """An owner's own term; None for that of everybody."""
-        if self.owners.get(owner) != seconds:
-            others = {one: term for one, term in self.owners.items() if one != owner}
-            self._change(others if seconds is None else others | {owner: seconds})
+        with self._lock:
+            if self.owners.get(owner) != seconds:
+                self._news[owner] = seconds
+                self._change(_with(self.owners, {owner: seconds}))
+
+    def news(self) -> Mapping[bytes, float | None]:
+        """What was given here, and not yet learned by others."""
+        with self._lock:
+            return dict(self._news)
+
+    def learn(self, owners: Mapping[bytes, float], said: Mapping[bytes, float | None]) -> None:
+        """These owners have terms, and no others, as far as was not given otherwise since this of the `news` was `said`."""
+        with self._lock:
+            self._news = {owner: term for owner, term in self._news.items() if owner not in said or said[owner] != term}
+            if (known := _with(owners, self._news)) != self.owners:
+                self._change(known)
 
     def _change(self, owners: Mapping[bytes, float]) -> None:
         self.owners, self.shortest = owners, min(self._most, *owners.values(), math.inf)
@@ -66,3 +83,7 @@ class Terms:
     def due(self, owner: bytes, now: float) -> float:
         """What an owner has written by then has to go from this process."""
         return max(self.before, self.cut(owner, now))
+
+
+def _with(owners: Mapping[bytes, float], news: Mapping[bytes, float | None]) -> dict[bytes, float]:
+    return {owner: term for owner, term in {**owners, **news}.items() if term is not None}

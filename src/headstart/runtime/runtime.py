@@ -272,8 +272,12 @@ class Runtime:
         return self.scheduler.erase(slot).result()
 
     def keep(self, salt: str, seconds: float | None) -> None:
-        """Says how long what is written under a salt of this owner may be kept; None for as long as anybody's. Thread-safe."""
-        self._terms.give(owner_of(root_id(self.engine.fingerprint, salt)), seconds)
+        """Says how long what is written under a salt of this owner may be kept; None for as long as anybody's. Thread-safe.
+
+        It holds for what other models, engines and settings have left in the folder, too.
+        """
+        for fingerprint in (self.engine.fingerprint, *self.cache.disk.foreign()):
+            self._terms.give(owner_of(root_id(fingerprint, salt)), seconds)
 
     def keep_all(self, seconds: float) -> None:
         """Says that nothing may be kept longer, whoever has written it. Thread-safe."""

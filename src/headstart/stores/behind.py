@@ -344,7 +344,7 @@ class WriteBehind(NoDisk):
         """Erases now and then what has been kept for long enough."""
         if self._terms_seen != self._terms.version:
             self._terms_seen, self._looked = self._terms.version, -math.inf
-            disk.catalog.ages.keep(self._terms.owners)
+            self._agree(disk)
         now = self._clock()
         if abs(now - self._looked) >= self._terms.look:  # clocks may go back
             erased, evicted = disk.expire(self._terms, self._spared)
@@ -352,6 +352,12 @@ class WriteBehind(NoDisk):
             self._forget(erased, Erased)
             self._forget(evicted)
             self._looked = now
+
+    def _agree(self, disk: Disk) -> None:
+        """Says the terms that were given here, and learns those that other processes have said."""
+        news = self._terms.news()
+        disk.catalog.ages.keep(news)
+        self._terms.learn(disk.catalog.ages.terms(), news)
 
     def _erased(self, disk: Disk, label: Label) -> bool:
         """Whether somebody has deleted, since the folder was opened, what is about to be written."""
@@ -387,6 +393,7 @@ class WriteBehind(NoDisk):
             erased = frozenset(vanished - disk.catalog.ghosts(vanished))
             self._forget(vanished - erased)
             self._forget(erased, Erased)
+            self._agree(disk)
         self._note_wipe(disk, wiped)
         self._version = version
         rows = list(disk.catalog.rows(self._fingerprint, self._seen))
@@ -415,9 +422,8 @@ class WriteBehind(NoDisk):
     def _open(self) -> bool:
         try:
             self._disk = self._opens()
-            for owner, seconds in self._disk.catalog.ages.terms().items():
-                if owner not in self._terms.owners:
-                    self._terms.give(owner, seconds)
+            self._disk.catalog.ages.keep(self._terms.owners)  # it may be another catalogue than before
+            self._agree(self._disk)
             self._expire(self._disk)
             self._seen, self._seen_notes, self._version, self._tidied = 0, 0, (), float("-inf")
             if self._disk.budget <= RESERVE:

@@ -88,9 +88,10 @@ class Ages:
         """The terms of owners that have one of their own."""
         return {bytes(owner): float(seconds) for owner, seconds in self._db.execute("SELECT owner, seconds FROM terms")}
 
-    def keep(self, terms: Mapping[bytes, float]) -> None:
-        """Remembers these terms, in place of those."""
-        if terms != self.terms():
+    def keep(self, terms: Mapping[bytes, float | None]) -> None:
+        """Remembers these owners' terms; None for that of everybody. Other owners', which other processes know, stay."""
+        if terms:
             with schema.change(self._db):
-                self._db.execute("DELETE FROM terms")
-                self._db.executemany("INSERT INTO terms (owner, seconds) VALUES (?, ?)", terms.items())
+                self._db.executemany("DELETE FROM terms WHERE owner = ?", [(owner,) for owner in terms])
+                given = [(owner, seconds) for owner, seconds in terms.items() if seconds is not None]
+                self._db.executemany("INSERT INTO terms (owner, seconds) VALUES (?, ?)", given)

@@ -271,8 +271,9 @@ class Catalog:
         return self._rows("WHERE fingerprint = ? AND number > ? ORDER BY number", fingerprint, after)
 
     def foreign(self, fingerprint: bytes) -> dict[bytes, set[bytes]]:
-        """Keys of the first blocks of all other fingerprints' chains, by fingerprint."""
-        found: dict[bytes, set[bytes]] = {}
+        """Keys of the first blocks of all other fingerprints' chains, by fingerprint; also where no first block is left."""
+        others = self._db.execute("SELECT DISTINCT fingerprint FROM objects WHERE fingerprint != ?", (fingerprint,))
+        found = {other: set[bytes]() for (other,) in others.fetchall()}
         query = "SELECT fingerprint, key FROM objects WHERE start = 0 AND kind = 'rows' AND fingerprint != ?"
         for other, key in self._db.execute(query, (fingerprint,)):
             found.setdefault(other, set()).add(key)
