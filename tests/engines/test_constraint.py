@@ -365,16 +365,21 @@ def test_a_request_holds_what_was_compiled_for_it(fake: FakeEngine, caplog: pyte
     with caplog.at_level(logging.DEBUG, "headstart.constraint"):
         assert fake.sampler(GREEDY, ready)
         assert fake.check_grammar(ready) is ready
-    assert not caplog.records
+    assert not compiled(caplog)
+
+
+def compiled(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was compiled; the tokenizer may have been made ready meanwhile, which is said too."""
+    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("compiled")]
 
 
 def test_what_is_compiled_for_one_is_not_known_to_another(fake: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     """Else the time that it takes tells what others have asked for."""
     fake.check_grammar(Grammar("regex", "salted"))
     with caplog.at_level(logging.DEBUG, "headstart.constraint"):
-        for salt, compiled in (("a", 1), ("b", 2), ("a", 2), ("", 2)):
+        for salt, times in (("a", 1), ("b", 2), ("a", 2), ("", 2)):
             fake.check_grammar(Grammar("regex", "salted", salt))
-            assert len(caplog.records) == compiled
+            assert len(compiled(caplog)) == times
 
 
 def test_grammars_in_use_are_bounded(fake: FakeEngine) -> None:

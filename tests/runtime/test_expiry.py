@@ -253,6 +253,15 @@ def test_what_is_restored_is_as_old_as_it_was(tmp_path: Path) -> None:
         assert runtime.scheduler.slots[0].written(0, 40) == START
 
 
+def test_no_tokens_are_not_old() -> None:
+    slot = Slot(0, Shape(1, 400, 8, 1, 0), 8)
+    slot.assign(Chain(b"r" * 32, 8, as_tokens([1])), 1, 0, [(1, 8.0)])
+    slot.extend(as_tokens([]), canonical=True)
+    slot.begin(0.0, UNKNOWN, 2.0)
+    slot.append(1, canonical=True)
+    assert slot.written() == 2.0
+
+
 @given(st.lists(st.tuples(st.sampled_from(("extend", "append", "truncate", "assign", "begin")), st.integers(0, 40))), st.data())
 def test_a_slot_knows_how_old_each_of_its_tokens_is(steps: list[tuple[str, int]], data: st.DataObject) -> None:
     slot, times, now = Slot(0, Shape(1, 400, 8, 1, 0), 8), list[float](), 0.0

@@ -95,6 +95,8 @@ class Slot:
         self.now = written
 
     def _grow(self, length: int) -> None:
+        if length == self._length:
+            return  # of no tokens there is no oldest
         if self._times and self._times[-1] == self.now:
             self._ends[-1] = length
         else:
