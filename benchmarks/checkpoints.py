@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks.conversations import generated
 from benchmarks.lines import GRID, Lines, Result, Shape, prepare, replay
 from benchmarks.recordings import recorded
-from headstart.core.checkpoints import PLACEMENTS
+from headstart.prefix_cache.checkpoints import PLACEMENTS
 from headstart.units import show_size
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,10 +21,10 @@ from rich.table import Table
 from benchmarks.servers import demo_model
 from benchmarks.workloads import text
 from headstart.config import Settings
-from headstart.engines.base import GREEDY, Grammar, Sampling
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime.request import Failed, Finished, Report, Request
-from headstart.runtime.runtime import Runtime
+from headstart.interfaces.engine import GREEDY, Grammar, Sampling
+from headstart.serving.request import Failed, Finished, Report, Request
+from headstart.serving.runtime import Runtime
 
 PERSON = {
     "type": "object",

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from headstart.core.blocks import Tokens, as_tokens
-from headstart.core.checkpoints import Landmarks
+from headstart.interfaces.landmarks import Landmarks
+from headstart.interfaces.tokens import Tokens, as_tokens
 
 EVERY, PAUSE = 60.0, 10.0
 """Seconds between the beginnings of two conversations, and between two requests of one."""

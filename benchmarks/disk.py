@@ -23,10 +23,10 @@ from rich.table import Table
 from benchmarks.client import Client
 from benchmarks.servers import Server, Setup, demo_model, headstart
 from benchmarks.workloads import text
-from headstart.stores.base import Bytes
-from headstart.stores.behind import WriteBehind
-from headstart.stores.disk import Disk, Label
-from headstart.stores.memory import Memory
+from headstart.interfaces.tier import Bytes
+from headstart.tiers.disk import Disk, Label
+from headstart.tiers.memory import Memory
+from headstart.tiers.write_behind import WriteBehind
 from headstart.units import parse_size, show_size
 
 BLOCK = 64 * 23040

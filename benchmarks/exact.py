@@ -22,8 +22,8 @@ from rich.table import Table
 
 from benchmarks.servers import demo_model
 from headstart.config import Settings
-from headstart.engines.base import Rows, Span, Step
 from headstart.engines.llama import LlamaEngine
+from headstart.interfaces.engine import Rows, Span, Step
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -14,11 +14,12 @@ from bisect import insort
 from dataclasses import dataclass
 
 from benchmarks.conversations import Text, Workload
-from headstart.core.blocks import Chain, as_tokens, block_id, checkpoint_id, last_grid_point, root_id
-from headstart.core.checkpoints import LOOSE, Placement, firm, worth
-from headstart.core.index import Entry, Index
-from headstart.core.retention import Retention
-from headstart.core.reuse import About
+from headstart.interfaces.tokens import as_tokens
+from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, last_grid_point, root_id
+from headstart.prefix_cache.checkpoints import LOOSE, Placement, firm, worth
+from headstart.prefix_cache.eviction import Retention
+from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.reuse_model import About
 
 GRID = 64
 _ROOT = root_id(b"replay", "")

@@ -22,12 +22,12 @@ from rich.table import Table
 from benchmarks.servers import demo_model
 from benchmarks.workloads import text
 from headstart.config import GIB, Settings
-from headstart.core.blocks import Chain, root_id
-from headstart.core.planner import Costs, Mode, plan
-from headstart.engines.base import Rows
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import rows as llama_rows
-from headstart.runtime.runtime import Runtime
+from headstart.interfaces.engine import Rows
+from headstart.prefix_cache.blocks import Chain, root_id
+from headstart.prefix_cache.planner import Costs, Mode, plan
+from headstart.serving.runtime import Runtime
 
 
 def conversation(rt: Runtime, tokens: int) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.conversations import EVERY, PAUSE, Chat, Message, Text, Workload, ordered, spoken, talk
-from headstart.core.blocks import as_tokens
-from headstart.core.checkpoints import Landmarks
+from headstart.interfaces.landmarks import Landmarks
+from headstart.interfaces.tokens import as_tokens
 from headstart.traces import read
 
 CHARACTERS = 4

@@ -18,9 +18,9 @@ from rich.table import Table
 from benchmarks import processor
 from benchmarks.servers import demo_model
 from headstart.config import Settings
-from headstart.engines.base import Rows, Span
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama.padding import NO_PADDING, TILE
+from headstart.interfaces.engine import Rows, Span
 
 CALLS = (8, 16, 24, 32, 48, 63)
 DEPTHS = (512, 2048, 7168)

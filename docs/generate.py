@@ -12,11 +12,12 @@ from typing import Any
 import typer.main
 
 import headstart
-from headstart import errors, library
-from headstart.cli import app
-from headstart.core.explain import Explanation
-from headstart.engines.base import Sampling
-from headstart.runtime.request import Report
+from headstart import errors
+from headstart.cli.main import app
+from headstart.explain.explain import Explanation
+from headstart.interfaces.engine import Sampling
+from headstart.library import headstart as library
+from headstart.serving.request import Report
 
 HERE = Path(__file__).parent
 

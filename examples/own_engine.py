@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headstart.config import Settings
-from headstart.engines.base import (
+from headstart.interfaces.engine import (
     GREEDY,
     Control,
     Engine,
@@ -29,9 +29,9 @@ from headstart.engines.base import (
     Step,
     Traits,
 )
-from headstart.engines.constraint import Constraint, Grammars
-from headstart.runtime.request import Delta, Event, Failed, Finished, Request
-from headstart.runtime.runtime import Runtime
+from headstart.output.constraint import Constraint, Grammars
+from headstart.serving.request import Delta, Event, Failed, Finished, Request
+from headstart.serving.runtime import Runtime
 
 ORDER, WIDTH, GRID, CTX, SLOTS = 4, 64, 32, 4096, 2
 END = Control("<|end|>", 256)

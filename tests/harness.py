@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from headstart.core.blocks import Tokens, common_prefix
-from headstart.engines.base import GREEDY, Engine, Logits, Sampling
-from headstart.runtime.request import Delta, Event, Failed, Finished, Report, Request, Started
-from headstart.runtime.runtime import Handle, Runtime
+from headstart.interfaces.engine import GREEDY, Engine, Logits, Sampling
+from headstart.interfaces.tokens import Tokens, common_prefix
+from headstart.serving.request import Delta, Event, Failed, Finished, Report, Request, Started
+from headstart.serving.runtime import Handle, Runtime
 
 Messages = list[dict[str, Any]]
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from harness import Answer, Messages, ask, assistant, submit, system, user
-from headstart.core.blocks import Tokens
-from headstart.core.index import Entry
-from headstart.core.planner import next_call
-from headstart.engines.base import GREEDY, Engine, Sampling, Span, Step
-from headstart.runtime.job import token_logprob
-from headstart.runtime.request import Delta, Progress, Started
-from headstart.runtime.runtime import Runtime
+from headstart.interfaces.engine import GREEDY, Engine, Sampling, Span, Step
+from headstart.interfaces.tokens import Tokens
+from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.planner import next_call
+from headstart.serving.job import token_logprob
+from headstart.serving.request import Delta, Progress, Started
+from headstart.serving.runtime import Runtime
 
 WORDS = (
     "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one "

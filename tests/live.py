@@ -18,7 +18,7 @@ from openai import OpenAI
 from headstart.api.app import create_app
 from headstart.api.server import Server as Stoppable
 from headstart.api.sockets import listen
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
 
 
 @dataclass

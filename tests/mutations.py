@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headstart.core.causes import Cause, Where
+from headstart.explain.causes import Cause, Where
 
 Body = dict[str, Any]
 Change = Callable[[Body], None]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headstart.core.blocks import as_tokens
+from headstart.interfaces.tokens import as_tokens
 
 DAY = 86_400.0
 START = 1.7e9

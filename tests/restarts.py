@@ -15,12 +15,12 @@ import numpy as np
 
 from harness import Answer, Messages, Pending
 from headstart.config import Settings
-from headstart.core.blocks import Chain
-from headstart.core.prompt import Prompt
-from headstart.engines.base import GREEDY, Engine
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime.request import Event, Progress, Request
-from headstart.runtime.runtime import Handle, Runtime
+from headstart.interfaces.engine import GREEDY, Engine
+from headstart.prefix_cache.blocks import Chain
+from headstart.prompt.builder import Prompt
+from headstart.serving.request import Event, Progress, Request
+from headstart.serving.runtime import Handle, Runtime
 from live import wait_until
 
 GRID = 64

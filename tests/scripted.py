@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headstart.engines.base import Bytes, Engine, Logits, Rows, Sampler, Sampling, Span, Step
+from headstart.interfaces.engine import Bytes, Engine, Logits, Rows, Sampler, Sampling, Span, Step
 
 Reply = str | Sequence[int]
 """A text, as the tokenizer spells it, or the tokens themselves; an end token follows by itself."""

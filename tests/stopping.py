@@ -34,8 +34,8 @@ FAULT = "internal error (RuntimeError)"
 
 ENGINE = """
 import random, sys, time
-from headstart.cli import main
-from headstart.engines.fake import FakeEngine
+from headstart.cli.main import main
+from headstart.testing.fake_engine import FakeEngine
 from headstart.engines.llama import LlamaEngine
 
 loading, share, seed = float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])

@@ -14,9 +14,10 @@ import httpx
 import pytest
 
 from harness import Answer, Messages, Oracle, assistant, system, user
-from headstart.core.blocks import Chain, Tokens, common_prefix, last_grid_point
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime.runtime import Runtime
+from headstart.interfaces.tokens import Tokens, common_prefix
+from headstart.prefix_cache.blocks import Chain, last_grid_point
+from headstart.serving.runtime import Runtime
 from process import SHARED, serving
 from restarts import GRID, ask, assert_near, assert_same, load, running, written
 

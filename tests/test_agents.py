@@ -19,7 +19,7 @@ from agents.part import FIRST, NOTES, SECOND, THIRD
 from agents.perform import Performance, perform
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
 from live import Server, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -13,11 +13,11 @@ import headstart
 import tiny
 from headstart import templates
 from headstart.config import Settings
-from headstart.core.families import GENERIC, family_of
-from headstart.core.template import Template
-from headstart.engines.fake import FakeEngine, FakeTokenizer
 from headstart.errors import ConfigError, InvalidRequest
-from headstart.runtime.runtime import Runtime
+from headstart.prompt.chat_template import Template
+from headstart.prompt.family_detection import GENERIC, family_of
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from live import serving
 from process import run
 from process import serving as starting

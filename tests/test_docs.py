@@ -14,8 +14,8 @@ import pytest
 import headstart
 from headstart.api.app import create_app
 from headstart.api.service import Service
-from headstart.engines.fake import FakeEngine
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from live import serving
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,10 +15,10 @@ import pytest
 import tiny
 from harness import ask, check, system, user
 from headstart.config import Settings
-from headstart.engines.base import Engine
-from headstart.engines.fake import FakeEngine
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime.runtime import Runtime
+from headstart.interfaces.engine import Engine
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from histories import Lab, canonical_chains, cold_blocks, cold_logits
 
 CTX, SLOTS = 1024, 2

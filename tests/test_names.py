@@ -13,9 +13,9 @@ import pytest
 import typer.main
 
 import headstart
-from headstart.cli import app
-from headstart.core.causes import CAUSES
+from headstart.cli.main import app
 from headstart.engines.llama import fit
+from headstart.explain.causes import CAUSES
 from headstart.names import as_argument, as_flag, option, unknown
 
 SOURCE = Path(headstart.__file__).parent

@@ -18,9 +18,9 @@ from platformdirs import user_cache_path
 import templates
 from harness import check
 from headstart.config import Settings
-from headstart.engines.fake import FakeEngine, FakeTokenizer
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from live import Server, serving, wait_until
 from scripted import Scripted
 

@@ -18,7 +18,7 @@ import tiny
 from harness import Oracle, check
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
 from live import Server, serving
 from noise import SPEAKERS, Chat, ClaudeCode, Entry, Llm, Reordering, Reply, Result, Speaker
 from scripted import Scripted

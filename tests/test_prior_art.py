@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from harness import Answer, Messages, Oracle, assistant, converse, system, user
-from headstart.core.blocks import common_prefix, last_grid_point
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime.runtime import Runtime
+from headstart.interfaces.tokens import common_prefix
+from headstart.prefix_cache.blocks import last_grid_point
+from headstart.serving.runtime import Runtime
 from live import Server, serving
 from restarts import GRID, abort, ask, assert_near, assert_same, bits, load, occupied, running, written
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart import replay as simulator
-from headstart.core.blocks import as_tokens
+from headstart.interfaces.tokens import as_tokens
 from headstart.replay import OPTIMUM, Costs, closed, replay, working_set
 from headstart.traces import Request, Trace, read, sample
 

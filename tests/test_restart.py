@@ -16,11 +16,11 @@ import pytest
 
 from harness import ask as ask_runtime
 from headstart.config import Settings
-from headstart.engines.base import GREEDY
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime.runtime import Runtime
-from headstart.stores.disk import Disk
-from headstart.stores.disk.format import checksum, decode, header_size
+from headstart.interfaces.engine import GREEDY
+from headstart.serving.runtime import Runtime
+from headstart.tiers.disk import Disk
+from headstart.tiers.disk.format import checksum, decode, header_size
 from process import SHARED, serving
 
 Messages = list[dict[str, str]]

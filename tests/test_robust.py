@@ -14,10 +14,10 @@ import pytest
 
 from harness import Pending, ask, assistant, system, user
 from headstart.config import Settings
-from headstart.engines.base import Sampling
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime.request import Request
-from headstart.runtime.runtime import Runtime
+from headstart.interfaces.engine import Sampling
+from headstart.serving.request import Request
+from headstart.serving.runtime import Runtime
 from live import serving, wait_until
 
 CLIENTS = 64

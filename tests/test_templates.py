@@ -10,7 +10,7 @@ import gguf
 import pytest
 
 import tiny
-from headstart.core.template import Template
+from headstart.prompt.chat_template import Template
 from templates import REASONING, TOOLS
 
 Messages = list[dict[str, Any]]

@@ -1,7 +1,6 @@
 """headstart: a chat server and library for local LLMs that never computes the same prompt twice."""
 
 from headstart.config import Settings
-from headstart.engines.base import Sampling
 from headstart.errors import (
     Cancelled,
     ConfigError,
@@ -15,7 +14,8 @@ from headstart.errors import (
     RequestError,
     Unavailable,
 )
-from headstart.library import AsyncStream, Headstart, Reply, Stream, open
+from headstart.interfaces.engine import Sampling
+from headstart.library.headstart import AsyncStream, Headstart, Reply, Stream, open
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,5 @@
 """`python -m headstart` is `headstart`."""
 
-from headstart.cli import main
+from headstart.cli.main import main
 
 main()

@@ -15,10 +15,10 @@ import heapq
 from dataclasses import dataclass
 from itertools import takewhile
 
-from headstart.core.blocks import Chain, root_id
-from headstart.core.index import Entry, Index
-from headstart.core.retention import Retention
-from headstart.core.reuse import POLICIES, About
+from headstart.prefix_cache.blocks import Chain, root_id
+from headstart.prefix_cache.eviction import Retention
+from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.reuse_model import POLICIES, About
 from headstart.traces import Request, Trace
 
 OPTIMUM = "optimum"
@@ -94,7 +94,7 @@ def chain_of(request: Request) -> Chain:
 
 
 class Cache:
-    """Index and retention, as `runtime/cache` uses them. `room`: blocks that fit, of `grid` tokens each.
+    """Index and retention, as `serving/cache` uses them. `room`: blocks that fit, of `grid` tokens each.
 
     As there, new rows are copied out when the reply is over: what is known of the request by then counts when they are let in.
     """

@@ -23,8 +23,8 @@ from typing import Any
 
 import xxhash
 
-from headstart.core.blocks import Tokens, as_tokens
 from headstart.errors import ConfigError
+from headstart.interfaces.tokens import Tokens, as_tokens
 
 EVERY = 60.0
 """Seconds between the beginnings of two sessions."""

@@ -26,7 +26,7 @@ from headstart.api.app import create_app
 from headstart.api.sockets import listen
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
 
 CTX = 65_536
 """Agents say much before anybody else does, and tiny vocabularies make many tokens of it."""

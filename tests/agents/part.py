@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.core.prompt import Prompt
+from headstart.prompt.builder import Prompt
 
 FILE = "notes.txt"
 NOTES = "walnut harbour lantern\nThe ferry leaves at noon.\n"

@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harness import Oracle
 from headstart.config import Settings
-from headstart.core.prompt import Prompt
-from headstart.engines.base import Sampling
-from headstart.runtime.request import Event, Finished, Request, Sink
-from headstart.runtime.runtime import Handle, Runtime
+from headstart.interfaces.engine import Sampling
+from headstart.prompt.builder import Prompt
+from headstart.serving.request import Event, Finished, Request, Sink
+from headstart.serving.runtime import Handle, Runtime
 from scripted import Script, Scripted
 
 Part = Callable[[Prompt], str]

@@ -6,9 +6,9 @@ import pytest
 
 from harness import check
 from headstart.config import Settings
-from headstart.engines.fake import FakeEngine
 from headstart.engines.llama import LlamaEngine
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from live import Server, serving
 
 

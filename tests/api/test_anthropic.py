@@ -16,8 +16,8 @@ from anthropic import Anthropic, AsyncAnthropic
 
 from harness import check
 from headstart.config import Settings
-from headstart.engines.fake import FakeEngine, FakeTokenizer
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from live import Server, raw, serving, wait_until
 from scripted import Scripted
 from templates import TOOLS

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headstart.api.anthropic_dialogue import dialogue_of
-from headstart.api.anthropic_schema import CountTokensRequest, MessagesRequest
-from headstart.api.canonical import Choice, Dialogue, Format
-from headstart.api.schema import parse
+from headstart.api.anthropic.conversation import dialogue_of
+from headstart.api.anthropic.schema import CountTokensRequest, MessagesRequest
+from headstart.api.openai_chat.schema import parse
+from headstart.chat.conversation import Choice, Dialogue, Format
 from headstart.errors import InvalidRequest
 
 EPHEMERAL = {"type": "ephemeral"}

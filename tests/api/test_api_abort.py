@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from headstart.config import Settings
-from headstart.engines.fake import FakeEngine
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from live import serving, wait_until
 
 CLIENTS = 64

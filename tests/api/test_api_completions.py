@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headstart.config import Settings
-from headstart.engines.fake import FakeEngine
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from live import Server, events, serving
 
 

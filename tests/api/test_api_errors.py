@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from headstart.config import Settings
-from headstart.engines.fake import FakeEngine
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from live import Server, raw, serving, wait_until
 
 HI = [{"role": "user", "content": "hi"}]

@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from headstart.api.keys import Keys
-from headstart.cli import main
+from headstart.api.auth import Keys
+from headstart.cli.main import main
 from headstart.config import Settings
-from headstart.engines.fake import FakeEngine
 from headstart.errors import ConfigError
-from headstart.runtime import scheduler, settle
-from headstart.runtime.runtime import Runtime
-from headstart.stores import behind
+from headstart.serving import scheduler, settle
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
+from headstart.tiers import write_behind
 from live import Server, idle, serving, wait_until
 from remains import DAY, START, Clock, kept, mark, marked, stored
 
@@ -27,7 +27,7 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 
 @pytest.fixture(autouse=True)
 def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(behind, "POLL", 0.02)
+    monkeypatch.setattr(write_behind, "POLL", 0.02)
     monkeypatch.setattr(scheduler, "IDLE_POLL", 0.05)
     monkeypatch.setattr(settle, "AFTER", 0.01)
 
@@ -53,7 +53,7 @@ def looked(server: Server) -> None:
     runtime.scheduler.wake()
     wait_until(lambda: expiry.pause > 0 and expiry._version == version and not runtime.scheduler.settle.pending)
     wait_until(lambda: not (any(slot.dirty for slot in slots) or spill.writing or spill._owed))
-    if isinstance(disk, behind.WriteBehind):
+    if isinstance(disk, write_behind.WriteBehind):
         look, clock = runtime.cache.terms.look, runtime.clock
         wait_until(lambda: disk._terms_seen == version and abs(disk._looked - clock()) < look and not disk._notices)
 

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from headstart.api.keys import Keys
-from headstart.cli import main
+from headstart.api.auth import Keys
+from headstart.cli.main import main
 from headstart.config import Settings
-from headstart.core.causes import CAUSES, Cause
-from headstart.engines.fake import CHATML, FakeEngine, FakeTokenizer
-from headstart.runtime.runtime import Runtime
+from headstart.explain.causes import CAUSES, Cause
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import CHATML, FakeEngine, FakeTokenizer
 from live import Server, serving
 from mutations import MUTATIONS, Body, Mutation, conversation, following
 from scripted import Scripted

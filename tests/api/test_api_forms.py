@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.api.anthropic_schema import MessagesRequest
-from headstart.api.llama_schema import LlamaRequest
-from headstart.api.responses_schema import ResponsesRequest
-from headstart.api.schema import ChatRequest, CompletionRequest, _path, parse
+from headstart.api.anthropic.schema import MessagesRequest
+from headstart.api.llama_server.schema import LlamaRequest
+from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest, _path, parse
+from headstart.api.openai_responses.schema import ResponsesRequest
 from headstart.errors import InvalidRequest
 
 JSON = st.recursive(

@@ -17,8 +17,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from harness import check
-from headstart.engines.fake import FakeEngine
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from live import serving
 
 EXAMPLES = 1000 if os.environ.get("HEADSTART_SLOW") else 5

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request as HttpRequest
 
-from headstart.api.keys import Keys
+from headstart.api.auth import Keys
 from headstart.api.service import Service
-from headstart.api.tenants import POLICIES, policy_of, salt, tenant_of
+from headstart.chat.tenancy import POLICIES, policy_of, salt, tenant_of
 from headstart.config import Settings
-from headstart.core.blocks import root_id
-from headstart.core.quota import owner_of
-from headstart.engines.fake import FakeEngine
 from headstart.errors import ConfigError
-from headstart.runtime.runtime import Runtime
+from headstart.prefix_cache.blocks import root_id
+from headstart.prefix_cache.quota import owner_of
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from live import Server, serving
 
 CHAT: list[dict[str, Any]] = [

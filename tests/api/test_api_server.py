@@ -17,9 +17,9 @@ import openai
 import pytest
 
 from headstart.api.sockets import listen
-from headstart.engines.fake import FakeEngine
 from headstart.errors import ConfigError, ModelError
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from live import Server, serving, wait_until
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -266,9 +266,9 @@ PROGRAM = """
 import sys, time
 from headstart.api.serve import serve
 from headstart.config import Settings
-from headstart.engines.fake import FakeEngine
+from headstart.testing.fake_engine import FakeEngine
 from headstart.errors import ConfigError, ModelError
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
 
 def load(settings):
     if settings.model == "missing.gguf":

@@ -17,8 +17,8 @@ import pytest
 
 from headstart.api.server import Server as Stoppable
 from headstart.config import Settings
-from headstart.engines.fake import END, FakeEngine
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import END, FakeEngine
 from live import Server, events, raw, serving, wait_until
 
 HI: Any = [{"role": "user", "content": "hi"}]

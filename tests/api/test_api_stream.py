@@ -15,15 +15,15 @@ import pytest
 
 from harness import check
 from headstart.api.app import create_app
-from headstart.api.call import Call
+from headstart.api.connection import Call
 from headstart.api.drain import Drain
 from headstart.config import Settings
-from headstart.engines.base import Sampling
-from headstart.engines.fake import FakeEngine
 from headstart.errors import InvalidRequest
+from headstart.interfaces.engine import Sampling
 from headstart.observe.metrics import Metrics
-from headstart.runtime.request import Failed, Finished, Request
-from headstart.runtime.runtime import Runtime
+from headstart.serving.request import Failed, Finished, Request
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from live import Server, idle, raw, serving, wait_until
 
 

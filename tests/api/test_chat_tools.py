@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from harness import check
 from headstart.config import Settings
-from headstart.engines.fake import FakeEngine, FakeTokenizer
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from live import Server, serving, wait_until
 from scripted import Scripted
 from templates import TOOLS

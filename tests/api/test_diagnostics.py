@@ -8,9 +8,9 @@ import pytest
 from openai.types.responses import response as types
 from pydantic import TypeAdapter
 
-from headstart.api.diagnostics import anthropic, responses
-from headstart.core.causes import Cause
-from headstart.core.explain import Explanation
+from headstart.api.explain.diagnostics import anthropic, responses
+from headstart.explain.causes import Cause
+from headstart.explain.explain import Explanation
 
 OPENAI: TypeAdapter[Any] = TypeAdapter(types.PromptCacheDiagnostics)
 EXPECTED = {

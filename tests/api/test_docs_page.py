@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from headstart.api.docs import page
-from headstart.engines.fake import FakeEngine
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from live import Server, serving
 
 SCRIPT = Path(__file__).parents[1] / "node" / "docs.mjs"

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from headstart.api.anthropic_schema import MessagesRequest
+from headstart.api.anthropic.schema import MessagesRequest
 from headstart.api.ignored import HARMLESS, LONGEST, MOST, NEUTRAL, REMEMBERED, Noted, ignored
-from headstart.api.llama_schema import LlamaRequest
-from headstart.api.responses_schema import ResponsesRequest
-from headstart.api.schema import ChatRequest, CompletionRequest, parse
+from headstart.api.llama_server.schema import LlamaRequest
+from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest, parse
+from headstart.api.openai_responses.schema import ResponsesRequest
 from live import Server
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]

@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 import templates
-from headstart.core.capabilities import capabilities
-from headstart.core.template import Template
-from headstart.engines.fake import STOP, FakeEngine, FakeTokenizer
-from headstart.runtime.runtime import Runtime
+from headstart.prompt.chat_template import Template
+from headstart.prompt.template_caps import capabilities
+from headstart.serving.runtime import Runtime
 from headstart.templates import of_model
+from headstart.testing.fake_engine import STOP, FakeEngine, FakeTokenizer
 from live import Server, events, raw, serving, wait_until
 
 NUMBER = itertools.count()

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.api.app import create_app
-from headstart.api.edge import OF_ALL, OPEN
-from headstart.api.keys import Keys
+from headstart.api.auth import Keys
+from headstart.api.middleware import OF_ALL, OPEN
 from headstart.api.paths import canonical, hint
 from headstart.config import Settings
-from headstart.engines.fake import FakeEngine
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from live import Server, serving
 
 MEANT = {

@@ -19,8 +19,8 @@ from pydantic import BaseModel, TypeAdapter
 import templates
 from harness import check
 from headstart.config import Settings
-from headstart.engines.fake import FakeEngine, FakeTokenizer
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from live import Server, raw, serving, wait_until
 from scripted import Scripted
 
@@ -297,7 +297,7 @@ def test_a_stream_says_the_same_as_a_whole_answer(stage: Stage) -> None:
 
 
 def test_a_silent_line_is_kept_alive_by_events(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headstart.api.responses_wire.PATIENCE", 0.0)
+    monkeypatch.setattr("headstart.api.openai_responses.encode.PATIENCE", 0.0)
     monkeypatch.setattr(stage.engine.engine, "delay", 0.05)
     told = stage.stream("ok", input=fresh("x" * 3000))
     assert [event.type for event in told].count("response.in_progress") >= 3

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from headstart.api.responses_items import as_arguments, as_text, messages_of, seal, tools_of, unseal
-from headstart.api.responses_schema import ResponsesTool
-from headstart.api.responses_store import PREFIX, Line, Responses, Stored, UnknownResponse, identified, item_id
+from headstart.api.openai_responses.items import as_arguments, as_text, messages_of, seal, tools_of, unseal
+from headstart.api.openai_responses.schema import ResponsesTool
+from headstart.api.openai_responses.store import PREFIX, Line, Responses, Stored, UnknownResponse, identified, item_id
 
 HEX = "0123456789abcdef" * 2
 

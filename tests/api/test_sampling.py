@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from headstart.config import Settings
-from headstart.engines.base import Sampling
-from headstart.engines.fake import FakeEngine
-from headstart.library import Headstart
-from headstart.runtime.request import Event, Request
-from headstart.runtime.runtime import Runtime
+from headstart.interfaces.engine import Sampling
+from headstart.library.headstart import Headstart
+from headstart.serving.request import Event, Request
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from live import serving
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]

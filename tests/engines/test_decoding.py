@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from driving import checkpoint, export, fill, last_cells, tokens_of
 
 import tiny
+from driving import checkpoint, export, fill, last_cells, tokens_of
 from headstart.config import Settings
-from headstart.engines.base import Rows, Step
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama.blob import Form
+from headstart.interfaces.engine import Rows, Step
 
 SLOW_THREADS = [pytest.param(threads, marks=pytest.mark.slow) for threads in (3, 4)]
 WINDOW = 512

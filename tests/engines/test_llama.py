@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driving import SMALL, empty, export, fill, tokens_of
 
 import tiny
+from driving import SMALL, empty, export, fill, tokens_of
 from headstart.config import Settings
-from headstart.core.prompt import Prompter
-from headstart.core.template import Template
-from headstart.engines.base import GREEDY, Sampling, Span, Step
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import file as llama_file
 from headstart.engines.llama import identity as llama_identity
 from headstart.errors import ConfigError, EngineError, ModelError
+from headstart.interfaces.engine import GREEDY, Sampling, Span, Step
+from headstart.prompt.builder import Prompter
+from headstart.prompt.chat_template import Template
 
 EXACT_TEXTS = [
     "plain",

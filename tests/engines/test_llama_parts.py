@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blake3 import blake3
-from driving import last_cells
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.engines.base import Rows
+from driving import last_cells
 from headstart.engines.llama import digest
 from headstart.engines.llama.blob import Form, learn
 from headstart.engines.llama.fit import Fit, Needs, fit
 from headstart.engines.llama.identity import digest_of
 from headstart.engines.llama.part import Layout, LayoutError, parse
 from headstart.errors import ConfigError
+from headstart.interfaces.engine import Rows
 
 GIB = 1 << 30
 

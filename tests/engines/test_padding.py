@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from llama_cpp import llama_cpp as lib
 
 from headstart.config import Settings
-from headstart.engines.base import GREEDY, Rows, Span, Step
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.identity import devices, work
 from headstart.engines.llama.load import open_model
 from headstart.engines.llama.padding import NO_PADDING, PROCESSORS, TILE, Padding, Work, processor, tiles
 from headstart.errors import EngineError
+from headstart.interfaces.engine import GREEDY, Rows, Span, Step
 
 DEEP = 512
 SMOLLM = Work(weights=134_515_008 - 49_152 * 576, layers=30, heads=9, key=64, value=64)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headstart.engines.base import Bytes, Logits, Rows, Step, Traits
-from headstart.engines.fake import FakeEngine
 from headstart.engines.proof import MOST_TOKENS, prove
+from headstart.interfaces.engine import Bytes, Logits, Rows, Step, Traits
+from headstart.testing.fake_engine import FakeEngine
 
 TOKENS = np.random.default_rng(0).integers(0, 256, MOST_TOKENS).astype(np.int32)
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from headstart.config import Settings
-from headstart.engines.base import Bytes, Logits, Rows, Traits
-from headstart.engines.fake import FakeEngine
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama.engine import GRID
 from headstart.engines.proof import MOST_TOKENS
 from headstart.engines.proven import MEMO, STILL, Proven
+from headstart.interfaces.engine import Bytes, Logits, Rows, Traits
+from headstart.testing.fake_engine import FakeEngine
 
 TOKENS = np.random.default_rng(0).integers(0, 256, MOST_TOKENS).astype(np.int32)
 ANSWER = {True: GRID + 3 * 8, False: GRID + 2 * 8}

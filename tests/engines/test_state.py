@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driving import SMALL, checkpoint, empty, export, fill, tokens_of
 from llama_cpp import llama_cpp as lib
 
 import tiny
-from headstart.engines.base import Rows, Span, Step
+from driving import SMALL, checkpoint, empty, export, fill, tokens_of
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import part as llama_part
 from headstart.engines.llama import rows as llama_rows
 from headstart.engines.llama.blob import Form
 from headstart.errors import EngineError
-from headstart.runtime.room import Room
+from headstart.interfaces.engine import Rows, Span, Step
+from headstart.serving.memory_budget import Room
 
 WINDOWS = ("gemma3", "gpt-oss")
 STATE_ONLY = ("mamba2", "rwkv7")

@@ -16,15 +16,21 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from headstart import __version__
-from headstart.api import admin, anthropic, docs, extras, llama, models, openai, responses
-from headstart.api.describe import describe
-from headstart.api.edge import Edge
-from headstart.api.faults import on_error
-from headstart.api.keys import Keys
+from headstart.api import docs, models
+from headstart.api.anthropic import routes as anthropic
+from headstart.api.auth import Keys
+from headstart.api.errors import on_error
+from headstart.api.explain import routes as explain
+from headstart.api.llama_server import extras
+from headstart.api.llama_server import routes as llama
+from headstart.api.middleware import Edge
+from headstart.api.openai_chat import routes as openai
+from headstart.api.openai_responses import routes as responses
+from headstart.api.openapi import describe
 from headstart.api.service import Service
-from headstart.api.tenants import policy_of
+from headstart.chat.tenancy import policy_of
 from headstart.errors import ConfigError, HeadstartError, for_log
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
 
 log = structlog.get_logger("headstart.api")
 
@@ -111,7 +117,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=[*cors], allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
         )
-    routers = [dialect.router for dialect in (openai, responses, anthropic, models, llama, extras, admin, docs)]
+    routers = [dialect.router for dialect in (openai, responses, anthropic, models, llama, extras, explain, docs)]
     for router in routers:
         app.include_router(router)
     app.state.paths = tuple(route.path for router in routers for route in router.routes if isinstance(route, Route))

@@ -6,7 +6,7 @@ import re
 
 from starlette.types import Scope
 
-from headstart.api import tenants
+from headstart.chat import tenancy
 from headstart.observe.logs import Caller
 
 DIGITS = 12
@@ -23,7 +23,7 @@ def caller_of(scope: Scope) -> Caller:
         id=scope.get("request_id", ""),
         route=f"{scope['method']} {_route(scope)}",
         client=scope["client"][0] if scope.get("client") else "unix",
-        tenant=scope.get("tenant", tenants.OPEN)[:DIGITS],
+        tenant=scope.get("tenant", tenancy.OPEN)[:DIGITS],
     )
 
 

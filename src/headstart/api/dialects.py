@@ -8,12 +8,15 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
-from headstart.api import anthropic, anthropic_dialogue, openai, responses
-from headstart.api.anthropic_schema import CountTokensRequest
-from headstart.api.canonical import Dialogue
-from headstart.api.responses_schema import ResponsesInput
-from headstart.api.schema import TemplateRequest, parse
+from headstart.api.anthropic import conversation as anthropic_dialogue
+from headstart.api.anthropic import routes as anthropic
+from headstart.api.anthropic.schema import CountTokensRequest
+from headstart.api.openai_chat import routes as openai
+from headstart.api.openai_chat.schema import TemplateRequest, parse
+from headstart.api.openai_responses import routes as responses
+from headstart.api.openai_responses.schema import ResponsesInput
 from headstart.api.service import Service
+from headstart.chat.conversation import Dialogue
 
 _BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "document"})
 

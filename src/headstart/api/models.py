@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from headstart.api.describe import ERRORS
+from headstart.api.openapi import ERRORS
 from headstart.api.service import Service, service_of
 
 router = APIRouter()

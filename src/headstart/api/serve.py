@@ -12,17 +12,17 @@ import structlog
 import uvicorn
 
 from headstart.api.app import create_app
-from headstart.api.keys import Keys
-from headstart.api.normalise import check_rules
+from headstart.api.auth import Keys
 from headstart.api.server import Server
 from headstart.api.sockets import OWNER_ONLY, Port, UnixSocket
-from headstart.api.tenants import policy_of
 from headstart.api.tls import tls
+from headstart.chat.normalize import check_rules
+from headstart.chat.tenancy import policy_of
 from headstart.config import Settings
 from headstart.errors import ConfigError, HeadstartError
 from headstart.model_names import model_names
 from headstart.observe import logs, tracebacks
-from headstart.runtime.runtime import Runtime
+from headstart.serving.runtime import Runtime
 
 
 def serve(

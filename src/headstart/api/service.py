@@ -10,21 +10,21 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 
 from headstart import model_names
-from headstart.api import tenants
+from headstart.api.auth import Keys
 from headstart.api.drain import Drain
-from headstart.api.faults import TooLarge
+from headstart.api.errors import TooLarge
 from headstart.api.ignored import Noted
-from headstart.api.keys import Keys
-from headstart.api.normalise import RULES, Ground
-from headstart.api.recall import Moment, Recall
-from headstart.api.responses_store import Responses
+from headstart.api.openai_responses.store import Responses
+from headstart.chat import tenancy
+from headstart.chat.normalize import RULES, Ground
+from headstart.chat.reply_memory import Moment, Recall
 from headstart.errors import HeadstartError, NotFound, Unavailable
 from headstart.observe import logs
 from headstart.observe.logs import Caller, Figures
 from headstart.observe.metrics import Metrics
 from headstart.observe.report import Summary
-from headstart.runtime.expiry import Erasure
-from headstart.runtime.runtime import Runtime
+from headstart.serving.expiry import Erasure
+from headstart.serving.runtime import Runtime
 
 _VENDORS = re.compile(r"(claude|gpt-\d|chatgpt|codex|o\d)([-.\w]|$)")
 """Names that clients send unless they are told otherwise. Nobody who calls a server of his own means a model of theirs, but for
@@ -52,7 +52,7 @@ class Service:
         keep_alive: float = 5.0,
         max_body: int = 64 << 20,
         keep_noise: Sequence[str] = (),
-        policy: tenants.Policy = tenants.POLICIES["none"],
+        policy: tenancy.Policy = tenancy.POLICIES["none"],
         keys: Keys | None = None,
     ) -> None:
         self.runtime: Runtime | None = None
@@ -87,7 +87,7 @@ class Service:
         """Has everything kept for as long as the keys say."""
         if self.runtime is not None:
             for key in self._keys.all():
-                self._keep(tenants.salt(self.policy, key.tenant, None, None), key.expire)
+                self._keep(tenancy.salt(self.policy, key.tenant, None, None), key.expire)
 
     def _keep(self, salt: str, seconds: float | None) -> None:
         if self.runtime is not None and self.policy.isolates:
@@ -151,7 +151,7 @@ class Service:
             user: whom its body names as the one who asks.
             cache_salt: of its body.
         """
-        salt = tenants.salt(self.policy, request.scope.get("tenant", tenants.OPEN), user, cache_salt)
+        salt = tenancy.salt(self.policy, request.scope.get("tenant", tenancy.OPEN), user, cache_salt)
         self._keep(salt, request.scope.get("expire"))
         return salt
 

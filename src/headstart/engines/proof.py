@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from headstart.engines.base import Bytes, Engine, Logits, Rows, Span, Step, Traits
 from headstart.errors import EngineError
+from headstart.interfaces.engine import Bytes, Engine, Logits, Rows, Span, Step, Traits
 
 _TAIL = _DECODED = 8
 _SAID = _TAIL + _DECODED

@@ -15,9 +15,9 @@ from typing import Any
 
 from blake3 import blake3
 
-from headstart.engines.base import Engine, Traits
 from headstart.engines.memo import recall, remember
 from headstart.engines.proof import Tell, Tokens, answer, prove
+from headstart.interfaces.engine import Engine, Traits
 
 MEMO = "proofs.json"
 log = logging.getLogger("headstart.proof")

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from headstart.runtime.request import Event, Progress, Request
+from headstart.serving.request import Event, Progress, Request
 
 FIRST, EVERY = 2.0, 5.0
 """Seconds of prefill before the first line, and between lines."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headstart.core.explain import Explanation
-from headstart.runtime.request import Report
+from headstart.explain.explain import Explanation
+from headstart.serving.request import Report
 
 
 @dataclass(frozen=True, slots=True)

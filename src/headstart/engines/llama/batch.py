@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp import llama_cpp as lib
 
-from headstart.engines.base import Step
+from headstart.interfaces.engine import Step
 
 
 class Batch:

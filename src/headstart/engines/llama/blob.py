@@ -31,8 +31,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headstart.engines.base import Bytes, Rows
 from headstart.engines.llama.part import Layout, LayoutError, Part, find, parse, words
+from headstart.interfaces.engine import Bytes, Rows
 
 _HEAD = 8
 _RECURRENCE = 12  # bytes of its head

@@ -24,8 +24,6 @@ from llama_cpp import llama_cpp as lib
 
 from headstart.config import Settings, default_state_dir
 from headstart.engines import proof
-from headstart.engines.base import Bytes, Engine, Facts, Grammar, Logits, Rows, Sampler, Sampling, Shape, Span, Step, Traits
-from headstart.engines.constraint import Grammars
 from headstart.engines.llama import file as llama_file
 from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama import load as llama_load
@@ -42,6 +40,21 @@ from headstart.engines.llama.vocab import LlamaTokenizer
 from headstart.engines.proof import MOST_TOKENS
 from headstart.engines.proven import Proven
 from headstart.errors import EngineError, ModelError
+from headstart.interfaces.engine import (
+    Bytes,
+    Engine,
+    Facts,
+    Grammar,
+    Logits,
+    Rows,
+    Sampler,
+    Sampling,
+    Shape,
+    Span,
+    Step,
+    Traits,
+)
+from headstart.output.constraint import Grammars
 
 GRID = TILE
 """Where prefill may stop on llama.cpp: its attention kernels change at 64 tokens a call, and its tiles are 64 cells."""

@@ -15,10 +15,10 @@ from llama_cpp import llama_cpp as lib
 from llama_cpp._ctypes_extensions import load_shared_library
 
 from headstart.config import Settings
-from headstart.engines.base import Facts, Shape
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.load import BATCH, has_amx
 from headstart.engines.llama.padding import Work
+from headstart.interfaces.engine import Facts, Shape
 from headstart.model_names import model_name
 
 _FOLDER = Path(lib._lib._name).parent  # not always llama-cpp-python's own: LLAMA_CPP_LIB_PATH names another

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headstart.engines.base import Bytes, Rows
+from headstart.interfaces.engine import Bytes, Rows
 
 _CELL = 12  # bytes of a cell, without its extra ones
 _EXTRAS = (0, 12)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from headstart.engines.base import Bytes, Rows, Span
 from headstart.engines.llama import blob as llama_blob
 from headstart.engines.llama import log as llama_log
 from headstart.engines.llama.blob import Form, Opened
 from headstart.engines.llama.part import LayoutError
 from headstart.errors import EngineError
+from headstart.interfaces.engine import Bytes, Rows, Span
 
 _Pointer = ctypes.POINTER(ctypes.c_uint8)
 WHOLE, PARTIAL = 0, int(lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)

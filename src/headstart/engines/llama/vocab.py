@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
-from headstart.engines.base import Control
+from headstart.interfaces.engine import Control
 
 _NAMES = {"bos_token": "bos", "eos_token": "eos", "pad_token": "pad", "sep_token": "sep"}
 
@@ -16,7 +16,7 @@ _NAMES = {"bos_token": "bos", "eos_token": "eos", "pad_token": "pad", "sep_token
 class LlamaTokenizer:
     """The tokenizer of a loaded model; usable as long as the model is. Thread-safe.
 
-    Attributes: those of `headstart.engines.base.Tokenizer`.
+    Attributes: those of `headstart.interfaces.engine.Tokenizer`.
     """
 
     def __init__(self, model: Any) -> None:

@@ -1,0 +1,252 @@
+"""Anthropic wire: events → the events and objects of /v1/messages.
+
+message_start · (content_block_start · content_block_delta* · content_block_stop)* · message_delta · message_stop
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from headstart.api.build_request import Told
+from headstart.api.encoder import Teller, frame
+from headstart.api.errors import ANTHROPIC
+from headstart.api.explain import diagnostics
+from headstart.chat.partial_json import Members, input_of
+from headstart.chat.reply_builder import Draft, Reading
+from headstart.observe.report import Summary, summarise
+from headstart.output.parser import Arguments, Calling, Piece, Said, Thought
+from headstart.prompt.builder import Prompt
+from headstart.serving.request import Request, TokenLogprob
+
+Kind = Literal["thinking", "text", "tool_use"]
+
+QUIET = 32
+"""Pieces that are not shown, or not yet, between two signs of life."""
+
+
+def event(name: str, **fields: Any) -> bytes:
+    """An event; clients skip those without a line for their name."""
+    return frame({"type": name, **fields}, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What callers marked to be kept: the last marked token of each time to live; 0 where there is none."""
+
+    hour: int = 0
+    any: int = 0
+
+    @staticmethod
+    def of(prompt: Prompt, hours: int, *, tools: bool) -> Marks:
+        """The marks of a prompt, `hours` of which are for an hour: these stand first.
+
+        `tools`: they have a mark. Templates write them around the system message, so it is at the end of both.
+        """
+        landmarks = prompt.landmarks
+        found = sorted({*landmarks.breakpoints, *([landmarks.anchor] if tools else [])} - {0})
+        return Marks(found[min(hours, len(found)) - 1] if hours and found else 0, found[-1] if found else 0)
+
+    def usage(self, prompt: int, cached: int) -> dict[str, Any]:
+        """Where the prompt's tokens came from, or went to: the three counts add up to all of them."""
+        hour = max(0, self.hour - cached)
+        minutes = max(0, self.any - max(self.hour, cached))
+        return {
+            "input_tokens": prompt - cached - hour - minutes,
+            "cache_creation_input_tokens": hour + minutes,
+            "cache_read_input_tokens": cached,
+            "cache_creation": {"ephemeral_5m_input_tokens": minutes, "ephemeral_1h_input_tokens": hour},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How an answer is told.
+
+    Attributes:
+        id, model: of the message.
+        request_id: of the call, for errors.
+        limit: most tokens of the reply.
+        marks: of its prompt.
+        shows: whether reasoning is shown; else only its signature is.
+        edits: whether the caller asked for edits of the context.
+        compares: whether the caller asked what was missed; `known`: whether the message that it named is one of ours.
+        told: what is told of that, by the request's own explanation.
+    """
+
+    id: str
+    model: str
+    request_id: str
+    limit: int
+    marks: Marks = Marks()
+    shows: bool = True
+    edits: bool = False
+    compares: bool = False
+    known: bool = True
+    told: Told = lambda own: own
+
+
+class Messages(Teller):
+    """/v1/messages."""
+
+    def __init__(self, manner: Manner, request: Request, reading: Reading) -> None:
+        super().__init__([request], reading)
+        self.manner = manner
+        self._open: Kind | None = None
+        self._index = -1
+        self._hidden = 0
+        self._members = Members()
+
+    # ── in a stream ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, draft: Draft) -> bytes:
+        assert draft.report is not None
+        summary = summarise([[draft.report]])
+        usage = {**self._usage(summary), "output_tokens": 0}
+        return event("message_start", message=self._message(summary, content=[], stop=None, sequence=None, usage=usage))
+
+    def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
+        return b"".join(self._piece(draft, piece) for piece in pieces)
+
+    def finish(self, draft: Draft, summary: Summary) -> bytes:
+        ended = {"stop_reason": self._stop(draft), "stop_sequence": draft.stopped_by, "stop_details": None}
+        usage = self._usage(summary) | self._output(draft, summary)
+        return self._close() + event("message_delta", delta=ended, usage=usage, **self._edits(), **self.account(summary))
+
+    def close(self, summary: Summary) -> bytes:
+        return event("message_stop")
+
+    def fail(self, error: Exception) -> bytes:
+        return frame(ANTHROPIC.body(error, self.manner.request_id), "error")
+
+    def beat(self) -> bytes:
+        return event("ping")
+
+    def _piece(self, draft: Draft, piece: Piece) -> bytes:
+        match piece:
+            case Calling():
+                block = {"id": draft.called[piece.index].id, "name": piece.name, "input": {}}
+                closed, self._members = self._close(), Members()
+                return closed + self._start("tool_use", block)
+            case Arguments():
+                valid = self._members.feed(piece.text)
+                return self._delta("input_json_delta", partial_json=valid) if valid else self._silence()
+            case Thought():
+                begun = self._switch("thinking", {"thinking": "", "signature": ""})
+                if self.manner.shows:
+                    return begun + self._delta("thinking_delta", thinking=piece.text)
+                return begun + self._silence()
+            case Said():
+                return self._switch("text", {"text": "", "citations": None}) + self._delta("text_delta", text=piece.text)
+
+    def _silence(self) -> bytes:
+        self._hidden += 1
+        return b"" if self._hidden % QUIET else self.beat()
+
+    def _switch(self, kind: Kind, block: dict[str, Any]) -> bytes:
+        return b"" if self._open == kind else self._close() + self._start(kind, block)
+
+    def _start(self, kind: Kind, block: dict[str, Any]) -> bytes:
+        self._open = kind
+        self._index += 1
+        return event("content_block_start", index=self._index, content_block={"type": kind, **block})
+
+    def _delta(self, kind: str, **fields: str) -> bytes:
+        return event("content_block_delta", index=self._index, delta={"type": kind, **fields})
+
+    def _close(self) -> bytes:
+        """Ends the block that is open, if one is."""
+        if self._open is None:
+            return b""
+        last = b""
+        if self._open == "thinking":
+            last = self._delta("signature_delta", signature=self._signature(self._index))
+        elif self._open == "tool_use" and (missing := self._members.end()):
+            last = self._delta("input_json_delta", partial_json=missing)
+        self._open = None
+        return last + event("content_block_stop", index=self._index)
+
+    # ── as a whole ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def whole(self, summary: Summary) -> dict[str, Any]:
+        (draft,) = self.drafts
+        return {
+            **self._message(
+                summary,
+                content=self._content(draft),
+                stop=self._stop(draft),
+                sequence=draft.stopped_by,
+                usage=self._usage(summary) | self._output(draft, summary),
+            ),
+            **self._edits(),
+            **self.account(summary),
+        }
+
+    def _content(self, draft: Draft) -> list[dict[str, Any]]:
+        content: list[dict[str, Any]] = []
+        for kind, alike in groupby(draft.pieces, key=type):
+            pieces = list(alike)
+            text = "".join(piece.text for piece in pieces if not isinstance(piece, Calling))
+            if kind is Said:
+                content.append({"type": "text", "text": text, "citations": None})
+            elif kind is Thought:
+                thinking = text if self.manner.shows else ""
+                content.append({"type": "thinking", "thinking": thinking, "signature": self._signature(len(content))})
+            for one in (draft.called[piece.index] for piece in pieces if isinstance(piece, Calling)):
+                content.append({"type": "tool_use", "id": one.id, "name": one.name, "input": input_of(one.arguments)})
+        return content
+
+    # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _message(
+        self,
+        summary: Summary,
+        *,
+        content: list[dict[str, Any]],
+        stop: str | None,
+        sequence: str | None,
+        usage: dict[str, Any],
+    ) -> dict[str, Any]:
+        return {
+            "id": self.manner.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.manner.model,
+            "content": content,
+            "stop_reason": stop,
+            "stop_sequence": sequence,
+            "stop_details": None,
+            "usage": usage,
+            "diagnostics": self._diagnostics(summary),
+        }
+
+    def _stop(self, draft: Draft) -> str:
+        if draft.stopped_by is not None:
+            return "stop_sequence"
+        if draft.finish == "length":
+            assert draft.report is not None
+            return "max_tokens" if draft.report.completion >= self.manner.limit else "model_context_window_exceeded"
+        return "tool_use" if draft.finish == "tool_calls" else "end_turn"
+
+    def _usage(self, summary: Summary) -> dict[str, Any]:
+        return {**self.manner.marks.usage(summary.prompt, summary.cached), "service_tier": "standard"}
+
+    def _output(self, draft: Draft, summary: Summary) -> dict[str, Any]:
+        thinking = min(draft.reasoning_tokens, summary.completion)
+        return {"output_tokens": summary.completion, "output_tokens_details": {"thinking_tokens": thinking}}
+
+    def _edits(self) -> dict[str, Any]:
+        return {"context_management": {"applied_edits": []}} if self.manner.edits else {}
+
+    def _diagnostics(self, summary: Summary) -> dict[str, Any] | None:
+        if not self.manner.compares:
+            return None
+        found = diagnostics.anthropic(self.manner.told(summary.explanation), known=self.manner.known)
+        return {"cache_miss_reason": found} if found is not None else None
+
+    def _signature(self, index: int) -> str:
+        """What clients want to see and to send back with reasoning; nobody looks at it again."""
+        return base64.b64encode(f"headstart/{self.manner.id}/{index}".encode()).decode()

@@ -1,0 +1,315 @@
+"""Anthropic schema: what a caller of /v1/messages may send. As strict, and as deaf to unknown fields, as `schema`.
+
+Betas are headers and fields that nobody has to understand: those that are not named here are passed over (`ignored`).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Required
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator, with_config
+from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from headstart.api.body import Body, Strict
+from headstart.api.openai_chat.schema import MANY, Effort, Whole, without_images
+from headstart.chat.conversation import Choice, Format
+from headstart.errors import InvalidRequest
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
+
+LEFT_OUT = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
+"""What the types of tools begin with that the vendor's servers run. A reply can do without them, so they are left out."""
+
+_READABLE = frozenset("text thinking redacted_thinking tool_use tool_result document search_result".split())
+
+
+def _readable(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind not in _READABLE:
+        raise PydanticCustomError(
+            "content_block", "has a block of type '{kind}': this server reads text only", {"kind": kind[:40]}
+        )
+    return value
+
+
+def _textual(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind not in ("text", "content"):
+        raise PydanticCustomError(
+            "document_source", "is a document of type '{kind}': this server reads text only", {"kind": kind[:40]}
+        )
+    return value
+
+
+@with_config(MANY)
+class CacheControl(TypedDict, total=False):
+    """The end of what will come again. A hint: what it says changes no prompt, so anything may be said."""
+
+    type: Required[str]
+    ttl: str | None
+
+
+class Marked(TypedDict, total=False):
+    """What may carry a breakpoint."""
+
+    cache_control: CacheControl | None
+
+
+# ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@with_config(MANY)
+class TextBlock(Marked):
+    type: Required[Literal["text"]]
+    text: Required[str]
+
+
+Text = Annotated[TextBlock, BeforeValidator(_readable)]
+
+
+@with_config(MANY)
+class ThinkingBlock(TypedDict, total=False):
+    """Reasoning. Its signature is not looked at: nothing here depends on who thought it."""
+
+    type: Required[Literal["thinking"]]
+    thinking: Required[str]
+    signature: str | None
+
+
+@with_config(MANY)
+class RedactedThinkingBlock(TypedDict, total=False):
+    """Another server's reasoning, which cannot be read."""
+
+    type: Required[Literal["redacted_thinking"]]
+    data: str | None
+
+
+@with_config(MANY)
+class ToolUseBlock(Marked):
+    """A call that a reply made. A model may make up names, and call with what is no object."""
+
+    type: Required[Literal["tool_use"]]
+    id: Required[Annotated[str, StringConstraints(min_length=1)]]
+    name: Required[str]
+    input: Required[Any]
+
+
+@with_config(MANY)
+class TextSource(TypedDict):
+    type: Literal["text"]
+    data: str
+
+
+@with_config(MANY)
+class ContentSource(TypedDict):
+    type: Literal["content"]
+    content: str | list[Text]
+
+
+@with_config(MANY)
+class DocumentBlock(Marked, total=False):
+    type: Required[Literal["document"]]
+    source: Required[Annotated[TextSource | ContentSource, Field(discriminator="type"), BeforeValidator(_textual)]]
+    title: str | None
+    context: str | None
+
+
+@with_config(MANY)
+class SearchResultBlock(Marked):
+    type: Required[Literal["search_result"]]
+    source: Required[str]
+    title: Required[str]
+    content: Required[list[Text]]
+
+
+Written = TextBlock | DocumentBlock | SearchResultBlock
+"""What is text, or can be written as text."""
+
+
+@with_config(MANY)
+class ToolResultBlock(Marked, total=False):
+    type: Required[Literal["tool_result"]]
+    tool_use_id: Required[Annotated[str, StringConstraints(min_length=1)]]
+    content: Annotated[
+        str | list[Annotated[Written, Field(discriminator="type"), BeforeValidator(_readable)]] | None,
+        BeforeValidator(without_images),
+    ]
+    is_error: bool | None
+
+
+UserBlock = Written | ToolResultBlock
+AssistantBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock
+
+
+@with_config(MANY)
+class UserMessage(TypedDict):
+    role: Literal["user"]
+    content: str | list[Annotated[UserBlock, Field(discriminator="type"), BeforeValidator(_readable)]]
+
+
+@with_config(MANY)
+class AssistantMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | list[Annotated[AssistantBlock, Field(discriminator="type"), BeforeValidator(_readable)]]
+
+
+@with_config(MANY)
+class SystemMessage(TypedDict):
+    role: Literal["system"]
+    content: str | list[Text]
+
+
+AnyMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+
+
+# ── tools ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_CALLABLE: list[JsonDict] = [
+    {"required": ["name", "input_schema"], "properties": {"name": {"type": "string"}, "input_schema": {"type": "object"}}},
+    {"required": ["type"], "properties": {"type": {"type": "string", "pattern": f"^({'|'.join(LEFT_OUT)})"}}},
+]
+"""What `_can_be_called` asks, for the document."""
+
+
+def left_out(tool: ClientTool) -> bool:
+    """Whether a tool is one that a server would run."""
+    return tool.get("input_schema") is None and (tool.get("type") or "").startswith(LEFT_OUT)
+
+
+def _can_be_called(tool: ClientTool) -> ClientTool:
+    if left_out(tool) or (tool.get("name") is not None and tool.get("input_schema") is not None):
+        return tool
+    if tool.get("type") in (None, "custom"):
+        raise PydanticCustomError("tool", "needs a name and an input_schema")
+    raise PydanticCustomError(
+        "tool", "'{kind}' is not known here: give the tool a name and an input_schema", {"kind": (tool["type"] or "")[:40]}
+    )
+
+
+@with_config({**MANY, "json_schema_extra": {"anyOf": [*_CALLABLE]}})
+class ClientTool(Marked, total=False):
+    """A tool with a schema is a function, whatever its type. Without one a type that nobody here runs is left out."""
+
+    type: str | None
+    name: Name | None
+    description: str | None
+    input_schema: dict[str, Any] | None
+    strict: bool | None
+
+
+class ToolChoice(Strict):
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedToolChoice(Strict):
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+# ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Thinking(Strict):
+    """`budget_tokens` is not kept: `max_tokens` bounds reasoning and reply together. An unknown type says nothing."""
+
+    type: str
+    budget_tokens: Whole | None = None
+    display: str | None = None
+
+    @property
+    def wanted(self) -> bool | None:
+        """Whether to think; None if that is left to the template."""
+        return {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}.get(self.type)
+
+
+class JsonFormat(Strict):
+    type: Literal["json_schema"]
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Strict):
+    effort: Effort = None
+    format: JsonFormat | None = None
+
+
+class Metadata(Strict):
+    user_id: str | None = None
+
+
+class Diagnostics(Strict):
+    previous_message_id: str | None = None
+
+
+class ContextManagement(Strict):
+    """Edits that a server may make. None is made here (docs/clients.md says why), and answers say so."""
+
+    edits: list[dict[str, Any]] | None = None
+
+
+class CountTokensRequest(Body):
+    """Body of POST /v1/messages/count_tokens. `cache_salt`: as in /v1/chat/completions."""
+
+    cache_control: CacheControl | None = None
+    model: str | None = None
+    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=100_000)]
+    system: str | list[Text] | None = None
+    tools: list[Annotated[ClientTool, AfterValidator(_can_be_called)]] | None = None
+    tool_choice: Annotated[ToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None
+    metadata: Metadata | None = None
+    context_management: ContextManagement | None = None
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+
+    @property
+    def choice(self) -> Choice:
+        """What the reply may call."""
+        given = self.tool_choice
+        if given is None:
+            return Choice()
+        parallel = not given.disable_parallel_tool_use
+        if isinstance(given, NamedToolChoice):
+            return Choice("required", given.name, parallel)
+        return Choice("required" if given.type == "any" else given.type, None, parallel)
+
+    @property
+    def format(self) -> Format | None:
+        """What the text of the reply must be. `output_format` is how a beta spelled it."""
+        given = (self.output_config.format if self.output_config is not None else None) or self.output_format
+        return Format("json_schema", json.dumps(given.json_schema), strict=True) if given is not None else None
+
+    @property
+    def hours(self) -> int:
+        """Marks that ask for an hour."""
+        contents = [self.system, *(message["content"] for message in self.messages)]
+        blocks = [block for content in contents if isinstance(content, list) for block in content]
+        marks = [self.cache_control, *(one.get("cache_control") for one in (*(self.tools or ()), *blocks))]
+        return sum(mark.get("ttl") == "1h" for mark in marks if mark is not None)
+
+    @model_validator(mode="after")
+    def _something_to_call(self) -> CountTokensRequest:
+        if self.tools and all(map(left_out, self.tools)):
+            kind = (self.tools[0]["type"] or "")[:40]
+            raise InvalidRequest(f"Invalid 'tools': this server does not run '{kind}', and there is no other.", param="tools")
+        return self
+
+
+class MessagesRequest(CountTokensRequest):
+    """Body of POST /v1/messages. `max_tokens` 0 only fills the cache."""
+
+    max_tokens: Annotated[Whole, Field(ge=0, lt=2**31)]
+    stream: bool | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=64)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    diagnostics: Diagnostics | None = None
+
+
+BODIES: tuple[type[Strict], ...] = (MessagesRequest, CountTokensRequest)

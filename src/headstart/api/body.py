@@ -1,0 +1,145 @@
+"""Formats: what a caller may say that a reply must be, in the words of OpenAI, llama-server and vLLM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError, from_json
+
+from headstart.api.ignored import ignored
+from headstart.chat.conversation import Format
+from headstart.errors import InvalidRequest
+
+
+class Strict(BaseModel):
+    """How bodies are read."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Body(Strict):
+    """A body that is answered with a reply. What it says and nobody reads is in `ignored`."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
+    """Fields of a parent that say nothing in this body."""
+
+    _ignored: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of fields that were passed over, and might have changed the answer."""
+        return self._ignored
+
+    @classmethod
+    def known(cls) -> frozenset[str]:
+        """Names of fields that have an effect."""
+        return _known(cls)
+
+    def note(self, body: Mapping[str, Any]) -> None:
+        """`body`: what this was read from."""
+        self._ignored = ignored(body, self.known())
+
+
+@cache
+def _known(form: type[Body]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in form.model_fields.items()) - form.WITHOUT_EFFECT
+
+
+def _parsed(value: Any) -> Any:
+    """A schema that is written as text."""
+    if isinstance(value, str):
+        try:
+            return from_json(value)
+        except ValueError:
+            raise PydanticCustomError("json", "is no JSON") from None
+    return value
+
+
+class JsonSchema(Strict):
+    """`schema` is a JSON schema. With `strict` what cannot be guaranteed is refused."""
+
+    name: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What a reply must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_given(self) -> ResponseFormat:
+        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.json_schema is None):
+            raise PydanticCustomError("response_format", "needs a json_schema with a schema")
+        return self
+
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's way to say what a reply must be; `guided_…` were its fields before."""
+
+    json_schema: Annotated[dict[str, Any] | None, BeforeValidator(_parsed), Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    grammar: Text | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> StructuredOutputs:
+        if not self.formats:
+            raise PydanticCustomError("structured_outputs", "needs one of json, json_object, regex, choice, grammar")
+        return self
+
+    @property
+    def formats(self) -> list[Format]:
+        return [
+            *([Format("json_schema", json.dumps(self.json_schema))] if self.json_schema is not None else []),
+            *([Format("json_object")] if self.json_object else []),
+            *([Format("regex", self.regex)] if self.regex is not None else []),
+            *([Format("grammar", _any_of(self.choice))] if self.choice is not None else []),
+            *([Format("grammar", self.grammar)] if self.grammar is not None else []),
+        ]
+
+
+def _any_of(texts: list[str]) -> str:
+    """A grammar in Lark of one of the texts."""
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+
+
+class Constrained(Strict):
+    """What a reply must be, in llama-server's (`grammar`, `json_schema`) and vLLM's words."""
+
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Annotated[dict[str, Any] | None, BeforeValidator(_parsed)] = None
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    guided_grammar: Text | None = None
+
+    @property
+    def formats(self) -> list[Format]:
+        """What the reply must be; more than one is too many."""
+        guided = StructuredOutputs.model_construct(
+            json_schema=self.guided_json, regex=self.guided_regex, choice=self.guided_choice, grammar=self.guided_grammar
+        )
+        return [
+            *([Format("json_schema", json.dumps(self.json_schema))] if self.json_schema is not None else []),
+            *([Format("grammar", self.grammar)] if self.grammar is not None else []),
+            *guided.formats,
+            *(self.structured_outputs.formats if self.structured_outputs is not None else []),
+        ]
+
+    @model_validator(mode="after")
+    def _one_format(self) -> Self:
+        if len(self.formats) > 1:
+            raise InvalidRequest("Invalid 'response_format': a reply can have one format only.", param="response_format")
+        return self

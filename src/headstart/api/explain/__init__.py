@@ -1,0 +1,1 @@
+"""What was computed and why, over HTTP."""

@@ -1,0 +1,41 @@
+"""Diagnostics: a cause in the vendors' own forms, as their SDKs' types have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headstart.explain.explain import Explanation
+
+_WITHOUT_TOKENS = frozenset({"unavailable", "previous_message_not_found"})
+_BARE = frozenset({"unavailable", "comparison_response_not_found"})
+"""Forms that say no more than their `type`."""
+
+
+def anthropic(found: Explanation | None, *, known: bool = True) -> dict[str, Any] | None:
+    """Anthropic's `diagnostics.cache_miss_reason`; None if nothing was missed.
+
+    `known`: whether the message named by `previous_message_id` is one of ours, if one is named.
+    """
+    if not known:
+        return {"type": "previous_message_not_found"}
+    if found is None:
+        return None
+    kind = found.meaning.anthropic
+    return {"type": kind} if kind in _WITHOUT_TOKENS else {"type": kind, "cache_missed_input_tokens": found.tokens}
+
+
+def responses(found: Explanation | None, *, known: bool = True) -> dict[str, Any]:
+    """OpenAI's `prompt_cache_diagnostics`. `known`: whether `comparison_response_id` is one of ours, if it is given."""
+    if not known:
+        return {"type": "comparison_response_not_found"}
+    if found is None:
+        return {"type": "cache_hit"}
+    kind = found.meaning.responses
+    if kind in _BARE:
+        return {"type": kind}
+    return {
+        "type": "cache_miss",
+        "reason": kind,
+        "cache_missed_tokens": found.tokens,
+        "comparison_reusable_tokens": found.token,
+    }

@@ -1,0 +1,147 @@
+"""Admin: what an owner may ask of the server itself. Why a request computed what it computed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from headstart.api.body import Strict
+from headstart.api.build_request import prompt_of
+from headstart.api.dialects import dialogue_of
+from headstart.api.explain.diagnostics import anthropic, responses
+from headstart.api.openai_chat.schema import parse
+from headstart.api.openapi import ERRORS
+from headstart.api.service import Service, service_of
+from headstart.chat import tenancy
+from headstart.errors import InvalidRequest, NotFound
+from headstart.explain.causes import Cause
+from headstart.explain.explain import Explanation
+from headstart.explain.record import Record
+from headstart.interfaces.tokens import common_prefix
+from headstart.observe.report import rounded, summarise
+from headstart.prompt.builder import Prompt
+from headstart.serving.request import Report
+from headstart.serving.runtime import Runtime
+
+router = APIRouter()
+
+Salt = Annotated[str, Query(max_length=1024)]
+
+
+class Pair(Strict):
+    """Body of POST /headstart/explain: two request bodies, the earlier one first."""
+
+    a: dict[str, Any]
+    b: dict[str, Any]
+
+
+@router.get("/headstart/explain", responses=ERRORS)
+async def explain_last(request: HttpRequest, cache_salt: Salt = "", user: Salt = "") -> Response:
+    """Why the latest request computed what it computed."""
+    return _told(request, None, cache_salt, user)
+
+
+@router.get("/headstart/explain/{request_id}", responses=ERRORS)
+async def explain_one(request: HttpRequest, request_id: str, cache_salt: Salt = "", user: Salt = "") -> Response:
+    """Why a request computed what it computed; its id is in the header `x-request-id` of its answer."""
+    return _told(request, request_id, cache_salt, user)
+
+
+@router.post(
+    "/headstart/explain",
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": Pair.model_json_schema()}}}},
+    responses=ERRORS,
+)
+async def explain_pair(request: HttpRequest) -> Response:
+    """What the second of two request bodies would compute again right after the first, and why. Nothing is computed."""
+    service = service_of(request)
+    runtime = service.ready()
+    pair = parse(Pair, await service.body(request))
+    return JSONResponse(await asyncio.to_thread(_compared, service, runtime, request, pair))
+
+
+def _told(request: HttpRequest, request_id: str | None, cache_salt: str, user: str) -> Response:
+    service = service_of(request)
+    history = service.ready().scheduler.history
+    salt = service.salt(request, user or None, cache_salt or None)
+    tenant = tenancy.told(request.scope.get("tenant", tenancy.OPEN), salt)
+
+    def seen(record: Record) -> bool:
+        # Where nobody knows who asks, salts are all that tells tenants apart.
+        mine = record.tenant == tenant and (tenant != "" or record.salt == salt)
+        return mine and request_id in (None, record.id)
+
+    record = history.last(seen)
+    if record is None:
+        which = f"request '{request_id[:200]}'" if request_id is not None else "request of yours"
+        raise NotFound(f"No {which} is among the latest ones.", param="request_id", code="request_not_found")
+    prompts = {id(one.reports): [*one.reports.values()] for one in history.beside(record)}.values()
+    summary = summarise([[report for report in reports if isinstance(report, Report)] for reports in prompts])
+    return JSONResponse(
+        {
+            "id": record.id,
+            "seconds_ago": round(time.monotonic() - record.time, 1),
+            "prompt": summary.prompt,
+            "cached": summary.cached,
+            "live": summary.live,
+            "tiers": summary.tiers,
+            "computed": summary.computed,
+            "mode": summary.mode,
+            "ttft": round(summary.ttft, 5),
+            **_account(summary.explanation),
+        }
+    )
+
+
+def _account(found: Explanation | None) -> dict[str, Any]:
+    if found is None:
+        return {"explanation": None, "anthropic": None, "responses": responses(None)}
+    return {
+        "explanation": {
+            "cause": found.cause.value,
+            "what": found.meaning.what,
+            "mend": found.meaning.mend.with_flags,
+            "where": found.where,
+            "message": found.message,
+            "character": found.character,
+            "token": found.token,
+            "before": found.before,
+            "ours": found.ours,
+            "theirs": found.theirs,
+            "missed": found.tokens,
+            "seconds": rounded(found.seconds),
+        },
+        "anthropic": anthropic(found),
+        "responses": responses(found),
+    }
+
+
+# ── two bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _compared(service: Service, runtime: Runtime, request: HttpRequest, pair: Pair) -> dict[str, Any]:
+    earlier, later = (_prompt(service, runtime, request, body, name) for name, body in (("a", pair.a), ("b", pair.b)))
+    shared = common_prefix(earlier.tokens, later.tokens)
+    models = {str(body["model"]).casefold() for body in (pair.a, pair.b) if body.get("model") is not None}
+    if len(models) > 1 and not all(map(service.serves, models)):
+        found: Explanation | None = Explanation(Cause.MODEL, tokens=shared)
+    elif pair.b.get("cache_prompt") is False:
+        found = Explanation(Cause.DISABLED, tokens=shared)
+    else:
+        found = runtime.compare(later, earlier)
+    return {"prompt": len(later), "shared": shared, **_account(found)}
+
+
+def _prompt(service: Service, runtime: Runtime, request: HttpRequest, body: Mapping[str, Any], name: str) -> Prompt:
+    if not isinstance(body.get("model"), str | None):
+        raise InvalidRequest(f"In '{name}': Invalid 'model': must be a valid string.", param=name)
+    try:
+        return prompt_of(service, runtime, dialogue_of(service, request, body), spelled=False)[1]
+    except InvalidRequest as error:
+        raise InvalidRequest(f"In '{name}': {error.with_flags}", param=name, code=error.code) from None

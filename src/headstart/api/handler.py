@@ -1,0 +1,90 @@
+"""Answer: the life of a call, the same for every dialect: understand → submit → tell."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from headstart.api.build_request import Asked
+from headstart.api.caller import caller_of
+from headstart.api.connection import Call, Disconnected
+from headstart.api.errors import CLIENT_CLOSED
+from headstart.api.service import Service, service_of
+from headstart.api.sse import EventStream, failed
+from headstart.chat import tenancy
+from headstart.serving.runtime import Runtime
+
+SESSIONS = ("x-claude-code-session-id", "x-session-affinity", "x-session-id")
+"""Headers in which clients name a conversation."""
+
+Understand = Callable[[Service, Runtime, HttpRequest, bytes], Asked]
+"""Reads a body. Raises RequestError."""
+
+
+async def answer(request: HttpRequest, understand: Understand) -> Response:
+    """Serves one call.
+
+    Raises RequestError: the body cannot be served, or the server stops before it is understood.
+    """
+    arrived = time.monotonic()
+    service = service_of(request)
+    runtime = service.ready()
+    data = await service.body(request)
+    caller = caller_of(request.scope)
+    call = Call(
+        runtime,
+        request.receive,
+        beat=service.keep_alive / 2,
+        metrics=service.metrics,
+        arrived=arrived,
+        drain=service.drain,
+    )
+
+    def begin() -> Asked:
+        asked = understand(service, runtime, request, data)
+        asked.teller.ignored = asked.form.ignored
+        service.noted.note(asked.form.ignored, asked.form.known())
+        tenant, session = request.scope.get("tenant", tenancy.OPEN), _session(request)
+        call.submit(
+            [
+                replace(one, id=caller.id, tenant=tenancy.told(tenant, one.prompt.salt), session=session)
+                for one in asked.requests
+            ]
+        )
+        return asked
+
+    # Parsing, rendering and tokenising take milliseconds: never on the event loop, where every stream waits for them.
+    try:
+        asked = await call.unless_ended(asyncio.to_thread(begin))
+    except BaseException:
+        call.abandon()
+        raise
+    if asked.stream:
+        return EventStream(call, asked, service, caller)
+    try:
+        async with call:
+            while not call.done:
+                for number, event in await call.take():
+                    asked.teller.take(number, event)
+        if call.failure is not None:
+            raise call.failure
+        asked.done()
+        summary = call.summary()
+        whole = asked.teller.whole(summary)
+    except Disconnected:
+        service.unfinished(caller, "abort", call.so_far())
+        return Response(status_code=CLIENT_CLOSED)
+    except Exception as error:
+        return failed(service, caller, call, error, request.scope)
+    service.finished(caller, summary, call.reasons, call.seconds)
+    return JSONResponse(whole)
+
+
+def _session(request: HttpRequest) -> str:
+    """What a client says of the conversation that its request belongs to."""
+    return next((given for name in SESSIONS if (given := request.headers.get(name))), "")[:128]

@@ -1,0 +1,186 @@
+"""Extras: llama-server's routes around the chat, and the operator's: health, metrics, slots, tokens, templates."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import PurePath
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from headstart import __version__
+from headstart.api.drain import RETRY_AFTER, STOPPING
+from headstart.api.errors import ErrorBody
+from headstart.api.openai_chat.routes import render
+from headstart.api.openai_chat.schema import DetokenizeRequest, TemplateRequest, TokenizeRequest, parse
+from headstart.api.openapi import ERRORS, takes
+from headstart.api.service import service_of
+from headstart.errors import InvalidRequest
+from headstart.interfaces.engine import Tokenizer
+from headstart.observe.metrics import CONTENT_TYPE
+from headstart.prompt.template_caps import capabilities
+from headstart.serving.runtime import Runtime
+
+router = APIRouter()
+
+
+@router.head("/", include_in_schema=False)
+@router.get("/", responses=ERRORS)
+async def root(request: HttpRequest) -> Response:
+    """Who answers here. Some clients ask before they send anything else."""
+    return JSONResponse({"name": "headstart", "version": __version__, "docs": "/docs"})
+
+
+@router.get("/health", responses=ERRORS)
+@router.get("/v1/health", responses=ERRORS)
+async def health(request: HttpRequest) -> Response:
+    """Whether the model is ready. Needs no key."""
+    service = service_of(request)
+    if service.drain.begun:
+        return _llama_error(503, "unavailable_error", STOPPING)
+    if service.runtime is not None:
+        return JSONResponse({"status": "ok"})
+    message = "Loading model"
+    if service.failure is not None:
+        why = f": {service.failure}" if request.scope["operator"] else "; the server's log says why."
+        message = f"The model could not be loaded{why}"
+    return _llama_error(503, "unavailable_error", message)  # what its clients wait for
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={**ERRORS, 200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Metrics."}},
+)
+async def metrics(request: HttpRequest) -> Response:
+    """Prometheus metrics."""
+    return Response(service_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+@router.get("/slots", responses=ERRORS)
+async def slots(request: HttpRequest, fail_on_no_slot: str = "") -> Response:
+    """The live sequences. With `fail_on_no_slot=1` it is an error if all are in use."""
+    found = service_of(request).ready().snapshot()["slots"]
+    if fail_on_no_slot not in ("", "0") and all(slot["is_processing"] for slot in found):
+        return _llama_error(503, "unavailable_error", "no slot available")
+    return JSONResponse(found)
+
+
+@router.post(
+    "/slots/{slot}",
+    responses={**ERRORS, 501: {"model": ErrorBody, "description": "Saving and restoring are not needed."}},
+)
+async def slot(
+    request: HttpRequest, slot: int, action: Annotated[str, Query(json_schema_extra={"enum": ["erase"]})]
+) -> Response:
+    """Forgets what a slot holds; what is stored stays."""
+    runtime = service_of(request).ready()
+    if action in ("save", "restore"):
+        mend = "conversations are kept by themselves, in memory and under --cache-dir, and found again in any slot"
+        return _llama_error(501, "not_supported_error", f"There is no need to {action} a slot: {mend}.")
+    if action != "erase":
+        return _llama_error(400, "invalid_request_error", "Invalid action: it must be erase.")
+    if not 0 <= slot < runtime.engine.shape.slots:
+        return _llama_error(400, "invalid_request_error", "Invalid slot ID")
+    erased = await asyncio.to_thread(runtime.erase, slot)
+    if erased is None:
+        return _llama_error(409, "invalid_request_error", f"Slot {slot} is in use.")
+    return JSONResponse({"id_slot": slot, "n_erased": erased})
+
+
+def _llama_error(code: int, kind: str, message: str) -> Response:
+    """An error in llama-server's form, whose code is a number."""
+    headers = {"retry-after": f"{RETRY_AFTER:.0f}"} if code == 503 else {}
+    return JSONResponse({"error": {"code": code, "message": message, "type": kind}}, code, headers)
+
+
+@router.get("/props", responses=ERRORS)
+async def props(request: HttpRequest) -> Response:
+    """What is served, and how."""
+    service = service_of(request)
+    runtime = service.ready()
+    defaults = runtime.sampling
+    path = str(runtime.engine.facts.details.get("path") or runtime.settings.model)
+    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+    return JSONResponse(
+        {
+            "default_generation_settings": {
+                "n_ctx": runtime.ctx,
+                "params": {name: getattr(defaults, name) for name in names},
+            },
+            "total_slots": runtime.engine.shape.slots,
+            "model_alias": service.model_id,
+            "model_path": path if request.scope["operator"] else PurePath(path).name,
+            "chat_template": runtime.prompter.template.source,
+            "chat_template_caps": capabilities(runtime.prompter.template),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"headstart {__version__} ({runtime.engine.facts.engine})",
+            "is_sleeping": False,
+            "headstart": {
+                "reuse": runtime.reuse,
+                "chat_template": runtime.chat_template.told,
+                "overflow": runtime.overflow,
+                "grid": runtime.engine.traits.grid,
+                "notes": list(runtime.engine.traits.notes),
+                "tiers": runtime.snapshot()["tiers"] if request.scope["operator"] else {},
+            },
+        }
+    )
+
+
+@router.post("/apply-template", openapi_extra=takes(TemplateRequest), responses=ERRORS)
+async def apply_template(request: HttpRequest) -> Response:
+    """The text that a conversation renders to."""
+    return JSONResponse({"prompt": (await render(request)).text})
+
+
+@router.post("/tokenize", openapi_extra=takes(TokenizeRequest), responses=ERRORS)
+async def tokenize(request: HttpRequest) -> Response:
+    """Text → tokens."""
+    service = service_of(request)
+    runtime = service.ready()
+    form = parse(TokenizeRequest, await service.body(request))
+    return JSONResponse({"tokens": await asyncio.to_thread(_tokens, runtime, form, service.salt(request))})
+
+
+@router.post("/detokenize", openapi_extra=takes(DetokenizeRequest), responses=ERRORS)
+async def detokenize(request: HttpRequest) -> Response:
+    """Tokens → text."""
+    service = service_of(request)
+    runtime = service.ready()
+    form = parse(DetokenizeRequest, await service.body(request))
+    return JSONResponse({"content": await asyncio.to_thread(_text, runtime, form)})
+
+
+def _text(runtime: Runtime, form: DetokenizeRequest) -> str:
+    with runtime.tokenizer_open() as tokenizer:
+        if any(token >= tokenizer.n_vocab for token in form.tokens):
+            raise InvalidRequest(f"Invalid 'tokens': they must lie in [0, {tokenizer.n_vocab}).", param="tokens")
+        return b"".join(map(tokenizer.piece, form.tokens)).decode("utf-8", "replace")
+
+
+def _tokens(runtime: Runtime, form: TokenizeRequest, salt: str) -> list[Any]:
+    with runtime.tokenizer_open() as tokenizer:
+        tokens = _split(runtime, tokenizer, form, salt)
+        if not form.with_pieces:
+            return tokens
+        return [{"id": token, "piece": _readable(tokenizer.piece(token))} for token in tokens]
+
+
+def _split(runtime: Runtime, tokenizer: Tokenizer, form: TokenizeRequest, salt: str) -> list[int]:
+    bos = tokenizer.bos
+    if not form.parse_special:
+        plain = tokenizer.tokenize(form.content)
+        return [bos.id, *plain] if form.add_special and bos is not None else plain
+    tokens: list[int] = runtime.prompter.text(form.content, salt=salt, spelled=False).tokens.tolist()
+    added = bos is not None and not form.content.startswith(bos.text)
+    return tokens[1:] if added and not form.add_special else tokens
+
+
+def _readable(piece: bytes) -> Any:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

@@ -1,0 +1,181 @@
+"""llama: llama-server's own way to complete texts, POST /completion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from headstart.api.build_request import Asked, plain_grammar
+from headstart.api.encoder import Teller, frame
+from headstart.api.handler import answer
+from headstart.api.llama_server.schema import LlamaRequest
+from headstart.api.openai_chat.encode import timings_so_far, token_scores
+from headstart.api.openai_chat.routes import told, wishes
+from headstart.api.openai_chat.schema import parse
+from headstart.api.openapi import ERRORS, STREAMED, takes
+from headstart.api.route import Route
+from headstart.api.service import Service
+from headstart.chat.reply_builder import Draft
+from headstart.interfaces.engine import Sampling
+from headstart.observe.report import Summary, summarise
+from headstart.output.parser import Piece, Said
+from headstart.prompt.builder import Prompt
+from headstart.serving.request import Progress, Request, TokenLogprob
+from headstart.serving.runtime import Runtime
+
+router = APIRouter(route_class=Route)
+
+
+@router.post("/completion", openapi_extra=takes(LlamaRequest), responses={**ERRORS, **STREAMED})
+@router.post("/completions", openapi_extra=takes(LlamaRequest), responses={**ERRORS, **STREAMED})
+async def completion(request: HttpRequest) -> Response:
+    """Continues texts or tokens, in llama-server's form."""
+    return await answer(request, _completion)
+
+
+def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
+    form = parse(LlamaRequest, data)
+    service.check_model(form.model)
+    scored = form.n_probs or (0 if form.return_tokens else None)  # a token's id comes with its score
+    limit = form.n_predict if form.n_predict is not None else form.max_tokens
+    wanted = wishes(form, runtime.sampling, scored, limit)
+    salt = service.salt(request, form.safety_identifier or form.user, form.cache_salt)
+    requests = [
+        Request(
+            _prompt(runtime, given, salt, spelled=wanted.reuse),
+            wanted.sampling,
+            wanted.max_tokens,
+            wanted.stop,
+            form.n_cmpl or wanted.choices,
+            wanted.reuse,
+            wanted.ignore_eos,
+        )
+        for given in form.prompts
+    ]
+    if form.format is not None:
+        grammar = plain_grammar(runtime, form.format)
+        requests = [replace(one, grammar=grammar) for one in requests]
+    return Asked(form, requests, Completion(service.model_id, requests, form), bool(form.stream))
+
+
+def _prompt(runtime: Runtime, given: str | Sequence[str | int], salt: str, *, spelled: bool) -> Prompt:
+    if isinstance(given, str) or all(isinstance(part, int) for part in given):
+        return runtime.text_prompt(given, salt=salt, spelled=spelled)  # type: ignore[arg-type]
+    tokens: list[int] = []
+    for part in given:
+        tokens += _tokens(runtime, part, salt, first=not tokens) if isinstance(part, str) else [part]
+    return runtime.text_prompt(tokens, salt=salt)
+
+
+def _tokens(runtime: Runtime, text: str, salt: str, *, first: bool) -> list[int]:
+    """A text among tokens. What begins a sequence does so only in front of all."""
+    with runtime.tokenizer_open() as tokenizer:
+        tokens: list[int] = runtime.prompter.text(text, salt=salt, spelled=False).tokens.tolist()
+        added = tokenizer.bos is not None and not text.startswith(tokenizer.bos.text)
+        return tokens[1:] if added and not first else tokens
+
+
+class Completion(Teller):
+    """/completion."""
+
+    def __init__(self, model: str, requests: Sequence[Request], form: LlamaRequest) -> None:
+        super().__init__(requests, None, **told(form))
+        self._model = model
+        self._prompts = [request.prompt.text for request in requests]
+        self._scores = bool(form.n_probs)
+        self._tokens = bool(form.return_tokens)
+        self._settings = _settings(form, requests[0])
+
+    def begin(self, draft: Draft) -> bytes:
+        return b""
+
+    def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
+        text = "".join(piece.text for piece in pieces if isinstance(piece, Said))
+        return frame(self._part(draft, text, logprobs))
+
+    def progress(self, draft: Draft, event: Progress, seconds: float) -> bytes:
+        if not self.wants_progress:
+            return super().progress(draft, event, seconds)
+        state = {"total": event.total, "cache": event.cached, "processed": event.done, "time_ms": round(1e3 * seconds)}
+        return frame({**self._base(draft, "", ()), "tokens_evaluated": event.done, "prompt_progress": state})
+
+    def finish(self, draft: Draft, summary: Summary) -> bytes:
+        return frame({**self._result(draft), "content": "", "tokens": []})
+
+    def close(self, summary: Summary) -> bytes:
+        return b""
+
+    def whole(self, summary: Summary) -> dict[str, Any] | list[dict[str, Any]]:
+        results = []
+        for draft in self.drafts:
+            result = self._result(draft)
+            if self._scores:
+                result["completion_probabilities"] = token_scores(draft.logprobs, ids=True)
+            results.append(result)
+        return results[0] if len(results) == 1 else results
+
+    def _base(self, draft: Draft, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return {
+            "index": draft.index,
+            "content": text,
+            "tokens": [item.token for item in logprobs] if self._tokens else [],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": draft.deltas,
+        }
+
+    def _part(self, draft: Draft, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        assert draft.report is not None
+        part = {**self._base(draft, text, logprobs), "tokens_evaluated": draft.report.prompt}
+        if self._scores:
+            part["completion_probabilities"] = token_scores(logprobs, ids=True)
+        if self.timed:
+            part["timings"] = timings_so_far(draft, self.seconds)
+        return part
+
+    def _result(self, draft: Draft) -> dict[str, Any]:
+        report = draft.report
+        assert report is not None
+        summary = summarise([[report]])
+        return {
+            **self._base(draft, draft.text, draft.logprobs),
+            "stop": True,
+            "model": self._model,
+            "tokens_predicted": report.completion,
+            "tokens_evaluated": report.prompt,
+            "generation_settings": self._settings,
+            "prompt": self._prompts[draft.index // self.width],
+            "has_new_line": "\n" in draft.text,
+            "truncated": False,
+            "stop_type": _stop_type(draft),
+            "stopping_word": draft.stopped_by or "",
+            "tokens_cached": report.cached,
+            **self.account(summary),
+        }
+
+
+def _stop_type(draft: Draft) -> str:
+    if draft.stopped_by is not None:
+        return "word"
+    return "limit" if draft.finish == "length" else "eos"
+
+
+def _settings(form: LlamaRequest, request: Request) -> dict[str, Any]:
+    """`generation_settings`."""
+    sampling: Sampling = request.sampling
+    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+    return {
+        **{name: getattr(sampling, name) for name in names},
+        "seed": -1 if sampling.seed is None else sampling.seed,
+        "n_predict": -1 if request.max_tokens is None else request.max_tokens,
+        "stop": list(request.stop),
+        "ignore_eos": request.ignore_eos,
+        "n_probs": form.n_probs or 0,
+        "stream": bool(form.stream),
+        "timings_per_token": bool(form.timings_per_token),
+    }

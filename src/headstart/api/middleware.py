@@ -1,0 +1,112 @@
+"""Edge: the outermost layer. Request ids, keys, and the last net under faults of our own."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Iterator
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headstart.api.auth import OPERATOR, Keys
+from headstart.api.caller import caller_of
+from headstart.api.errors import Forbidden, Unauthorized, WrongKey, answer
+from headstart.api.paths import canonical
+from headstart.api.service import Service
+from headstart.errors import RequestError
+from headstart.observe.logs import Figures
+
+OPEN = frozenset({"/", "/health", "/v1/health", "/docs", "/redoc"})
+"""Routes that need no key."""
+
+OF_ALL = ("/metrics", "/slots")
+"""Routes about all tenants, with all below them: where these are kept apart, for the operator only."""
+
+ID_HEADERS = (b"x-request-id", b"request-id")
+"""Where OpenAI's clients look for a request's id, and where Anthropic's do."""
+
+MISSING = "This server needs an API key: send it as 'Authorization: Bearer <key>' or as 'x-api-key: <key>'."
+WRONG = "This API key is not known here. Send one that the server was given with --api-key or --api-key-file."
+
+_SANE = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Edge:
+    """ASGI middleware. Notes in the scope who asks: `request_id`, `tenant` (a digest), whether it is the `operator`, and how
+    many seconds what it says may be kept (`expire`)."""
+
+    def __init__(self, app: ASGIApp, service: Service, keys: Keys) -> None:
+        self._app = app
+        self._service = service
+        self._keys = keys
+        self._version = keys.version
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # From here on there is one path: what is checked is what is routed.
+        scope["path"] = canonical(scope["path"])
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _SANE.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        scope["request_id"] = request_id
+        stamps = [(name, request_id.encode()) for name in ID_HEADERS]
+        started = False
+
+        async def stamped(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                closing = [(b"connection", b"close")] if self._service.drain.begun else []
+                message["headers"] = [*message["headers"], *stamps, *closing]
+            await send(message)
+
+        arrived = time.monotonic()
+        with self._service.drain.request():
+            try:
+                refusal = self._admit(scope, headers)
+                if refusal is not None:
+                    self._service.refused(caller_of(scope), refusal.status, refusal)
+                    await answer(refusal, scope)(scope, receive, stamped)
+                    return
+                await self._app(scope, receive, stamped)
+            except Exception as error:
+                structlog.get_logger("headstart.api").error("a fault of ours", id=request_id, exc_info=error)
+                figures = Figures(seconds=time.monotonic() - arrived)
+                self._service.unfinished(caller_of(scope), "error", figures, error)
+                if not started:  # else the connection is closed, as the answer is not complete
+                    await answer(error, scope)(scope, receive, stamped)
+
+    def _admit(self, scope: Scope, headers: Headers) -> RequestError | None:
+        """Notes who asks; what is wrong with that, if anything is."""
+        path = scope["path"]
+        if path in OPEN:
+            scope["operator"] = not self._keys.closed
+            return None
+        brought = list(_brought(headers))
+        key = self._keys.find(brought)
+        if self._version != self._keys.version:
+            self._version = self._keys.version
+            self._service.keep()
+        if key is None:
+            return WrongKey(WRONG) if any(brought) else Unauthorized(MISSING)
+        scope["tenant"], scope["expire"] = key.tenant, key.expire
+        scope["operator"] = key.operator or not self._service.policy.isolates
+        if not scope["operator"] and any(path == one or path.startswith(f"{one}/") for one in OF_ALL):
+            return Forbidden(f"{path} is about all tenants: it needs the key that is named '{OPERATOR}' in --api-key-file.")
+        return None
+
+
+def _brought(headers: Headers) -> Iterator[bytes]:
+    """What a request brings as keys, in OpenAI's and in Anthropic's header."""
+    for name, value in headers.raw:
+        if name == b"x-api-key":
+            yield value.strip()
+        elif name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                yield key.strip()

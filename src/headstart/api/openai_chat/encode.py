@@ -1,0 +1,277 @@
+"""Wire: events → the bytes and objects of OpenAI's two endpoints for chats and texts.
+
+Chunks are put together by hand: a chunk costs one string format and one JSON string.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headstart.api.encoder import Teller, frame
+from headstart.chat.reply_builder import Draft, Reading
+from headstart.observe.report import Summary, summarise, timings, usage
+from headstart.output.parser import Calling, Piece, Said, Thought
+from headstart.serving.request import Progress, Request, TokenLogprob
+
+DONE = b"data: [DONE]\n\n"
+FLOOR = -9999.0
+"""Written for a log-probability of minus infinity, which JSON cannot say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all chunks of an answer share."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+def token_scores(logprobs: Sequence[TokenLogprob], *, ids: bool = False) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities, as chats and responses have them; with their `ids`, as llama-server does."""
+
+    def score(token: int, text: bytes, logprob: float) -> dict[str, Any]:
+        scored = {"token": _shown(text), "logprob": _finite(logprob), "bytes": list(text)}
+        return {"id": token, **scored} if ids else scored
+
+    return [
+        {**score(item.token, item.text, item.logprob), "top_logprobs": [score(*other) for other in item.top]}
+        for item in logprobs
+    ]
+
+
+def timings_so_far(draft: Draft, seconds: float) -> dict[str, Any]:
+    """llama-server's `timings` of a reply that goes on, `seconds` after its call came in."""
+    assert draft.report is not None
+    report = replace(draft.report, completion=draft.deltas, decode=max(0.0, seconds - draft.began))
+    return timings(summarise([[report]]))
+
+
+class OpenAI(Teller):
+    """What both endpoints share. `usage`: the caller wants a usage chunk at the end."""
+
+    kind: str
+    part: str
+
+    def __init__(
+        self,
+        head: Head,
+        requests: Sequence[Request],
+        reading: Reading | None = None,
+        *,
+        usage: bool = False,
+        logprobs: bool = False,
+        progress: bool = False,
+        timed: bool = False,
+    ) -> None:
+        super().__init__(requests, reading, progress=progress, timed=timed)
+        self.head = head
+        self.logprobs = logprobs
+        self._usage = usage
+        start = json.dumps(head.fields(self.part), separators=(",", ":"))[:-1]
+        self._front = f'data: {start},"choices":[{{"index":'
+        self._end = ',"usage":null}\n\n' if usage else "}\n\n"
+
+    # one endpoint's own
+
+    def empty(self) -> str:
+        """The part of a choice that carries text, where there is none."""
+        raise NotImplementedError
+
+    def scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """The `logprobs` object of some tokens."""
+        raise NotImplementedError
+
+    def choice(self, draft: Draft) -> dict[str, Any]:
+        """What a whole answer's choice has beside its index and its end."""
+        raise NotImplementedError
+
+    # common to both
+
+    def finish(self, draft: Draft, summary: Summary) -> bytes:
+        extra = json.dumps(self.account(summary), separators=(",", ":"))[1:-1]
+        return self._chunk(draft.index, self.empty(), "null", f'"{draft.finish}"', f",{extra}")
+
+    def fail(self, error: Exception) -> bytes:
+        return super().fail(error) + DONE
+
+    def close(self, summary: Summary) -> bytes:
+        if not self._usage:
+            return DONE
+        return frame({**self.head.fields(self.part), "choices": [], **self._account(summary)}) + DONE
+
+    def progress(self, draft: Draft, event: Progress, seconds: float) -> bytes:
+        """llama-server's `prompt_progress`."""
+        told = super().progress(draft, event, seconds)
+        if not self.wants_progress:
+            return told
+        state = {
+            "total": event.total,
+            "cache": event.cached,
+            "processed": event.done,
+            "time_ms": round(1e3 * seconds),
+        }
+        extra = ',"prompt_progress":' + json.dumps(state, separators=(",", ":"))
+        return told + self._chunk(draft.index, self.empty(), extra=extra)
+
+    def whole(self, summary: Summary) -> dict[str, Any]:
+        return {
+            **self.head.fields(self.kind),
+            "choices": [{"index": draft.index, **self.choice(draft), "finish_reason": draft.finish} for draft in self.drafts],
+            **self._account(summary),
+        }
+
+    def _account(self, summary: Summary) -> dict[str, Any]:
+        used = usage(summary)
+        if self.reading is not None:
+            used["completion_tokens_details"] = {"reasoning_tokens": sum(draft.reasoning_tokens for draft in self.drafts)}
+        return {"usage": used, **self.account(summary)}
+
+    def _chunk(self, index: int, body: str, logprobs: str = "null", finish: str = "null", extra: str = "") -> bytes:
+        return (f'{self._front}{index},{body},"logprobs":{logprobs},"finish_reason":{finish}}}]{extra}{self._end}').encode()
+
+    def _timings(self, draft: Draft) -> str:
+        told = json.dumps(timings_so_far(draft, self.seconds), separators=(",", ":")) if self.timed else ""
+        return f',"timings":{told}' if told else ""
+
+    def _scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> str:
+        return json.dumps(self.scores(draft, logprobs), separators=(",", ":")) if self.logprobs else "null"
+
+
+class Chat(OpenAI):
+    """/v1/chat/completions."""
+
+    kind = "chat.completion"
+    part = "chat.completion.chunk"
+
+    def begin(self, draft: Draft) -> bytes:
+        return self._chunk(draft.index, '"delta":{"role":"assistant","content":""}')
+
+    def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
+        scores = self._scores(draft, logprobs)
+        told = b""
+        for piece in pieces:
+            told += self._chunk(draft.index, f'"delta":{self._delta(draft, piece)}', scores, extra=self._timings(draft))
+            scores = "null"
+        return told or self._chunk(draft.index, '"delta":{"content":""}', scores, extra=self._timings(draft))
+
+    def _delta(self, draft: Draft, piece: Piece) -> str:
+        if isinstance(piece, Said):
+            return f'{{"content":{json.dumps(piece.text)}}}'
+        if isinstance(piece, Thought):
+            return f'{{"reasoning_content":{json.dumps(piece.text)}}}'
+        call: dict[str, Any] = {"index": piece.index}
+        if isinstance(piece, Calling):
+            call |= {"id": draft.called[piece.index].id, "type": "function"}
+            call["function"] = {"name": piece.name, "arguments": ""}
+        else:
+            call["function"] = {"arguments": piece.text}
+        return json.dumps({"tool_calls": [call]}, separators=(",", ":"))
+
+    def empty(self) -> str:
+        return '"delta":{}'
+
+    def scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return {"content": token_scores(logprobs), "refusal": None}
+
+    def choice(self, draft: Draft) -> dict[str, Any]:
+        message = {"role": "assistant", "content": draft.text, "refusal": None}
+        if draft.thought:
+            message["reasoning_content"] = draft.reasoning
+        if draft.called:
+            message["content"] = draft.text or None
+            message["tool_calls"] = draft.message["tool_calls"]
+        return {"message": message, "logprobs": self.scores(draft, draft.logprobs) if self.logprobs else None}
+
+
+class Text(OpenAI):
+    """/v1/completions. `echoed`: the prompts, if they are part of the answer; `firsts`: their first tokens, if scored."""
+
+    kind = part = "text_completion"
+
+    def __init__(
+        self,
+        head: Head,
+        requests: Sequence[Request],
+        *,
+        echoed: Sequence[str] = (),
+        firsts: Sequence[TokenLogprob] = (),
+        **how: bool,
+    ) -> None:
+        super().__init__(head, requests, None, **how)
+        self._columns = {draft.index: _Columns() for draft in self.drafts}
+        self._echoed = [text for text in echoed for _ in range(self.width)]
+        self._firsts = [first for first in firsts for _ in range(self.width)]
+
+    def begin(self, draft: Draft) -> bytes:
+        if not self._echoed:
+            return b""
+        scores = json.dumps(self._prompt_scores(draft), separators=(",", ":")) if self._firsts else "null"
+        return self._chunk(draft.index, f'"text":{json.dumps(self._echoed[draft.index])}', scores)
+
+    def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
+        text = "".join(piece.text for piece in pieces if isinstance(piece, Said))
+        scores = self._scores(draft, logprobs)
+        return self._chunk(draft.index, f'"text":{json.dumps(text)}', scores, extra=self._timings(draft))
+
+    def empty(self) -> str:
+        return '"text":""'
+
+    def scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return self._columns[draft.index].of([(item, True) for item in logprobs])
+
+    def choice(self, draft: Draft) -> dict[str, Any]:
+        before = self._prompt_scores(draft) if self._firsts else None
+        scores = self.scores(draft, draft.logprobs) if self.logprobs else None
+        if before is not None and scores is not None:
+            scores = {name: before[name] + scores[name] for name in scores}
+        echoed = self._echoed[draft.index] if self._echoed else ""
+        return {"text": echoed + draft.text, "logprobs": scores}
+
+    def _prompt_scores(self, draft: Draft) -> dict[str, Any]:
+        # Nothing precedes the first token, so it has no probability.
+        items = [(self._firsts[draft.index], False), *((item, True) for item in draft.prompt_logprobs)]
+        return self._columns[draft.index].of(items)
+
+
+class _Columns:
+    """Log-probabilities in columns. Each token's offset follows from those before it."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def of(self, items: Sequence[tuple[TokenLogprob, bool]]) -> dict[str, Any]:
+        columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for item, known in items:
+            token = _shown(item.text)
+            columns["tokens"].append(token)
+            columns["token_logprobs"].append(_finite(item.logprob) if known else None)
+            top = {_shown(text): _finite(logprob) for _, text, logprob in reversed(item.top)}
+            columns["top_logprobs"].append({**top, token: _finite(item.logprob)} if known else None)
+            columns["text_offset"].append(self._offset)
+            self._offset += len(self._decoder.decode(item.text))
+        return columns
+
+
+def _shown(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else FLOOR

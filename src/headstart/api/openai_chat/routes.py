@@ -1,0 +1,215 @@
+"""OpenAI's routes: chat completions, completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from headstart.api.build_request import Asked, Wishes, compose, count, plain_grammar, prompt_of, remember
+from headstart.api.handler import answer
+from headstart.api.openai_chat.encode import Chat, Head, Text
+from headstart.api.openai_chat.schema import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    Conversation,
+    Generation,
+    TemplateRequest,
+    Tool,
+    parse,
+    without_nulls,
+)
+from headstart.api.openapi import ERRORS, STREAMED, takes
+from headstart.api.route import Route
+from headstart.api.service import Service, service_of
+from headstart.chat.conversation import Dialogue, Message
+from headstart.interfaces.engine import Sampling
+from headstart.prompt.builder import Prompt
+from headstart.serving.request import Request, TokenLogprob
+from headstart.serving.runtime import Runtime
+
+router = APIRouter(route_class=Route)
+
+
+@router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest), responses={**ERRORS, **STREAMED})
+async def chat_completions(request: HttpRequest) -> Response:
+    """Continues a conversation."""
+    return await answer(request, _chat)
+
+
+@router.post("/v1/completions", openapi_extra=takes(CompletionRequest), responses={**ERRORS, **STREAMED})
+async def completions(request: HttpRequest) -> Response:
+    """Continues raw texts or tokens."""
+    return await answer(request, _completion)
+
+
+@router.post("/v1/chat/completions/input_tokens", openapi_extra=takes(TemplateRequest), responses=ERRORS)
+async def input_tokens(request: HttpRequest) -> Response:
+    """Counts the tokens of a conversation, also of one that is too long to be continued."""
+    service, runtime, dialogue = await _dialogue(request)
+
+    def counted() -> int:
+        return count(service, runtime, dialogue())
+
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(counted)})
+
+
+async def render(request: HttpRequest) -> Prompt:
+    """The prompt of a body with messages."""
+    service, runtime, dialogue = await _dialogue(request)
+    return await asyncio.to_thread(lambda: prompt_of(service, runtime, dialogue())[1])
+
+
+async def _dialogue(request: HttpRequest) -> tuple[Service, Runtime, Callable[[], Dialogue]]:
+    service = service_of(request)
+    runtime = service.ready()
+    data = await service.body(request)
+    return service, runtime, lambda: dialogue_of(parse(TemplateRequest, data), service.salt(request))
+
+
+def dialogue_of(form: Conversation, salt: str = "") -> Dialogue:
+    """What a body says, in the form that all dialects share."""
+    return Dialogue(
+        messages=tuple(map(_message, form.messages)),
+        tools=tuple(map(_tool, form.tools or ())),
+        extra={**effort(form.reasoning_effort), **(form.chat_template_kwargs or {})},
+        salt=salt,
+        continues=bool(form.continue_final_message) and form.messages[-1]["role"] == "assistant",
+    )
+
+
+def _message(given: ChatMessage) -> Message:
+    message = without_nulls(given, "content")
+    spelled = message.pop("reasoning", None)
+    if spelled and "reasoning_content" not in message:
+        message["reasoning_content"] = spelled
+    refusal, once = message.pop("refusal", ""), message.pop("function_call", None)
+    if once is not None and "tool_calls" not in message:
+        message["tool_calls"] = [{"function": once}]
+    if "tool_calls" in message:
+        message["tool_calls"] = [*map(_call, message["tool_calls"])]
+    role = "tool" if message["role"] == "function" else message["role"]
+    return {**message, "role": role, "content": message.get("content") or refusal}
+
+
+def _call(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {**without_nulls({"id": given.get("id")}), "type": "function", "function": without_nulls(given["function"])}
+
+
+def _tool(given: Tool) -> dict[str, Any]:
+    return {**without_nulls(given), "function": without_nulls(given["function"])}
+
+
+def effort(given: str | None) -> dict[str, Any]:
+    """How much to think, as templates of reasoning models ask for it."""
+    return {} if given is None else {"reasoning_effort": given, "enable_thinking": given != "none"}
+
+
+# ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
+    form = parse(ChatRequest, data)
+    service.check_model(form.model)
+    head = _head(service, runtime, "chatcmpl-")
+    top = (form.top_logprobs or 0) if form.logprobs else None
+    limits = (form.max_completion_tokens, form.max_tokens, form.n_predict)
+    limit = next((limit for limit in limits if limit is not None), None)
+    dialogue = dialogue_of(form, _salt(service, request, form))
+    dialogue = replace(dialogue, choice=form.choice, format=next(iter(form.formats), None))
+    made, reading = compose(service, runtime, dialogue, wishes(form, runtime.sampling, top, limit), head.id)
+    how = {"usage": _wants_usage(form), "logprobs": top is not None, **told(form)}
+    teller = Chat(head, [made], reading, **how)
+    return Asked(form, [made], teller, bool(form.stream), lambda: remember(service, teller))
+
+
+def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
+    form = parse(CompletionRequest, data)
+    service.check_model(form.model)
+    limit = next((limit for limit in (form.max_tokens, form.n_predict) if limit is not None), 16)  # the endpoint's own default
+    wanted = wishes(form, runtime.sampling, form.logprobs, limit)
+    scored = form.logprobs if form.echo else None
+    spelled = wanted.reuse and scored is None
+    salt = _salt(service, request, form)
+    prompts = [runtime.text_prompt(prompt, salt=salt, spelled=spelled) for prompt in form.prompts]
+    requests = [
+        Request(
+            prompt,
+            wanted.sampling,
+            wanted.max_tokens,
+            wanted.stop,
+            wanted.choices,
+            wanted.reuse,
+            wanted.ignore_eos,
+            prompt_logprobs=scored,
+            grammar=plain_grammar(runtime, next(iter(form.formats), None)),
+        )
+        for prompt in prompts
+    ]
+    firsts: list[TokenLogprob] = []
+    if scored is not None:
+        with runtime.tokenizer_open() as tokenizer:
+            tokens = [int(prompt.tokens[0]) for prompt in prompts]
+            firsts = [TokenLogprob(token, tokenizer.piece(token), 0.0) for token in tokens]
+    teller = Text(
+        _head(service, runtime, "cmpl-"),
+        requests,
+        echoed=[prompt.text for prompt in prompts] if form.echo else (),
+        firsts=firsts,
+        usage=_wants_usage(form),
+        logprobs=form.logprobs is not None,
+        **told(form),
+    )
+    return Asked(form, requests, teller, bool(form.stream))
+
+
+def _head(service: Service, runtime: Runtime, prefix: str) -> Head:
+    fingerprint = "fp_" + runtime.engine.fingerprint.hex()[:12]
+    return Head(prefix + uuid.uuid4().hex, int(time.time()), service.model_id, fingerprint)
+
+
+def _salt(service: Service, request: HttpRequest, form: Generation) -> str:
+    return service.salt(request, form.safety_identifier or form.user, form.cache_salt)
+
+
+def _wants_usage(form: Generation) -> bool:
+    options = form.stream_options
+    return bool(form.stream and options is not None and options.include_usage)
+
+
+def told(form: Generation) -> dict[str, bool]:
+    """What a caller wants to know beside the reply, as llama-server has it."""
+    return {"progress": bool(form.return_progress), "timed": bool(form.timings_per_token)}
+
+
+def wishes(form: Generation, usual: Sampling, logprobs: int | None, limit: int | None) -> Wishes:
+    """What a body wants of a reply. `limit`: most tokens; None and less than 0 for as many as fit."""
+    return Wishes(
+        sampling=_sampling(form, usual, logprobs),
+        max_tokens=None if limit is not None and limit < 0 else limit,
+        stop=form.stops,
+        choices=form.n or 1,
+        reuse=form.cache_prompt is not False,
+        ignore_eos=bool(form.ignore_eos),
+    )
+
+
+def _sampling(form: Generation, usual: Sampling, logprobs: int | None) -> Sampling:
+    bias = tuple(sorted((int(token), value) for token, value in (form.logit_bias or {}).items()))
+    given: dict[str, Any] = {
+        name: value
+        for name in ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+        if (value := getattr(form, name)) is not None
+    }
+    if form.top_k is not None:
+        given["top_k"] = max(0, form.top_k)
+    seed = None if form.seed == -1 else form.seed  # as llama-server's callers ask for one to be drawn
+    return replace(usual, **given, logit_bias=bias, seed=seed, logprobs=logprobs)

@@ -1,0 +1,185 @@
+"""Responses' wire: events → the stream and the object of POST /v1/responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headstart.api.build_request import Told as Explained
+from headstart.api.encoder import Teller, comment, frame
+from headstart.api.errors import message_of
+from headstart.api.explain.diagnostics import responses
+from headstart.api.openai_chat.encode import token_scores
+from headstart.api.openai_responses.items import Item, Tools
+from headstart.api.openai_responses.output import Output, Told
+from headstart.api.openai_responses.store import item_id
+from headstart.chat.reply_builder import Draft, Reading
+from headstart.errors import ContextTooLong, Overloaded
+from headstart.observe.report import Summary
+from headstart.output.parser import Piece, Said
+from headstart.serving.request import Delta, Event, Finished, Progress, Request, Started, TokenLogprob
+
+PATIENCE = 15.0
+"""Seconds without an event after which one is told again: some clients take comments for silence, and give up."""
+
+
+class Response(Teller):
+    """A response.
+
+    Args:
+        head: what its object says from the beginning.
+        output: of its reply.
+        keep: given the object when it is complete, before it is told.
+        known: whether the response that it is to be compared with is known; None if there is none.
+        told: what is told of that, by the request's own explanation.
+    """
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        request: Request,
+        reading: Reading,
+        tools: Tools,
+        *,
+        summarised: bool,
+        sealed: bool,
+        logprobs: bool,
+        known: bool | None,
+        told: Explained,
+        keep: Callable[[dict[str, Any]], None],
+    ) -> None:
+        super().__init__([request], reading)
+        self._head = head
+        self._tools = tools
+        self._logprobs = logprobs
+        self._known = known
+        self._told = told
+        self._keep = keep
+        self._fills = request.max_tokens == 0
+        self._number = 0
+        self._spoke = 0.0
+        self._opened = False
+        self._scores: list[TokenLogprob] = []
+        self._output = Output(
+            tools,
+            lambda kind, place: item_id(kind, head["id"], f"{place:x}"),
+            lambda index: reading.call_id(0, index),
+            summarised=summarised,
+            sealed=sealed,
+        )
+
+    # ── a stream ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, draft: Draft) -> bytes:
+        return self._opening()
+
+    def progress(self, draft: Draft, event: Progress, seconds: float) -> bytes:
+        return self._alive(super().progress(draft, event, seconds))
+
+    def beat(self) -> bytes:
+        return self._alive(comment("waiting"))
+
+    def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
+        return b"".join(map(self._frame, self._grow(pieces, logprobs)))
+
+    def finish(self, draft: Draft, summary: Summary) -> bytes:
+        return b"".join(map(self._frame, self._end(draft)))
+
+    def close(self, summary: Summary) -> bytes:
+        whole = self.whole(summary)
+        return self._frame({"type": f"response.{whole['status']}", "response": whole})
+
+    def fail(self, error: Exception) -> bytes:
+        code = "rate_limit_exceeded" if isinstance(error, Overloaded) else "server_error"
+        code = "invalid_prompt" if isinstance(error, ContextTooLong) else code
+        fault = {"code": code, "message": message_of(error)}
+        opening = self._opening()
+        begun = b"".join(map(self._frame, self._output.end("incomplete")))  # what was said of an item is all of it
+        failed = {**self._head, "status": "failed", "error": fault, "output": self._output.items}
+        return opening + begun + self._frame({"type": "response.failed", "response": failed})
+
+    # ── a whole answer ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, number: int, event: Event) -> None:
+        draft = self.drafts[0]
+        if isinstance(event, Delta):
+            for _ in self._grow(draft.take(event), event.logprobs):
+                pass
+        elif isinstance(event, Started):
+            draft.start(event)
+        elif isinstance(event, Finished):
+            for _ in (*self._grow(draft.end(event), ()), *self._end(draft)):
+                pass
+
+    def whole(self, summary: Summary) -> dict[str, Any]:
+        draft = self.drafts[0]
+        cut = self._cut(draft)
+        whole = {
+            **self._head,
+            "status": "incomplete" if cut else "completed",
+            "completed_at": None if cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": self._output.items,
+            "usage": usage(summary, draft.reasoning_tokens),
+            **self.account(summary),
+        }
+        if self._known is not None:
+            whole["prompt_cache_diagnostics"] = responses(self._told(summary.explanation), known=self._known)
+        if self._tools.ignored:
+            whole["headstart"]["ignored_tools"] = list(self._tools.ignored)
+        self._keep(whole)
+        return whole
+
+    # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def output(self) -> list[Item]:
+        return self._output.items
+
+    def _cut(self, draft: Draft) -> bool:
+        return draft.finish == "length" and not self._fills
+
+    def _grow(self, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> list[Told]:
+        told: list[Told] = []
+        self._scores += logprobs if self._logprobs else ()
+        for piece in pieces:
+            # What was not said has no place for its scores.
+            scores = token_scores(self._scores) if isinstance(piece, Said) else []
+            self._scores = []
+            told += self._output.take(piece, scores)
+        return told
+
+    def _end(self, draft: Draft) -> list[Told]:
+        return [] if self._fills else list(self._output.end("incomplete" if self._cut(draft) else "completed"))
+
+    def _opening(self) -> bytes:
+        if self._opened:
+            return b""
+        self._opened = True
+        return self._frame({"type": "response.created", "response": self._head}) + self._going_on()
+
+    def _going_on(self) -> bytes:
+        return self._frame({"type": "response.in_progress", "response": self._head})
+
+    def _alive(self, otherwise: bytes) -> bytes:
+        if not self._opened:
+            return self._opening()
+        return self._going_on() if time.monotonic() - self._spoke > PATIENCE else otherwise
+
+    def _frame(self, told: Told) -> bytes:
+        self._spoke = time.monotonic()
+        value = {**told, "sequence_number": self._number}
+        self._number += 1
+        return frame(value, told["type"])
+
+
+def usage(summary: Summary, reasoning: int) -> dict[str, Any]:
+    """`usage` in this endpoint's words. What was found cached is part of the input, and so is what is new in the cache."""
+    return {
+        "input_tokens": summary.prompt,
+        "input_tokens_details": {"cached_tokens": summary.cached, "cache_write_tokens": summary.computed},
+        "output_tokens": summary.completion,
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": summary.prompt + summary.completion,
+    }

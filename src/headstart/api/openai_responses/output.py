@@ -1,0 +1,254 @@
+"""Responses' output: the items of a reply as they grow, and the events that tell of it.
+
+output_item.added → (content_part.added → output_text.delta* → output_text.done → content_part.done) → output_item.done
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from headstart.api.openai_responses.items import Item, Tools, as_text, seal
+from headstart.api.openai_responses.schema import Status
+from headstart.chat.partial_json import is_object
+from headstart.output.parser import Arguments, Calling, Piece, Said, Thought
+
+Told = dict[str, Any]
+"""An event without its number."""
+
+
+class Growing:
+    """An item of the output that is not complete yet. `at`: its place in the output."""
+
+    kind: str
+
+    def __init__(self, item: Item, at: int) -> None:
+        self.item = {"type": self.kind, "status": "in_progress", **item}
+        self.at = at
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def begin(self) -> Iterator[Told]:
+        yield {"type": "response.output_item.added", "output_index": self.at, "item": dict(self.item)}
+
+    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+        raise NotImplementedError
+
+    def end(self, status: Status) -> Iterator[Told]:
+        self.item["status"] = status
+        yield {"type": "response.output_item.done", "output_index": self.at, "item": self.item}
+
+    def _told(self, what: str, **fields: Any) -> Told:
+        return {"type": f"response.{what}", "item_id": self.item["id"], "output_index": self.at, **fields}
+
+
+class Message(Growing):
+    kind = "message"
+
+    def __init__(self, item: Item, at: int) -> None:
+        super().__init__({**item, "role": "assistant", "content": []}, at)
+        self._scores: list[Any] = []
+
+    def begin(self) -> Iterator[Told]:
+        yield from super().begin()
+        yield self._told("content_part.added", content_index=0, part=self._part())
+
+    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+        self._texts.append(text)
+        self._scores += scores
+        yield self._told("output_text.delta", content_index=0, delta=text, logprobs=scores)
+
+    def end(self, status: Status) -> Iterator[Told]:
+        part = self._part()
+        self.item = {**self.item, "content": [part]}
+        yield self._told("output_text.done", content_index=0, text=part["text"], logprobs=self._scores)
+        yield self._told("content_part.done", content_index=0, part=part)
+        yield from super().end(status)
+
+    def _part(self) -> Told:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self._scores)}
+
+
+class Reasoning(Growing):
+    """Its text is its content. `sealed`: also in `encrypted_content`."""
+
+    kind = "reasoning"
+
+    def __init__(self, item: Item, at: int, *, sealed: bool) -> None:
+        super().__init__({**item, "summary": []}, at)
+        self._sealed = sealed
+
+    def begin(self) -> Iterator[Told]:
+        yield from super().begin()
+        yield self._told("content_part.added", content_index=0, part={"type": "reasoning_text", "text": ""})
+
+    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+        self._texts.append(text)
+        yield self._told("reasoning_text.delta", content_index=0, delta=text)
+
+    def end(self, status: Status) -> Iterator[Told]:
+        part = {"type": "reasoning_text", "text": self.text}
+        yield self._told("reasoning_text.done", content_index=0, text=self.text)
+        yield self._told("content_part.done", content_index=0, part=part)
+        yield from self._finished(status, {"content": [part]})
+
+    def _finished(self, status: Status, fields: Item) -> Iterator[Told]:
+        self.item = {**self.item, **fields, **({"encrypted_content": seal(self.text)} if self._sealed else {})}
+        yield from super().end(status)
+
+
+class Summarised(Reasoning):
+    """Its text is its summary: nobody makes a shorter one here."""
+
+    def begin(self) -> Iterator[Told]:
+        yield from Growing.begin(self)
+        part = {"type": "summary_text", "text": ""}
+        yield self._told("reasoning_summary_part.added", summary_index=0, part=part)
+
+    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+        self._texts.append(text)
+        yield self._told("reasoning_summary_text.delta", summary_index=0, delta=text)
+
+    def end(self, status: Status) -> Iterator[Told]:
+        part = {"type": "summary_text", "text": self.text}
+        yield self._told("reasoning_summary_text.done", summary_index=0, text=self.text)
+        yield self._told("reasoning_summary_part.done", summary_index=0, part=part)
+        yield from self._finished(status, {"summary": [part]})
+
+
+class Call(Growing):
+    """A call; `incomplete` if it breaks off, or if its arguments are no JSON object."""
+
+    def end(self, status: Status) -> Iterator[Told]:
+        yield from super().end(status if is_object(self.text) else "incomplete")
+
+
+class FunctionCall(Call):
+    kind = "function_call"
+
+    def __init__(self, item: Item, at: int) -> None:
+        super().__init__({**item, "arguments": ""}, at)
+
+    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+        self._texts.append(text)
+        yield self._told("function_call_arguments.delta", delta=text)
+
+    def end(self, status: Status) -> Iterator[Told]:
+        self.item = {**self.item, "arguments": self.text}
+        yield self._told("function_call_arguments.done", name=self.item["name"], arguments=self.text)
+        yield from super().end(status)
+
+
+class CustomCall(Call):
+    """A text comes as JSON arguments, so it is told when it is complete."""
+
+    kind = "custom_tool_call"
+
+    def __init__(self, item: Item, at: int) -> None:
+        super().__init__({**item, "input": ""}, at)
+
+    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+        self._texts.append(text)
+        return iter(())
+
+    def end(self, status: Status) -> Iterator[Told]:
+        text = as_text(self.text)
+        self.item = {**self.item, "input": text}
+        yield self._told("custom_tool_call_input.delta", delta=text)
+        yield self._told("custom_tool_call_input.done", input=text)
+        yield from super().end(status)
+
+
+class Output:
+    """The items of one reply.
+
+    Args:
+        name: gives an item's id, by its kind and place.
+        call_id: the id of the n-th call.
+        summarised: reasoning is told as a summary.
+        sealed: reasoning comes with its `encrypted_content`.
+    """
+
+    def __init__(
+        self,
+        tools: Tools,
+        name: Callable[[str, int], str],
+        call_id: Callable[[int], str],
+        *,
+        summarised: bool,
+        sealed: bool,
+    ) -> None:
+        self.complete: list[Item] = []
+        self._tools = tools
+        self._name = name
+        self._call_id = call_id
+        self._summarised = summarised
+        self._sealed = sealed
+        self._open: Growing | None = None
+
+    @property
+    def items(self) -> list[Item]:
+        return [*self.complete, *([self._open.item] if self._open is not None else [])]
+
+    def take(self, piece: Piece, scores: Sequence[Any] = ()) -> Iterator[Told]:
+        """The events of one more piece."""
+        if isinstance(piece, Said):
+            yield from self._in(Message, self._message)
+            yield from self._more(piece.text, scores)
+        elif isinstance(piece, Thought):
+            yield from self._in(Reasoning, self._reasoning)
+            yield from self._more(piece.text, ())
+        elif isinstance(piece, Calling):
+            yield from self._begin(self._called(piece))
+        elif isinstance(piece, Arguments):
+            yield from self._more(piece.text, ())
+
+    def end(self, status: Status) -> Iterator[Told]:
+        """The reply is over. One that holds nothing is a message without text."""
+        if not self.items and status == "completed":
+            yield from self._begin(self._message())
+        yield from self._close(status)
+
+    def _in(self, kind: type[Growing], make: Callable[[], Growing]) -> Iterator[Told]:
+        if not isinstance(self._open, kind):
+            yield from self._begin(make())
+
+    def _begin(self, item: Growing) -> Iterator[Told]:
+        yield from self._close("completed")
+        self._open = item
+        yield from item.begin()
+
+    def _more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+        if self._open is not None:
+            yield from self._open.more(text, scores)
+
+    def _close(self, status: Status) -> Iterator[Told]:
+        if self._open is not None:
+            yield from self._open.end(status)
+            self.complete.append(self._open.item)
+            self._open = None
+
+    @property
+    def _next(self) -> int:
+        return len(self.items)
+
+    def _message(self) -> Growing:
+        return Message({"id": self._name("message", self._next)}, self._next)
+
+    def _reasoning(self) -> Growing:
+        kind = Summarised if self._summarised else Reasoning
+        return kind({"id": self._name("reasoning", self._next)}, self._next, sealed=self._sealed)
+
+    def _called(self, piece: Calling) -> Growing:
+        called = self._tools.called(piece.name)
+        kind = CustomCall if called.custom else FunctionCall
+        item = {
+            "id": self._name(kind.kind, self._next),
+            "call_id": self._call_id(piece.index),
+            "name": called.name,
+            **({"namespace": called.namespace} if called.namespace is not None else {}),
+        }
+        return kind(item, self._next)

@@ -1,0 +1,250 @@
+"""Responses: OpenAI's newer endpoint, with items for messages and a store for those who send only what is new."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from headstart.api.build_request import Asked, compared, compose, count, remember
+from headstart.api.handler import answer
+from headstart.api.openai_chat.routes import effort, wishes
+from headstart.api.openai_chat.schema import parse
+from headstart.api.openai_responses.encode import Response as Told
+from headstart.api.openai_responses.items import Item, Tools, messages_of, tools_of, whole
+from headstart.api.openai_responses.schema import ResponsesInput, ResponsesRequest
+from headstart.api.openai_responses.store import PREFIX, Stored, UnknownResponse, identified, listed
+from headstart.api.openapi import ERRORS, STREAMED, takes
+from headstart.api.route import Route
+from headstart.api.service import Service, service_of
+from headstart.chat.conversation import Choice, Dialogue
+from headstart.errors import InvalidRequest, RequestError
+from headstart.serving.request import Request
+from headstart.serving.runtime import Runtime
+
+router = APIRouter(route_class=Route)
+
+
+Who = Annotated[str | None, Query(max_length=1024)]
+
+
+def _whose(request: HttpRequest, cache_salt: Who = None, user: Who = None) -> str:
+    """Whose a stored response is: without the `cache_salt` of the body that made it, it is another tenant's; where users
+    are kept apart, without its `user` too."""
+    service = service_of(request)
+    service.ready()
+    return service.salt(request, user or None, cache_salt or None)
+
+
+Whose = Annotated[str, Depends(_whose)]
+
+
+class NotHere(RequestError):
+    status = 404
+    code = "not_supported"
+
+
+@router.post("/v1/responses", openapi_extra=takes(ResponsesRequest), responses={**ERRORS, **STREAMED})
+async def responses(request: HttpRequest) -> Response:
+    """Answers items with items."""
+    return await answer(request, _response)
+
+
+@router.post("/v1/responses/input_tokens", openapi_extra=takes(ResponsesInput), responses=ERRORS)
+async def input_tokens(request: HttpRequest) -> Response:
+    """Counts the tokens of what a response would answer, also of what is too long for one."""
+    service = service_of(request)
+    runtime = service.ready()
+    data = await service.body(request)
+
+    def counted() -> int:
+        dialogue, _ = Said(service, request, parse(ResponsesInput, data)).dialogue()
+        return count(service, runtime, dialogue)
+
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(counted)})
+
+
+@router.post("/v1/responses/compact", openapi_extra=takes(ResponsesInput), responses=ERRORS)
+async def compact(request: HttpRequest) -> Response:
+    """Not supported: says what to do instead."""
+    raise NotHere("Compaction is not supported: have the model sum up the conversation, and send the summary as a message.")
+
+
+@router.get("/v1/responses/{response_id}", responses=ERRORS)
+async def retrieve(request: HttpRequest, response_id: str, owner: Whose, stream: bool = False) -> Response:
+    """A stored response."""
+    if stream:
+        raise InvalidRequest("Invalid 'stream': a response that is complete is not streamed again.", param="stream")
+    return JSONResponse(service_of(request).responses.get(owner, response_id).response)
+
+
+@router.delete("/v1/responses/{response_id}", responses=ERRORS)
+async def delete(request: HttpRequest, response_id: str, owner: Whose) -> Response:
+    """Forgets a stored response."""
+    service_of(request).responses.drop(owner, response_id)
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.get("/v1/responses/{response_id}/input_items", responses=ERRORS)
+async def input_items(
+    request: HttpRequest,
+    response_id: str,
+    owner: Whose,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+) -> Response:
+    """The items of the body that a stored response answered."""
+    stored = service_of(request).responses.get(owner, response_id)
+    items = [listed(item) for item in (stored.input if order == "asc" else reversed(stored.input))]
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise UnknownResponse(f"Item with id '{after[:100]}' not found.", param="after", code="item_not_found")
+        items = items[ids.index(after) + 1 :]
+    page = items[:limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
+    more = len(items) > limit
+    return JSONResponse({"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more})
+
+
+# ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Said:
+    """What a body says. `id`: of the response that will answer it. `before`: what it goes on from.
+
+    Raises:
+        UnknownResponse: it goes on from a response, or refers to an item, that is not stored.
+        InvalidRequest: it says nothing.
+    """
+
+    def __init__(self, service: Service, request: HttpRequest, form: ResponsesInput, id: str = PREFIX) -> None:
+        service.check_model(form.model)
+        self.form = form
+        self.salt = service.salt(request, form.safety_identifier or form.user, form.cache_salt)
+        self.before: Stored | None = None
+        if form.previous_response_id is not None:
+            self.before = service.responses.get(self.salt, form.previous_response_id, "previous_response_id")
+        self.own = identified(self._items(service), id)
+        self.tools = tools_of(form.tools or ())
+
+    def dialogue(self) -> tuple[Dialogue, Tools]:
+        form = self.form
+        messages = messages_of((*(self.before.context if self.before is not None else ()), *self.own))
+        if form.instructions:
+            messages.insert(0, {"role": "system", "content": form.instructions})
+        if not messages:
+            raise InvalidRequest("Missing 'input': there is nothing to answer.", param="input")
+        dialogue = Dialogue(
+            messages=tuple(messages),
+            tools=self.tools.offered,
+            choice=_choice(form.choice, self.tools),
+            format=form.format,
+            extra={**effort(form.effort), **(form.chat_template_kwargs or {})},
+            salt=self.salt,
+        )
+        return dialogue, self.tools
+
+    def _items(self, service: Service) -> list[Item]:
+        given = self.form.input
+        if given is None:
+            return []
+        if isinstance(given, str):
+            return [{"type": "message", "role": "user", "content": given}]
+        items = map(whole, given)
+        return [service.responses.item(self.salt, item["id"]) if _refers(item) else item for item in items]
+
+
+def _refers(item: Item) -> bool:
+    return "role" not in item and item.get("type") in (None, "item_reference")
+
+
+def _choice(choice: Choice, tools: Tools) -> Choice:
+    """A choice in the names that the model knows: a tool in a namespace may be called by its own name."""
+
+    def full(name: str) -> str:
+        found = [known for known, called in tools.named.items() if called.name == name]
+        return name if name in tools.named or len(found) != 1 else found[0]
+
+    allowed = None if choice.allowed is None else tuple(map(full, choice.allowed))
+    return replace(choice, name=None if choice.name is None else full(choice.name), allowed=allowed)
+
+
+def _response(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
+    form = parse(ResponsesRequest, data)
+    id = PREFIX + uuid.uuid4().hex
+    said = Said(service, request, form, id)
+    dialogue, tools = said.dialogue()
+    options, reasoning = form.prompt_cache_options, form.reasoning
+    limit = 0 if options is not None and options.prewarm else form.max_output_tokens
+    asked = replace(wishes(form, runtime.sampling, form.logprobs, limit), choices=1)
+    made, reading = compose(service, runtime, dialogue, asked, id)
+    summary = (reasoning.summary or reasoning.generate_summary) if reasoning is not None else None
+    summary = None if summary == "none" else summary
+    moment = service.moment()
+    compared_id = options.comparison_response_id if options is not None else None
+
+    def keep(response: dict[str, Any]) -> None:
+        service.responses.meet(said.salt, id)
+        stored = Stored.of(response, said.own, said.before, moment.time)
+        if form.store is not False and not service.late(said.salt, replace(moment, time=stored.written)):
+            service.responses.put(said.salt, stored)
+
+    teller = Told(
+        _head(service, runtime, form, made, id, summary),
+        made,
+        reading,
+        tools,
+        summarised=summary is not None,
+        sealed=form.includes("reasoning.encrypted_content"),
+        logprobs=form.logprobs is not None,
+        known=None if compared_id is None else service.responses.met(said.salt, compared_id),
+        told=compared(runtime, request, made, compared_id),
+        keep=keep,
+    )
+    return Asked(form, [made], teller, bool(form.stream), lambda: remember(service, teller))
+
+
+def _head(
+    service: Service, runtime: Runtime, form: ResponsesRequest, made: Request, id: str, summary: str | None
+) -> dict[str, Any]:
+    """What a response's object says from the beginning."""
+    text = form.text.model_dump(by_alias=True, exclude_none=True) if form.text is not None else {}
+    chosen = form.tool_choice
+    return {
+        "id": id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": form.instructions,
+        "max_output_tokens": form.max_output_tokens,
+        "model": service.model_id,
+        "output": [],
+        "parallel_tool_calls": form.parallel_tool_calls is not False,
+        "previous_response_id": form.previous_response_id,
+        "prompt_cache_key": form.prompt_cache_key,
+        "reasoning": {"effort": form.effort, "summary": summary},
+        "safety_identifier": form.safety_identifier,
+        "service_tier": "default",
+        "store": form.store is not False,
+        "temperature": made.sampling.temperature,
+        "text": {"format": {"type": "text"}, **text},
+        "tool_choice": (chosen or "auto") if isinstance(chosen, str | None) else chosen.model_dump(exclude_none=True),
+        "tools": [tool.model_dump(exclude_none=True) for tool in form.tools or ()],
+        "top_logprobs": form.top_logprobs or 0,
+        "top_p": made.sampling.top_p,
+        "truncation": "auto" if runtime.overflow == "slide" else "disabled",
+        "usage": None,
+        "user": form.user,
+        "metadata": form.metadata or {},
+    }

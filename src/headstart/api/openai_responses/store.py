@@ -1,0 +1,191 @@
+"""Responses' store: what was answered, for those who go on from it by its id. In memory, bounded, each salt on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headstart.api.openai_responses.items import Item
+from headstart.chat.reply_memory import Recent
+from headstart.errors import NotFound
+
+PREFIX = "resp_"
+
+
+class UnknownResponse(NotFound):
+    code = "response_not_found"
+
+
+@dataclass(eq=False, slots=True)
+class Line:
+    """A line of responses up to one of them; its beginning is shared with all that go on from there.
+
+    Attributes:
+        items: what the last one added.
+        size: characters of these, about; `total`: of all.
+        users: how many stored responses end here, or held lines go on from here.
+    """
+
+    items: tuple[Item, ...]
+    size: int
+    before: Line | None = None
+    total: int = field(init=False)
+    users: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.total = self.size + (self.before.total if self.before is not None else 0)
+
+    def parts(self) -> Iterator[Line]:
+        """From the last to the first."""
+        part: Line | None = self
+        while part is not None:
+            yield part
+            part = part.before
+
+    def hold(self) -> int:
+        """Takes part in the line; characters that nobody has held before."""
+        new = 0
+        for part in self.parts():
+            part.users += 1
+            if part.users > 1:
+                break
+            new += part.size
+        return new
+
+    def release(self) -> int:
+        """Undoes `hold`; characters that nobody holds any more."""
+        gone = 0
+        for part in self.parts():
+            part.users -= 1
+            if part.users:
+                break
+            gone += part.size
+        return gone
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An answered response.
+
+    Attributes:
+        response: as it was answered; `size`: its characters, about.
+        input: the items of its own body.
+        line: what a response that follows it begins with.
+        written: when the first of that was first kept, in seconds since 1970.
+    """
+
+    response: dict[str, Any]
+    size: int
+    input: tuple[Item, ...]
+    line: Line
+    written: float = 0.0
+
+    @classmethod
+    def of(cls, response: dict[str, Any], input: tuple[Item, ...], before: Stored | None, now: float) -> Stored:
+        """What is to be stored now of a response that goes on from `before`."""
+        new = (*input, *response["output"])
+        line = Line(new, sum(len(str(item)) for item in new), before.line if before is not None else None)
+        return cls(response, len(str(response)), input, line, now if before is None else before.written)
+
+    @property
+    def context(self) -> tuple[Item, ...]:
+        """The items of all before it, its own, its output."""
+        return tuple(item for part in reversed([*self.line.parts()]) for item in part.items)
+
+
+class _Lines(Recent[tuple[str, str], Stored]):
+    """Stored responses. What several share is counted once."""
+
+    def _enter(self, value: Stored) -> int:
+        return value.size + value.line.hold()
+
+    def _leave(self, value: Stored) -> int:
+        return value.size + value.line.release()
+
+
+class Responses:
+    """The responses that were used last.
+
+    Args:
+        limit: most of them.
+        size: most characters of all together. A line of responses shares its items, and they are counted once.
+    """
+
+    def __init__(self, limit: int = 4096, size: int = 64_000_000) -> None:
+        self._stored = _Lines(limit, size, lambda stored: stored.size + stored.line.total)
+        self._met: Recent[tuple[str, str], bool] = Recent(limit, limit)
+
+    def meet(self, salt: str, id: str) -> None:
+        """Remembers that there was such a response, and nothing of it."""
+        self._met.put((salt, id), True)
+
+    def met(self, salt: str, id: str) -> bool:
+        """Whether there was such a response, stored or not."""
+        return self._met.get((salt, id)) is not None
+
+    def put(self, salt: str, stored: Stored) -> None:
+        self._stored.put((salt, stored.response["id"]), stored)
+
+    def get(self, salt: str, id: str, param: str | None = None) -> Stored:
+        """Raises UnknownResponse, about `param`."""
+        found = self._stored.get((salt, id))
+        if found is None:
+            raise UnknownResponse(
+                f"Response with id '{id[:100]}' not found: it was not stored, or had to go.",
+                param=param,
+                code="previous_response_not_found" if param == "previous_response_id" else None,
+            )
+        return found
+
+    def drop(self, salt: str, id: str) -> None:
+        """Forgets a response. Raises UnknownResponse."""
+        self.get(salt, id)
+        self._stored.drop((salt, id))
+
+    def forget(self, gone: Callable[[str, str, float], bool], *, hints: bool) -> None:
+        """Forgets the responses of whose salt, id and time `gone` is true; with `hints` also which there ever were."""
+        self._stored.forget(lambda key, stored: gone(*key, stored.written))
+        if hints:
+            self._met.forget(lambda *_: True)
+
+    def item(self, salt: str, id: str) -> Item:
+        """An item of a stored response. Raises UnknownResponse."""
+        stored = self._stored.get((salt, PREFIX + id.partition("_")[2][:_DIGITS]))
+        items: tuple[Item, ...] = (*stored.input, *stored.response["output"]) if stored is not None else ()
+        for item in items:
+            if item.get("id") == id:
+                return item
+        raise UnknownResponse(f"Item with id '{id[:100]}' not found.", param="input", code="item_not_found")
+
+
+_DIGITS = 32
+"""Of a response's id, which the ids of its items begin with."""
+
+_NAMES = {"function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs", "message": "msg"}
+
+
+def item_id(kind: str, response: str, place: str) -> str:
+    """The id of an item of a response; `place` tells it from the others."""
+    return f"{_NAMES.get(kind, 'item')}_{response.removeprefix(PREFIX)}{place}"
+
+
+def identified(items: Sequence[Item], response: str) -> tuple[Item, ...]:
+    """Items of a body, each with an id by which the response can be asked for it."""
+    return tuple(
+        {**item, "id": item_id(item.get("type", "message"), response, f"i{number:x}")} for number, item in enumerate(items)
+    )
+
+
+def listed(item: Item) -> Item:
+    """An item as the list of a response's input has it: whole, its text in parts."""
+    kind = item.get("type", "message")
+    if kind == "reasoning":
+        return {"summary": [], **item}
+    item = {"status": "completed", **item, "type": kind}
+    if kind == "message" and isinstance(item["content"], str):
+        part: dict[str, Any] = {"type": "input_text", "text": item["content"]}
+        if item["role"] == "assistant":
+            part |= {"type": "output_text", "annotations": []}
+        item["content"] = [part]
+    return item

@@ -1,0 +1,77 @@
+"""Describe: the OpenAPI document. Bodies are parsed by `schema.parse`, so their schemas are put in here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from headstart.api.anthropic import schema as anthropic_schema
+from headstart.api.errors import AnthropicErrorBody, ErrorBody
+from headstart.api.llama_server import schema as llama_schema
+from headstart.api.middleware import OPEN
+from headstart.api.openai_chat import schema
+from headstart.api.openai_responses import schema as responses_schema
+
+_EVENT: dict[str, Any] = {
+    "type": "object",
+    "description": "One event of the stream.",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "The request cannot be served; the message says why."},
+    503: {"model": ErrorBody, "description": "Loading or stopping."},
+}
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream`, server-sent events.",
+        "content": {"text/event-stream": {"schema": _EVENT}},
+    }
+}
+ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": AnthropicErrorBody, "description": "The request cannot be served; the message says why."},
+    529: {"model": AnthropicErrorBody, "description": "Loading or stopping."},
+}
+ANTHROPIC_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; with `stream`, server-sent events that end with `message_stop`.",
+        "content": {"text/event-stream": {"schema": _EVENT}},
+    }
+}
+BODIES = (*schema.BODIES, *llama_schema.BODIES, *responses_schema.BODIES, *anthropic_schema.BODIES)
+_REF = "#/components/schemas/{model}"
+
+
+def takes(form: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route with a body of this form."""
+    schema = {"$ref": _REF.format(model=form.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def describe(app: FastAPI, *, keys: bool) -> dict[str, Any]:
+    """The document; made once."""
+    if app.openapi_schema is not None:
+        return app.openapi_schema
+    document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    _, schemas = models_json_schema([(form, "validation") for form in BODIES], ref_template=_REF)
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {}).update(schemas["$defs"])
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)  # faults of a path are 4XX like all others
+    for unused in ("HTTPValidationError", "ValidationError"):
+        components["schemas"].pop(unused, None)
+    if keys:
+        components["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        document["security"] = [{"key": []}, {"x-api-key": []}]
+        for name in OPEN & document["paths"].keys():
+            document["paths"][name]["get"]["security"] = []
+    app.openapi_schema = document
+    return document

@@ -1,0 +1,89 @@
+"""Stream: a call's events, told to its caller as server-sent events."""
+
+from __future__ import annotations
+
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headstart.api.build_request import Asked
+from headstart.api.connection import Call, Disconnected
+from headstart.api.encoder import Teller
+from headstart.api.errors import answer
+from headstart.api.service import Service
+from headstart.errors import HeadstartError
+from headstart.observe.logs import Caller
+
+
+class EventStream(Response):
+    """The answer to a call with `stream`. What fails before its first event is an ordinary error answer; whatever fails after
+    it, the stream has a last event that says so."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, call: Call, asked: Asked, service: Service, caller: Caller) -> None:
+        # Response.__init__ would set a content-length.
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._call = call
+        self._asked = asked
+        self._service = service
+        self._caller = caller
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        call, teller = self._call, self._asked.teller
+        try:
+            async with call:
+                while not call.done:
+                    batch = await call.take()
+                    if call.failure is not None and not started:
+                        raise call.failure
+                    seconds = call.seconds if batch else 0.0
+                    told = [teller.tell(number, event, seconds, call.summary_of) for number, event in batch]
+                    data = b"".join(told) if batch else b"" if call.done else teller.beat()
+                    if not started:
+                        started = True
+                        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    if call.done and call.failure is None:
+                        self._asked.done()  # before the caller can send it back
+                    if data:
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+            if call.failure is not None:
+                raise call.failure
+            summary = call.summary()
+            last = teller.close(summary)
+        except Disconnected:
+            self._service.unfinished(self._caller, "abort", call.so_far())
+            return
+        except Exception as error:
+            if not started:
+                await failed(self._service, self._caller, call, error, scope)(scope, receive, send)
+                return
+            account(self._service, self._caller, call, error)
+            last = self._last(error)
+        else:
+            self._service.finished(self._caller, summary, call.reasons, call.seconds)
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _last(self, error: Exception) -> bytes:
+        try:
+            return self._asked.teller.fail(error)
+        except Exception:  # what failed may have been the telling
+            return Teller.fail(self._asked.teller, error)
+
+
+def failed(service: Service, caller: Caller, call: Call, error: Exception, scope: Scope) -> Response:
+    """Accounts for a call of whose answer nothing was sent; what to answer instead."""
+    account(service, caller, call, error)
+    response = answer(error, scope)
+    service.metrics.refused(response.status_code)
+    return response
+
+
+def account(service: Service, caller: Caller, call: Call, error: Exception) -> None:
+    """Accounts for a call that did not succeed."""
+    if not isinstance(error, HeadstartError):
+        structlog.get_logger("headstart.api").error("a fault of ours", id=caller.id, exc_info=error)
+    service.unfinished(caller, "shutdown" if call.stopped else "error", call.so_far(), error)

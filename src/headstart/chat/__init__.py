@@ -1,0 +1,1 @@
+"""A conversation, whoever sends it: one form for all dialects. Speaks no HTTP."""

@@ -1,0 +1,237 @@
+"""Normalise: the noise that clients put into a conversation, undone before it is rendered.
+
+Two ways to say the same must give the same prompt. Each kind of noise is a row of `RULES`, in the order in which they apply;
+`--keep-noise NAME` leaves one out. Values are never changed in place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headstart.chat.conversation import Dialogue, Message
+from headstart.chat.reply_memory import Line, Recall
+from headstart.errors import ConfigError
+from headstart.output.canonical_json import HINTS, canonical_arguments
+from headstart.prompt.chat_template import Template
+
+JOIN = "\n"
+"""Between the text parts of one message (as llama-server and vLLM do)."""
+
+BETWEEN = "\n\n"
+"""Between messages that a template takes as one only."""
+
+MOST_MARKS = 4
+"""Breakpoints that are looked at, the last ones: what a vendor allows. Each costs tokenising what is before it."""
+
+_MARKS = "\0marks"
+"""Where a message's parts had hints, between `parts` and `hints`: characters of its content."""
+
+_HINTED = HINTS | {_MARKS}
+
+_written = json.JSONEncoder(ensure_ascii=False).encode
+
+_BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What rules stand on."""
+
+    template: Template
+    recall: Recall
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One kind of noise.
+
+    Attributes:
+        what: what is the same with it and without it.
+        remembers: it needs memory, so that a prompt is no function of the request alone: not in exact mode.
+    """
+
+    name: str
+    what: str
+    apply: Callable[[Dialogue, Ground], Dialogue]
+    remembers: bool = False
+
+
+def normalise(dialogue: Dialogue, ground: Ground, keep: Collection[str] = ()) -> Dialogue:
+    """The canonical form of a conversation. `keep`: rules to leave out."""
+    for rule in RULES:
+        if rule.name not in keep:
+            dialogue = rule.apply(dialogue, ground)
+    return dialogue
+
+
+def normalise_reply(message: Message, dialogue: Dialogue, ground: Ground, keep: Collection[str] = ()) -> Message:
+    """A reply to a canonical dialogue, as it will be in the canonical form of the next one."""
+    alone = replace(dialogue, messages=(message,))
+    return message if "arguments" in keep else _arguments(alone, ground).messages[0]
+
+
+def check_rules(names: Collection[str]) -> None:
+    """Raises ConfigError for a rule that does not exist."""
+    known = [rule.name for rule in RULES]
+    if strange := sorted(set(names) - set(known)):
+        raise ConfigError(f"--keep-noise knows no '{strange[0]}'; there are {', '.join(known)}.")
+
+
+def parts_of(message: Message) -> list[dict[str, Any]]:
+    """A message's content as text parts."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content or ())
+
+
+# ── rules ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _billing(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    first = dialogue.messages[0] if dialogue.messages else {}
+    if first.get("role") not in ("system", "developer"):
+        return dialogue
+    content = first.get("content")
+    if isinstance(content, str):
+        kept: Any = _BILLING.sub("", content, count=1) if _BILLING.match(content) else content
+    else:
+        kept = [part for part in content or () if not _BILLING.fullmatch(part["text"])]
+    if kept == content:
+        return dialogue
+    rest = dialogue.messages[1:]
+    return replace(dialogue, messages=({**first, "content": kept}, *rest) if kept else rest)
+
+
+def _roles(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    messages = [{**message, "role": "system"} if message["role"] == "developer" else message for message in dialogue.messages]
+    if not ground.template.late_system:
+        lead = next((number for number, message in enumerate(messages) if message["role"] != "system"), len(messages))
+        head = [_merged(messages[:lead])] if lead else []
+        messages = head + [{**one, "role": "user"} if one["role"] == "system" else one for one in messages[lead:]]
+    if not ground.template.neighbours:
+        joined: list[Message] = []
+        for message in messages:
+            if joined and message["role"] == joined[-1]["role"] == "user":
+                joined[-1] = _merged([joined[-1], message])
+            else:
+                joined.append(message)
+        messages = joined
+    return replace(dialogue, messages=tuple(messages))
+
+
+def _merged(messages: Sequence[Message]) -> Message:
+    if len(messages) == 1:
+        return messages[0]
+    parts: list[dict[str, Any]] = []
+    for message in messages:
+        own = parts_of(message)
+        if parts and own:
+            parts[-1] = {**parts[-1], "text": parts[-1]["text"] + BETWEEN.removesuffix(JOIN)}
+        if own:  # a message's own hints are about its end, which is no message's any more
+            own[-1] = {**own[-1], **{key: message[key] for key in HINTS & message.keys()}}
+        parts += own
+    return {**{key: item for key, item in messages[0].items() if key not in HINTS}, "content": parts}
+
+
+def _parts(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    return replace(dialogue, messages=tuple(map(_joined, dialogue.messages)))
+
+
+def _joined(message: Message) -> Message:
+    content = message.get("content")
+    if isinstance(content, str):
+        return message
+    text, marks = "", []
+    for part in content or ():
+        text += (JOIN if text else "") + part["text"]
+        if HINTS & part.keys():
+            marks.append(len(text))
+    return {**message, "content": text, **({_MARKS: marks} if marks else {})}
+
+
+def _hints(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    breakpoints = list(dialogue.breakpoints)
+    for number, message in enumerate(dialogue.messages):
+        content = message.get("content")
+        marks = message.get(_MARKS, [])
+        if isinstance(content, str) and not HINTS.isdisjoint(message):
+            marks = [*marks, len(content)]
+        breakpoints += [(number, mark) for mark in marks]
+    return replace(
+        dialogue,
+        messages=tuple(map(_without_hints, dialogue.messages)),
+        tools=tuple(map(_without_hints, dialogue.tools)),
+        breakpoints=tuple(sorted(set(breakpoints))[-MOST_MARKS:]),
+    )
+
+
+def _without_hints(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    kept = value if _HINTED.isdisjoint(value) else {key: item for key, item in value.items() if key not in _HINTED}
+    content = kept.get("content")
+    return {**kept, "content": [*map(_without_hints, content)]} if isinstance(content, list) else kept
+
+
+def _arguments(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    functions = [tool["function"] for tool in dialogue.tools]
+    schemas = {function["name"]: function.get("parameters") for function in functions}
+
+    def canonical(call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        arguments = canonical_arguments(function.get("arguments"), schemas.get(function["name"]))
+        if ground.template.text_arguments and not isinstance(arguments, str):
+            arguments = _written(arguments)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+    def said(message: Message) -> Message:
+        calls = message.get("tool_calls")
+        return {**message, "tool_calls": [canonical(call) for call in calls]} if calls else message
+
+    return replace(dialogue, messages=tuple(map(said, dialogue.messages)))
+
+
+def _schemas(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    return replace(dialogue, tools=ground.recall.tools(dialogue.salt, dialogue.tools)) if dialogue.tools else dialogue
+
+
+def _reasoning(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    if not ground.recall.replies:
+        return dialogue
+    line = Line(dialogue.salt)
+    messages = list(dialogue.messages)
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant":
+            reasoning = ground.recall.reasoning(line, message)
+            # openai's stream helper for Node keeps the last delta only of a field that it does not know.
+            if reasoning is not None and reasoning.rstrip().endswith((message.get("reasoning_content") or "").rstrip()):
+                messages[number] = {**message, "reasoning_content": reasoning}
+        line.add(message)
+    return replace(dialogue, messages=tuple(messages))
+
+
+def _clock(dialogue: Dialogue, ground: Ground) -> Dialogue:
+    if "strftime_now" not in ground.template.source or "strftime_now" in dialogue.extra:
+        return dialogue
+    roles = [message["role"] for message in dialogue.messages]
+    until = roles.index("user") + 1 if "user" in roles else len(roles)
+    beginning = json.dumps([dialogue.tools, dialogue.messages[:until]], default=str)
+    clock = ground.recall.clock(dialogue.salt, beginning, begins="assistant" not in roles)
+    return replace(dialogue, extra={**dialogue.extra, "strftime_now": clock})
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("billing", "Claude Code's first system block, which names its version and differs between conversations", _billing),
+    Rule("roles", "developer and system; system messages where a template takes none, as a user's; one user in a row", _roles),
+    Rule("parts", "a text, and a list of parts with that text", _parts),
+    Rule("hints", "cache_control and prompt_cache_breakpoint: the places of the last four become checkpoints", _hints),
+    Rule("schemas", "tools in another spacing or order of keys", _schemas),
+    Rule("arguments", "arguments of tool calls in another spacing or order of keys", _arguments),
+    Rule("reasoning", "a reply without the reasoning that it came with, or with its end only", _reasoning, remembers=True),
+    Rule("clock", "the date that a template writes: the one of the conversation's first request", _clock, remembers=True),
+)

@@ -1,0 +1,366 @@
+"""`headstart cache`: what is stored can be listed, explained, verified, pinned and deleted by its owner."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+
+import typer
+
+from headstart.cli.cache_list import Names, block_page, chain_page, pieces, stats_lines
+from headstart.config import default_cache_dir
+from headstart.errors import ConfigError
+from headstart.units import count, parse_portion, parse_size, parse_time, show_size
+
+if TYPE_CHECKING:
+    from headstart.tiers.disk import Disk, FormatError
+    from headstart.tiers.disk.catalog import Row
+    from headstart.tiers.disk.chains import Chain, Chains
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    name="cache",
+    help="Shows and tends what is kept on disk. A chain is a prompt from its beginning; its id is that of its last block.",
+    no_args_is_help=True,
+)
+
+
+def size(text: str) -> int:
+    """Bytes of an option like `4GiB`."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
+
+
+def duration(text: str) -> float:
+    """Seconds of an option like `7d`."""
+    try:
+        return parse_time(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
+
+
+def portion(text: str) -> float:
+    """A share like `25%`, or the bytes of a size."""
+    try:
+        return parse_portion(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
+
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir",
+        envvar="HEADSTART_CACHE_DIR",
+        metavar="FOLDER",
+        help="Where the server keeps it.",
+        show_default="this platform's cache folder",
+    ),
+]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The first digits of an id.")]
+Json = Annotated[bool, typer.Option("--json", help="Print data instead of a table.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A tar file.")]
+DiskBudget = Annotated[
+    int,
+    typer.Option(
+        parser=size,
+        envvar="HEADSTART_DISK_BUDGET",
+        metavar="SIZE",
+        help="The most that the folder may occupy, and never more than half of what is free there. Nothing is evicted.",
+        show_default="20GiB",
+    ),
+]
+ALL = 1 << 62
+
+
+@contextmanager
+def _opened(folder: Path | None, budget: int = ALL, *, make: bool = False) -> Iterator[Disk]:
+    """The tier in a folder, which is there already unless it is to be made. Faults within are the user's to mend."""
+    import sqlite3
+
+    from headstart.tiers.disk import Disk
+
+    place = folder or default_cache_dir()
+    try:
+        if not make and not (place / "objects").is_dir():
+            raise ConfigError(f"Nothing is stored in {place}; --cache-dir names another folder.")
+        disk = Disk(place, budget)
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"Cannot open {place}: {error}.") from error
+    try:
+        if not len(disk) and any(disk.objects.iterdir()):
+            disk.reconcile(evict=False)  # the catalogue is new: the old one was damaged or lost
+        yield disk
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"{place}: {error}.") from error
+    finally:
+        disk.close()
+
+
+def _chains(disk: Disk) -> Chains:
+    from headstart.tiers.disk.chains import Chains
+
+    return Chains(disk.catalog.rows())
+
+
+def _track(items: Sequence[T], doing: str) -> Iterable[T]:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, doing, transient=True, console=Console(stderr=True))
+
+
+@app.command("ls")
+def list_chains(
+    folder: Folder = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="The most chains to show.", show_default="50, or all with --json"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Lists chains, the latest used first."""
+    with _opened(folder) as disk, Names(disk) as names:
+        chains = _chains(disk).all()
+        if as_json:
+            typer.echo(json.dumps([_said(chain, names) for chain in chains[:limit]], indent=1))
+            return
+        from rich.console import Console
+
+        shown = chains[: limit or 50]
+        if not chains:
+            typer.echo(f"Nothing is stored in {disk.folder}.")
+            return
+        Console(soft_wrap=True).print(chain_page(shown, names), end="")
+        if len(chains) > len(shown):
+            typer.echo(f"and {len(chains) - len(shown):,} more; see --limit")
+
+
+def _said(chain: Chain, names: Names) -> dict[str, Any]:
+    return chain.data() | {"model": names.model(chain.rows[-1].label.fingerprint), "words": names.words(chain.rows)}
+
+
+@app.command()
+def show(identity: Id, folder: Folder = None, as_json: Json = False) -> None:
+    """Shows one chain, block by block, with the checkpoints at their ends."""
+    with _opened(folder) as disk, Names(disk) as names:
+        chains = _chains(disk)
+        chain = chains.of(chains.find(identity))
+        if as_json:
+            typer.echo(json.dumps(_said(chain, names) | {"blocks": chain.blocks()}, indent=1))
+            return
+        from rich.console import Console
+
+        Console(soft_wrap=True).print(block_page(chain, names), end="")
+
+
+@app.command()
+def stats(folder: Folder = None, as_json: Json = False) -> None:
+    """Says how much is stored, for which models."""
+    from headstart.tiers.disk import files
+    from headstart.tiers.disk.chains import Chains, totals
+
+    with _opened(folder) as disk:
+        rows, known = list(disk.catalog.rows()), disk.catalog.models()
+        beside = {
+            "put_aside_bytes": files.occupied(disk.folder / "quarantine"),
+            "catalogue_bytes": files.occupied(disk.folder),
+            "reserved_bytes": disk.reserved,
+        }
+    models = {model: [row for row in rows if row.label.fingerprint == model] for model in {r.label.fingerprint for r in rows}}
+    data = {
+        "folder": str(disk.folder),
+        "chains": len(Chains(rows).all()),
+        **totals(rows),
+        **beside,
+        "models": [
+            {"fingerprint": model.hex(), "name": known[model].name if model in known else None, **totals(models[model])}
+            for model in sorted(models)
+        ],
+    }
+    if as_json:
+        typer.echo(json.dumps(data, indent=1))
+        return
+    typer.echo("\n".join(stats_lines(data, pieces(row.label for row in rows if row.pinned))))
+
+
+@app.command()
+def verify(
+    folder: Folder = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Put bad objects aside, and tidy what crashes left.")] = False,
+) -> None:
+    """Reads every object and checks all of it. Exit code 1 if any is bad, 0 once repaired."""
+    import numpy as np
+
+    from headstart.tiers.disk import FormatError
+
+    with _opened(folder) as disk:
+        if repair:
+            found, gone = disk.reconcile(evict=False)
+            typer.echo(f"{count(len(found), 'object')} without a row found again")
+            typer.echo(f"{count(len(gone), 'row')} without an object dropped")
+        good = bad = 0
+        for row in _track(list(disk.catalog.rows()), "reading"):
+            key = row.label.key
+            try:
+                disk.read_into(row.label, np.empty(disk.inspect(key).size, np.uint8))
+            except (FormatError, OSError) as error:
+                if disk.catalog.get(key) is None:
+                    continue  # a server has evicted it meanwhile
+                if not repair or disk.quarantine(key) is None:
+                    bad += 1
+                    typer.echo(f"{key.hex()[:12]}: {error}")
+                    continue
+            good += 1
+    typer.echo(f"good: {good:,} of {count(good + bad, 'object')}")
+    if bad and not repair:
+        raise typer.Exit(1)
+
+
+@app.command()
+def pin(identity: Id, folder: Folder = None) -> None:
+    """Keeps a chain, with the checkpoints that it has now, whatever else has to go."""
+    with _opened(folder) as disk:
+        chains = _chains(disk)
+        labels = [row.label for row in chains.of(chains.find(identity)).objects]
+        disk.catalog.pin([label.key for label in labels], True)
+        typer.echo(f"pinned: {pieces(labels)}")
+
+
+@app.command()
+def unpin(identity: Id, folder: Folder = None) -> None:
+    """Lets a chain go like any other, but for the blocks that other pinned chains need."""
+    with _opened(folder) as disk:
+        chains = _chains(disk)
+        labels = {row.label.key: row.label for row in chains.of(chains.find(identity)).objects if row.pinned}
+        needed = chains.needed(without=labels.keys()) & labels.keys()
+        disk.catalog.pin(labels.keys() - needed, False)
+        typer.echo(f"unpinned: {pieces(label for key, label in labels.items() if key not in needed)}")
+        if needed:
+            typer.echo(f"still pinned, as other pinned chains need them: {pieces(labels[key] for key in needed)}")
+
+
+@app.command("rm")
+def remove(
+    identity: Annotated[str | None, typer.Argument(metavar="ID", help="The first digits of an id.")] = None,
+    folder: Folder = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Everything that is not pinned, and bad objects put aside.")
+    ] = False,
+    older_than: Annotated[
+        float | None,
+        typer.Option(parser=duration, metavar="TIME", help="The same of what was written longer ago, like 7d, 12h or 90min."),
+    ] = None,
+) -> None:
+    """Deletes a chain with its checkpoints, but for the blocks that others hang on; or everything, or what is old.
+
+    What is deleted is forgotten: also how it was used, and by servers that run on this folder, in memory too.
+    """
+    if (identity is not None) + everything + (older_than is not None) != 1:
+        raise ConfigError("Give an id, or --all, or --older-than.")
+    before = -math.inf if identity is not None else time.time() - (older_than or 0.0)
+    with _opened(folder) as disk:
+        if identity is not None:
+            deleted = disk.erase([row.label.key for row in _removable(_chains(disk), identity)])
+        else:
+            disk.reconcile(evict=False)  # what has no row goes too
+            deleted = disk.erase(disk.catalog.keys() if everything else (), before, lambda: _chains(disk).needed())
+        typer.echo(f"deleted: {pieces(row.label for row in deleted)}, {show_size(sum(row.allocated for row in deleted))}")
+        needed = _chains(disk).needed()
+        if stay := [row.label for row in disk.catalog.rows() if row.label.key in needed and row.label.written <= before]:
+            typer.echo(f"still there, as pinned: {pieces(stay)}; `headstart cache unpin` lets them go")
+
+
+def _removable(chains: Chains, identity: str) -> list[Row]:
+    """What only this chain has. Raises ConfigError: that is nothing, or it is pinned."""
+    own = chains.of(chains.find(identity)).own
+    if not own:
+        raise ConfigError("Other chains hang on this block; `headstart cache ls` shows them.")
+    if any(row.pinned for row in own):
+        raise ConfigError(f"This chain is pinned; `headstart cache unpin {identity}` lets it go.")
+    return list(own)
+
+
+@app.command()
+def gc(
+    folder: Folder = None,
+    size: Annotated[
+        int | None, typer.Option(parser=size, metavar="SIZE", help="Evict until all fits into this, like 5GiB.")
+    ] = None,
+) -> None:
+    """Tidies what crashes left and what can no longer be used; with --size also evicts, the least worth first."""
+    with _opened(folder) as disk:
+        found, gone = disk.reconcile(evict=False)
+        aside = disk.empty_quarantine()
+        lost = [row.label.key for row in _chains(disk).lost() if not row.pinned]
+        disk.remove(lost)
+        victims = [] if size is None else disk.catalog.victims((), disk.catalog.used() - size)
+        disk.remove([row.label.key for row in victims])
+        typer.echo(f"found again: {len(found)}; gone: {len(gone)}; without a beginning: {len(lost)}")
+        typer.echo(f"evicted: {len(victims)}; put aside as bad, and deleted: {aside}")
+        typer.echo(f"size: {show_size(disk.catalog.used())}")
+
+
+@app.command("export")
+def export_chains(
+    file: File,
+    identity: Annotated[list[str] | None, typer.Argument(metavar="ID", help="First digits of ids.")] = None,
+    folder: Folder = None,
+) -> None:
+    """Writes chains (or all) to a tar file, for another machine with the same model, engine and settings.
+
+    Checkpoints go with their chains. What is derived is left out, with what hangs on it: it is another machine's numbers.
+    """
+    from headstart.tiers.disk import archive
+
+    with _opened(folder) as disk:
+        chains = _chains(disk)
+        wanted = [chains.of(chains.find(one)) for one in identity] if identity else chains.all()
+        rows = list({row.label.key: row for chain in wanted for row in chain.objects}.values())
+        packed, left = archive.pack(disk, _track(rows, "writing"), file)
+    typer.echo(f"exported: {pieces(packed)}" + (f"; left out, as derived: {pieces(left)}" if left else ""))
+
+
+@app.command("import")
+def import_chains(
+    file: File,
+    folder: Folder = None,
+    disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008  (typer parses defaults too)
+) -> None:
+    """Takes in what `export` wrote. Every object is checked; what is bad is left out.
+
+    Exit code 1 if any is bad, or if there was no room for all.
+    """
+    from rich.console import Console
+    from rich.progress import open as tracked
+
+    from headstart.tiers.disk import archive
+
+    bad = 0
+
+    def complain(name: str, error: FormatError) -> None:
+        nonlocal bad
+        bad += 1
+        typer.echo(f"{name}: {error}")
+
+    try:
+        source = tracked(file, "rb", description="reading", transient=True, console=Console(stderr=True))
+    except OSError as error:
+        raise ConfigError(f"Cannot read {file}: {error.strerror}.") from error
+    with source as stream:
+        objects = archive.unpack(stream, complain)
+        with _opened(folder, disk_budget, make=True) as disk:
+            taken = archive.take(disk, objects)
+    typer.echo(f"imported: {pieces(taken.stored)}; there before: {taken.known}; bad: {bad}")
+    if taken.refused:
+        typer.echo(f"no room for {pieces(taken.refused)}; --disk-budget gives more, `headstart cache gc` makes some")
+    if bad or taken.refused:
+        raise typer.Exit(1)

@@ -1,0 +1,149 @@
+"""Console: what a person sees while a model loads, and what they are told once it has."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from headstart import __version__
+from headstart.serving.runtime import Runtime
+from headstart.units import count, show_size, show_time
+
+AGENTS = 20_000
+"""Tokens: Claude Code's first prompt has some 17,000."""
+LOG_EVERY = 2.0
+"""Seconds between lines about loading, where no bar can be drawn."""
+
+
+@contextmanager
+def loading(model: str) -> Iterator[Callable[[float], None]]:
+    """Shows the progress that is told to it (0 to 1): a bar on a terminal, lines in the log elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _logged(model)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as bar:
+        task = bar.add_task(f"loading {escape(model)}", total=1.0)
+        yield lambda share: bar.update(task, completed=share)
+
+
+def _logged(model: str) -> Callable[[float], None]:
+    log, due = structlog.get_logger("headstart"), time.monotonic() + LOG_EVERY
+
+    def tell(share: float) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + LOG_EVERY
+            log.info("loading", model=model, percent=round(100 * share))
+
+    return tell
+
+
+def facts(runtime: Runtime) -> dict[str, str]:
+    """What a loaded model uses, by topic; one line each."""
+    engine, settings = runtime.engine, runtime.settings
+    shape, details, known = engine.shape, engine.facts.details, engine.facts
+    told = {"model": f"{known.name} ({known.description})", "engine": known.engine}
+    if "path" in details:
+        told["file"] = str(details["path"])
+    told["template"] = runtime.template_facts.with_flags
+    told["slots"] = f"{count(shape.slots, 'conversation')} at a time, {count(shape.ctx, 'token')} each"
+    trained = int(details.get("ctx_train") or 0)
+    if 0 < trained < shape.ctx:
+        told["slots"] += f", more than the {trained:,} that the model was trained on"
+    elif shape.ctx < min(trained, AGENTS):
+        told["slots"] += ", fewer than coding agents need: give --ctx more, or --kv-type q8_0, or a smaller model"
+    if shape.row_bytes:
+        kind = details.get("kv_type", "")
+        told["keys and values"] = f"{kind}, {show_size(shape.row_bytes)} a token".removeprefix(", ")
+        budget = runtime.cache.memory.budget
+        told["cache"] = f"{show_size(budget)} of memory for {count(budget // shape.row_bytes, 'token')} besides those in slots"
+        whole = budget // (shape.row_bytes + shape.transfer_bytes // shape.ctx)
+        if whole < shape.ctx:
+            told["cache"] += f"; of one conversation no more than {whole:,} can come back: give more --memory-budget"
+    if engine.traits.stateful:
+        told["checkpoints"] = f"{show_size(shape.state_bytes)} each"
+        if shape.row_bytes:
+            told["checkpoints"] += f", as much as {count(shape.state_bytes // shape.row_bytes, 'token')}"
+    if settings.expire is not None:
+        told["expire"] = f"nothing is kept longer than {show_time(settings.expire)}"
+    disk = runtime.cache.disk
+    if disk.budget:
+        told["disk"] = f"{show_size(disk.budget)} in {settings.cache_dir}, {count(len(disk), 'block')} there already"
+    elif disk.on:
+        told["disk"] = f"{settings.cache_dir} cannot be used just now: see the log"
+    parts = [
+        f"{show_size(details[name])} {word}"
+        for name, word in (("weights_bytes", "of weights"), ("live_bytes", "for slots"))
+        if name in details
+    ]
+    if parts:
+        told["memory"] = ", ".join(parts)
+    if "threads" in details:
+        told["compute"] = count(int(details["threads"]), "thread")
+        if details.get("decode_threads", details["threads"]) != details["threads"]:
+            told["compute"] += ", 1 for decoding, which is exact with no more"
+        if layers := details.get("gpu_layers"):
+            told["compute"] += f", {'all layers' if layers < 0 else count(layers, 'layer')} on the GPU"
+        elif unused := details.get("gpus"):
+            told["compute"] += f"; no layer is on {', '.join(unused)}: give --gpu-layers -1"
+    seconds = details.get("proof_seconds")
+    told["reuse"] = settings.reuse
+    told["proof"] = "; ".join(engine.traits.notes) or "none"
+    if seconds is not None:
+        told["proof"] += f" ({seconds:.1f} s)"
+    return told
+
+
+def figures(runtime: Runtime) -> dict[str, Any]:
+    """The same for programs: names, numbers and lists, no sentences. Sizes are in bytes; what is not known is left out."""
+    engine, settings = runtime.engine, runtime.settings
+    shape, details, known = engine.shape, engine.facts.details, engine.facts
+    memory, disk = runtime.cache.memory, runtime.cache.disk
+    found = {
+        "model": known.name,
+        "description": known.description,
+        "engine": known.engine,
+        "file": str(details["path"]) if "path" in details else None,
+        "slots": shape.slots,
+        "ctx": shape.ctx,
+        "ctx_train": details.get("ctx_train"),
+        "block_size": engine.traits.grid,
+        "kv_type": details.get("kv_type"),
+        "kv_bytes_per_token": shape.row_bytes,
+        "checkpoint_bytes": shape.state_bytes,
+        "memory_budget_bytes": memory.budget,
+        "memory_budget_tokens": memory.budget // shape.row_bytes if shape.row_bytes else None,
+        "disk_budget_bytes": disk.budget,
+        "disk_blocks": len(disk),
+        "cache_dir": str(settings.cache_dir) if disk.on else None,
+        "weights_bytes": details.get("weights_bytes"),
+        "slots_bytes": details.get("live_bytes"),
+        "threads": details.get("threads"),
+        "gpu_layers": details.get("gpu_layers"),
+        "expire_seconds": settings.expire,
+        "reuse": settings.reuse,
+        "exact": engine.traits.exact,
+        "proof_seconds": details.get("proof_seconds"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def announce(runtime: Runtime, log_format: str) -> None:
+    """Says once what a server is going to use: to a person, or to a log collector."""
+    if log_format == "json":
+        structlog.get_logger("headstart").info("ready", version=__version__, **figures(runtime))
+        return
+    told = facts(runtime)
+    width = max(map(len, told))
+    lines = [f"headstart {__version__}", *(f"  {topic:{width}}  {line}" for topic, line in told.items())]
+    print("\n".join(lines), file=sys.stderr, flush=True)

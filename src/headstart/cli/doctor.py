@@ -1,0 +1,178 @@
+"""Doctor: what this machine and a model can do together, and whether a warm answer equals a cold one here."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import queue
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from headstart.cli.console import facts, loading
+from headstart.config import Settings
+from headstart.interfaces.engine import GREEDY, Engine, Traits
+from headstart.observe import logs
+from headstart.prompt.builder import Prompt
+from headstart.serving.request import Event, Failed, Finished, Report, Request, Started
+from headstart.serving.runtime import Runtime
+from headstart.units import count, show_size
+
+BLOCKS = 3
+"""Whole blocks that the check has to restore."""
+PROMPT_SECONDS = 2.0
+"""What a prompt of the long check may take to compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What the self-check found. `cold` and `warm` are seconds to the logits at the end of one prompt."""
+
+    good: bool
+    finding: str
+    cold: float = 0.0
+    warm: float = 0.0
+
+
+def examine(settings: Settings, seconds: float = 60.0, console: Console | None = None) -> bool:
+    """Prints what it finds; returns whether all is well.
+
+    Args:
+        seconds: how long to compare warm answers with cold ones.
+
+    Raises:
+        ConfigError: the model cannot be used.
+    """
+    from headstart.engines.llama import LlamaEngine  # loads the native library
+
+    console = console or Console()
+    logs.configure(level=logging.WARNING)
+
+    with loading(settings.model) as progress:
+        engine = LlamaEngine.load(replace(settings, reuse="exact"), progress=progress, anew=True)
+    with Runtime(engine, replace(settings, reuse="exact" if engine.traits.exact else "fast")) as runtime:
+        table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        for topic, line in (*_machine(), *facts(runtime).items()):
+            if topic != "reuse":
+                table.add_row(topic, line)
+        table.add_row("traits", _traits(engine))
+        table.add_row("--reuse exact", _exactness(engine.traits))
+        check = check_warm(runtime)
+        table.add_row("warm = cold", check.finding)
+        console.print(table)
+        good = check.good
+        if good and seconds and engine.traits.movable and engine.traits.exact:
+            with _bar(console, seconds) as progress:
+                task = progress.add_task("comparing warm answers with cold ones", total=seconds)
+                walk = check_walk(runtime, seconds, lambda done: progress.update(task, completed=done))
+            console.print(walk.finding)
+            good = walk.good
+    bad = "[bold red]The check failed:[/] do not trust warm answers here, and please report it."
+    console.print("All is well." if good else bad)
+    return good
+
+
+def _bar(console: Console, seconds: float) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, refresh_per_second=4)
+
+
+def check_walk(runtime: Runtime, seconds: float, progress: Callable[[float], None] = lambda _: None) -> Check:
+    """For so long, prompts that go on, part, are cut and come back: each one's logits must have the bits of a cold run."""
+    engine, dice = runtime.engine, random.Random(0)
+    special = {control.id for control in engine.tokenizer.controls} | engine.tokenizer.eog
+    words = [token for token in range(engine.tokenizer.n_vocab) if token not in special]
+    grid = engine.traits.grid
+    texts: list[list[int]] = [[]]
+    begun, compared, cached, wrong = time.monotonic(), 0, 0, 0
+    while (passed := time.monotonic() - begun) < seconds:
+        progress(passed)
+        known = dice.choice(texts)
+        room = min(runtime.ctx - 2, max(4 * grid, runtime.scheduler.prefills(PROMPT_SECONDS)))
+        kept = known[: dice.choice([len(known), len(known), dice.randint(0, len(known))])][: room - 1]
+        tokens = kept + dice.choices(words, k=dice.randint(1, min(room - len(kept), 3 * grid)))
+        prompt = runtime.text_prompt(tokens)
+        warm, report = _compute(runtime, prompt)
+        cold, _ = _compute(runtime, prompt, reuse=False)
+        texts = [*texts[-7:], tokens]
+        compared += 1
+        cached += report.cached
+        wrong += warm != cold
+    told = f"{count(compared, 'prompt')} compared with cold runs, {cached:,} of their tokens from the cache: "
+    return Check(not wrong, told + (f"[bold red]{wrong} differ[/]" if wrong else "equal to the last bit"))
+
+
+def _traits(engine: Engine) -> str:
+    traits, parts = engine.traits, "rows alone: they can be cut at any token"
+    if not traits.movable:
+        parts = "nothing can be moved: only a slot that goes on is reused"
+    elif traits.stateful:
+        parts = "rows and state" if engine.shape.row_bytes else "state alone"
+        parts += ": reused from checkpoints"
+    return f"{parts}; a grid of {count(traits.grid, 'token')}" + (", calls over several blocks" if traits.chunking else "")
+
+
+def _exactness(traits: Traits) -> str:
+    if not traits.exact:
+        return "refused: it was not proved that a warm answer has the bits of a cold one"
+    return "possible; " + ("replies are reused too" if traits.decode_is_prefill else "replies are computed again as prompt")
+
+
+def check_warm(runtime: Runtime) -> Check:
+    """Computes a prompt, drives it out of its slot, and asks for it again: the logits must have the same bits."""
+    engine = runtime.engine
+    if not engine.traits.movable:
+        return Check(True, "nothing to check: this model's state cannot be moved, so only a slot that just goes on is reused")
+    wanted = BLOCKS * engine.traits.grid
+    if wanted + engine.traits.grid >= runtime.ctx:
+        ctx = count(runtime.ctx, "token")
+        return Check(True, f"nothing to check: a context of {ctx} holds too few blocks of {engine.traits.grid}")
+    words = "".join(f"{number} apples and {number + 7} pears. " for number in range(wanted))
+    prompt = runtime.text_prompt(engine.tokenizer.tokenize(words)[: wanted + 9])
+    cold, first = _compute(runtime, prompt)
+    for number in range(engine.shape.slots):
+        _compute(runtime, runtime.text_prompt(f"{number}: something else"))
+    warm, second = _compute(runtime, prompt)
+    if second.restored < wanted:
+        return Check(
+            False, f"only {second.restored} of {wanted} tokens were restored ({second.cause})", first.ttft, second.ttft
+        )
+    times = f"cold {1e3 * first.prefill:.0f} ms, restored {1e3 * second.prefill:.0f} ms"
+    if cold != warm:
+        kind = "differ" if engine.traits.exact else "differ a little, as these settings allow"
+        return Check(not engine.traits.exact, f"logits {kind} ({times})", first.ttft, second.ttft)
+    restored = count(second.restored, "token")
+    return Check(True, f"logits are equal to the last bit after restoring {restored} ({times})", first.ttft, second.ttft)
+
+
+def _compute(runtime: Runtime, prompt: Prompt, *, reuse: bool = True) -> tuple[bytes, Report]:
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    runtime.submit(Request(prompt, GREEDY, max_tokens=0, keep_logits=True, reuse=reuse), events.put)
+    logits = b""
+    while True:
+        match events.get():
+            case Started(logits=found) if found is not None:
+                logits = found.tobytes()
+            case Finished(report=report):
+                return logits, report
+            case Failed(error=error):
+                raise error
+
+
+def _machine() -> Iterator[tuple[str, str]]:
+    import psutil
+    from llama_cpp import llama_cpp as lib
+
+    memory = psutil.virtual_memory()
+    cores, threads = count(psutil.cpu_count(logical=False) or 1, "core"), count(psutil.cpu_count() or 1, "thread")
+    yield "machine", f"{platform.system()} {platform.machine()}, {cores} ({threads})"
+    yield "memory", f"{show_size(memory.total)}, {show_size(memory.available)} of it available"
+    system = lib.llama_print_system_info().decode("utf-8", "replace")
+    yield "instructions", " ".join(re.findall(r"(\w+) = 1\b", system)) or "none known"
+    yield "GPU", "usable by this engine" if lib.llama_supports_gpu_offload() else "not supported by this build of the engine"

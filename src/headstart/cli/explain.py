@@ -1,0 +1,147 @@
+"""`headstart explain`: why a request computed what it computed, asked of a running server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote, urlencode
+
+import typer
+
+from headstart.cli.server import ApiKey, ApiKeyFile, Host, Port, Server, TlsCert, UnixSocket, Url, typed
+from headstart.errors import ConfigError
+from headstart.units import count
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+EPILOG = """
+**Examples**
+
+`headstart explain` — the latest request
+
+`headstart explain req_5f0c…` — the one with that `x-request-id`
+
+`headstart explain first.json second.json` — two request bodies: what the second would compute again after the first
+
+It finds the server by the variables that `serve` reads, like `HEADSTART_PORT`. docs/explain.md says how to read the answer.
+"""
+
+
+def explain(
+    context: typer.Context,
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[REQUEST_ID | A.json B.json]", help="A request, or two bodies.", show_default="the latest"),
+    ] = None,
+    last: Annotated[bool, typer.Option("--last", help="The latest request.")] = False,
+    url: Url = None,
+    host: Host = None,
+    port: Port = None,
+    unix_socket: UnixSocket = None,
+    tls_cert: TlsCert = None,
+    api_key: ApiKey = None,
+    api_key_file: ApiKeyFile = None,
+    salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` that the request had.")] = "",
+    user: Annotated[str, typer.Option(metavar="ID", help="The user that the request named, under `--isolate user`.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print data instead of text.")] = False,
+) -> None:
+    """Says why a request computed what it computed: where it parts from an earlier one, what that cost, how to avoid it.
+
+    Only what went into the prompt is compared, and only with earlier requests of your own.
+    """
+    given = targets or []
+    if len(given) > 2 or (last and given):
+        raise ConfigError("Give one request id, or two files, or nothing for the latest request.")
+    if len(given) == 1 and (given[0].endswith(".json") or Path(given[0]).is_file()):
+        raise ConfigError(f"Give two files, the earlier request first: there is nothing to compare {given[0]} with.")
+    options = {
+        "url": url,
+        "host": host,
+        "port": port,
+        "unix_socket": unix_socket,
+        "tls_cert": tls_cert,
+        "api_key": api_key,
+        "api_key_file": api_key_file,
+    }
+    server = Server.found(options, typed(context, options))
+    if len(given) == 2:
+        answer = server.ask("/headstart/explain", dict(zip("ab", map(_body, given), strict=True)))
+    else:
+        name = "/" + quote(given[0], safe="") if given else ""
+        query = urlencode({name: value for name, value in (("cache_salt", salt), ("user", user)) if value})
+        answer = server.ask(f"/headstart/explain{name}?{query}")
+    if "explanation" not in answer:
+        raise ConfigError(f"What answers at {server.url} is no headstart server; give --url.")
+    if as_json:
+        typer.echo(json.dumps(answer, indent=1, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    Console(soft_wrap=True).print(_page(answer))
+
+
+def _body(name: str) -> dict[str, Any]:
+    try:
+        body = json.loads(Path(name).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Cannot read a request from {name}: {getattr(error, 'strerror', error)}.") from error
+    if not isinstance(body, dict):
+        raise ConfigError(f"{name} is not the body of a request: it must be a JSON object with messages.")
+    return body
+
+
+# ── the page ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _page(answer: dict[str, Any]) -> Text:
+    from rich.text import Text
+
+    page = Text()
+
+    def line(topic: str, said: str | Text, style: str = "") -> None:
+        page.append(f"{topic:9}", "bold").append_text(said if isinstance(said, Text) else Text(said, style)).append("\n")
+
+    prompt = count(answer["prompt"], "token")
+    if "id" in answer:
+        line("request", f"{answer['id'] or 'without an id'}, {answer['seconds_ago']:.0f} s ago")
+        tiers = {"live": answer["live"], **answer["tiers"]}
+        parts = ", ".join(f"{tier} {tokens:,}" for tier, tokens in tiers.items() if tokens)
+        reused = f"{answer['cached']:,} reused" + (f" ({parts})" if parts else "")
+        line("prompt", f"{prompt}: {reused}, {answer['computed']:,} computed, --reuse {answer['mode']}")
+    else:
+        line("prompt", f"{prompt}, of which the first {answer['shared']:,} are those of the earlier one")
+    found = answer["explanation"]
+    if found is None:
+        line("cause", "none: nothing was computed but what the request newly brought")
+        return page
+    line("cause", f"{found['cause']}: {found['what']}", "yellow")
+    line("called", f"{answer['anthropic']['type']} (Anthropic), {_word(answer['responses'])} (OpenAI)")
+    if found["where"] is not None:
+        line("place", _place(found))
+        before = _shown(found["before"])
+        line("", Text("… ").append(before, "dim").append("▼"))
+        line("now", Text("… ").append(before, "dim").append(_shown(found["ours"]), "green"))
+        line("before", Text("… ").append(before, "dim").append(_shown(found["theirs"]), "red"))
+    seconds = f", {found['seconds']:,.3g} s" if found["seconds"] else ""
+    line("cost", f"about {count(found['missed'], 'token')} computed again{seconds}")
+    line("avoid", found["mend"])
+    return page
+
+
+def _word(responses: dict[str, Any]) -> str:
+    return str(responses.get("reason", responses["type"]))
+
+
+def _place(found: dict[str, Any]) -> str:
+    part = {"tools": "the tools", "template": "what the template adds", "system": "the system prompt", "messages": ""}
+    named = part[found["where"]]
+    if found["message"] is not None:
+        named = f"message {found['message']}" + (f" ({named})" if named else "")
+    return f"{named or 'the text'}, character {found['character']:,}, token {found['token']:,}"
+
+
+def _shown(text: str) -> str:
+    """On one line: what cannot be seen is written as in JSON."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"')

@@ -1,0 +1,1 @@
+"""Why tokens were computed, pure."""

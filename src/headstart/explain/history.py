@@ -1,0 +1,82 @@
+"""History: the latest requests, in memory only, for explanations and nothing else."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from headstart.explain.explain import Asked, Cached, Explanation, explain
+from headstart.explain.fingerprint import Opening
+from headstart.explain.record import Record
+from headstart.prompt.builder import Prompt
+
+
+class NoHistory:
+    """Explaining switched off, and what every kind of it can do."""
+
+    def explain(self, asked: Asked, cached: Cached) -> Explanation | None:
+        """Why a request computed what it computed; None if nobody knows, or if there is nothing to explain."""
+        return None
+
+    def remember(self, record: Record) -> None:
+        """A request has ended."""
+
+    def opening(self, prompt: Prompt, template: str) -> Opening | None:
+        """By what a conversation is to be recognised after a restart; None if it is not."""
+        return None
+
+    def last(self, seen: Callable[[Record], bool]) -> Record | None:
+        """The latest of those for which `seen` is true. Thread-safe."""
+        return None
+
+    def beside(self, record: Record) -> list[Record]:
+        """The records of one request: of all its prompts and choices, the earliest first. Thread-safe."""
+        return [record]
+
+    def forget(self, gone: Callable[[Record], bool]) -> None:
+        """Forgets those for which `gone` is true."""
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(())
+
+
+class History(NoHistory):
+    """Recent prompts with their replies. Used from one thread, but for `last` and `beside`.
+
+    Args:
+        records: most of them.
+        size: most bytes of all together.
+    """
+
+    def __init__(self, records: int = 256, size: int = 64 << 20) -> None:
+        self._limit = records
+        self._room = size
+        self._records: deque[Record] = deque()
+
+    def explain(self, asked: Asked, cached: Cached) -> Explanation | None:
+        return explain(asked, self._records, cached)
+
+    def remember(self, record: Record) -> None:
+        self._records.append(record)
+        self._room -= record.size
+        while self._room < 0 or len(self._records) > self._limit:
+            self._room += self._records.popleft().size
+
+    def opening(self, prompt: Prompt, template: str) -> Opening | None:
+        return Opening.of(prompt, template)
+
+    def last(self, seen: Callable[[Record], bool]) -> Record | None:
+        # A copy is made in one step; to walk the deque itself while another thread appends is an error.
+        return next((record for record in reversed(self._records.copy()) if seen(record)), None)
+
+    def beside(self, record: Record) -> list[Record]:
+        same = record.id, record.tenant, record.salt
+        return [one for one in self._records.copy() if one is record or (record.id and (one.id, one.tenant, one.salt) == same)]
+
+    def forget(self, gone: Callable[[Record], bool]) -> None:
+        forgotten = [record for record in self._records if gone(record)]
+        self._room += sum(record.size for record in forgotten)
+        self._records = deque(record for record in self._records if not any(record is one for one in forgotten))
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records)

@@ -1,0 +1,1 @@
+"""Contracts and value types that packages share. No behaviour."""

@@ -1,0 +1,30 @@
+"""Tokens, as all packages pass them on."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.NDArray[np.int32]
+"""Token ids, one dimension."""
+BlockId = bytes
+"""32 bytes that name a block with all before it (`prefix_cache/blocks`)."""
+
+
+def as_tokens(values: object) -> Tokens:
+    """An immutable int32 array of tokens."""
+    array = np.array(values, dtype="<i4").reshape(-1)
+    array.flags.writeable = False
+    return array
+
+
+def utf8(text: str) -> bytes:
+    """A text's bytes. Lone surrogates, which JSON can bring, have some too."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """How many leading tokens `a` and `b` share."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n

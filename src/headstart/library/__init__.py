@@ -1,0 +1,1 @@
+"""headstart in a Python process: the server without HTTP."""

@@ -1,0 +1,92 @@
+"""Options: what the library's calls take by name, checked. Imported with the first call, as pydantic takes a while."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from headstart.api.openai_chat.schema import condense
+from headstart.errors import InvalidRequest
+from headstart.interfaces.engine import Grammar, Sampling
+from headstart.names import unknown
+from headstart.prompt.builder import Prompt
+from headstart.serving.request import Request
+
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Real = Annotated[float, Field(ge=-3e38, le=3e38)]  # the engine computes in single precision
+Positive = Annotated[float, Field(ge=0, le=3e38)]
+Text = Annotated[str, Field(min_length=1)]
+
+_DEFAULT = Sampling()
+
+
+class Given(BaseModel):
+    """The values of `library.Options`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    salt: str = ""
+    max_tokens: Count | None = None
+    stop: Text | Sequence[Text] = ()
+    reuse: bool = True
+    temperature: Positive = _DEFAULT.temperature
+    top_k: Count = _DEFAULT.top_k
+    top_p: Share = _DEFAULT.top_p
+    min_p: Share = _DEFAULT.min_p
+    repeat_penalty: Annotated[float, Field(gt=0, le=3e38)] = _DEFAULT.repeat_penalty
+    presence_penalty: Real = _DEFAULT.presence_penalty
+    frequency_penalty: Real = _DEFAULT.frequency_penalty
+    penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] = _DEFAULT.penalty_last_n
+    logit_bias: Mapping[Count, Annotated[float, Field(ge=float("-inf"), le=3e38)]] = {}
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    grammar: Text | None = None
+    json_schema: dict[str, JsonValue] | type[BaseModel] | None = None
+    regex: Text | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], beside: Sequence[str] = ("stream",)) -> Given:
+        """Raises InvalidRequest for a value of the wrong type or range; TypeError for an option that does not exist.
+
+        `beside`: options that were taken out before.
+        """
+        if wrong := unknown("option", options, [*cls.model_fields, *beside]):
+            raise TypeError(wrong)
+        try:
+            return cls(**options)
+        except ValidationError as error:
+            raise condense(error, options) from None
+
+    def grammar_given(self) -> tuple[str, Grammar] | tuple[None, None]:
+        """The option that says what the reply must be, and what that is. Raises InvalidRequest if several do."""
+        names = [name for name in _KINDS if getattr(self, name) is not None]
+        if not names:
+            return None, None
+        if len(names) > 1:
+            raise InvalidRequest(f"Invalid '{names[1]}': '{names[0]}' says already what the reply must be.", param=names[1])
+        value = getattr(self, names[0])
+        if isinstance(value, type) and issubclass(value, BaseModel):
+            value = value.model_json_schema()
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return names[0], Grammar(_KINDS[names[0]], text)
+
+    def request(self, prompt: Prompt, usual: Sampling, grammar: Grammar | None = None) -> Request:
+        """`usual`: how to sample where the options do not say."""
+        given = {name: getattr(self, name) for name in _SAMPLING & self.model_fields_set}
+        return Request(
+            prompt,
+            dataclasses.replace(usual, **given, logit_bias=tuple(self.logit_bias.items())),
+            max_tokens=self.max_tokens,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+            reuse=self.reuse,
+            grammar=grammar,
+        )
+
+
+_SAMPLING = {field.name for field in dataclasses.fields(Sampling)} & Given.model_fields.keys() - {"logit_bias"}
+
+_KINDS: dict[str, Literal["lark", "json_schema", "regex"]] = {"grammar": "lark", "json_schema": "json_schema", "regex": "regex"}

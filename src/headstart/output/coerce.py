@@ -1,0 +1,124 @@
+"""Casting: values that a model wrote in another notation than JSON."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headstart.output.json_values import countable, json_value, paired
+
+_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+_UNREADABLE = (SyntaxError, ValueError, TypeError, RecursionError, MemoryError)
+
+
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The schema of each function's parameters, by its name; OpenAI's form of tools."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            parameters = function.get("parameters")
+            found[function["name"]] = parameters if isinstance(parameters, Mapping) else {}
+    return found
+
+
+def types_of(schema: Any) -> frozenset[str]:
+    """The JSON types that a schema names, also as alternatives or by its constants; none if it does not say."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    kinds = schema.get("type")
+    if isinstance(kinds, str):
+        return frozenset({kinds})
+    if isinstance(kinds, list | tuple):
+        return frozenset(map(str, kinds))
+    constants = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(constants, list | tuple):
+        return frozenset(map(_type, constants))
+    options = schema.get("anyOf") or schema.get("oneOf")
+    return frozenset().union(*map(types_of, options)) if isinstance(options, list | tuple) else frozenset()
+
+
+def cast(text: str, schema: Any) -> Any:
+    """A parameter's text as the value that its schema asks for; the text itself if it is no such value.
+
+    Where a string may stand it is a string, unless it is `null` and may be.
+    """
+    types = types_of(schema)
+    word = text.strip()
+    if "string" in types:
+        return None if word == "null" and "null" in types else text
+    if word in _WORDS:
+        value = _WORDS[word]
+        return value if not types or _type(value) in types else text
+    try:
+        value = json_value(word)
+    except ValueError:
+        return _python(word, text) if types else text
+    if not types and isinstance(value, str):
+        return text  # quotes that nobody asked for are part of it
+    return value
+
+
+def _python(word: str, text: str) -> Any:
+    try:
+        return _literal(ast.parse(word, mode="eval").body)
+    except _UNREADABLE:
+        return text
+
+
+def calls_in(source: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, dict[str, Any]]] | None:
+    """The calls in a Python list of calls with literal arguments; None if it is anything else.
+
+    Positional arguments take the names of the schema's properties in their order.
+    """
+    try:
+        body = ast.parse(source.strip(), mode="eval").body
+        return [_call(node, schemas) for node in body.elts] if isinstance(body, ast.List) and body.elts else None
+    except _UNREADABLE:
+        return None
+
+
+def _call(node: ast.expr, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
+        raise ValueError("not a call")
+    name = ast.unparse(node.func)
+    properties = schemas.get(name, {}).get("properties")
+    names = list(properties) if isinstance(properties, Mapping) else []
+    if len(node.args) > len(names):
+        raise ValueError("an argument without a name")
+    given = {key: _literal(value) for key, value in zip(names, node.args, strict=False)}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("unpacked arguments")
+        given[keyword.arg] = _literal(keyword.value)
+    return name, given
+
+
+def _literal(node: ast.expr) -> Any:
+    """The JSON value of a literal; JSON's own words are understood too."""
+    if isinstance(node, ast.Name) and node.id in _WORDS:
+        return _WORDS[node.id]
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return [_literal(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        return {_key(key): _literal(value) for key, value in zip(node.keys, node.values, strict=True)}
+    value = ast.literal_eval(node)
+    if isinstance(value, str):
+        return paired(value)
+    if value is None or (isinstance(value, bool | int | float) and countable(value)):
+        return value
+    raise ValueError("no JSON value")
+
+
+def _key(node: ast.expr | None) -> str:
+    key = _literal(node) if node is not None else None
+    return key if isinstance(key, str) else json.dumps(key)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    names = {str: "string", int: "integer", float: "number", list: "array", dict: "object"}
+    return "null" if value is None else names.get(type(value), "object")

@@ -1,0 +1,275 @@
+"""Constraint: which tokens a reply may go on with, by a grammar. llguidance computes it, from the tokenizer alone.
+
+    Grammars.check   text → compiled, kept        any thread, before the request is queued; the request holds it
+    Grammars.start   compiled → Constraint        one for each reply
+    Constraint       allowed → (the engine draws) → take
+
+Control tokens, and those that end a reply, stand in grammars by their names only and are never part of free text. All
+others are what their bytes are, user-defined ones included.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from headstart.errors import EngineError, InvalidRequest, Overloaded
+from headstart.interfaces.engine import Grammar, Tokenizer
+
+log = logging.getLogger("headstart.constraint")
+
+MOST_TEXT = 1 << 18
+"""Bytes of a grammar's text."""
+
+KEPT, KEPT_TEXT = 64, 1 << 19
+"""Compiled grammars that are kept, and bytes of their texts: at worst a compiled one takes 400 times as many."""
+
+IN_USE_TEXT = 4 * KEPT_TEXT
+"""Bytes of the texts of all compiled grammars, with those that are kept no longer but that requests still stand on."""
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=500_000,
+    verbose_errors=False,
+)
+"""What one grammar may cost. The rates are llguidance's: about 20 ms, 14 ms, 3 ms, and 100 MB."""
+
+NAMES = {"lark": "grammar", "json_schema": "JSON schema", "regex": "regular expression"}
+
+_JSON: Any = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": True,
+    # A blank, or a new line with its indentation: without a bound a small model may never leave the blanks.
+    "whitespace_pattern": r" |\n[ \t]{0,40}",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+"""How a JSON schema is followed, whatever its `x-guidance` says: as it is written, or not at all."""
+
+_EXCERPT = re.compile(r"\s*(\d+ \||\^+$)")
+"""A line of llguidance's messages that shows the text of the grammar."""
+_MOST_WORDS = 300
+
+
+class NotFollowed(EngineError):
+    """A grammar cannot be followed any further. Its text is quoted."""
+
+    quotes = True
+
+
+class Constraint:
+    """One reply's place in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, name: str, eog: frozenset[int], n_vocab: int) -> None:
+        self._matcher = matcher
+        self._name = name
+        self._eog = eog
+        self._n_vocab = n_vocab
+        self._bits = np.zeros((n_vocab + 31) // 32, np.uint32)
+
+    def allowed(self) -> npt.NDArray[np.int64]:
+        """The tokens that may come next, in ascending order; at least one. When nothing may follow, those that end a reply.
+
+        Raises EngineError: the grammar became too costly to follow, or nothing can follow.
+        """
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        if self._matcher.is_error():
+            raise self._fault()
+        flags = np.unpackbits(self._bits.view(np.uint8), count=self._n_vocab, bitorder="little")
+        found = np.flatnonzero(flags.view(np.bool_))
+        if not len(found):
+            raise NotFollowed(f"nothing that this model can write goes on with {self._name}")
+        return found
+
+    def mask(self, scores: npt.NDArray[Any]) -> None:
+        """Gives all other tokens a score of -∞, and none of these. Raises what `allowed` raises."""
+        allowed = self.allowed()
+        kept = np.maximum(scores[allowed], np.finfo(scores.dtype).min)  # a bias may have ruled out all that is left
+        scores[:] = -np.inf
+        scores[allowed] = kept
+
+    def take(self, token: int) -> None:
+        """The reply goes on with `token`. Raises EngineError if it must not."""
+        if not self._matcher.consume_token(token):
+            raise self._fault()
+        if token in self._eog and not self._matcher.is_accepting():
+            raise NotFollowed(f"{self._name} wants a token that ends a reply before the reply is complete")
+
+    def _fault(self) -> EngineError:
+        return NotFollowed(f"{self._name} could not be followed: {condense(self._matcher.get_error())}")
+
+
+class Compiled:
+    """A compiled grammar. `size`: bytes of its text."""
+
+    def __init__(self, matcher: LLMatcher, size: int) -> None:
+        self.matcher = matcher
+        self.size = size
+
+
+class Grammars:
+    """Compiled grammars of one tokenizer; the last used are kept. Thread-safe.
+
+    One is compiled at a time, so that they cost one core at most; whoever starts a known one does not wait for that.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: OrderedDict[Grammar, Compiled | str] = OrderedDict()  # or what is wrong with it
+        self._in_use: WeakSet[Compiled] = WeakSet()
+        self._trie: LLTokenizer | None = None
+        self._text = 0  # bytes of what is known
+        self._lock = threading.Lock()  # of what is known
+        self._compiling = threading.Lock()
+
+    def check(self, grammar: Grammar, param: str | None = None) -> Grammar:
+        """Compiles a grammar unless that is done already: the same one, ready. Takes up to some seconds.
+
+        Raises:
+            InvalidRequest: about `param`, in llguidance's words: the text is wrong, asks for what is not supported, or is
+                too large.
+            Overloaded: too many are in use.
+        """
+        return grammar if grammar.ready is not None else replace(grammar, ready=self._compiled(grammar, param))
+
+    def clear(self) -> None:
+        """Forgets what was compiled. What is in use stays in use."""
+        with self._lock:
+            self._known.clear()
+            self._text = 0
+
+    def start(self, grammar: Grammar) -> Constraint:
+        """A new reply's constraint, at once if the grammar is one that `check` returned. Raises what that raises."""
+        compiled = grammar.ready if isinstance(grammar.ready, Compiled) else self._compiled(grammar, None)
+        matcher = compiled.matcher.deep_copy()
+        text = grammar.text if len(grammar.text) <= 60 else grammar.text[:60] + "…"
+        return Constraint(matcher, f"the {NAMES[grammar.kind]} {text!r}", self._tokenizer.eog, self._tokenizer.n_vocab)
+
+    def _compiled(self, grammar: Grammar, param: str | None) -> Compiled:
+        found = self._find(grammar)
+        if found is None:
+            size = _size(grammar)
+            if size > MOST_TEXT:
+                found = f"it has {size} bytes; {MOST_TEXT} are the most."
+            else:
+                with self._compiling:
+                    found = self._find(grammar) or self._keep(grammar, self._compile(grammar))
+        if isinstance(found, str):
+            raise InvalidRequest(f"This {NAMES[grammar.kind]} cannot be followed: {found}", param=param)
+        return found
+
+    def _find(self, grammar: Grammar) -> Compiled | str | None:
+        with self._lock:
+            if grammar in self._known:
+                self._known.move_to_end(grammar)
+            return self._known.get(grammar)
+
+    def _keep(self, grammar: Grammar, compiled: Compiled | str) -> Compiled | str:
+        with self._lock:
+            self._known[grammar] = compiled
+            self._text += _size(grammar)
+            while len(self._known) > KEPT or self._text > KEPT_TEXT:
+                self._text -= _size(self._known.popitem(last=False)[0])
+        return compiled
+
+    def _compile(self, grammar: Grammar) -> Compiled | str:
+        if not self._tokenizer.eog:
+            return "this model has no token that ends a reply."
+        if self._trie is None:
+            begun = time.monotonic()
+            self._trie = _trie(self._tokenizer)
+            log.info("made the tokenizer ready for grammars, once, in %.1f s", time.monotonic() - begun)
+        size = _size(grammar)
+        if sum(one.size for one in self._in_use) + size > IN_USE_TEXT:
+            raise Overloaded("Requests with too many large grammars are being answered; try again.", retry_after=1.0)
+        begun = time.monotonic()
+        try:
+            matcher = LLMatcher(self._trie, _SOURCES[grammar.kind](grammar.text), log_level=0, limits=LIMITS)
+            matcher.compute_bitmask()  # what a reply begins with; each copy keeps what this took
+        except ValueError as error:
+            return condense(str(error))
+        if matcher.is_error():
+            return condense(matcher.get_error())
+        log.debug("compiled a %s of %d bytes in %.3f s", NAMES[grammar.kind], size, time.monotonic() - begun)
+        compiled = Compiled(matcher, size)
+        self._in_use.add(compiled)
+        return compiled
+
+
+def _size(grammar: Grammar) -> int:
+    return len(grammar.text.encode("utf-8", "replace"))
+
+
+def condense(words: str) -> str:
+    """A message of llguidance on one line, without the excerpts from the grammar."""
+    lines = [line.strip() for line in words.splitlines() if line.strip() and not _EXCERPT.match(line)]
+    said = " ".join(lines).removesuffix(" <non-verbose/>.") or "for no known reason"
+    if said.startswith("NoExtension"):
+        return "nothing satisfies it."
+    return (said if len(said) <= _MOST_WORDS else said[:_MOST_WORDS] + "…").rstrip(".") + "."
+
+
+_SOURCES = {
+    "lark": LLMatcher.grammar_from_lark,
+    "json_schema": lambda text: LLMatcher.grammar_from_json_schema(text, overrides=_JSON),
+    "regex": LLMatcher.grammar_from_regex,
+}
+
+
+class _Encoder:
+    """What llguidance wants to know of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        special = {control.id for control in tokenizer.controls} | tokenizer.eog
+        self.eos_token_id = min(tokenizer.eog)
+        self.special_token_ids = sorted(special)
+        self.tokens = [tokenizer.piece(token) for token in range(tokenizer.n_vocab)]
+        self._tokenizer = tokenizer
+        self._ids = {piece: token for token, piece in enumerate(self.tokens) if piece and token not in special}
+        self._longest = max(map(len, self._ids))
+
+    def __call__(self, data: bytes) -> list[int]:
+        """Tokens of exactly these bytes: where a grammar leaves no choice, these are the ones that are drawn."""
+        text = data.decode("utf-8", "replace")
+        tokens = self._tokenizer.tokenize(text)
+        if self._says(tokens, data):
+            return tokens
+        # It puts a blank before a text of its own, which is not there in the middle of one.
+        tokens = self._tokenizer.tokenize("\n" + text)
+        starts = (start for start in range(1, len(tokens)) if self._says(tokens[start:], data))
+        start = next(starts, None)
+        return self._greedy(data) if start is None else tokens[start:]
+
+    def _says(self, tokens: list[int], data: bytes) -> bool:
+        return b"".join(self.tokens[token] for token in tokens) == data
+
+    def _greedy(self, data: bytes) -> list[int]:
+        tokens, at = [], 0
+        while at < len(data):
+            size = next((size for size in range(self._longest, 0, -1) if data[at : at + size] in self._ids), 0)
+            if not size:
+                break  # no token says this byte
+            tokens.append(self._ids[data[at : at + size]])
+            at += len(data[at : at + size])
+        return tokens
+
+
+def _trie(tokenizer: Tokenizer) -> LLTokenizer:
+    encoder = TokenizerWrapper(_Encoder(tokenizer))
+    return LLTokenizer(encoder, n_vocab=tokenizer.n_vocab, eos_token=sorted(tokenizer.eog))

@@ -1,0 +1,332 @@
+"""Grammar: what a reply may look like, so that tools are called validly and answers have the form that was asked for.
+
+Grammars are Lark's as llguidance reads them. What is guaranteed, once a call begins:
+
+* JSON arguments (`object`, `list`, `named`, `channels`): the name is a known one, the arguments are valid by its schema.
+* `xml`, `python`: the names of function and parameters are known ones, required parameters are there, in the schema's order
+  and once. Values are valid by their own schemas, except plain strings in `xml`: these are free text. Rules that concern
+  several parameters together are not enforced.
+
+Parameters that a schema does not name are not written, unless it says so. A schema without `strict` is followed as far as
+llguidance knows its keywords; with it, an unknown keyword is an error when the grammar is compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from headstart.errors import InvalidRequest
+from headstart.interfaces.engine import Grammar
+from headstart.output.coerce import types_of
+from headstart.output.formats import Calls, Family
+
+__all__ = ["Grammar", "grammar_for"]
+
+Choice = Literal["auto", "none", "required"] | Mapping[str, Any]
+"""OpenAI's `tool_choice`."""
+
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""As templates write arguments, so that they come back as they were made."""
+
+_AIRY = {"whitespace_pattern": r"[ \n]{1,32}"}
+"""Room for indentation, but not for blanks without end."""
+
+_ALONE = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "not", "if", "$ref"})
+_SHAPES = {"object": r"\s*\{\s*\"(name|type|function|parameters|arguments)\"", "python": r"\s*\[\s*[\w.]+\s*\("}
+"""What calls without a mark begin with."""
+
+_META = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
+_ANY = r"(.|\n)*"
+
+
+def grammar_for(
+    family: Family,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    choice: Choice = "auto",
+    parallel: bool = True,
+    response_format: Mapping[str, Any] | None = None,
+    thinking: bool = False,
+    controls: Mapping[str, int] | None = None,
+) -> Grammar | None:
+    """The grammar of a reply; None if it may be anything.
+
+    Args:
+        tools: those of the request, in OpenAI's form. `auto` constrains only if one of them is `strict`.
+        parallel: whether there may be more than one call.
+        response_format: OpenAI's, of what is not a call; also `{"type": "regex", "regex": …}` and
+            `{"type": "grammar", "grammar": …}` (Lark, or GBNF as llama.cpp has it).
+        thinking: whether the prompt has opened the reasoning. If not, a family that reasons may open it itself.
+        controls: ids of the model's control tokens by their texts: other marks are plain text.
+
+    Raises:
+        InvalidRequest: a call is demanded of a tool that is not there; or the grammar cannot be read.
+    """
+    functions = [tool["function"] for tool in tools or () if isinstance(tool.get("function"), Mapping)]
+    forced = choice not in ("auto", "none")
+    if isinstance(choice, Mapping):
+        wanted = (choice.get("function") or choice).get("name")
+        functions = [function for function in functions if function.get("name") == wanted]
+        if not functions:
+            raise InvalidRequest(f"tool_choice names {wanted!r}, which is none of the tools.", param="tool_choice")
+    elif forced and not functions:
+        raise InvalidRequest("tool_choice demands a call, but there are no tools.", param="tool_choice")
+    strict = any(function.get("strict") for function in functions)
+    if response_format is None and not (forced or strict):
+        return None  # before anything is made of hundreds of control tokens
+    rules = _Rules(controls or {})
+    content = _content(rules, response_format)
+    if family.calls is None or choice == "none" or not (forced or strict or content):
+        functions = []
+    if not functions and content is None:
+        return None
+    several = parallel and not isinstance(choice, Mapping)
+    if family.calls is not None and family.calls.form == "channels":
+        _harmony(rules, functions, content, forced)
+    else:
+        _plain(rules, family, functions, content, forced, several, thinking)
+    return Grammar("lark", "\n".join(rules.lines) + "\n")
+
+
+class _Rules:
+    """The rules of a grammar as they are added; `start` is the first."""
+
+    def __init__(self, controls: Mapping[str, int]) -> None:
+        self.lines: list[str] = []
+        self._controls = controls
+        self._split = (
+            re.compile("(" + "|".join(map(re.escape, sorted(controls, key=len, reverse=True))) + ")") if controls else None
+        )
+
+    def add(self, name: str, body: str) -> str:
+        self.lines.append(f"{name}: {body}")
+        return name.partition("[")[0]
+
+    def text(self, text: str) -> str:
+        """The symbols of a text, in which control tokens may be."""
+        parts = self._split.split(text) if self._split else [text]
+        return " ".join(f"<[{self._controls[part]}]>" if part in self._controls else _quoted(part) for part in parts if part)
+
+    def until(self, name: str, mark: str, not_first: Sequence[str] = ()) -> str:
+        """Free text and the first `mark` behind it. Marks: see `free`."""
+        if mark in self._controls:
+            return f"{self.free((), not_first, name.upper())} {self.text(mark)}"
+        self.add(f"{name}[lazy]", self.add(name.upper(), _except(f"{_ANY}{_escaped(mark)}", not_first)))
+        return name
+
+    def free(self, without: Sequence[str], not_first: Sequence[str], name: str = "TEXT") -> str:
+        """Free text that has none of the marks `without`, and begins with none of `not_first` (regular expressions).
+
+        A lexeme goes on as long as it can. So where a text and a mark may both stand, the text must refuse the mark.
+        """
+        marks = (f"{_ANY}{_escaped(mark)}" for mark in without if mark and mark not in self._controls)
+        return self.add(name, _except(_ANY, [*marks, *not_first]))
+
+
+def _plain(
+    rules: _Rules,
+    family: Family,
+    functions: Sequence[Mapping[str, Any]],
+    content: str | None,
+    forced: bool,
+    several: bool,
+    thinking: bool,
+) -> None:
+    calls, reasoning = family.calls, family.reasoning
+    thought, opened = "", [] if reasoning is None or thinking else [rf"\s*{_escaped(reasoning.open)}"]
+    if reasoning is not None:
+        closed = f"{rules.until('thought', reasoning.close)} BLANK?"
+        rules.add("BLANK", r"/[ \n]{1,4}/")
+        thought = closed if thinking else f"({rules.text(reasoning.open)} {closed})?"
+    options = []
+    if functions and calls is not None:
+        mark = calls.begin if calls.begin and calls.open else calls.open
+        rules.add("calls", _calls(rules, calls, functions, several))
+        if forced or content is not None or not mark:
+            options.append(f"{rules.text(mark)} calls" if mark else "calls")
+        else:
+            options.append(f"{rules.until('lead', mark, opened)} calls")
+    if not forced:
+        if content is None:
+            assert calls is not None
+            content = rules.free([calls.begin, calls.open], ["" if calls.open else _SHAPES[calls.form], *opened])
+        options.append(content)
+    rules.lines.insert(0, f"start: {thought} ({' | '.join(options)})")
+
+
+def _harmony(rules: _Rules, functions: Sequence[Mapping[str, Any]], content: str | None, forced: bool) -> None:
+    """gpt-oss: at most one call, after reasoning and a word to the user."""
+    ended = f"{rules.until('message', '<|end|>')} {rules.text('<|start|>assistant')}"
+    head = "".join(f"({rules.text(f'<|channel|>{channel}<|message|>')} {ended})? " for channel in ("analysis", "commentary"))
+    options = []
+    if functions:
+        rules.add("call", " | ".join(_channel_call(rules, function) for function in functions))
+        options.append(f"{rules.text('<|channel|>commentary to=functions.')} call")
+    if not forced:
+        options.append(f"{rules.text('<|channel|>final<|message|>')} {content or rules.free(('<|end|>',), ())}")
+    rules.lines.insert(0, f"start: {head}({' | '.join(options)})")
+
+
+def _channel_call(rules: _Rules, function: Mapping[str, Any]) -> str:
+    return f"{rules.text(function['name'] + ' <|constrain|>json<|message|>')} {_arguments(function)}"
+
+
+# ── calls, from behind their first mark ──────────────────────────────────────────────────────────────────────────────
+
+
+def _calls(rules: _Rules, calls: Calls, functions: Sequence[Mapping[str, Any]], several: bool) -> str:
+    blank, seam = calls.blank, rules.text(calls.blank)
+    match calls.form:
+        case "object":
+            call = " | ".join(_object(rules, calls, function) for function in functions)
+        case "list":
+            call = " | ".join(_object(rules, calls, function) for function in functions)
+        case "named":
+            names = ((rules.text(calls.prefix + function["name"] + calls.separator), function) for function in functions)
+            call = " | ".join(f"{name} {_arguments(function)}" for name, function in names)
+        case "xml":
+            blank, seam = "", "NL?"
+            rules.add("NL", r"/\n{1,2}/")
+            call = " | ".join(_xml(rules, calls, number, function) for number, function in enumerate(functions))
+        case _:
+            call = " | ".join(_python(rules, number, function, ", ") for number, function in enumerate(functions))
+            first = " | ".join(_python(rules, number, function, "[") for number, function in enumerate(functions))
+            more = rules.add("call", call) + "*" if several else ""
+            return f"({first}) {more} {rules.text(']' + calls.close)}"
+    rules.add("call", call)
+    if calls.form == "list":
+        more = f" ({_quoted(', ')} call)*" if several else ""
+        return f"{rules.text(blank + '[')} call{more} {rules.text(']' + calls.close)}"
+    if not calls.open:
+        return f"call ({rules.text(calls.between)} call)*" if several else "call"
+    rules.add("one", f"{rules.text(blank)} call {rules.text(blank + calls.close)}")
+    first = f"{seam} {rules.text(calls.open)}" if calls.begin else ""
+    last = f"{seam} {rules.text(calls.finish)}" if calls.finish else ""
+    between = seam if calls.form == "xml" else rules.text(calls.between)
+    if calls.each:
+        again = f"{between} {rules.text(calls.begin)} {first} one {last}"
+        return f"{first} one {last}" + (f" ({again})*" if several else "")
+    return f"{first} one" + (f" ({between} {rules.text(calls.open)} one)*" if several else "") + f" {last}"
+
+
+def _object(rules: _Rules, calls: Calls, function: Mapping[str, Any]) -> str:
+    head = f"{{{json.dumps(calls.name)}: {json.dumps(function['name'], ensure_ascii=False)}, {json.dumps(calls.arguments)}: "
+    return f"{rules.text(head)} {_arguments(function)} {_quoted('}')}"
+
+
+def _xml(rules: _Rules, calls: Calls, number: int, function: Mapping[str, Any]) -> str:
+    root, properties, required = _parameters(function)
+    parts = []
+    blank, end = rules.text(calls.blank), rules.text(calls.blank + calls.value_end)
+    for at, (key, schema) in enumerate(properties.items()):
+        if types_of(schema) != {"string"}:
+            value = f"{blank} {_json(schema, root, strict=bool(function.get('strict')))} {end}"
+        elif isinstance(constants := [schema["const"]] if "const" in schema else schema.get("enum"), list | tuple):
+            value = f"{blank} ({' | '.join(map(_quoted, constants))}) {end}"
+        else:
+            value = rules.until(f"value_{number}_{at}", calls.value_end)
+        part = f"{rules.text(calls.key + key + calls.key_end)} {value} NL?"
+        parts.append(part if key in required else f"({part})?")
+    if not properties and not function.get("strict"):
+        name = rules.until(f"value_{number}", calls.value_end)
+        parts.append(f"({rules.text(calls.key)} /[a-zA-Z0-9_.-]+/ {rules.text(calls.key_end)} {name} NL?)*")
+    return f"{rules.text(function['name'] + calls.name_end)} NL? {' '.join(parts)}"
+
+
+def _python(rules: _Rules, number: int, function: Mapping[str, Any], before: str) -> str:
+    """A call with what stands before it, as one lexeme: a text may begin with the same bracket."""
+    root, properties, required = _parameters(function)
+    strict = bool(function.get("strict"))
+    name = f"given_{number}"
+    if before == "[" and not properties and not strict:
+        given = f'/[a-zA-Z_][a-zA-Z0-9_]*/ "=" {_json({}, {}, strict=False)}'
+        rules.add(name, f'({given} (", " {given})*)?')
+    elif before == "[":
+        # For each place two rules: what may follow where nothing stands before, and where something does.
+        rules.add(f"{name}_{len(properties)}", '""')
+        rules.add(f"more_{name}_{len(properties)}", '""')
+        for at, (key, schema) in enumerate(properties.items()):
+            boolean = types_of(schema) == {"boolean"}
+            value = '("True" | "False")' if boolean else _json(schema, root, strict=strict)
+            part = f"{_quoted(key + '=')} {value} more_{name}_{at + 1}"
+            skipped = key not in required
+            rules.add(f"{name}_{at}", part + (f" | {name}_{at + 1}" if skipped else ""))
+            rules.add(f"more_{name}_{at}", f'", " {part}' + (f" | more_{name}_{at + 1}" if skipped else ""))
+        rules.add(name, f"{name}_0")
+    return f"{_quoted(before + function['name'] + '(')} {name} {_quoted(')')}"
+
+
+def _parameters(function: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any], frozenset[str]]:
+    """The schema of a function's parameters, its properties, and which of them are required."""
+    root = function.get("parameters")
+    root = root if isinstance(root, Mapping) else {}
+    properties, required = root.get("properties"), root.get("required")
+    return (
+        root,
+        dict(properties) if isinstance(properties, Mapping) else {},
+        frozenset(name for name in required if isinstance(name, str)) if isinstance(required, list | tuple) else frozenset(),
+    )
+
+
+# ── values ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _arguments(function: Mapping[str, Any]) -> str:
+    root, properties, _ = _parameters(function)
+    schema = {**root, "type": "object"}
+    if properties and not _ALONE & set(root):
+        schema["additionalProperties"] = False
+    return _json(schema, {}, strict=bool(function.get("strict")))
+
+
+def _json(schema: Any, root: Mapping[str, Any], *, strict: bool, layout: Mapping[str, Any] = _COMPACT) -> str:
+    """A JSON value. `root`: where the definitions are that the schema refers to."""
+    whole = dict(schema) if isinstance(schema, Mapping) else {}
+    whole |= {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return "%json " + json.dumps({**whole, "x-guidance": {**layout, "lenient": not strict}})
+
+
+def _content(rules: _Rules, response_format: Mapping[str, Any] | None) -> str | None:
+    """What the answer itself must be; None if it may be anything."""
+    if not response_format or response_format.get("type") == "text":
+        return None
+    match dict(response_format):
+        case {"type": "json_object"}:
+            return _json({"type": "object"}, {}, strict=False, layout=_AIRY)
+        case {"type": "json_schema", **rest}:
+            form = rest.get("json_schema")
+            form = form if isinstance(form, Mapping) else rest
+            return _json(form.get("schema"), {}, strict=bool(form.get("strict")), layout=_AIRY)
+        case {"type": "regex", "regex": str(pattern)}:
+            return rules.add("ANSWER", f"/{_slashed(pattern)}/")
+        case {"type": "grammar", "grammar": str(text)}:
+            return rules.add("answer", f"%lark {{\n{_lark(text)}\n}}")
+    raise InvalidRequest("response_format is of no known type.", param="response_format")
+
+
+def _lark(text: str) -> str:
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # whatever a stranger's grammar makes of a converter
+        raise InvalidRequest(f"The grammar cannot be read: {error}", param="response_format") from error
+
+
+def _quoted(text: Any) -> str:
+    return json.dumps(text if isinstance(text, str) else json.dumps(text), ensure_ascii=False)
+
+
+def _except(pattern: str, beginnings: Sequence[str]) -> str:
+    return " & ".join([f"/{pattern}/", *(f"~/{beginning}{_ANY}/" for beginning in beginnings if beginning)])
+
+
+def _escaped(text: str) -> str:
+    return _META.sub(r"\\\g<0>", text).replace("\n", r"\n")
+
+
+def _slashed(pattern: str) -> str:
+    """A regular expression as it can stand between slashes."""
+    return re.sub(r"\\.|/", lambda found: found[0] if found[0] != "/" else r"\/", pattern, flags=re.DOTALL).replace("\n", r"\n")

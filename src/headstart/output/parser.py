@@ -1,0 +1,306 @@
+"""Parsing: a reply's text → what was said, what was thought, and which tools are called.
+
+Incremental: a text is passed on as soon as it cannot be the beginning of a mark. Nothing that a model writes is an error:
+what turns out not to be a call goes out as text, and a call that breaks off stays as far as it came.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from headstart.output.canonical_json import canonical_arguments
+from headstart.output.coerce import schemas_of
+from headstart.output.formats import Family, Reasoning
+from headstart.output.scanner import Reading, Scan, Sink
+from headstart.output.tool_calls import SHORT, CallReader
+
+_MESSAGE = "<|message|>"
+_HEADS = ("<|start|>", "<|channel|>")
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", *_HEADS)
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """A call begins: the `index`-th of the reply, of the function `name`. Its arguments follow."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A part of the JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+Piece = Said | Thought | Calling | Arguments
+
+
+def message_of(pieces: Iterable[Piece], ids: Sequence[str] = ()) -> dict[str, Any]:
+    """The message that a client sends back. `ids`: of the calls in their order; `call_0`, … where there are too few."""
+    said: list[str] = []
+    thought: list[str] = []
+    calls: list[tuple[str, list[str]]] = []
+    for piece in pieces:
+        match piece:
+            case Said(text):
+                said.append(text)
+            case Thought(text):
+                thought.append(text)
+            case Calling(_, name):
+                calls.append((name, []))
+            case Arguments(index, text):
+                calls[index][1].append(text)
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(said)}
+    if thought:
+        message["reasoning_content"] = "".join(thought)
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": ids[number] if number < len(ids) else f"call_{number}",
+                "type": "function",
+                "function": {"name": name, "arguments": "".join(arguments)},
+            }
+            for number, (name, arguments) in enumerate(calls)
+        ]
+    return message
+
+
+class Parser:
+    """Reads one reply. The concatenated pieces do not depend on how the text is cut.
+
+    A call of a function that the request does not know is a call all the same: the client decides what to make of it.
+
+    Args:
+        family: how the model writes.
+        tools: those of the request, in OpenAI's form: their schemas give types to parameters that are written as plain
+            text. True if they are not known. Without any, marks of calls are plain text.
+        thinking: whether the prompt has opened the reasoning already (see `Family.opened`).
+    """
+
+    def __init__(self, family: Family, *, tools: bool | Sequence[Mapping[str, Any]] = False, thinking: bool = False) -> None:
+        self._family = family
+        self._schemas = {} if isinstance(tools, bool) else schemas_of(tools)
+        self._calls = family.calls if tools else None
+        self._scan = Scan()
+        self._out: list[Piece] = []
+        self._blank = ""
+        self._said = False
+        self._thought_blank = ""
+        self._thought = False
+        self._count = 0
+        self._cut = False
+        self._trims = family.calls is not None and family.calls.form == "channels"
+        self._machine = self._channels() if self._trims else self._reply(thinking)
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that `text` completes."""
+        self._scan.add(text)
+        next(self._machine, None)
+        return self._given()
+
+    def end(self, *, cut: bool = False) -> list[Piece]:
+        """The last pieces, once the reply is over. `cut`: it would have gone on; a mark or a call that has only begun is left
+        out."""
+        self._cut = cut
+        self._scan.finish()
+        next(self._machine, None)
+        if self._blank and not self._count and not self._trims:
+            self._out.append(Said(self._blank))
+            self._blank = ""
+        return self._given()
+
+    def _given(self) -> list[Piece]:
+        """What was put out, neighbours of one kind joined."""
+        out: list[Piece] = []
+        for _, group in groupby(self._out, key=lambda piece: (type(piece), getattr(piece, "index", None))):
+            first, *rest = group
+            if rest and not isinstance(first, Calling):
+                first = replace(
+                    first, text=first.text + "".join(piece.text for piece in rest if not isinstance(piece, Calling))
+                )
+            out.append(first)
+        self._out.clear()
+        return out
+
+    # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _say(self, text: str) -> None:
+        # Blanks wait for what follows: before a call they are the template's.
+        if self._calls is None and not self._trims:
+            self._out.append(Said(text))
+            return
+        text = self._blank + text
+        kept = text.rstrip()
+        self._blank = text[len(kept) :]
+        if kept:
+            self._out.append(Said(kept))
+            self._said = True
+
+    def _think(self, text: str) -> None:
+        text = self._thought_blank + text
+        if not self._thought:
+            text = text.lstrip("\n")
+        kept = text.rstrip("\n")
+        self._thought_blank = text[len(kept) :]
+        if kept:
+            self._out.append(Thought(kept))
+            self._thought = True
+
+    def _call(self, name: str) -> None:
+        if not self._said:
+            self._blank = ""
+        self._out.append(Calling(self._count, name))
+        self._count += 1
+
+    def _argue(self, text: str) -> None:
+        if text:
+            self._out.append(Arguments(self._count - 1, text))
+
+    # ── the parts of a reply ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _reply(self, thinking: bool) -> Reading[None]:
+        scan, reasoning = self._scan, self._family.reasoning
+        if reasoning is not None:
+            if not thinking:
+                scan.mark()
+                yield from scan.blanks()
+                thinking = yield from scan.take(reasoning.open)
+                if not thinking:
+                    if scan.starved and self._unfinished():
+                        return
+                    scan.rewind()
+            if thinking:
+                yield from self._reason(reasoning)
+        calls = self._calls
+        if calls is None:
+            yield from scan.until((), self._say)
+            return
+        reader = CallReader(scan, calls, self._schemas, self._call, self._argue)
+        if not calls.open:
+            scan.mark()
+            if not (yield from reader.bare()):
+                if self._breaks_off():
+                    return
+                scan.rewind()
+        marks = tuple(filter(None, (calls.begin, calls.open)))
+        while found := (yield from scan.until(marks, self._say)):
+            scan.mark(len(found))
+            if not (yield from reader.read(found)):
+                if self._breaks_off():
+                    return
+                # What waited for the end of the text in vain is not looked through again: that would take its square.
+                marks = () if scan.spent else marks
+                scan.rewind(len(found))
+                self._say(found)
+        self._rest(self._say)
+
+    def _breaks_off(self) -> bool:
+        """Whether what was begun with a mark is no text: the reply ended in it, and was cut or has called before."""
+        if not self._scan.starved or not (self._cut or self._count):
+            return False
+        self._scan.drop()
+        self._blank = ""
+        return True
+
+    def _unfinished(self) -> bool:
+        """Whether what was not read is the beginning of a mark and no text: `_breaks_off` of a mark. What reads like a word is
+        text."""
+        if self._scan.unread[:1].isalnum() or not self._scan.unread or not (self._cut or self._count):
+            return False
+        self._scan.drop()
+        self._blank = ""
+        return True
+
+    def _rest(self, sink: Sink) -> None:
+        """What no mark follows any more."""
+        if not self._unfinished() and self._scan.unread:
+            sink(self._scan.unread)
+            self._scan.drop()
+
+    def _reason(self, reasoning: Reasoning) -> Reading[None]:
+        self._scan.kept = None
+        if (yield from self._scan.until((reasoning.close,), self._think)):
+            yield from self._scan.blanks("\n")
+        else:
+            self._rest(self._think)
+
+    # ── gpt-oss ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _channels(self) -> Reading[None]:
+        """Messages with a header each: its channel says what it is, its recipient what it calls."""
+        scan = self._scan
+        found = ""  # the mark that was read last, if a header begins with it
+        while True:
+            scan.mark(len(found))
+            header = yield from self._header(found)
+            if header is None and self._breaks_off():
+                return
+            sink = self._say if header is None else self._channel(header)
+            if header is None:
+                scan.rewind(len(found))
+                self._say(found)
+            scan.kept = None
+            found = yield from scan.until(_HEADS if header is None else _ENDS, sink)
+            if not found:
+                self._rest(sink)
+                return
+            if found not in _HEADS:
+                found = ""
+
+    def _header(self, found: str) -> Reading[str | None]:
+        """What stands before a message, with the mark it begins with; None if this is no header."""
+        scan = self._scan
+        if not found:
+            yield from scan.blanks()
+            for found in (*_HEADS, "to="):
+                if (yield from scan.take(found)):
+                    break
+            else:
+                return None
+        head = yield from scan.within(SHORT, _MESSAGE, *_ENDS[:3])
+        if head is None or not (yield from scan.take(_MESSAGE)):
+            return None
+        return found + head[0]
+
+    def _channel(self, header: str) -> Sink:
+        """Where the message behind a header goes."""
+        recipient = _RECIPIENT.search(header)
+        if recipient is not None and self._calls is not None:
+            self._call(recipient[1])
+            return self._argue
+        if header.partition("<|channel|>")[2].lstrip().startswith("analysis"):
+            self._thought_blank = "\n\n" if self._thought else ""
+            return self._think
+        self._blank = "\n\n" if self._said else ""
+        return self._say
+
+
+def meaning(family: Family, text: str, tools: Sequence[Mapping[str, Any]] | None, thinking: bool) -> Any:
+    """What a reply says, thinks and calls, whatever the blanks around it and the spelling of arguments: to be compared."""
+    parser = Parser(family, tools=tools or (), thinking=thinking)
+    message = message_of([*parser.feed(text), *parser.end()])
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    called = [(call["name"], canonical_arguments(call["arguments"], None)) for call in calls]
+    return message["content"].strip(), message.get("reasoning_content", "").strip(), called

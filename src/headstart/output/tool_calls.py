@@ -1,0 +1,287 @@
+"""Calls: reads the calls in a reply, in the form of the model's family."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from headstart.output.coerce import calls_in, cast, types_of
+from headstart.output.formats import Calls
+from headstart.output.json_values import paired
+from headstart.output.scanner import Reading, Scan, Sink
+
+_NAMES = ("name", "function", "tool_name")
+_ARGUMENTS = ("arguments", "parameters")
+_BESIDES = ("type", "id", "tool_call_id")
+
+SHORT = 256
+"""Most characters of a name, with what stands around it."""
+
+_WORD = re.compile(r"[\w.]*")
+_NEXT = re.compile(r"\s*,?\s*[\w.]*\s*")
+_XML_NAME = re.compile(r"[^\s<>\"'{}\[\]]+")
+
+
+class CallReader:
+    """Reads calls from `scan`, which it leaves behind the last one.
+
+    Args:
+        schemas: of the parameters of each function, for the forms that write values as plain text.
+        announce: is given the name of each call.
+        argue: is given the JSON text of its arguments as it comes.
+
+    Attributes:
+        count: calls announced so far.
+    """
+
+    def __init__(self, scan: Scan, calls: Calls, schemas: Mapping[str, Mapping[str, Any]], announce: Sink, argue: Sink) -> None:
+        self._scan = scan
+        self._calls = calls
+        self._schemas = schemas
+        self._tell = announce
+        self._argue = argue
+        self.count = 0
+
+    def _call(self, name: str) -> None:
+        self._scan.kept = None
+        self.count += 1
+        self._tell(name)
+
+    def read(self, found: str) -> Reading[bool]:
+        """Reads the call, or the list of calls, behind the mark `found`; False if there is none."""
+        scan = self._scan
+        if not self._calls.open:
+            return (yield from self.bare())
+        if found != self._calls.open:
+            yield from scan.blanks()
+            if not (yield from scan.take(self._calls.open)):
+                return False
+        if not (yield from self._one()):
+            return False
+        scan.kept = None
+        yield from scan.blanks()
+        if self._calls.finish and (yield from scan.ends(self._calls.finish)):
+            yield from scan.blanks()
+        return True
+
+    def _one(self) -> Reading[bool]:
+        match self._calls.form:
+            case "named":
+                called = yield from self._named()
+            case "xml":
+                return (yield from self._xml())
+            case _:
+                called = yield from self._listed()
+        if called:
+            yield from self._close(self._calls.close)
+        return called
+
+    def _close(self, mark: str) -> Reading[None]:
+        self._scan.mark()
+        yield from self._scan.blanks()
+        if not mark or not (yield from self._scan.ends(mark.strip())):
+            self._scan.rewind()
+        self._scan.kept = None
+
+    def _back(self) -> None:
+        """Back to where a further call might have begun, unless the reply ended in it: then it is no text."""
+        if self._scan.starved:
+            self._scan.drop()
+        else:
+            self._scan.rewind()
+
+    def bare(self) -> Reading[bool]:
+        """Calls that are known by their shape only, one after the other."""
+        scan = self._scan
+        yield from scan.blanks()
+        if self._calls.begin and (yield from scan.take(self._calls.begin)):
+            yield from scan.blanks()
+        count = self.count
+        while True:
+            called = yield from (self._listed() if self._calls.form == "python" else self._object(strict=True))
+            if not called:
+                if self.count > count:
+                    self._back()
+                return self.count > count
+            yield from self._close(self._calls.finish)
+            scan.mark()
+            yield from scan.blanks()
+            if (yield from scan.take(";")):
+                yield from scan.blanks()
+
+    # ── forms of calls: each reads one, or gives False where nothing was announced ───────────────────────────────────
+
+    def _object(self, *, strict: bool = False, nested: bool = False) -> Reading[bool]:
+        """A JSON object. `strict`: it must have name and arguments, and nothing that a call has not."""
+        scan, count = self._scan, self.count
+        yield from scan.blanks()
+        if not (yield from scan.take("{")):
+            return False
+        name, early = "", ""
+        while (yield from self._key_follows()):
+            key = yield from self._string()
+            yield from scan.blanks()
+            if key is None or not (yield from scan.take(":")):
+                break
+            yield from scan.blanks()
+            raw: list[str] = []
+            plain = key in _ARGUMENTS and (not strict or (yield from scan.peek()) == "{")
+            if plain and name and self.count == count and (yield from scan.peek()) == "{":
+                self._call(name)
+                if not (yield from scan.value(self._argue)):
+                    return True
+            elif key in _NAMES and not name and (yield from scan.peek()) == '"':
+                name = (yield from self._string()) or ""
+            elif key == "function" and not name and not nested and (yield from scan.peek()) == "{":
+                if not (yield from self._object(strict=strict, nested=True)):
+                    break
+            elif (strict and not plain and key not in _BESIDES) or not (yield from scan.value(raw.append)):
+                break
+            elif key in _ARGUMENTS:
+                early = "".join(raw)
+            yield from scan.blanks()
+            if (yield from scan.take(",")):
+                continue
+            if (yield from scan.take("}")) and self.count == count and name and (early or not strict):
+                arguments = _unquoted(early).strip()
+                arguments = "{}" if arguments in ("", "null") else arguments
+                if arguments.startswith("{"):
+                    self._call(name)
+                    self._argue(arguments)
+            break
+        return self.count > count
+
+    def _key_follows(self) -> Reading[bool]:
+        yield from self._scan.blanks()
+        return (yield from self._scan.peek()) == '"'
+
+    def _string(self) -> Reading[str | None]:
+        raw: list[str] = []
+        if (yield from self._scan.peek()) != '"' or not (yield from self._scan.value(raw.append)):
+            return None
+        try:
+            return paired(json.loads("".join(raw), strict=False))
+        except ValueError:
+            return None
+
+    def _listed(self) -> Reading[bool]:
+        """A list of objects or of Python calls, or one object: models write what others are taught."""
+        scan = self._scan
+        yield from scan.blanks()
+        if not (yield from scan.take("[")):
+            return self._calls.form != "python" and (yield from self._object())
+        yield from scan.blanks()
+        if (yield from scan.peek()) != "{":
+            return (yield from self._python())
+        return bool(self._calls.open) and (yield from self._objects())
+
+    def _objects(self) -> Reading[bool]:
+        """Objects up to the bracket that closes their list."""
+        scan, count = self._scan, self.count
+        while (yield from self._object()):
+            scan.mark()
+            yield from scan.blanks()
+            if not (yield from scan.take(",")):
+                yield from scan.take("]")
+                scan.kept = None
+                return True
+        if self.count > count:
+            self._back()
+        return self.count > count
+
+    def _named(self) -> Reading[bool]:
+        scan = self._scan
+        yield from scan.blanks()
+        if self._calls.prefix:
+            yield from scan.take(self._calls.prefix)
+        separator = self._calls.separator.strip()
+        head = yield from scan.within(SHORT, separator)
+        if head is None:
+            return False
+        yield from scan.take(separator)
+        yield from scan.blanks()
+        found = re.fullmatch(self._calls.spelling, head[0], re.DOTALL)
+        if found is None or not found[1] or (yield from scan.peek()) != "{":
+            return False
+        self._call(found[1])
+        yield from scan.value(self._argue)
+        return True
+
+    def _xml(self) -> Reading[bool]:
+        scan = self._scan
+        head = yield from scan.within(SHORT, self._calls.name_end, self._calls.key, self._calls.close)
+        name = head[0].strip() if head else ""
+        if not _XML_NAME.fullmatch(name):
+            return False
+        yield from scan.take(self._calls.name_end)
+        self._call(name)
+        properties = self._schemas.get(name, {}).get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
+        key_end, *behind = self._calls.key_end.split()
+        lead = "{"
+        while True:
+            scan.mark()
+            yield from scan.blanks()
+            if not (yield from scan.take(self._calls.key)):
+                break
+            found = yield from scan.within(SHORT, key_end)
+            if found is None:
+                break
+            yield from scan.take(key_end)
+            for mark in behind:
+                yield from scan.blanks()
+                yield from scan.ends(mark)
+            scan.kept = None
+            key, parts = found[0].strip(), list[str]()
+            whole = bool((yield from scan.until((self._calls.value_end,), parts.append)))
+            text = "".join(parts).removeprefix(self._calls.blank)
+            schema = properties.get(key)
+            self._argue(f"{lead}{_json(key)}: ")
+            if not whole:
+                scan.drop()
+                text = text.removesuffix(self._calls.blank)
+                self._argue(_json(text)[:-1] if "string" in types_of(schema) or not schema else text)
+                return True
+            self._argue(_json(cast(text.removesuffix(self._calls.blank), schema)))
+            lead = ", "
+        if not (yield from scan.take(self._calls.close)):
+            if scan.over:  # it breaks off, perhaps within a mark
+                scan.drop()
+                return True
+            scan.rewind()
+        scan.kept = None
+        self._argue("{}" if lead == "{" else "}")
+        return True
+
+    def _python(self) -> Reading[bool]:
+        """Python calls up to the bracket that closes their list."""
+        scan, count = self._scan, self.count
+        parts: list[str] = []
+        name = yield from scan.word(_WORD, SHORT)
+        yield from scan.blanks()
+        if not name or (yield from scan.peek()) != "(":
+            return False
+        while (yield from scan.peek()) == "(" and (yield from scan.bracketed(parts.append)):
+            parts.append((yield from scan.word(_NEXT, SHORT)))
+        if not (yield from scan.take("]")):
+            return False
+        for called, arguments in calls_in(f"[{name}{''.join(parts)}]", self._schemas) or ():
+            self._call(called)
+            self._argue(_json(arguments))
+        return self.count > count
+
+
+def _unquoted(text: str) -> str:
+    """The JSON text in a JSON string, as some models write it; other text as it is."""
+    if not text.startswith('"'):
+        return text
+    try:
+        return paired(json.loads(text, strict=False))
+    except ValueError:
+        return text
+
+
+def _json(value: Any) -> str:
+    return paired(json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,1 @@
+"""Messages → text → tokens, pure."""

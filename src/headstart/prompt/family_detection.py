@@ -1,0 +1,288 @@
+"""Families: how models write reasoning and tool calls into a reply.
+
+A family is a row of a table. Which one a model belongs to is found by experiment: its own template writes a call that we
+know, and the family is the first whose parser reads that call back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from headstart.errors import InvalidRequest
+from headstart.output.formats import Calls, Family, Reasoning
+from headstart.output.parser import Parser, Piece, message_of
+from headstart.prompt.chat_template import Message, Template
+
+__all__ = ["FAMILIES", "GENERIC", "PLAIN", "Calls", "Family", "Reasoning", "adapt", "family_of"]
+
+THINK = Reasoning("<think>", "</think>")
+
+REASONINGS = (
+    THINK,
+    Reasoning("[THINK]", "[/THINK]"),
+    Reasoning("<thinking>", "</thinking>"),
+    Reasoning("<seed:think>", "</seed:think>"),
+    Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
+    Reasoning("◁think▷", "◁/think▷"),
+    Reasoning("Here is my thought process:", "Here is my response:"),
+)
+"""Tried in this order on a template's source."""
+
+HERMES = Calls("object", open="<tool_call>", close="</tool_call>", blank="\n", between="\n")
+
+_XML = Calls(
+    "xml",
+    begin="<tool_call>",
+    open="<function=",
+    name_end=">",
+    key="<parameter=",
+    key_end=">",
+    value_end="</parameter>",
+    close="</function>",
+    finish="</tool_call>",
+    blank="\n",
+    between="\n",
+    each=True,
+)
+_INVOKE = replace(
+    _XML, each=False, blank="", open='<invoke name="', name_end='">', key='<parameter name="', key_end='">', close="</invoke>"
+)
+
+PLAIN = Family("plain", reasoning=THINK)
+GENERIC = Family("generic", HERMES, THINK, adapted=True)
+
+FAMILIES = (
+    Family("hermes", HERMES, THINK),
+    Family("qwen-xml", _XML, THINK),
+    Family("seed", replace(_XML, blank="", begin="<seed:tool_call>", finish="</seed:tool_call>")),
+    Family("minimax", replace(_INVOKE, begin="<minimax:tool_call>", finish="</minimax:tool_call>"), THINK),
+    Family(
+        "glm",
+        Calls(
+            "xml",
+            open="<tool_call>",
+            name_end="\n",
+            key="<arg_key>",
+            key_end="</arg_key>\n<arg_value>",
+            value_end="</arg_value>",
+            close="</tool_call>",
+            between="\n",
+        ),
+        THINK,
+        extra=("</arg_key>", "<arg_value>"),
+    ),
+    Family("mistral", Calls("named", open="[TOOL_CALLS]", separator="[ARGS]", spelling=r"\s*(.*?)\s*(?:\[CALL_ID\].*)?")),
+    Family("mistral-list", Calls("list", open="[TOOL_CALLS]", blank=" ")),
+    Family(
+        "deepseek-r1",
+        Calls(
+            "named",
+            begin="<｜tool▁calls▁begin｜>",
+            open="<｜tool▁call▁begin｜>",
+            prefix="function<｜tool▁sep｜>",
+            separator="\n```json\n",
+            close="\n```<｜tool▁call▁end｜>",
+            finish="<｜tool▁calls▁end｜>",
+            between="\n",
+        ),
+        THINK,
+        extra=("<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    ),
+    Family(
+        "deepseek",
+        Calls(
+            "named",
+            begin="<｜tool▁calls▁begin｜>",
+            open="<｜tool▁call▁begin｜>",
+            separator="<｜tool▁sep｜>",
+            close="<｜tool▁call▁end｜>",
+            finish="<｜tool▁calls▁end｜>",
+        ),
+        THINK,
+    ),
+    Family(
+        "kimi",
+        Calls(
+            "named",
+            begin="<|tool_calls_section_begin|>",
+            open="<|tool_call_begin|>",
+            separator="<|tool_call_argument_begin|>",
+            spelling=r"\s*(?:functions\.)?(.*?)(?::\d+)?\s*",
+            close="<|tool_call_end|>",
+            finish="<|tool_calls_section_end|>",
+        ),
+    ),
+    Family("phi", Calls("list", open="<|tool_call|>", close="<|/tool_call|>")),
+    Family("phi-each", Calls("object", open="<|tool_call|>", close="<|/tool_call|>")),
+    Family("granite", Calls("list", open="<|tool_call|>")),
+    Family("cohere", Calls("list", open="<|START_ACTION|>", close="<|END_ACTION|>", name="tool_name", arguments="parameters")),
+    Family(
+        "harmony", Calls("channels"), extra=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
+    ),
+    Family("lfm-json", Calls("list", open="<|tool_call_start|>", close="<|tool_call_end|>")),
+    Family("lfm", Calls("python", open="<|tool_call_start|>", close="<|tool_call_end|>")),
+    Family("llama4", Calls("python", begin="<|python_start|>", finish="<|python_end|>")),
+    Family("llama", Calls("object", begin="<|python_tag|>", arguments="parameters", between="; ")),
+)
+"""Tried in this order on what a template writes."""
+
+
+def _variants(family: Family) -> list[Family]:
+    """A family as it is in the table, and as its templates also are: with values on lines of their own, or not."""
+    if family.calls is None or family.calls.form != "xml":
+        return [family]
+    return [family, replace(family, calls=replace(family.calls, blank="" if family.calls.blank else "\n"))]
+
+
+_PROBE = "headstart_probe"
+_GIVEN = {"headstart_key": "headstart value", "headstart_count": 3}
+_TYPES = {"headstart_key": {"type": "string"}, "headstart_count": {"type": "integer"}}
+_TOOL = {
+    "type": "function",
+    "function": {"name": _PROBE, "description": "?", "parameters": {"type": "object", "properties": _TYPES, "required": []}},
+}
+
+
+def family_of(template: Template) -> Family:
+    """The family whose calls a template writes; never raises.
+
+    Where tools, or calls, do not reach the rendered text it is `GENERIC`; where they do but no family reads the calls,
+    `hermes`. Its reasoning is what the template's source knows.
+    """
+    found = _family(template)
+    if found.calls is not None and found.calls.form == "channels":
+        return found
+    return replace(found, reasoning=next((each for each in REASONINGS if each.close in template.source), None))
+
+
+def _family(template: Template) -> Family:
+    asked: Message = {"role": "user", "content": "?"}
+    header = _rendered(template, [asked], generation=True)
+    if _PROBE not in header:
+        return GENERIC
+    fallback = GENERIC
+    for arguments in (_GIVEN, json.dumps(_GIVEN)):
+        call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": arguments}}
+        calling = _rendered(template, [asked, {"role": "assistant", "content": "", "tool_calls": [call]}], generation=False)
+        if calling.count(_PROBE) <= header.count(_PROBE):
+            continue
+        fallback = FAMILIES[0]
+        reply = _behind(header, calling)
+        for family in chain.from_iterable(map(_variants, FAMILIES)):
+            if family.calls is not None and _written_as(family.calls, reply):
+                parser = Parser(family, tools=[_TOOL])
+                if _is_probe(parser.feed(reply) + parser.end()):
+                    key = "parameters" if '"parameters"' in reply else "arguments"
+                    return replace(family, calls=replace(family.calls, arguments=key))
+    return fallback
+
+
+def _written_as(calls: Calls, reply: str) -> bool:
+    """Whether the probe's call has the marks of `calls` in it, and between them what they say; parsers are more lenient."""
+    inside = {"object": r"\s*\{", "list": r"\s*\[\s*\{"}.get(calls.form, "")
+    value = f"{calls.blank}{_GIVEN['headstart_key']}{calls.blank}{calls.value_end}" if calls.form == "xml" else ""
+    return (
+        all(mark in reply for mark in calls.written)
+        and re.search(re.escape(calls.open) + inside, reply) is not None
+        and value in reply
+    )
+
+
+def _rendered(template: Template, messages: Sequence[Message], *, generation: bool) -> str:
+    try:
+        return template.render(messages, tools=[_TOOL], generation=generation)
+    except InvalidRequest:
+        return ""
+
+
+def _behind(header: str, calling: str) -> str:
+    """What `calling` has more than `header`, from the beginning of a mark: two different marks may begin with the same."""
+    at = next((at for at, (one, other) in enumerate(zip(header, calling, strict=False)) if one != other), len(header))
+    while at < len(header) and at and not (header[at - 1].isspace() or header[at - 1] in ">]"):
+        at -= 1
+    return calling[at:]
+
+
+def _is_probe(pieces: Sequence[Piece]) -> bool:
+    calls = message_of(pieces).get("tool_calls") or ()
+    try:
+        return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == [(_PROBE, _GIVEN)]
+    except ValueError:
+        return False
+
+
+# ── templates without tools ──────────────────────────────────────────────────────────────────────────────────────────
+
+_json = json.JSONEncoder(ensure_ascii=False).encode
+
+_LISTED = """# Tools
+
+You can call these functions:
+<tools>
+{tools}
+</tools>
+
+To call one, answer with its name and arguments as JSON:
+<tool_call>
+{{"name": "the function's name", "arguments": {{"key": "value"}}}}
+</tool_call>
+
+Its result comes back between <tool_response> and </tool_response>."""
+
+
+def adapt(
+    family: Family, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, neighbours: bool
+) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]] | None]:
+    """A conversation as a template without tools can render it; of other families, the conversation itself.
+
+    Tools are listed in the system's message, calls are text of the assistant, results are text of the user. Append-only:
+    what a conversation becomes is what a longer one begins with. Consecutive results are one message, and so is what the
+    user says right after them, unless the template takes `neighbours`: two messages of a user in a row.
+    """
+    if not family.adapted:
+        return messages, tools
+    listed = _LISTED.format(tools="\n".join(map(_json, tools))) if tools else ""
+    adapted: list[dict[str, Any]] = []
+    answered = False  # whether the last message holds results
+    for number, message in enumerate(messages):
+        role = message.get("role")
+        content = _text(message.get("content"))
+        if number == 0 and listed:
+            head = role in ("system", "developer")
+            adapted.append({"role": "system", "content": "\n\n".join(filter(None, (content if head else "", listed)))})
+            if head:
+                continue
+        if role == "tool":
+            content = f"<tool_response>\n{content}\n</tool_response>"
+        if answered and (role == "tool" or (role == "user" and not neighbours)):
+            adapted[-1] = {"role": "user", "content": adapted[-1]["content"] + "\n" + content}
+        elif role == "tool":
+            adapted.append({"role": "user", "content": content})
+        elif message.get("tool_calls"):
+            rest = {key: value for key, value in message.items() if key != "tool_calls"}
+            said = [content] if content else []
+            adapted.append({**rest, "content": "\n".join([*said, *map(_written, message["tool_calls"])])})
+        else:
+            adapted.append(dict(message))
+        answered = role == "tool"
+    return adapted, None
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text") or "" for part in content or () if isinstance(part, Mapping))
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    function = call.get("function") or {}
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = _json(arguments or {})
+    name = _json(function.get("name") or "")
+    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments or "{}"}}}\n</tool_call>'

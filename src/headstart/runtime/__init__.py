@@ -1,1 +1,0 @@
-"""The life of a request: composes core, engine and stores. Speaks no HTTP."""

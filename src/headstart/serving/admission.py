@@ -1,0 +1,229 @@
+"""Admission: which slot a job gets, and what is brought into it before anything is computed.
+
+Used from the engine thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from headstart.explain.explain import Asked, Cached, Explanation
+from headstart.explain.fingerprint import Opening
+from headstart.explain.history import NoHistory
+from headstart.interfaces.engine import Engine
+from headstart.interfaces.tokens import common_prefix
+from headstart.prefix_cache.blocks import Chain
+from headstart.prefix_cache.checkpoints import Placement, firm
+from headstart.prefix_cache.planner import Costs, Mode, Plan, keepable, known, plan, restorable
+from headstart.serving.cache import Cache
+from headstart.serving.job import Job
+from headstart.serving.kv_restore import Restored
+from headstart.serving.slots import Slot
+
+MISSES = 4
+"""Bad pieces after which a request stops asking the cache."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """Measured seconds a token, smoothed. `prefill` is 0 until the first call."""
+
+    prefill: float = 0.0
+    restore: float = 1e-6
+
+    def prefilled(self, seconds: float, tokens: int) -> None:
+        cost = seconds / tokens
+        self.prefill = _smooth(self.prefill, cost) if self.prefill else cost
+
+    def restored(self, seconds: float, tokens: int) -> None:
+        self.restore = _smooth(self.restore, seconds / tokens)
+
+    def tokens(self, seconds: float) -> int:
+        """How many can be prefilled in so long; 0 if that is not known yet."""
+        return int(seconds / self.prefill) if self.prefill else 0
+
+    @property
+    def costs(self) -> Costs:
+        return Costs(self.prefill or 1e-3, self.restore)
+
+
+class Admission:
+    """Plans, and carries out what a plan says of a slot."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        cache: Cache,
+        slots: Sequence[Slot],
+        mode: Mode,
+        placement: Placement,
+        history: NoHistory,
+        template: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self.pace = Pace()
+        self._engine = engine
+        self._cache = cache
+        self._slots = slots
+        self._mode = mode
+        self._placement = placement
+        self._history = history
+        self._template = template
+        self._clock = clock
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def must_wait(self, job: Job, running: Sequence[Job]) -> bool:
+        """Whether more of the prompt is being computed for another job right now than is available."""
+        traits = self._mode.traits
+        if not job.request.reuse or not traits.movable:
+            return False
+        if job.waits_for is not None:
+            other, goal = job.waits_for
+            if other.prefilling and other.slot is not None and len(other.slot) < goal:
+                return True
+            job.waits_for = None
+        others = [other for other in running if other.prefilling and other.root == job.root and other.request.reuse]
+        best = self._available(job) if others else 0
+        for other in others:
+            shared = min(common_prefix(other.chain.tokens, job.chain.tokens), len(job.chain) - 1)
+            shared = shared // traits.grid * traits.grid
+            assert other.slot is not None
+            if shared > best and shared > len(other.slot) // traits.grid * traits.grid:
+                job.waits_for = other, shared
+                if traits.stateful:
+                    other.points, other.firm = (*other.points, shared), other.firm | {shared}
+                return True
+        return False
+
+    def _available(self, job: Job) -> int:
+        """Tokens of the prompt that need not be computed, wherever they are."""
+        index = self._cache.index
+        kept = max(keepable(slot.view(), job.chain, index, self._mode).tokens for slot in self._slots)
+        return max(kept, restorable(index, job.chain, self._mode).tokens)
+
+    # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, job: Job, *, hurry: float | None) -> bool:
+        """Gives a free slot to a job and brings in what is planned; False if that has to be tried again.
+
+        `hurry`: seconds that reading from disk may take now, because replies are running.
+        """
+        if job.request.reuse:
+            self._publish_for(job)
+        choice = self._choose(job)
+        if hurry is not None and not self._cache.ahead(choice, hurry):
+            return False
+        job.started = self._clock()
+        job.sampler = self._engine.sampler(job.sampling(self._engine), job.request.grammar)
+        slot = self._slots[choice.slot]
+        branch = 0
+        if self._mode.traits.stateful and job.request.reuse:
+            branch = known(job.chain, self._cache.index, [slot.view() for slot in self._slots])
+        if choice.keep < len(slot):
+            self._cache.save(slot, spare=choice.needs)
+            choice = self._choose(job, only=slot)  # what was saved may have evicted or offered something
+        job.slot = slot
+        slot.busy = True
+        restored = self.seat(job.chain, choice)
+        if restored is None:
+            job.misses += 1  # a bad piece is gone from the index: plan again without it
+            return False
+        job.plan, job.tiers = restored.plan, restored.tiers
+        job.explanation = self._explain(job, job.plan.start)
+        job.seen = self._cache.seen(job.chain, job.plan)
+        self._cache.hit(job.chain, job.plan)
+        if self._mode.traits.stateful:
+            grid, landmarks = self._mode.traits.grid, job.request.prompt.landmarks
+            job.points = self._placement.points(job.plan.start, len(job.chain), grid, branch, landmarks)
+            job.firm = firm(len(job.chain), grid, branch, landmarks)
+        slot.begin(job.started, job.about(len(job.chain) // self._mode.traits.grid), self._cache.wall())
+        return True
+
+    def seat(self, chain: Chain, choice: Plan) -> Restored | None:
+        """Makes a slot hold what is planned, or less if there is no room. None, and the slot is empty, if a piece is bad.
+
+        Raises what the engine raises; the slot is then empty too.
+        """
+        try:
+            return self._seat(self._slots[choice.slot], chain, choice)
+        except Exception:
+            self.empty(self._slots[choice.slot])
+            raise
+
+    def _seat(self, slot: Slot, chain: Chain, choice: Plan) -> Restored | None:
+        restored: Restored | None = Restored(choice, {})
+        if choice.needs:
+            begun = self._clock()
+            restored = self._cache.restore(slot, chain, choice)
+            if restored is not None and restored.plan.restored:
+                self.pace.restored(self._clock() - begun, restored.plan.start)
+        elif choice.keep < len(slot) and choice.keep:
+            self._engine.truncate(slot.number, choice.keep)
+            slot.truncate(choice.keep)
+        if restored is None or not restored.plan.start:
+            self.empty(slot)
+            slot.assign(chain, 0, 0)
+        return restored
+
+    def empty(self, slot: Slot) -> None:
+        """Forgets what a slot holds."""
+        self._engine.truncate(slot.number, 0)
+        slot.truncate(0)
+        slot.dirty = False
+
+    def _choose(self, job: Job, only: Slot | None = None) -> Plan:
+        reuse = job.request.reuse and job.misses < MISSES
+        return self.choose(job.chain, self._mode, only=only, reuse=reuse)
+
+    def choose(self, chain: Chain, mode: Mode, *, only: Slot | None = None, reuse: bool = True) -> Plan:
+        """The cheapest plan; `only` for one slot, free or not."""
+        slots = [slot.view() for slot in self._slots] if only is None else [replace(only.view(), free=True)]
+        chosen = plan(chain, self._cache.index, slots, self.pace.costs, mode, reuse=reuse)
+        assert chosen is not None
+        return chosen
+
+    def _publish_for(self, job: Job) -> None:
+        """Copies rows out of slots that hold more of the prompt than memory does, unless one of them just goes on."""
+        index = self._cache.index
+        found = restorable(index, job.chain, self._mode).tokens
+        for slot in self._slots:
+            if slot.dirty:
+                kept = keepable(slot.view(), job.chain, index, self._mode).tokens
+                if kept > found and (slot.busy or kept < len(slot)):
+                    self._cache.save(slot, needed=True)
+
+    # ── explaining ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _explain(self, job: Job, start: int) -> Explanation | None:
+        """Why more is computed than the request newly brings."""
+        request, traits, piece = job.request, self._mode.traits, self._engine.tokenizer.piece
+        asked = Asked(job.root, request.prompt, request.reuse, request.tenant, request.session)
+        cached = Cached(
+            start,
+            traits.grid,
+            self._mode.exact,
+            traits.sliceable,
+            rows=lambda: self._rows(job),
+            elsewhere=lambda: self._cache.elsewhere(job.chain, request.prompt.salt),
+            otherwise=lambda: self._cache.otherwise(Opening.of(request.prompt, self._template)),
+            characters=lambda tokens: len(b"".join(map(piece, tokens.tolist())).decode("utf-8", "replace")),
+            pace=self.pace.prefill or None,
+        )
+        return self._history.explain(asked, cached)
+
+    def _rows(self, job: Job) -> int:
+        """Tokens whose rows are known, with or without a checkpoint."""
+        if not self._mode.traits.movable:
+            return 0 if self._mode.traits.sliceable else len(job.chain)
+        return self._cache.index.match(job.chain, len(job.chain) - 1, canonical_only=self._mode.exact, partial=False).tokens
+
+    def shared(self, slot: Slot) -> list[int]:
+        """Where other slots part from this one."""
+        others = (other for other in self._slots if other is not slot and other.root == slot.root)
+        return [common_prefix(other.tokens, slot.tokens) for other in others]
+
+
+def _smooth(old: float, new: float) -> float:
+    return 0.7 * old + 0.3 * new

@@ -1,0 +1,121 @@
+"""Restorer: what is planned comes into a slot, as far as there is room for it.
+
+Used from the engine thread only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from headstart.errors import EngineError
+from headstart.interfaces.engine import Engine, Rows
+from headstart.prefix_cache.blocks import Chain
+from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.planner import Mode, Plan
+from headstart.serving.memory_budget import Room, pinned
+from headstart.serving.prefetch import Fetch
+from headstart.serving.slots import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore brought into a slot: all that was planned, or less if memory had no room; tokens of each tier."""
+
+    plan: Plan
+    tiers: dict[str, int]
+
+
+class Restorer:
+    """Brings pieces from memory into slots; `fetch` brings those from below there before.
+
+    Args:
+        below: name of the tier below memory.
+    """
+
+    def __init__(self, engine: Engine, mode: Mode, room: Room, fetch: Fetch, below: str) -> None:
+        self._engine = engine
+        self._mode = mode
+        self._room = room
+        self._index = room.index
+        self._memory = room.memory
+        self._fetch = fetch
+        self._below = below
+
+    def ahead(self, plan: Plan, seconds: float) -> bool:
+        """Brings pieces of a plan to memory, for about so long; whether that was all, or all there is room for."""
+        return self._fetch.ahead(self._movable(plan), seconds)
+
+    def restore(self, slot: Slot, chain: Chain, plan: Plan) -> Restored | None:
+        """Brings what `plan` needs into `slot`, as far as there is room. None, and the slot is empty, if a piece is bad."""
+        plan = self._movable(plan)
+        with pinned(plan.needs):
+            if plan.needs and not self._room.claim(0 if plan.keep else plan.start, self._room.size(plan.needs)):
+                return Restored(_nothing(plan), {})
+            if not self._fetch.bring(plan.needs):
+                return None
+            here = len(list(takewhile(self._fetch.at_hand, plan.restore)))
+            if plan.state is not None and not self._fetch.at_hand(plan.state):
+                here = min(here, len(plan.restore) - 1)
+            if here == len(plan.restore) and plan.needs and not self._import(slot, plan):
+                return None
+        if here < len(plan.restore):
+            return self.restore(slot, chain, self._shortened(plan, max(0, here)))
+        if plan.keep:
+            slot.truncate(plan.keep)
+            slot.canonical = min(slot.canonical, plan.canonical)
+            return Restored(plan, {})
+        slot.assign(chain, plan.start, plan.canonical, [(entry.stop, entry.written) for entry in plan.restore])
+        fetched = sum(min(entry.stop, plan.start) - entry.start for entry in plan.restore if entry.id in self._fetch.fetched)
+        return Restored(plan, {self._memory.name: plan.start - fetched, self._below: fetched})
+
+    def _movable(self, plan: Plan) -> Plan:
+        """As much of the plan as can go into a slot at once."""
+        while (most := self._room.movable(plan.restore, plan.state)) < len(plan.restore):
+            plan = self._shortened(plan, most)
+        return plan
+
+    def _shortened(self, plan: Plan, pieces: int) -> Plan:
+        """The plan with its first `pieces` pieces only; where a checkpoint is needed, up to the last one in them."""
+        restore, canonical = plan.restore[:pieces], plan.canonical
+        state: Entry | None = None
+        while restore and plan.state is not None and state is None:
+            state = self._index.checkpoint(restore[-1].id, canonical_only=self._mode.exact)
+            if state is None:
+                restore = restore[:-1]
+            elif not state.canonical:
+                canonical = min(canonical, state.start)
+        if not restore:
+            return _nothing(plan)
+        start, take = restore[-1].stop, len(restore[-1].tokens)
+        return replace(plan, restore=restore, take=take, start=start, canonical=min(canonical, start), state=state)
+
+    def _import(self, slot: Slot, plan: Plan) -> bool:
+        pieces: list[Rows] = []
+        for entry in plan.restore:
+            data = self._memory.read(entry.id)
+            assert data is not None  # it is at hand, and pinned
+            pieces.append(Rows(data, len(entry.tokens), len(entry.tokens)))
+        if pieces:
+            pieces[-1] = replace(pieces[-1], take=plan.take)
+        state = None if plan.state is None else self._memory.read(plan.state.id)
+        try:
+            if state is None:
+                self._engine.import_rows(slot.number, pieces)
+            elif plan.keep:
+                self._engine.rewind(slot.number, plan.keep, state)
+            else:
+                self._engine.import_checkpoint(slot.number, pieces, state)
+        except EngineError as error:
+            self._room.fault("import", error)
+            slot.truncate(0)
+            for entry in reversed(plan.needs):
+                if entry.id not in self._room.spill.writing:  # whose cell is being read
+                    self._room.drop(entry)
+            return False
+        return True
+
+
+def _nothing(plan: Plan) -> Plan:
+    """The plan with all to be computed."""
+    return replace(plan, keep=0, restore=(), take=0, start=0, canonical=0, state=None)

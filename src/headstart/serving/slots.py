@@ -1,0 +1,137 @@
+"""Slot: a live sequence of the engine, and what its rows are worth."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from headstart.interfaces.engine import Shape
+from headstart.interfaces.tokens import BlockId, Tokens
+from headstart.prefix_cache.blocks import Chain, block_id
+from headstart.prefix_cache.planner import SlotView
+from headstart.prefix_cache.reuse_model import UNKNOWN, About
+
+
+class Slot:
+    """What one slot of the engine holds. Mirrors the engine: change it only together with the engine's slot.
+
+    Attributes:
+        root: the root id of its content; rows never serve another root.
+        canonical: leading tokens whose rows are canonical.
+        dirty: whether it may hold rows that no tier has, and that nobody has tried to save.
+        kept: whether all that was worth keeping of it has been, so that nothing is lost when it is overwritten.
+        busy: whether a request is using it.
+        secured: when finished blocks were last copied out of it, or its request began.
+        about: what is known of the last request.
+        now: when the text that comes to it was first kept, in seconds since 1970.
+        forsaken: whether what it holds has been erased elsewhere: none of it may be saved.
+    """
+
+    def __init__(self, number: int, shape: Shape, grid: int) -> None:
+        self.number = number
+        self.root: BlockId = b""
+        self.canonical = 0
+        self.dirty = False
+        self.kept = True
+        self.busy = False
+        self.last_used = 0.0
+        self.secured = 0.0
+        self.about = UNKNOWN
+        self.now = 0.0
+        self.forsaken = False
+        self._ends: list[int] = []  # of stretches of tokens that were first kept at the same time
+        self._times: list[float] = []
+        self._grid = grid
+        self._buffer = np.zeros(shape.ctx, dtype=np.int32)
+        self._length = 0
+        self._ids: list[BlockId] = []
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def tokens(self) -> Tokens:
+        """A view; copy it to keep it."""
+        return self._buffer[: self._length]
+
+    @property
+    def ids(self) -> list[BlockId]:
+        """Ids of its whole blocks."""
+        tokens = self.tokens
+        while len(self._ids) < self._length // self._grid:
+            start = len(self._ids) * self._grid
+            parent = self._ids[-1] if self._ids else self.root
+            self._ids.append(block_id(parent, tokens[start : start + self._grid]))
+        return self._ids
+
+    def parent_of(self, block: int) -> BlockId:
+        return self.ids[block - 1] if block else self.root
+
+    def written(self, start: int = 0, stop: int | None = None) -> float:
+        """When the oldest of these tokens was first kept; infinite if there are none."""
+        stop = self._length if stop is None else stop
+        first, last = bisect_right(self._ends, start), bisect_left(self._ends, stop)
+        return min(self._times[first : last + 1], default=math.inf) if start < stop else math.inf
+
+    def assign(self, chain: Chain, length: int, canonical: int, written: Sequence[tuple[int, float]] = ()) -> None:
+        """Its content is now the first `length` tokens of `chain`, just imported; `written`: up to where it was when."""
+        self.truncate(0)
+        self.root = chain.root
+        self._ends, self._times = [min(end, length) for end, _ in written], [time for _, time in written]
+        self._buffer[:length] = chain.tokens[:length]
+        self._length = length
+        self._ids = list(chain.ids[: length // self._grid])
+        self.canonical = canonical
+        self.dirty = False
+        self.kept = True
+        self.about = UNKNOWN
+
+    def begin(self, now: float, about: About, written: float) -> None:
+        """A request starts to use it; `about`: as far as it is known; `written`: the time of its text."""
+        self.last_used = self.secured = now
+        self.about = about
+        self.now = written
+
+    def _grow(self, length: int) -> None:
+        if length == self._length:
+            return  # of no tokens there is no oldest
+        if self._times and self._times[-1] == self.now:
+            self._ends[-1] = length
+        else:
+            self._ends.append(length)
+            self._times.append(self.now)
+        self._length = length
+
+    def truncate(self, length: int) -> None:
+        self._buffer[length : self._length] = 0  # what is forgotten is not left lying about
+        self._length = min(self._length, length)
+        keep = bisect_left(self._ends, length) + 1 if length else 0
+        del self._ends[keep:], self._times[keep:]
+        if self._ends:
+            self._ends[-1] = min(self._ends[-1], length)
+        self.forsaken = self.forsaken and bool(length)
+        self.canonical = min(self.canonical, length)
+        del self._ids[length // self._grid :]
+
+    def extend(self, tokens: Tokens, *, canonical: bool) -> None:
+        """`tokens` were computed at its end; `canonical` if by a canonical call (or one that gives the same bits)."""
+        end = self._length + len(tokens)
+        self._buffer[self._length : end] = tokens
+        if canonical and self.canonical == self._length:
+            self.canonical = end
+        self._grow(end)
+        self.dirty, self.kept = True, False
+
+    def append(self, token: int, *, canonical: bool) -> None:
+        """One token was decoded at its end."""
+        if canonical and self.canonical == self._length:
+            self.canonical += 1
+        self._buffer[self._length] = token
+        self._grow(self._length + 1)
+        self.dirty, self.kept = True, False
+
+    def view(self) -> SlotView:
+        return SlotView(self.number, self.root, self.tokens, self.canonical, not self.busy, self.last_used)

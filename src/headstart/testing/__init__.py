@@ -1,0 +1,1 @@
+"""For tests, simulators and authors of engines. Nothing else in headstart imports it."""

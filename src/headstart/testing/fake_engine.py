@@ -1,0 +1,478 @@
+"""Fake: a tiny deterministic engine without a model file, for tests of everything above the engine.
+
+It keeps the one property that matters: what comes out depends on every row that a slot really holds.
+A row has two parts:
+
+    high   a digest of the high parts of all rows before it and of its token: which tokens
+    low    a digest of all rows before it and of the call that made it: which kernel, as the last bits of real rows
+
+Logits are drawn from all rows held, never from tokens kept aside, so a wrong, stale or shuffled row changes them. High
+parts decide their order (with gaps of `GAP`), low parts move them by less than `NOISE`: greedy replies depend on tokens
+only, while bit-exactness can fail. Low parts are canonical in whole blocks computed from a grid point on; the rows of a
+shorter or an unaligned call depend on that call, and rows born in decoding on the size of the batch.
+
+Where rows cannot be sliced, a slot has a state too: digests, high and low as well, of its earlier self and of each row as it
+is made. New rows and the logits depend on both, so rows beside a state of other tokens, or of another length, show. With
+rows of 0 bytes the state is all there is.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from headstart.errors import EngineError
+from headstart.interfaces.engine import (
+    SEEDS,
+    Bytes,
+    Control,
+    Engine,
+    Facts,
+    Grammar,
+    Logits,
+    Rows,
+    Sampler,
+    Sampling,
+    Shape,
+    Span,
+    Step,
+    Traits,
+)
+from headstart.output.constraint import Constraint, Grammars
+
+GAP, NOISE = 0.05, 0.001
+LOW = 4
+"""Bytes of the low part of a row or a state."""
+_LENGTH = 4
+"""Bytes of a checkpoint that say how long its sequence is."""
+_LEAST_STATE = _LENGTH + LOW + 8
+_DIGEST = 64
+"""Most bytes of a BLAKE2b."""
+
+PRINTABLE = bytes(range(32, 127))
+Operation = Literal["prefill", "decode", "export", "import", "export checkpoint", "import checkpoint", "rewind"]
+
+CHATML = (
+    "{% if tools %}{{ '<|im_start|>tools\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + (' ' + message['name'] if message['name'] else '') + '\n' }}"
+    "{{ message['content'] or '' }}"
+    "{% for call in message['tool_calls'] or [] %}{{ '\n' + (call['function'] | tojson) }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+START, END, STOP = Control("<|im_start|>", 256), Control("<|im_end|>", 257), Control("<|endoftext|>", 258)
+
+
+class FakeTokenizer:
+    """Bytes 0–255, three control tokens, then `words`: longer pieces that the tokenizer prefers (the longest first).
+
+    Without words a text has one spelling; with them the model can spell it as the tokenizer would not.
+    """
+
+    def __init__(self, words: Sequence[str] = (), *, bos: Control | None = None, chat_template: str | None = CHATML) -> None:
+        self.bos = bos
+        self.controls: tuple[Control, ...] = (START, END, STOP)
+        self.eog = frozenset({END.id, STOP.id})
+        self.chat_template = chat_template
+        self.names = {"bos_token": bos.text if bos else "", "eos_token": END.text}
+        pieces = [control.text.encode() for control in self.controls] + [word.encode() for word in words]
+        self._pieces = [bytes([value]) for value in range(256)] + pieces
+        self._words = {piece: 256 + number for number, piece in enumerate(pieces) if number >= len(self.controls)}
+        longest = sorted(self._words, key=len, reverse=True)
+        self._split = re.compile(b"|".join([*map(re.escape, longest), b"."]), re.DOTALL)
+
+    @property
+    def n_vocab(self) -> int:
+        return len(self._pieces)
+
+    def tokenize(self, text: str) -> list[int]:
+        data = text.encode("utf-8", "surrogatepass")
+        if not self._words:
+            return list(data)
+        return [self._words.get(found, found[0]) for found in self._split.findall(data)]
+
+    def piece(self, token: int) -> bytes:
+        return self._pieces[token]
+
+
+class FakeSampler:
+    """Temperature, top-k, top-p, min-p, presence and frequency penalties, logit bias, seed."""
+
+    def __init__(self, sampling: Sampling, constraint: Constraint | None = None) -> None:
+        self.sampling = sampling
+        self._constraint = constraint
+        self._random = np.random.default_rng(None if sampling.seed is None else sampling.seed % SEEDS)
+        self._seen: dict[int, int] = {}
+
+    def draw(self, logits: Logits) -> int:
+        """Chooses a token and remembers it."""
+        options, scores = self.sampling, logits.astype(np.float64)
+        for token, bias in options.logit_bias:
+            scores[token] += bias
+        for token, times in self._seen.items():
+            scores[token] -= options.presence_penalty + options.frequency_penalty * times
+        if self._constraint is not None:
+            self._constraint.mask(scores)
+        token = int(scores.argmax()) if options.temperature <= 0 else self._random_choice(scores)
+        if self._constraint is not None:
+            self._constraint.take(token)
+        self._seen[token] = self._seen.get(token, 0) + 1
+        return token
+
+    def _random_choice(self, scores: npt.NDArray[np.float64]) -> int:
+        options = self.sampling
+        order = np.argsort(-scores, kind="stable")[: options.top_k or None]
+        odds = np.exp((scores[order] - scores[order[0]]) / options.temperature)
+        odds /= odds.sum()
+        keep = (np.cumsum(odds) - odds < options.top_p) & (odds >= options.min_p * odds[0])
+        keep[0] = True
+        return int(self._random.choice(order[keep], p=odds[keep] / odds[keep].sum()))
+
+    def close(self) -> None:
+        return
+
+
+@dataclass(slots=True)
+class _Slot:
+    high: npt.NDArray[np.uint8]
+    low: npt.NDArray[np.uint8]
+    length: int = 0
+    state_high: bytes = b""
+    state_low: bytes = b""
+
+    def clear(self) -> None:
+        self.length, self.state_high, self.state_low = 0, b"", b""
+
+
+class FakeEngine(Engine):
+    """Required contract; every trait can be chosen.
+
+    Args:
+        row_bytes: 0 (which needs a state), or at least `2 * LOW`.
+        state_bytes: most bytes of a checkpoint, where rows are not `sliceable`; short sequences have smaller ones.
+        seed: the "weights".
+        delay: seconds that each prefill and decode call takes.
+        alphabet: bytes that the model likes to say, its end token beside them.
+
+    Attributes:
+        prefilled: tokens that entered as prompt.
+        decoded: tokens that entered as replies.
+        calls: prefill calls.
+        decodes: decode calls.
+        largest: most tokens of one prefill call.
+        exported, imported: tokens whose rows were copied.
+        checkpoints, rewinds: checkpoints copied out, and gone back to in place.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int = 4,
+        ctx: int = 1024,
+        grid: int = 8,
+        batch: int = 64,
+        row_bytes: int = 16,
+        transfer_bytes: int = 0,
+        seed: int = 0,
+        delay: float = 0.0,
+        chunking: bool = True,
+        canonical: bool = True,
+        decode_is_prefill: bool = False,
+        sliceable: bool = True,
+        movable: bool = True,
+        state_bytes: int = 48,
+        alphabet: bytes = PRINTABLE,
+        tokenizer: FakeTokenizer | None = None,
+    ) -> None:
+        if batch % grid or (row_bytes < 2 * LOW and (row_bytes or sliceable)) or state_bytes < _LEAST_STATE:
+            raise ValueError(
+                f"batch must be a multiple of the grid, row_bytes at least {2 * LOW} (or 0, with a state), "
+                f"state_bytes at least {_LEAST_STATE}"
+            )
+        self.tokenizer: FakeTokenizer = tokenizer or FakeTokenizer()
+        self.traits = Traits(
+            grid,
+            chunking=chunking,
+            canonical=canonical,
+            decode_is_prefill=decode_is_prefill,
+            sliceable=sliceable,
+            movable=movable,
+        )
+        self.shape = Shape(slots, ctx, batch, row_bytes, transfer_bytes, state_bytes if self.traits.stateful else 0)
+        self.facts = Facts("fake", "deterministic digests", "fake", {"seed": seed})
+        self.fingerprint = blake2b(
+            repr((seed, self.traits, row_bytes, state_bytes, alphabet)).encode(), digest_size=32
+        ).digest()
+        self.delay = delay
+        self.prefilled = self.decoded = self.calls = self.decodes = self.largest = self.exported = self.imported = 0
+        self.checkpoints = self.rewinds = 0
+        self._width = max(0, row_bytes - LOW)  # of a row's high part
+        self._most_state = state_bytes - _LENGTH - LOW
+        self._key = blake2b(repr(seed).encode()).digest()
+        self._likes = np.zeros(self.tokenizer.n_vocab, np.float32)
+        self._likes[[*alphabet, END.id, *range(259, self.tokenizer.n_vocab)]] = 1000 * GAP
+        low = min(row_bytes, LOW)
+        self._slots = [_Slot(np.zeros((ctx, self._width), np.uint8), np.zeros((ctx, low), np.uint8)) for _ in range(slots)]
+        self._logits: dict[int, Logits] = {}
+        self._grammars = Grammars(self.tokenizer)
+        self._failures: list[Operation] = []
+        self._busy = threading.Lock()
+
+    def fail_next(self, operation: Operation, times: int = 1) -> None:
+        """The next `times` calls of `operation` raise EngineError and leave behind what the contract lets them."""
+        self._failures += [operation] * times
+
+    def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
+        with self._alone():
+            held, count = self._slots[slot], len(tokens)
+            self._logits.clear()
+            if not 1 <= count <= self.shape.batch or held.length + count > self.shape.ctx:
+                raise EngineError(f"{count} tokens do not fit: {held.length} of {self.shape.ctx} held")
+            time.sleep(self.delay)
+            self._fail("prefill", held)
+            self.calls += 1
+            self.prefilled += count
+            self.largest = max(self.largest, count)
+            self._append(held, tokens, self._kernels(held.length, count))
+            if logits:
+                self._logits[slot] = self._predict(held)
+
+    def decode(self, steps: Sequence[Step]) -> None:
+        with self._alone():
+            self._logits.clear()
+            held = [self._slots[step.slot] for step in steps]
+            if len({step.slot for step in steps}) != len(steps) or any(s.length >= self.shape.ctx for s in held):
+                raise EngineError("a slot is named twice, or full")
+            time.sleep(self.delay)
+            self._fail("decode", *held)
+            self.decodes += 1
+            self.decoded += len(steps)
+            kernel = b"" if self.traits.decode_is_prefill else b"decode %d" % len(steps)
+            for step, slot in zip(steps, held, strict=True):
+                self._append(slot, [step.token], [kernel])
+                self._logits[step.slot] = self._predict(slot)
+
+    def sampler(self, sampling: Sampling, grammar: Grammar | None = None) -> FakeSampler:
+        return FakeSampler(sampling, self._grammars.start(grammar) if grammar else None)
+
+    def check_grammar(self, grammar: Grammar, param: str | None = None) -> Grammar:
+        return self._grammars.check(grammar, param)
+
+    def forget_grammars(self) -> None:
+        self._grammars.clear()
+
+    def sample(self, slot: int, sampler: Sampler) -> int:
+        assert isinstance(sampler, FakeSampler)
+        return sampler.draw(self.logits(slot))
+
+    def logits(self, slot: int) -> Logits:
+        if slot not in self._logits:
+            raise EngineError(f"slot {slot} has no current logits")
+        return self._logits[slot].copy()
+
+    def truncate(self, slot: int, length: int) -> None:
+        with self._alone():
+            held = self._slots[slot]
+            if length and (length > held.length or (length < held.length and not self.traits.sliceable)):
+                raise EngineError(f"cannot cut slot {slot} of {held.length} tokens at {length}")
+            if length:
+                held.length = length
+            else:
+                held.clear()
+            self._logits.pop(slot, None)
+
+    def export_rows(self, slot: int, spans: Sequence[Span]) -> None:
+        with self._alone():
+            held, width = self._slots[slot], self._width
+            self._check_movable()
+            for span in spans:
+                count = span.stop - span.start
+                if not 0 <= span.start < span.stop <= held.length or len(span.data) < count * self.shape.row_bytes:
+                    raise EngineError(f"cannot export [{span.start}, {span.stop}) of {held.length} tokens")
+            if self._failing("export"):
+                for span in spans:
+                    span.data[:] = 0xAA
+                raise EngineError("injected: export")
+            for span in spans:
+                count = span.stop - span.start
+                span.data[: count * width] = held.high[span.start : span.stop].reshape(-1)
+                span.data[count * width : count * self.shape.row_bytes] = held.low[span.start : span.stop].reshape(-1)
+                self.exported += count
+
+    def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
+        with self._alone():
+            held = self._emptied(slot)
+            if not self.traits.sliceable:
+                raise EngineError("rows of this model are worth nothing without a checkpoint")
+            self._check_movable()
+            total = self._check_pieces(pieces)
+            self._fail("import")
+            self._put(held, pieces)
+            held.length = total
+
+    def export_checkpoint(self, slot: int, out: Bytes) -> int:
+        with self._alone():
+            held = self._slots[slot]
+            self._check_stateful()
+            data = held.length.to_bytes(_LENGTH, "little") + held.state_low + held.state_high
+            if not held.length or len(out) < self.shape.state_bytes:
+                raise EngineError(f"no checkpoint of {held.length} tokens, or no room for it")
+            if self._failing("export checkpoint"):
+                out[:] = 0xAA
+                raise EngineError("injected: export checkpoint")
+            out[: len(data)] = np.frombuffer(data, np.uint8)
+            self.checkpoints += 1
+            return len(data)
+
+    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+        with self._alone():
+            held = self._emptied(slot)
+            self._check_stateful()
+            total = self._check_pieces(pieces)
+            self._check_state(state, total)
+            self._fail("import checkpoint")
+            self._put(held, pieces)
+            self._set_state(held, state)
+
+    def rewind(self, slot: int, length: int, state: Bytes) -> None:
+        with self._alone():
+            kept = self._slots[slot].length
+            held = self._emptied(slot)
+            self._check_stateful()
+            if not 0 < length <= kept:
+                raise EngineError(f"cannot go back to {length} of {kept} tokens")
+            self._check_state(state, length)
+            self._fail("rewind")
+            self._set_state(held, state)
+            self.rewinds += 1
+
+    def length(self, slot: int) -> int:
+        return self._slots[slot].length
+
+    # ── numerics ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _kernels(self, start: int, count: int) -> list[bytes]:
+        """What made each row of a prefill call; nothing for canonical rows."""
+        traits = self.traits
+        whole = count // traits.grid * traits.grid if start % traits.grid == 0 else 0
+        if not traits.chunking and count != traits.grid:
+            whole = 0
+        if traits.decode_is_prefill:
+            whole = count
+        return [b""] * whole + [b"call %d %d" % (start, count)] * (count - whole)
+
+    def _append(self, slot: _Slot, tokens: Any, kernels: Sequence[bytes]) -> None:
+        start, stop = slot.length, slot.length + len(tokens)
+        high = blake2b(slot.high[:start].tobytes(), key=self._key)
+        low = blake2b(slot.low[:start].tobytes(), key=self._key)
+        highs, lows = bytearray(), bytearray()
+        for at, token, kernel in zip(range(start, stop), tokens, kernels, strict=True):
+            mine, call = high.copy(), low.copy()
+            mine.update(int(token).to_bytes(4, "little") + slot.state_high)
+            digest = mine.digest()
+            call.update(digest + kernel + slot.state_low)
+            if not self.traits.sliceable:
+                self._advance(slot, at, digest, call.digest())
+            row, bits = digest[: self._width], call.digest()[: slot.low.shape[1]]
+            high.update(row)
+            low.update(bits)
+            highs += row
+            lows += bits
+        slot.high[start:stop] = np.frombuffer(highs, np.uint8).reshape(slot.high[start:stop].shape)
+        slot.low[start:stop] = np.frombuffer(lows, np.uint8).reshape(slot.low[start:stop].shape)
+        slot.length = stop
+
+    def _advance(self, slot: _Slot, at: int, high: bytes, low: bytes) -> None:
+        size = self._state_high(at + 1)
+        digest = blake2b(slot.state_high + high, key=self._key).digest()
+        slot.state_high = (digest * (size // _DIGEST + 1))[:size]
+        slot.state_low = blake2b(slot.state_low + low, key=self._key, digest_size=LOW).digest()
+
+    def _state_high(self, length: int) -> int:
+        """Bytes of a state's high part: it grows for a while, as that of a sliding window does."""
+        return min(self._most_state, 8 + length)
+
+    def _predict(self, slot: _Slot) -> Logits:
+        def draw(rows: npt.NDArray[np.uint8], state: bytes) -> np.random.Generator:
+            seen = blake2b(rows[: slot.length].tobytes() + state, key=self._key, digest_size=16)
+            return np.random.default_rng(int.from_bytes(seen.digest(), "little"))
+
+        order = draw(slot.high, slot.state_high).permutation(self.tokenizer.n_vocab).astype(np.float32)
+        noise = draw(slot.low, slot.state_low).random(len(order), np.float32)
+        return order * np.float32(GAP) + self._likes + noise * np.float32(NOISE)
+
+    # ── contract ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError("two threads use the engine at once")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _emptied(self, slot: int) -> _Slot:
+        held = self._slots[slot]
+        held.clear()
+        self._logits.pop(slot, None)
+        return held
+
+    def _check_movable(self) -> None:
+        if not self.traits.movable:
+            raise EngineError("nothing of this model can be moved")
+
+    def _check_stateful(self) -> None:
+        if not self.traits.stateful:
+            raise EngineError("this model has no checkpoints")
+
+    def _check_pieces(self, pieces: Sequence[Rows]) -> int:
+        """Tokens of the pieces."""
+        total = sum(piece.take for piece in pieces)
+        fits = all(0 < p.take <= p.tokens and len(p.data) >= p.tokens * self.shape.row_bytes for p in pieces)
+        if not fits or total > self.shape.ctx:
+            raise EngineError(f"these {len(pieces)} pieces of {total} tokens cannot be imported")
+        return total
+
+    def _check_state(self, state: Bytes, length: int) -> None:
+        says, size = int.from_bytes(state[:_LENGTH].tobytes(), "little"), _LENGTH + LOW + self._state_high(length)
+        if not length or says != length or len(state) != size:
+            raise EngineError(f"a checkpoint of {says} tokens, {len(state)} bytes, where one of {length}, {size} was due")
+
+    def _put(self, held: _Slot, pieces: Sequence[Rows]) -> None:
+        at, width, low = 0, self._width, held.low.shape[1]
+        for piece in pieces:
+            held.high[at : at + piece.take] = piece.data[: piece.take * width].reshape(piece.take, width)
+            held.low[at : at + piece.take] = piece.data[piece.tokens * width :][: piece.take * low].reshape(piece.take, low)
+            at += piece.take
+        self.imported += at
+
+    def _set_state(self, held: _Slot, state: Bytes) -> None:
+        data = state.tobytes()
+        held.length = int.from_bytes(data[:_LENGTH], "little")
+        held.state_low, held.state_high = data[_LENGTH : _LENGTH + LOW], data[_LENGTH + LOW :]
+
+    def _failing(self, operation: Operation) -> bool:
+        if operation not in self._failures:
+            return False
+        self._failures.remove(operation)
+        return True
+
+    def _fail(self, operation: Operation, *slots: _Slot) -> None:
+        if self._failing(operation):
+            for slot in slots:
+                slot.high[:] = 0xAA
+                slot.state_high = b"\xaa" * len(slot.state_high)
+                slot.length = min(slot.length + 1, self.shape.ctx)
+            raise EngineError(f"injected: {operation}")

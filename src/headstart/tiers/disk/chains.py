@@ -1,0 +1,175 @@
+"""Chains: what is on disk as people think of it, by conversations rather than by blocks and checkpoints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headstart.errors import ConfigError
+from headstart.tiers.disk.catalog import Row
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The blocks from the first to one that no block hangs on (or that was asked for), with the checkpoints at their ends.
+
+    Attributes:
+        rows: of the blocks, in order; the first may hang on a block that is not there any more.
+        shared: how many of the leading blocks other chains have too.
+        checkpoints: by the block that they hang on.
+    """
+
+    rows: tuple[Row, ...]
+    shared: int
+    checkpoints: Mapping[bytes, Row] = field(default_factory=dict)
+
+    @property
+    def key(self) -> bytes:
+        return self.rows[-1].label.key
+
+    @property
+    def complete(self) -> bool:
+        """Whether it begins at its beginning: otherwise nothing of it can be used."""
+        return self.rows[0].label.start == 0
+
+    @property
+    def tokens(self) -> int:
+        return self.rows[-1].label.start + len(self.rows[-1].label.tokens)
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of all its objects."""
+        return sum(row.allocated for row in self.objects)
+
+    @property
+    def objects(self) -> tuple[Row, ...]:
+        """Its blocks and checkpoints, each behind what it hangs on."""
+        return self._with_checkpoints(self.rows)
+
+    @property
+    def own(self) -> tuple[Row, ...]:
+        """The blocks that no other chain has, and the checkpoints at their ends."""
+        return self._with_checkpoints(self.rows[self.shared :])
+
+    def _with_checkpoints(self, rows: Iterable[Row]) -> tuple[Row, ...]:
+        pairs = ((row, self.checkpoints.get(row.label.key)) for row in rows)
+        return tuple(one for pair in pairs for one in pair if one is not None)
+
+    def data(self) -> dict[str, Any]:
+        """The chain in figures, ready for JSON: sizes in bytes, `seconds` of prefill it saves, times since 1970."""
+        last = self.rows[-1]
+        return {
+            "id": self.key.hex(),
+            "tokens": self.tokens,
+            "checkpoints": len(self.checkpoints),
+            "bytes": self.allocated,
+            "own_bytes": sum(row.allocated for row in self.own),
+            "seconds": sum(row.label.seconds for row in self.rows),
+            "used": last.used,
+            "fingerprint": last.label.fingerprint.hex(),
+            "pinned": last.pinned,
+            "complete": self.complete,
+        }
+
+    def blocks(self) -> list[dict[str, Any]]:
+        """Its blocks in figures, each with the checkpoint at its end, or None."""
+        found = []
+        for row in self.rows:
+            state = self.checkpoints.get(row.label.key)
+            span = {"start": row.label.start, "tokens": row.label.tokens}
+            found.append(_figures(row) | span | {"checkpoint": None if state is None else _figures(state)})
+        return found
+
+
+def _figures(row: Row) -> dict[str, Any]:
+    return {
+        "id": row.label.key.hex(),
+        "canonical": row.label.canonical,
+        "bytes": row.allocated,
+        "seconds": row.label.seconds,
+        "used": row.used,
+        "pinned": row.pinned,
+    }
+
+
+def totals(rows: Collection[Row]) -> dict[str, Any]:
+    """Objects in figures, as `Chain.data` has them; `used` is the latest time, None if there are none."""
+    blocks, states = ([row for row in rows if row.label.kind == kind] for kind in ("rows", "state"))
+    return {
+        "blocks": len(blocks),
+        "checkpoints": len(states),
+        "bytes": sum(row.allocated for row in rows),
+        "checkpoint_bytes": sum(row.allocated for row in states),
+        "seconds": sum(row.label.seconds for row in blocks),
+        "pinned": sum(row.pinned for row in rows),
+        "used": max((row.used for row in rows), default=None),
+    }
+
+
+class Chains:
+    """All chains of a catalogue's rows."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        everything = list(rows)
+        self._rows = {row.label.key: row for row in everything if row.label.kind == "rows"}
+        self._states = {row.label.parent: row for row in everything if row.label.kind == "state"}
+        self._children = Counter(row.label.parent for row in self._rows.values())
+
+    def all(self) -> list[Chain]:
+        """One chain for each block that no block hangs on, the latest used first."""
+        ends = [key for key in self._rows if key not in self._children]
+        return sorted((self.of(key) for key in ends), key=lambda chain: -chain.rows[-1].used)
+
+    def of(self, key: bytes) -> Chain:
+        """The chain that ends with this block."""
+        rows: list[Row] = []
+        shared = 0
+        branched = False
+        for row in self._up(key):
+            branched = branched or self._children[row.label.key] > bool(rows)
+            shared += branched
+            rows.append(row)
+        rows.reverse()
+        keys = (row.label.key for row in rows)
+        return Chain(tuple(rows), shared, {key: self._states[key] for key in keys if key in self._states})
+
+    def lost(self) -> list[Row]:
+        """What can no longer be used, as something that it hangs on is not there."""
+        broken = {row.label.key: row for chain in self.all() if not chain.complete for row in chain.objects}
+        return [*broken.values(), *(state for block, state in self._states.items() if block not in self._rows)]
+
+    def _up(self, key: bytes) -> Iterator[Row]:
+        """The block, what it hangs on, and so on."""
+        row = self._rows.get(key)
+        while row is not None:
+            yield row
+            above = self._rows.get(row.label.parent)
+            # Ever nearer to the beginning: a damaged catalogue must not lead in circles.
+            row = above if above is not None and above.label.start < row.label.start else None
+
+    def needed(self, without: Collection[bytes] = ()) -> set[bytes]:
+        """Keys of what is pinned, but for `without`, of all blocks that it hangs on, and of the checkpoints at their ends."""
+        found: set[bytes] = set()
+        for row in (*self._rows.values(), *self._states.values()):
+            if row.pinned and row.label.key not in without:
+                block = row.label.key if row.label.kind == "rows" else row.label.parent
+                for above in self._up(block):
+                    if above.label.key in found:
+                        break
+                    found.add(above.label.key)
+        return found | {state.label.key for block, state in self._states.items() if block in found}
+
+    def find(self, prefix: str) -> bytes:
+        """The key that begins with these hexadecimal digits.
+
+        Raises:
+            ConfigError: none does, or several do.
+        """
+        found = [key for key in self._rows if key.hex().startswith(prefix.lower())]
+        if not found:
+            raise ConfigError(f"No block begins with '{prefix}'; `headstart cache ls` shows ids.")
+        if len(found) > 1:
+            raise ConfigError(f"{len(found):,} blocks begin with '{prefix}'; give more digits.")
+        return found[0]

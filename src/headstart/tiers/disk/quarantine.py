@@ -1,0 +1,47 @@
+"""Quarantine: objects that could not be used, kept to be looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from headstart.tiers.disk import files
+
+KEPT = 4
+"""Objects that are kept: the latest."""
+
+
+class Quarantine:
+    """A folder of bad objects, which give way whenever their room is needed. All methods raise OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        files.make(folder)
+        self.folder = folder
+
+    @property
+    def used(self) -> int:
+        """Bytes that it occupies."""
+        return files.occupied(self.folder)
+
+    def take(self, object: Path) -> None:
+        """Moves an object here, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(object, self.folder / object.name)
+        self.tidy(KEPT)
+
+    def drop(self, names: Collection[str], before: float) -> None:
+        """Deletes objects of these names, and all that were written by then."""
+        for path in self.folder.iterdir():
+            if path.name in names or path.stat().st_mtime <= before:
+                path.unlink(missing_ok=True)
+
+    def tidy(self, keep: int) -> int:
+        """Deletes all but the latest `keep`; how many."""
+        deleted = 0
+        for path in sorted(self.folder.iterdir(), key=lambda path: -path.stat().st_ctime_ns)[keep:]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                deleted += 1
+        return deleted

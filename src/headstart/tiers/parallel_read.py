@@ -1,0 +1,87 @@
+"""Reading: several objects at the same time, from a disk that may hang."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from headstart.interfaces.tier import Bytes
+from headstart.tiers.disk import Label
+
+READERS = 4
+"""Objects that are read at the same time."""
+STUCK = 10.0
+"""Seconds without any progress after which reading is given up: the disk hangs."""
+
+
+class Hung(Exception):
+    """The disk has not answered in time, and may still write into the buffer that it was given.
+
+    Attributes:
+        over: is set when it will not any more.
+    """
+
+    def __init__(self, over: threading.Event) -> None:
+        super().__init__(f"the disk has not answered for {STUCK:g} s")
+        self.over = over
+
+
+class Reading:
+    """Several threads read objects; whoever waits for them may give up.
+
+    They are daemons, as those of a pool are not: what hangs must not keep the process from ending.
+
+    Args:
+        moved: bytes that have been read so far, by anybody: as long as they grow, nothing hangs.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[tuple[Label, Bytes]], int | Exception],
+        wanted: Sequence[tuple[Label, Bytes]],
+        moved: Callable[[], int],
+    ) -> None:
+        self._read = read
+        self._wanted = wanted
+        self._moved = moved
+        self._left = iter(range(len(wanted)))  # shared: each reader takes the next one
+        self._lock = threading.Lock()
+        self._begun: dict[int, threading.Event] = {}
+        self._results: dict[int, int | Exception] = {}
+        self._complete = threading.Event()
+        self._given_up = False
+
+    def _take(self) -> None:
+        over = threading.Event()
+        try:
+            for number in self._left:
+                with self._lock:
+                    if self._given_up:
+                        return
+                    self._begun[number] = over
+                result = self._read(self._wanted[number])
+                with self._lock:
+                    self._results[number] = result
+                    if len(self._results) == len(self._wanted):
+                        self._complete.set()
+        finally:
+            over.set()
+
+    def run(self) -> tuple[list[int | Exception], list[threading.Event]]:
+        """The results, and what is set when the buffers of those that are `Hung` are not written into any more."""
+        started = 0
+        with suppress(RuntimeError):  # no thread is to be had
+            for _ in range(min(READERS, len(self._wanted))):
+                threading.Thread(target=self._take, name="headstart-read", daemon=True).start()
+                started += 1
+        if not started:
+            self._take()
+        before, moved = -1, self._moved()
+        while moved > before and len(self._results) < len(self._wanted) and not self._complete.wait(STUCK):
+            before, moved = moved, self._moved()
+        with self._lock:
+            self._given_up = True
+            hung = {number: over for number, over in self._begun.items() if number not in self._results}
+            late = {number: Hung(hung[number]) if number in hung else TimeoutError() for number in range(len(self._wanted))}
+            return list((late | self._results).values()), list(hung.values())

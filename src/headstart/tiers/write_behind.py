@@ -1,0 +1,470 @@
+"""Write-behind: a thread between the engine and the disk. The engine offers objects and goes on; it never waits for a write.
+
+What the thread has found out since (stored, refused, new objects of other processes) is handed over as notices. A disk that
+fails is left alone for a while and then tried again; meanwhile everything is refused, and serving goes on from memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import queue
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from contextlib import suppress
+
+from headstart.interfaces.tier import Bytes
+from headstart.names import Spelled, option
+from headstart.prefix_cache.expiry import Terms
+from headstart.prefix_cache.reuse_model import About
+from headstart.tiers.disk import Disk, FormatError, Label, Note
+from headstart.tiers.disk.format import ALIGN
+from headstart.tiers.disk.schema import damages
+from headstart.tiers.disk.store import RESERVE
+from headstart.tiers.no_disk import NoDisk
+from headstart.tiers.notices import Appeared, Erased, Gone, Noted, Notice, Refused, Stored, Wiped
+from headstart.tiers.parallel_read import Reading
+from headstart.units import count, show_size
+
+log = logging.getLogger("headstart.disk")
+
+BATCH = 32 << 20
+"""Bytes that are made durable together."""
+POLL = 0.25
+"""Seconds between two looks for objects of other processes."""
+PATIENCE = 10.0
+"""Seconds for which a failing disk is left alone."""
+NEWS = 1 << 16
+"""Uses, replies and notes that are remembered while the disk has no time for them."""
+SOME = 1000
+"""Notices that are taken at once: the engine thread has other things to do."""
+GRACE = 5.0
+"""Seconds that a write may take to end when time is up."""
+TIDY = 600.0
+"""Seconds between two looks for what crashes of other processes have left."""
+KEEP = 60.0
+"""Seconds for which what a request waits for is kept on disk."""
+SAY = 60.0
+"""Seconds between two lines of the log that say how much was refused."""
+
+
+class WriteBehind(NoDisk):
+    """A disk behind a thread. All methods are for the engine thread.
+
+    Args:
+        opens: opens the disk; may fail, and is then tried again now and then.
+        fingerprint: whose objects are of interest.
+        limit: bytes that may wait to be written.
+        terms: how long anything may be kept; learns those that the folder knows, and when somebody has deleted everything.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        opens: Callable[[], Disk],
+        fingerprint: bytes,
+        limit: int,
+        terms: Terms | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        self._terms = Terms() if terms is None else terms
+        self._clock = clock
+        self._looked, self._terms_seen = -math.inf, -1  # when it was looked for what is too old
+        self._wiped: tuple[float, int] | None = None  # `Ages.wiped`, as it was seen last
+        self._wiped_first = 0.0  # and up to when, at first
+        self._opens = opens
+        self._fingerprint = fingerprint
+        self._limit = limit
+        self._waiting = 0  # bytes; changed by both threads, under the lock
+        self._lock = threading.Lock()
+        self._queue: queue.Queue[tuple[Label, Bytes] | frozenset[bytes] | None] = queue.Queue()
+        self._unwanted: set[bytes] = set()  # to be discarded by what is still in the queue; under the lock
+        self._doomed: set[bytes] = set()  # to be deleted next; the thread's own
+        self._notices: deque[Notice] = deque()
+        self._uses: deque[tuple[bytes, float]] = deque(maxlen=NEWS)
+        self._replies: deque[tuple[bytes, About]] = deque(maxlen=NEWS)
+        self._notes: deque[Note] = deque(maxlen=NEWS)
+        self._bad: deque[bytes] = deque()
+        self._reading: frozenset[bytes] = frozenset()
+        self._kept: tuple[frozenset[bytes], float] = frozenset(), 0.0  # and until when
+        self._hung: list[threading.Event] = []
+        self._moved, self._again = 0, False  # bytes that were read; whether all that is there has to be told anew
+        self._told = (0, 0)  # of the counters
+        self._told_at = self._tidied = float("-inf")
+        self._seen = self._seen_notes = 0
+        self._known: set[bytes] = set()
+        self._version: tuple[int, ...] = ()
+        self._sizes = (0, 0, 0, 0)
+        self._foreign: Mapping[bytes, Set[bytes]] = {}
+        self._ends = float("inf")
+        self._failing_until = 0.0
+        self._disk: Disk | None = None
+        self._open()
+        self._thread = threading.Thread(target=self._loop, name="headstart-disk", daemon=True)
+        self._thread.start()
+
+    @property
+    def on(self) -> bool:
+        return True
+
+    @property
+    def used(self) -> int:
+        return self._sizes[0]
+
+    @property
+    def budget(self) -> int:
+        return self._sizes[1]
+
+    @property
+    def reserved(self) -> int:
+        return self._sizes[2]
+
+    def __len__(self) -> int:
+        return self._sizes[3]
+
+    # ── the engine's side ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
+        if time.monotonic() < self._failing_until:
+            return False
+        with self._lock:
+            if self._waiting and self._waiting + len(payload) > self._limit and not last:
+                self.counters["skipped_full"] += 1
+                return False
+            self._waiting += len(payload)
+        self._queue.put((label, payload))
+        return True
+
+    def discard(self, keys: Collection[bytes]) -> None:
+        with self._lock:
+            self._unwanted.update(keys)
+        self._queue.put(frozenset(keys))
+
+    def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
+        if self._hangs:
+            return [TimeoutError("the disk still does not answer") for _ in wanted]
+        self._reading = frozenset(label.key for label, _ in wanted)
+        results, self._hung = Reading(self._read, wanted, lambda: self._moved).run()
+        self._reading = frozenset()
+        if self._hung:
+            log.warning("the disk hangs: nothing is read until it answers")
+            self.counters["fault_hung"] += 1
+            self._again = True
+        return results
+
+    @property
+    def _hangs(self) -> bool:
+        return not all(over.is_set() for over in self._hung)
+
+    def _read(self, wanted: tuple[Label, Bytes]) -> int | Exception:
+        disk, (label, out) = self._disk, wanted
+        try:
+            if disk is None:
+                raise FileNotFoundError("the disk is not there")
+            return disk.read_into(label, out, self._count)
+        except FileNotFoundError as error:
+            self.counters["fault_missing"] += 1
+            return error
+        except FormatError as error:
+            self.counters[f"fault_{error.reason}"] += 1
+            return self._put_aside(label, error)
+        except Exception as error:
+            self.counters["fault_read"] += 1
+            return self._put_aside(label, error)
+
+    def _count(self, moved: int) -> None:
+        self._moved += moved  # by several threads: that it grows is all that matters
+
+    def _put_aside(self, label: Label, error: Exception) -> Exception:
+        log.warning("object %s is put aside: %s", label.key.hex()[:16], error)
+        self._bad.append(label.key)
+        return error
+
+    def keep(self, keys: Collection[bytes]) -> None:
+        self._kept = frozenset(keys), time.monotonic() + KEEP
+
+    def _spared(self) -> frozenset[bytes]:
+        kept, until = self._kept
+        return self._reading | kept if time.monotonic() < until else self._reading
+
+    def use(self, keys: Collection[bytes]) -> None:
+        now = time.time()
+        self._uses.extend((key, now) for key in keys)
+
+    def replied(self, keys: Collection[bytes], about: About) -> None:
+        self._replies.extend((key, about) for key in keys)
+
+    def note(self, note: Note) -> None:
+        self._notes.append(note)
+
+    def foreign(self) -> Mapping[bytes, Set[bytes]]:
+        return self._foreign
+
+    def notices(self) -> list[Notice]:
+        return [self._notices.popleft() for _ in range(min(len(self._notices), SOME))]
+
+    def close(self, seconds: float) -> bool:
+        self._ends = time.monotonic() + seconds
+        self._queue.put(None)
+        self._thread.join(seconds + GRACE)
+        if self._waiting:
+            log.warning("stopped with %s not yet on disk; give more %s", show_size(self._waiting), Spelled(option("drain")))
+        return not (self._thread.is_alive() or self._hangs)
+
+    # ── the thread's side ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _loop(self) -> None:
+        closing = False
+        while not closing and time.monotonic() < self._ends:
+            batch, discarded, closing = self._collect()
+            self._work(self._wanted(batch))
+            self._doomed |= discarded
+            with self._lock:
+                self._unwanted -= discarded
+        if self._disk is not None:
+            _close(self._disk)
+
+    def _collect(self) -> tuple[list[tuple[Label, Bytes]], frozenset[bytes], bool]:
+        """What is offered, up to a batch; what is discarded then; and whether the end follows. Waits a while for the first."""
+        batch: list[tuple[Label, Bytes]] = []
+        size = 0
+        while size < BATCH:
+            try:
+                item = self._queue.get_nowait() if batch else self._queue.get(timeout=POLL)
+            except queue.Empty:
+                break
+            if item is None:
+                return batch, frozenset(), True
+            if isinstance(item, frozenset):
+                return batch, item, False
+            batch.append(item)
+            size += len(item[1]) + ALIGN
+        return batch, frozenset(), False
+
+    def _wanted(self, batch: list[tuple[Label, Bytes]]) -> list[tuple[Label, Bytes]]:
+        """What of a batch was not discarded since it was offered."""
+        with self._lock:
+            unwanted = {label.key for label, _ in batch} & self._unwanted
+        for label, payload in batch:
+            if label.key in unwanted:
+                self._end(Refused(label, "discarded"), payload)
+        return [(label, payload) for label, payload in batch if label.key not in unwanted]
+
+    def _work(self, batch: list[tuple[Label, Bytes]]) -> None:
+        """One round; a fault of the disk ends it, and refuses what was offered."""
+        reason = "failing"
+        try:
+            if time.monotonic() >= self._failing_until and (self._disk is not None or self._open()):
+                disk = self._disk
+                assert disk is not None
+                if time.monotonic() >= self._tidied + min(TIDY, self._terms.look):
+                    self._reconcile(disk)
+                while self._bad:  # before anything is written in its place
+                    row = disk.quarantine(self._bad.popleft())
+                    if row is not None:
+                        self._notices.append(Appeared(row.label))
+                self._expire(disk)
+                if self._doomed:
+                    gone = disk.discard(self._doomed)
+                    self._doomed.clear()
+                    self.counters["discarded"] += len(gone)
+                    self._forget(gone)
+                if batch:
+                    offered, batch = batch, []
+                    try:
+                        self._write(disk, offered)
+                    except BaseException:
+                        batch = offered
+                        raise
+                    if self._failing_until:
+                        log.warning("the disk works again")
+                        self._failing_until = 0.0
+                self._housekeep(disk)
+        except Exception as error:  # whatever it is: this thread must go on, or nothing that is offered gets an answer
+            self._fail(error)
+            reason = "fault"
+        for label, payload in batch:
+            self._end(Refused(label, reason), payload)
+        self._say()
+
+    def _say(self) -> None:
+        """Says now and then how much was refused."""
+        told = self.counters["skipped_full"], self.counters["skipped_budget"]
+        if told != self._told and time.monotonic() >= self._told_at + SAY:
+            full, budget = (now - before for now, before in zip(told, self._told, strict=True))
+            text = f"{count(full, 'piece')} put off until the disk has time, {count(budget, 'piece')} not stored"
+            log.log(logging.WARNING if budget else logging.INFO, "%s: %s", text, Spelled(option("disk_budget")))
+            self._told, self._told_at = told, time.monotonic()
+
+    def _write(self, disk: Disk, batch: list[tuple[Label, Bytes]]) -> None:
+        erased = set[bytes]()
+
+        def wanted(label: Label) -> bool:
+            if self._erased(disk, label):
+                erased.add(label.key)
+            return label.key not in erased
+
+        stored, gone = disk.write(batch, self._spared, wanted)
+        self.counters["saved"] += len(stored)
+        self.counters["evicted"] += len(gone)
+        self._forget(gone)
+        done = {label.key for label in stored}
+        self._known |= done
+        for label, payload in batch:
+            reason = "erased" if label.key in erased else "budget"
+            self._end(Stored(label) if label.key in done else Refused(label, reason), payload)
+
+    def _end(self, notice: Stored | Refused, payload: Bytes) -> None:
+        if isinstance(notice, Refused):
+            self.counters[f"skipped_{notice.reason}"] += 1
+        self._notices.append(notice)
+        with self._lock:
+            self._waiting -= len(payload)
+
+    def _reconcile(self, disk: Disk) -> None:
+        """Finds what crashes have left: any before the start, others' since."""
+        if self._tidied == float("-inf") or disk.strays():
+            found, gone = disk.reconcile()
+            self._looked = -math.inf  # who knows how old that is
+            if found or gone:
+                log.info("after a crash: %s found again, %s dropped", count(len(found), "object"), count(len(gone), "row"))
+            self._forget(gone)
+        self._tidied = time.monotonic()
+
+    def _forget(self, gone: Collection[bytes], notice: type[Gone | Erased] = Gone) -> None:
+        self._known.difference_update(gone)
+        self._notices.extend(map(notice, gone))
+
+    def _expire(self, disk: Disk) -> None:
+        """Erases now and then what has been kept for long enough."""
+        if self._terms_seen != self._terms.version:
+            self._terms_seen, self._looked = self._terms.version, -math.inf
+            self._agree(disk)
+        now = self._clock()
+        if abs(now - self._looked) >= self._terms.look:  # clocks may go back
+            erased, evicted = disk.expire(self._terms, self._spared)
+            self.counters.update(["erased"] * len(erased) + ["evicted"] * len(evicted))
+            self._forget(erased, Erased)
+            self._forget(evicted)
+            self._looked = now
+
+    def _agree(self, disk: Disk) -> None:
+        """Says the terms that were given here, and learns those that other processes have said."""
+        news = self._terms.news()
+        disk.catalog.ages.keep(news)
+        self._terms.learn(disk.catalog.ages.terms(), news)
+
+    def _erased(self, disk: Disk, label: Label) -> bool:
+        """Whether somebody has deleted, since the folder was opened, what is about to be written."""
+        wiped, _ = disk.catalog.ages.wiped()
+        before = self._terms.before if self._terms.obeyed == wiped else wiped
+        if wiped not in (0.0, self._wiped_first) and label.written <= before:
+            return True
+        return label.key in self._known and label.key not in disk and not disk.catalog.ghosts([label.key])
+
+    def _housekeep(self, disk: Disk) -> None:
+        uses = [self._uses.popleft() for _ in range(len(self._uses))]
+        if uses:
+            disk.catalog.use(uses)
+        replies = [self._replies.popleft() for _ in range(len(self._replies))]
+        if replies:
+            disk.catalog.replied(replies)
+        erased = self._look(disk)
+        notes = [self._notes.popleft() for _ in range(len(self._notes))]
+        if notes and self._wiped is not None:
+            kept = [note for note in notes if note.block not in erased]
+            disk.catalog.note(self._fingerprint, kept, self._clock(), since=self._wiped[0])
+
+    def _look(self, disk: Disk) -> Set[bytes]:
+        """Tells of what has come and gone without this process; what of that was erased."""
+        erased = frozenset[bytes]()
+        version, again = disk.catalog.version(), self._again and not self._hangs
+        if version == self._version and not again:
+            return erased
+        self._again, self._seen = self._again and not again, 0 if again else self._seen
+        wiped = disk.catalog.ages.wiped()  # before what vanished: of this all is told first
+        if self._version and version[0] != self._version[0]:
+            vanished = self._known - disk.catalog.keys()
+            erased = frozenset(vanished - disk.catalog.ghosts(vanished))
+            self._forget(vanished - erased)
+            self._forget(erased, Erased)
+            self._agree(disk)
+        self._note_wipe(disk, wiped)
+        self._version = version
+        rows = list(disk.catalog.rows(self._fingerprint, self._seen))
+        self._seen = max((row.number for row in rows), default=self._seen)
+        for row in sorted(rows, key=lambda row: row.label.start):  # what it hangs on before: it says whose it is
+            self._known.add(row.label.key)
+            self._notices.append(Appeared(row.label))
+        for number, note in disk.catalog.notes(self._fingerprint, self._seen_notes):
+            self._seen_notes = number
+            self._notices.append(Noted(note))
+        self._sizes = (disk.used, disk.budget, disk.reserved, len(disk))
+        return erased
+
+    def _note_wipe(self, disk: Disk, wiped: tuple[float, int]) -> None:
+        before, self._wiped = self._wiped, wiped
+        if before is None:
+            self._wiped_first = wiped[0]
+        elif wiped != before:
+            self._foreign = disk.catalog.foreign(self._fingerprint)
+            self._notes.clear()
+            if wiped[0] != before[0]:
+                self._notices.append(Wiped(wiped[0]))
+            if wiped[0] == before[0] or wiped[1] > before[1] + 1:  # several at once: one may have been a chain
+                self._notices.append(Wiped(0.0))
+
+    def _open(self) -> bool:
+        try:
+            self._disk = self._opens()
+            self._disk.catalog.ages.keep(self._terms.owners)  # it may be another catalogue than before
+            self._agree(self._disk)
+            self._expire(self._disk)
+            self._seen, self._seen_notes, self._version, self._tidied = 0, 0, (), float("-inf")
+            if self._disk.budget <= RESERVE:
+                said = "nothing fits on %s of disk: free some, or give more %s"
+                log.warning(said, show_size(self._disk.budget), Spelled(option("disk_budget")))
+            self._look(self._disk)
+            self._foreign = self._disk.catalog.foreign(self._fingerprint)
+        except Exception as error:
+            self._fail(error)
+            return False
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        if not self._failing_until:
+            log.warning("the disk fails, serving goes on without it: %s", error)
+        self._failing_until = time.monotonic() + PATIENCE
+        self.counters["faults"] += 1
+        if self._disk is not None and _only_writing(error):
+            with suppress(OSError, sqlite3.Error):
+                self._disk.measure()  # it may have to give way
+                self._forget(self._known - self._disk.catalog.keys())  # evicted for what could not be written then
+            return
+        disk, self._disk = self._disk, None  # opened anew later: the folder itself may have gone
+        self._forget(list(self._known))
+        if disk is not None:
+            _close(disk, damaged=damages(error))
+
+
+def _only_writing(error: Exception) -> bool:
+    """Whether what is on the disk can still be read: it is full, may not be written, or another process is at it for long."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EAGAIN)
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_BUSY)
+
+
+def _close(disk: Disk, *, damaged: bool = False) -> None:
+    try:
+        if damaged:
+            disk.abandon_catalog()
+        else:
+            disk.close()
+    except (OSError, sqlite3.Error) as error:
+        log.warning("the disk was not closed well: %s", error)

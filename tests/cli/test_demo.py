@@ -1,0 +1,116 @@
+"""The demo over real HTTP and the real engine, with a tiny model; its play with the handbook's real size is `slow`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headstart.cli.demo import Answer, Cost, Turn, _Server, saved, script, sentence
+from headstart.errors import HeadstartError
+
+
+def play(*arguments: str, **environment: str) -> tuple[dict[str, Any], str]:
+    result = subprocess.run(
+        [sys.executable, "-m", "headstart", "demo", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=840,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+    )
+    assert result.returncode == 0, result.stderr
+    return (json.loads(result.stdout) if "--json" in arguments else {}), result.stdout
+
+
+def check(data: dict[str, Any]) -> None:
+    """What every play must show."""
+    for turn in data["turns"]:
+        assert turn["prompt"] == turn["cached"] + turn["computed"]
+        assert turn["restored"] <= turn["cached"]
+        # A cold request spells earlier replies as the tokenizer would.
+        assert abs(turn["cold"]["computed"] - turn["prompt"]) <= 0.01 * turn["prompt"]
+        assert 0 < turn["ttft_ms"] <= turn["wall_ms"]
+        assert 0 < turn["cold"]["ttft_ms"] <= turn["cold"]["wall_ms"]
+    begins, *rest = data["turns"]
+    assert begins["computed"] > 1400
+    assert {turn["user"] for turn in rest} == {"A", "B"}
+    assert all(turn["computed"] < 120 for turn in rest)
+    *_, again, restarted = rest
+    assert again["kind"] == "regenerates"
+    assert again["computed"] <= 8
+    assert "kill -9" in restarted["kind"]
+    assert restarted["restored"] == restarted["cached"] > 1400
+    assert data["saved"]["tokens"] == sum(turn["cold"]["computed"] - turn["computed"] for turn in data["turns"]) > 0
+
+
+def test_data_whatever_the_users_own_settings_are(tiny_model: Path) -> None:
+    own = {"HEADSTART_API_KEY": "secret", "HEADSTART_NO_DISK": "1", "HEADSTART_SLOTS": "0"}
+    data, _ = play(str(tiny_model), "--json", "--turns", "3", **own)
+    assert [turn["kind"] for turn in data["turns"]][:-1] == ["begins", "asks", "begins", "asks", "edits turn 3", "regenerates"]
+    check(data)
+
+
+def test_table_ends_in_one_sentence(tiny_model: Path) -> None:
+    _, shown = play(str(tiny_model), "--turns", "1")
+    assert "cached" in shown
+    assert shown.rstrip().endswith("s.")
+    assert "headstart computed" in shown
+
+
+def test_a_server_that_does_not_start_is_said_and_put_away(tmp_path: Path) -> None:
+    with (
+        pytest.raises(HeadstartError, match=r"did not start: headstart: .*nowhere"),
+        _Server("nowhere", str(tmp_path)) as server,
+    ):
+        server.start()  # a pipe that stays open is a ResourceWarning, and that an error
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_whole_play_with_the_bundled_model() -> None:
+    data, _ = play("--json")
+    assert len(data["turns"]) == 16
+    check(data)
+    assert data["saved"]["ms"] > 0
+
+
+def test_the_script_is_the_story() -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def ask(body: dict[str, Any]) -> Answer:
+        bodies.append(body)
+        return Answer(f"reply {len(bodies)}", Cost(1, 0, 0, 1, 1.0, 1.0))
+
+    turns = list(script(ask, lambda: bodies.append({"killed": True}), 10))
+    killed = bodies.index({"killed": True})
+    assert killed == len(bodies) - 2
+    del bodies[killed]
+    assert [turn.user for turn in turns].count("B") == 3
+    assert [turn.kind for turn in turns if turn.user == "A"] == [
+        *("begins", *["asks"] * 9, "edits turn 6", "regenerates", "asks, after kill -9 and a new start"),
+    ]
+    tenth = [body for body, turn in zip(bodies, turns, strict=True) if turn.user == "A"][9]
+    assert len(tenth["messages"]) == 20
+    *_, edit, again, last = bodies
+    assert last["messages"][:20] == tenth["messages"]
+    assert len(last["messages"]) == 22
+    assert edit["messages"][:-1] == tenth["messages"][:11]
+    assert edit["messages"][-1] != tenth["messages"][11]
+    assert again["messages"] == edit["messages"]
+    assert len({json.dumps(body["messages"][0]) for body in bodies}) == 1
+
+
+def test_the_sentence_adds_up() -> None:
+    warm, cold = Cost(1000, 900, 400, 100, 500.0, 700.0), Cost(1000, 0, 0, 1000, 4000.0, 4200.0)
+    turns = [Turn("A", "asks", {}, warm, cold)] * 2
+    assert saved(turns)["tokens"] == 1800
+    assert sentence(turns) == (
+        "Of 2,000 prompt tokens headstart computed 200 and saved 1,800 (90%): "
+        "the first tokens of 2 replies took 1.0 s instead of 8.0 s."
+    )

@@ -1,0 +1,534 @@
+"""Grammars, compiled by llguidance for the bundled model's tokens: what they take, what they refuse, and what comes of it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import llama_cpp
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from headstart.engines.llama.load import open_model
+from headstart.engines.llama.vocab import LlamaTokenizer
+from headstart.errors import InvalidRequest
+from headstart.output.formats import Calls
+from headstart.output.grammar import Grammar, grammar_for
+from headstart.output.parser import Parser, message_of
+from headstart.prompt.family_detection import FAMILIES, GENERIC, THINK, Family
+
+BY_NAME = {family.name: family for family in (*FAMILIES, GENERIC)}
+BARE = Family("bare", BY_NAME["hermes"].calls)
+
+
+@pytest.fixture(scope="module")
+def tokens(demo_model: Path) -> Iterator[LLTokenizer]:
+    model = open_model(demo_model, 0, lambda _: None)
+    vocabulary = LlamaTokenizer(model)
+    controls = {control.id for control in vocabulary.controls}
+    pieces = [b"\xff" * (token in controls) + vocabulary.piece(token) for token in range(vocabulary.n_vocab)]
+    yield LLTokenizer.from_llamacpp(
+        tokens=pieces,
+        vocab_ptr=llama_cpp.llama_model_get_vocab(model),
+        tokenize_fptr=ctypes.cast(llama_cpp.llama_cpp._lib.llama_tokenize, ctypes.c_void_p).value,
+        eos_token=sorted(vocabulary.eog),
+        slices=None,
+    )
+    llama_cpp.llama_model_free(model)
+
+
+def compiled(tokens: LLTokenizer, grammar: Grammar | None) -> LLMatcher:
+    assert grammar is not None
+    assert grammar.kind == "lark"
+    matcher = LLMatcher(tokens, LLMatcher.grammar_from_lark(grammar.text), log_level=0)
+    assert not matcher.is_error(), (matcher.get_error(), grammar.text)
+    return matcher
+
+
+def takes(tokens: LLTokenizer, grammar: Grammar | None, text: str) -> bool:
+    matcher = compiled(tokens, grammar)
+    ids = tokens.tokenize_str(text, parse_special=True)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def tool(name: str, strict: bool = False, /, **properties: Any) -> dict[str, Any]:
+    required = [key for key, schema in properties.items() if not schema.pop("optional", False)]
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "parameters": schema, "strict": strict}}
+
+
+def tools(strict: bool = False) -> list[dict[str, Any]]:
+    return [
+        tool("weather", strict, city={"type": "string"}, days={"type": "integer", "optional": True}),
+        tool("weather_now", strict, exact={"type": "boolean"}, unit={"enum": ["C", "F"]}),
+    ]
+
+
+FORCED: dict[str, tuple[str, ...]] = {
+    "hermes": ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
+    "generic": ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
+    "mistral": ("[TOOL_CALLS]", "[ARGS]", ""),
+    "mistral-list": ('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]"),
+    "deepseek-r1": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        "\n```json\n",
+        "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    "deepseek": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    "kimi": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    "phi": ('<|tool_call|>[{"name": "', '", "arguments": ', "}]<|/tool_call|>"),
+    "phi-each": ('<|tool_call|>{"name": "', '", "arguments": ', "}<|/tool_call|>"),
+    "lfm-json": ('<|tool_call_start|>[{"name": "', '", "arguments": ', "}]<|tool_call_end|>"),
+    "granite": ('<|tool_call|>[{"name": "', '", "arguments": ', "}]"),
+    "cohere": ('<|START_ACTION|>[{"tool_name": "', '", "parameters": ', "}]<|END_ACTION|>"),
+    "harmony": ("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""),
+    "llama": ('{"name": "', '", "parameters": ', "}"),
+}
+"""Of the families with JSON arguments: what stands before the name, before the arguments and behind them."""
+
+WRITTEN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "qwen-xml": (
+        (
+            "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=weather>\n<parameter=city>\nA <b>\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+            "</function>\n</tool_call>\n<tool_call>\n<function=weather_now>\n<parameter=exact>\ntrue\n</parameter>\n"
+            "<parameter=unit>\nC\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "<tool_call>\n<function=other>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=weather>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=weather>\n<parameter=town>\nParis\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=weather>\n<parameter=city>\nA\n</parameter>\n<parameter=days>\nx\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>\n<function=weather_now>\n<parameter=exact>\ntrue\n</parameter>\n<parameter=unit>\nK\n</parameter>\n"
+            "</function>\n</tool_call>",
+        ),
+    ),
+    "seed": (
+        ("<seed:tool_call>\n<function=weather>\n<parameter=city>Paris</parameter>\n</function>\n</seed:tool_call>",),
+        ("<tool_call>\n<function=weather>\n<parameter=city>Paris</parameter>\n</function>\n</tool_call>",),
+    ),
+    "minimax": (
+        (
+            '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Paris</parameter>\n</invoke>\n'
+            '<invoke name="weather">\n<parameter name="city">Rome</parameter>\n</invoke>\n</minimax:tool_call>',
+        ),
+        ('<minimax:tool_call>\n<invoke name="weather">\n</invoke>\n</minimax:tool_call>',),
+    ),
+    "glm": (
+        ("<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",),
+        (
+            "<tool_call>weather\n<arg_key>town</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
+            "<tool_call>x\n</tool_call>",
+        ),
+    ),
+    "lfm": (
+        (
+            '<|tool_call_start|>[weather(city="Paris")]<|tool_call_end|>',
+            '<|tool_call_start|>[weather(city="Paris", days=3), weather_now(exact=True, unit="F")]<|tool_call_end|>',
+        ),
+        (
+            "<|tool_call_start|>[weather()]<|tool_call_end|>",
+            '<|tool_call_start|>[weather(city="Paris", days="3")]<|tool_call_end|>',
+            "<|tool_call_start|>[weather(days=3)]<|tool_call_end|>",
+        ),
+    ),
+    "llama4": (('[weather(city="Paris")]',), ('[other(city="Paris")]', "text")),
+}
+"""Of the others: calls that are taken, and some that are not."""
+
+
+def test_every_family_is_here() -> None:
+    assert set(FORCED) | set(WRITTEN) == set(BY_NAME)
+
+
+@pytest.mark.parametrize("name", FORCED)
+def test_json_arguments(tokens: LLTokenizer, name: str) -> None:
+    before, middle, after = FORCED[name]
+
+    def call(function: str, arguments: str) -> str:
+        return before + function + middle + arguments + after
+
+    grammar = grammar_for(BY_NAME[name], tools(), "required")
+    assert takes(tokens, grammar, call("weather", '{"city": "Paris", "days": 3}'))
+    assert takes(tokens, grammar, call("weather_now", '{"exact": true, "unit": "C"}'))
+    assert not takes(tokens, grammar, call("weather_now", '{"exact": true, "unit": "K"}'))
+    assert not takes(tokens, grammar, call("weather", "{}"))
+    assert not takes(tokens, grammar, call("weather", '{"city": "Paris", "days": "3"}'))
+    assert not takes(tokens, grammar, call("other", "{}"))
+    assert not takes(tokens, grammar, "I cannot.")
+    named = grammar_for(BY_NAME[name], tools(), {"type": "function", "function": {"name": "weather"}})
+    assert takes(tokens, named, call("weather", '{"city": "Paris"}'))
+    assert not takes(tokens, named, call("weather_now", '{"exact": true, "unit": "C"}'))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_calls_in_other_notations(tokens: LLTokenizer, name: str) -> None:
+    good, bad = WRITTEN[name]
+    grammar = grammar_for(BY_NAME[name], tools(), "required")
+    assert [takes(tokens, grammar, text) for text in good] == [True] * len(good)
+    assert [takes(tokens, grammar, text) for text in bad] == [False] * len(bad)
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+WRONG = '<tool_call>\n{"name": "weather", "arguments": {"town": "Paris"}}\n</tool_call>'
+
+
+def test_one_call_or_several(tokens: LLTokenizer) -> None:
+    one, several = (grammar_for(BARE, tools(), "required", parallel) for parallel in (False, True))
+    assert takes(tokens, one, CALL)
+    assert not takes(tokens, one, f"{CALL}\n{CALL}")
+    assert takes(tokens, several, f"{CALL}\n{CALL}\n{CALL}")
+    assert not takes(tokens, several, f"{CALL}\n{WRONG}")
+    for name in ("mistral-list", "mistral", "deepseek", "lfm", "llama"):
+        texts = {
+            "mistral-list": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "a"}}, '
+            '{"name": "weather", "arguments": {"city": "b"}}]',
+            "mistral": '[TOOL_CALLS]weather[ARGS]{"city": "a"}[TOOL_CALLS]weather[ARGS]{"city": "b"}',
+            "deepseek": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "a"}<｜tool▁call▁end｜>'
+            '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "b"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+            "lfm": '<|tool_call_start|>[weather(city="a"), weather(city="b")]<|tool_call_end|>',
+            "llama": '{"name": "weather", "parameters": {"city": "a"}}; {"name": "weather", "parameters": {"city": "b"}}',
+        }
+        assert takes(tokens, grammar_for(BY_NAME[name], tools(), "required"), texts[name]), name
+        assert not takes(tokens, grammar_for(BY_NAME[name], tools(), "required", parallel=False), texts[name]), name
+
+
+def test_auto_constrains_only_what_is_strict(tokens: LLTokenizer) -> None:
+    assert grammar_for(BARE, tools()) is None
+    assert grammar_for(BARE, tools(strict=True), "none") is None
+    assert grammar_for(BARE, None) is None
+    assert grammar_for(BARE, tools(), response_format={"type": "text"}) is None
+    grammar = grammar_for(BARE, tools(strict=True))
+    for text in ("", "Hello.", "a <tool", "<tool>", f"Let me see.\n\n{CALL}", CALL, f"{CALL}\n{CALL}"):
+        assert takes(tokens, grammar, text), text
+    for text in (WRONG, f"So {WRONG}", "So <tool_call>\nno", f"{CALL}\n{WRONG}"):
+        assert not takes(tokens, grammar, text), text
+    assert not takes(tokens, grammar_for(BARE, tools(strict=True), parallel=False), f"{CALL}\n{CALL}")
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "llama",
+            ['{"name": "weather", "parameters": {"city": "a"}}', "Hi {", '{"city": 3}'],
+            ['{"name": "Bob"}', '{ "name": 3'],
+        ),
+        ("llama4", ['[weather(city="a")]', "[1] see", "[a](b)"], ["[weather(town=1)]", "[other("]),
+        (
+            "harmony",
+            [
+                "<|channel|>final<|message|>Hi",
+                "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hi",
+            ],
+            ["Hi", '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"a": 1}'],
+        ),
+        (
+            "qwen-xml",
+            ["Hi", "So:\n<tool_call>\n<function=weather>\n<parameter=city>\na\n</parameter>\n</function>\n</tool_call>"],
+            ["<tool_call>\n<function=weather>\n</function>\n</tool_call>", "a <function=weather>"],
+        ),
+        (
+            "deepseek",
+            [
+                "Hi",
+                '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "a"}<｜tool▁call▁end｜>'
+                "<｜tool▁calls▁end｜>",
+            ],
+            ["Hi <｜tool▁calls▁begin｜>"],
+        ),
+    ],
+)
+def test_auto_in_other_families(tokens: LLTokenizer, name: str, good: list[str], bad: list[str]) -> None:
+    grammar = grammar_for(BY_NAME[name], tools(strict=True))
+    assert [takes(tokens, grammar, text) for text in good] == [True] * len(good)
+    assert [takes(tokens, grammar, text) for text in bad] == [False] * len(bad)
+
+
+def test_after_reasoning(tokens: LLTokenizer) -> None:
+    family = BY_NAME["hermes"]
+    grammar = grammar_for(family, tools(), "required", thinking=True)
+    assert takes(tokens, grammar, f"I call <tool_call> now.\n</think>\n\n{CALL}")
+    assert not takes(tokens, grammar, CALL)
+    grammar = grammar_for(family, tools(), "required")
+    assert takes(tokens, grammar, CALL)
+    assert takes(tokens, grammar, f"<think>\nHm <tool_call>.\n</think>\n\n{CALL}")
+    assert not takes(tokens, grammar, f"<think>\nHm.\n</think>\n\n{WRONG}")
+    grammar = grammar_for(family, tools(strict=True))
+    assert takes(tokens, grammar, "<think>\nI write <tool_call>{.\n</think>\n\nHello.")
+    assert not takes(tokens, grammar, f"<think>\nHm.\n</think>\n\nOh {WRONG}")
+    grammar = grammar_for(family, None, response_format={"type": "json_object"}, thinking=True)
+    assert takes(tokens, grammar, 'Hm {.</think>\n\n{"a": 1}')
+
+
+def test_parameters_that_a_schema_does_not_name(tokens: LLTokenizer) -> None:
+    for more, taken in (({}, False), ({"additionalProperties": True}, True), ({"additionalProperties": False}, False)):
+        schema = {"type": "object", "properties": {"city": {"type": "string"}}, **more}
+        function = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+        grammar = grammar_for(BARE, [function], "required")
+        assert takes(tokens, grammar, CALL)
+        assert takes(tokens, grammar, CALL.replace('"Paris"', '"Paris", "town": 1')) is taken
+    for schema in ({}, {"type": "object"}, None):
+        function = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+        for name, call in (
+            ("hermes", CALL),
+            ("lfm", '<|tool_call_start|>[weather(a=1, b="c")]<|tool_call_end|>'),
+            ("qwen-xml", "<tool_call>\n<function=weather>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
+        ):
+            assert takes(tokens, grammar_for(BY_NAME[name], [function], "required"), call), name
+
+
+def test_strings_of_python_have_no_escapes_of_json_alone(tokens: LLTokenizer) -> None:
+    grammar = grammar_for(BY_NAME["llama4"], tools(), "required")
+    assert takes(tokens, grammar, '[weather(city="a\\n\\u0001/")]')
+    assert not takes(tokens, grammar, '[weather(city="a\\/")]')
+
+
+def test_control_tokens_are_tokens(tokens: LLTokenizer) -> None:
+    """With a control token as its mark, a call begins with that token, and no spelling of it does."""
+    calls = Calls("object", open="<|im_start|>", close="<|im_end|>")
+    family = Family("controls", calls)
+    controls = {"<|im_start|>": 1, "<|im_end|>": 2}
+    body = '{"name": "weather", "arguments": {"city": "a"}}'
+    for choice in ("required", "auto"):
+        matcher = compiled(tokens, grammar_for(family, tools(strict=True), choice, controls=controls))  # type: ignore[arg-type]
+        assert matcher.consume_tokens([1, *tokens.tokenize_str(body), 2])
+        assert matcher.is_accepting()
+    matcher = compiled(tokens, grammar_for(family, tools(), "required", controls=controls))
+    assert matcher.validate_tokens(tokens.tokenize_str("<|im_start|>", parse_special=False)) == 0
+    marked = Family("thinks", calls, THINK)
+    grammar = grammar_for(marked, tools(), "required", controls={**controls, "<think>": 3, "</think>": 4}, thinking=True)
+    matcher = compiled(tokens, grammar)
+    assert matcher.consume_tokens([*tokens.tokenize_str("Hm."), 4, 1, *tokens.tokenize_str(body), 2])
+
+
+def test_channels_of_control_tokens(tokens: LLTokenizer) -> None:
+    controls = {"<|channel|>": 7, "<|message|>": 8, "<|end|>": 9, "<|start|>": 10, "<|constrain|>": 11}
+    assert not set(controls.values()) & set(tokens.eos_tokens)
+
+    def spelled(text: str) -> list[int]:
+        parts = re.split("(" + "|".join(map(re.escape, controls)) + ")", text)
+        return [token for part in parts for token in ([controls[part]] if part in controls else tokens.tokenize_str(part))]
+
+    def taken(text: str, choice: Any) -> bool:
+        matcher = compiled(tokens, grammar_for(BY_NAME["harmony"], tools(strict=True), choice, controls=controls))
+        ids = spelled(text)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    word = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "a"}'
+    for choice in ("auto", "required"):
+        assert all(taken(text, choice) for text in (call, thought + call, word + call, thought + word + call))
+        assert not taken(thought + call.replace("city", "town"), choice)
+        assert taken(thought + "<|channel|>final<|message|>Hi.", choice) is (choice == "auto")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        (
+            {"type": "json_object"},
+            ['{"a": [1, {"b": null}]}', '{\n  "a": 1\n}', "{}"],
+            ["[1]", '"a"', "{a: 1}", "text", "{" + " " * 50 + "}"],
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
+            ['{"name": "B", "age": 3}', '{"name":"B","age":3}', '{\n  "name": "B",\n  "age": 3\n}'],
+            ['{"name": "B"}', '{"name": 1, "age": 3}', "text"],
+        ),
+        ({"type": "json_schema", "name": "x", "schema": SCHEMA}, ['{"name": "B", "age": 3}'], ["{}"]),
+        ({"type": "regex", "regex": r"(yes|no)/[0-9]{2}\/x"}, ["yes/12/x"], ["yes/1/x", "maybe"]),
+        (
+            {"type": "grammar", "grammar": 'root ::= "yes" item*\nitem ::= " " [a-z]+ | "}"'},
+            ["yes", "yes abc x}"],
+            ["no", "yes 1"],
+        ),
+        ({"type": "grammar", "grammar": 'start: "a" WORD "}"\nWORD: /[b-d{]+/'}, ["abc}", "a{}"], ["abc", "xyz"]),
+    ],
+)
+def test_answers(tokens: LLTokenizer, form: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    grammar = grammar_for(BARE, None, response_format=form)
+    assert [takes(tokens, grammar, text) for text in good] == [True] * len(good)
+    assert [takes(tokens, grammar, text) for text in bad] == [False] * len(bad)
+    grammar = grammar_for(BY_NAME["hermes"], None, response_format=form, thinking=True)
+    assert takes(tokens, grammar, f"Hm.\n</think>\n\n{good[0]}")
+    grammar = grammar_for(BY_NAME["harmony"], None, response_format=form)
+    assert takes(tokens, grammar, f"<|channel|>final<|message|>{good[0]}")
+
+
+def test_a_call_or_an_answer_in_its_form(tokens: LLTokenizer) -> None:
+    grammar = grammar_for(BARE, tools(), response_format={"type": "json_object"})
+    assert takes(tokens, grammar, CALL)
+    assert takes(tokens, grammar, '{"a": 1}')
+    assert not takes(tokens, grammar, "Hello.")
+    assert not takes(tokens, grammar, WRONG)
+
+
+def test_contradictions_are_the_request_s() -> None:
+    with pytest.raises(InvalidRequest, match="nobody"):
+        grammar_for(BARE, tools(), {"type": "function", "function": {"name": "nobody"}})
+    with pytest.raises(InvalidRequest, match="no tools"):
+        grammar_for(BARE, [], "required")
+    with pytest.raises(InvalidRequest, match="response_format"):
+        grammar_for(BARE, None, response_format={"type": "poem"})
+    with pytest.raises(InvalidRequest, match="grammar"):
+        grammar_for(BARE, None, response_format={"type": "grammar", "grammar": "root ::= ("})
+
+
+def test_strict_schemas_must_be_understood(tokens: LLTokenizer) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    for strict in (False, True):
+        grammar = grammar_for(BARE, None, response_format={"type": "json_schema", "schema": odd, "strict": strict})
+        assert grammar is not None
+        assert LLMatcher(tokens, LLMatcher.grammar_from_lark(grammar.text), log_level=0).is_error() is strict
+
+
+RANDOM_TOOLS = [
+    tool(
+        "book",
+        True,
+        id={"type": "integer", "minimum": -9, "maximum": 99},
+        kind={"enum": ["a", "b\n", 'c"', "é"]},
+        paid={"type": "boolean", "optional": True},
+        name={"type": "string", "maxLength": 8, "optional": True},
+        tags={"type": "array", "items": {"$ref": "#/$defs/tag"}, "maxItems": 2, "optional": True},
+    ),
+    tool("list.all", True),
+]
+RANDOM_TOOLS[0]["function"]["parameters"]["$defs"] = {"tag": {"enum": [1, "x", None]}}
+
+
+def written(tokens: LLTokenizer, matcher: LLMatcher, dice: random.Random, start: str = "") -> str | None:
+    """What a model writes that takes any token which the grammar leaves; None if it does not come to an end."""
+    ids: list[int] = tokens.tokenize_str(start)
+    assert matcher.consume_tokens(ids)
+    while not matcher.is_stopped() and len(ids) < 160:
+        allowed = np.setdiff1d(np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8)), tokens.eos_tokens)
+        if matcher.is_accepting() and (not len(allowed) or dice.random() < 0.5):
+            break
+        ids.append(int(dice.choice(allowed)))
+        assert matcher.consume_token(ids[-1])
+    return str(tokens.decode_str(ids)) if matcher.is_accepting() else None
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_whatever_a_model_writes_is_a_valid_call(tokens: LLTokenizer, name: str) -> None:
+    dice = random.Random(name)
+    family = BY_NAME[name]
+    schemas = {each["function"]["name"]: each["function"]["parameters"] for each in RANDOM_TOOLS}
+    grammar = grammar_for(Family(name, family.calls), RANDOM_TOOLS, "required", parallel=False)
+    start = "<|channel|>commentary to=functions." if name == "harmony" else ""  # before it comes any text
+    replies = [written(tokens, compiled(tokens, grammar), dice, start) for _ in range(8)]
+    whole = [reply for reply in replies if reply is not None]
+    assert len(whole) >= 2
+    for reply in whole:
+        parser = Parser(family, tools=RANDOM_TOOLS)
+        message = message_of(parser.feed(reply) + parser.end())
+        (call,) = message["tool_calls"]
+        assert message["content"] == ""
+        arguments = json.loads(call["function"]["arguments"])
+        if family.calls is not None and family.calls.form == "xml":
+            arguments.pop("name", None)  # free text
+        jsonschema_rs.validate(schemas[call["function"]["name"]], arguments)
+
+
+def value_of(text: str) -> Any:
+    """The JSON value; numbers beyond Python's floats are the largest of them, not infinite, which JSON has not."""
+    return json.loads(text, parse_float=lambda number: max(-1e308, min(1e308, float(number))))
+
+
+def some_schema(dice: random.Random, depth: int = 0) -> dict[str, Any]:
+    kinds = ["integer", "number", "boolean", "string", "enum", "null", "const"]
+    match dice.choice(kinds if depth > 2 else [*kinds, "array", "object", "object", "union"]):
+        case "integer":
+            low = dice.randint(-50, 50)
+            return {
+                "type": "integer",
+                **dice.choice([{}, {"minimum": low}, {"minimum": low, "maximum": low + dice.randint(0, 99)}]),
+            }
+        case "number":
+            return {"type": "number", **dice.choice([{}, {"minimum": -1.5}, {"exclusiveMaximum": 10}])}
+        case "string":
+            limits: list[dict[str, Any]] = [{"maxLength": 6}, {"pattern": "^[a-c]{1,4}$"}, {"minLength": 1, "maxLength": 3}]
+            return {"type": "string", **dice.choice([*limits, {"format": "date"}])}
+        case "enum":
+            return {"enum": dice.sample(["a", "é\n", '"', 1, -2.5, None, True, [1], {"k": "v"}], 3)}
+        case "const":
+            return {"const": dice.choice(["x\\y", 0, False, None])}
+        case "array":
+            return {"type": "array", "items": some_schema(dice, depth + 1), "minItems": dice.randint(0, 1), "maxItems": 2}
+        case "union":
+            return {"anyOf": [some_schema(dice, depth + 1) for _ in range(2)]}
+        case "object":
+            return some_object(dice, depth + 1)
+        case kind:
+            return {"type": kind}
+
+
+def some_object(dice: random.Random, depth: int = 0) -> dict[str, Any]:
+    names = dice.sample(["path", "Zahl", "a b", "é", 'q"', "n1", "_"], dice.randint(0, 4))
+    properties = {name: some_schema(dice, depth) for name in names}
+    required = [name for name in names if dice.random() < 0.7]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+@pytest.mark.parametrize("count", [25, pytest.param(1000, marks=pytest.mark.slow)])
+def test_random_schemas(tokens: LLTokenizer, count: int) -> None:
+    """Of tools and of answers: what is written is valid by its schema."""
+    dice = random.Random(count)
+    whole = 0
+    for number in range(count):
+        schema = some_object(dice)
+        function = {"name": f"f{number}", "parameters": schema, "strict": True}
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+        called = grammar_for(BARE, [{"type": "function", "function": function}], "required", parallel=False)
+        reply = written(tokens, compiled(tokens, called), dice)
+        if reply is not None:
+            parser = Parser(BARE, tools=True)
+            (call,) = message_of(parser.feed(reply) + parser.end())["tool_calls"]
+            assert call["function"]["name"] == f"f{number}"
+            jsonschema_rs.validate(schema, value_of(call["function"]["arguments"]))
+        answer = written(tokens, compiled(tokens, grammar_for(BARE, None, response_format=form)), dice)
+        if answer is not None:
+            jsonschema_rs.validate(schema, value_of(answer))
+        whole += (reply is not None) + (answer is not None)
+    assert whole > count  # more than half of them come to an end
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {}}, "required": [{}]},
+        {"properties": {"a": {"type": "string", "enum": 5}}},
+        {"properties": {"a": {"type": "string", "enum": None}}},
+    ],
+)
+def test_schemas_that_make_no_sense_are_no_error_of_ours(family: Family, strict: bool, parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": strict}}
+    assert grammar_for(family, [tool], "required") is not None

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.interfaces.tokens import as_tokens, common_prefix
+from headstart.prefix_cache.blocks import Chain, block_id, last_grid_point, root_id
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
+GRIDS = st.integers(1, 9)
+
+
+def chain(tokens: list[int], grid: int, salt: str = "", fingerprint: bytes = b"model") -> Chain:
+    return Chain(root_id(fingerprint, salt), grid, as_tokens(tokens))
+
+
+def test_canonical_form_is_a_contract() -> None:
+    """Changing any of these changes every id that was ever stored."""
+    root = root_id(b"fingerprint", "salt")
+    assert root.hex() == "d7c03f7932f1e783db1c8f610bbfb0b203552965a2f2190ca4487904018061cd"
+    assert root == blake3(b"headstart.root.1" + b"\x0b" + bytes(7) + b"fingerprint" + b"salt").digest()
+    first = block_id(root, as_tokens([1, 2, 3, 2**31 - 1]))
+    assert first.hex() == "2f1cb22c7cb52ce1609bf2b84c80b71165240a098f5228486e9c94579bd42b8a"
+    little = b"\1\0\0\0\2\0\0\0\3\0\0\0\xff\xff\xff\x7f"
+    assert first == blake3(b"headstart.block.1" + root + little).digest()
+    ids = Chain(root, 2, as_tokens(range(7))).ids
+    assert [piece.hex() for piece in ids] == [
+        "3f0caf6b546386fa49b52d301c83ab0ee7978195153030f0cb584212757e8c4f",
+        "0694272ed56055ce1db568bcc7999ad2f3fb1bde1adcd261f6accd3471441e28",
+        "f2abfeb03f7c0fa4b366ef48ed3b32cd7cb3d2905f24b186582951419da23c30",
+    ]
+
+
+@given(TOKENS, TOKENS, GRIDS)
+def test_ids_are_content(a: list[int], b: list[int], grid: int) -> None:
+    """Two chains share exactly the ids of the whole blocks of their common prefix: same id, same history."""
+    ours, theirs = chain(a, grid).ids, chain(b, grid).ids
+    shared = common_prefix(as_tokens(a), as_tokens(b)) // grid
+    assert ours[:shared] == theirs[:shared]
+    assert not set(ours[shared:]) & set(theirs)
+    assert len(set(ours)) == len(ours) == len(a) // grid
+
+
+@given(TOKENS, GRIDS, st.data())
+def test_chain_of_a_prefix_is_a_prefix_of_the_chain(tokens: list[int], grid: int, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(tokens)))
+    part, whole = chain(tokens[:cut], grid).ids, chain(tokens, grid).ids
+    assert part == whole[: len(part)]
+
+
+@given(TOKENS, GRIDS)
+def test_chain_is_made_of_block_ids(tokens: list[int], grid: int) -> None:
+    whole = chain(tokens, grid)
+    for number, piece in enumerate(whole.ids):
+        assert piece == block_id(whole.parent_of(number), whole.block(number))
+    assert whole.parent_of(0) == whole.root
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=20), st.text(), st.text(), st.binary(), st.binary())
+def test_salt_and_fingerprint_separate(tokens: list[int], salt: str, other: str, ours: bytes, theirs: bytes) -> None:
+    a, b = chain(tokens, 1, salt, ours), chain(tokens, 1, other, theirs)
+    assert (set(a.ids) & set(b.ids) == set()) == ((salt, ours) != (other, theirs))
+
+
+def test_root_has_no_seam() -> None:
+    """Moving a character between fingerprint and salt gives another root."""
+    assert root_id(b"ab", "c") != root_id(b"a", "bc")
+
+
+@given(TOKENS, TOKENS)
+def test_common_prefix(a: list[int], b: list[int]) -> None:
+    count = common_prefix(as_tokens(a), as_tokens(b))
+    assert a[:count] == b[:count]
+    assert count == min(len(a), len(b)) or a[count] != b[count]
+
+
+@given(st.integers(1, 1000), GRIDS)
+def test_last_grid_point(length: int, grid: int) -> None:
+    point = last_grid_point(length, grid)
+    assert point % grid == 0
+    assert 1 <= length - point <= grid, "the open tail is never empty and never more than a block"
+
+
+def test_tokens_cannot_change() -> None:
+    source = np.array([1, 2, 3], dtype=np.int32)
+    tokens = as_tokens(source)
+    source[0] = 9
+    assert tokens.tolist() == [1, 2, 3]
+    assert not tokens.flags.writeable

@@ -1,0 +1,346 @@
+"""Retention: faults of other caches, one by one, none of which may happen under the default policy; and against a model."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from test_index import GRID, ROOT, TOKENS, pieces_of
+
+from headstart.interfaces.tokens import BlockId, as_tokens
+from headstart.prefix_cache.blocks import Chain, checkpoint_id
+from headstart.prefix_cache.eviction import Retention
+from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.reuse_model import POLICIES, UNKNOWN, About, Usage
+
+
+class Tier:
+    """Pieces of one size under a budget counted in pieces."""
+
+    def __init__(self, policy: str = "value", budget: int = 10**6) -> None:
+        self.index = Index(GRID)
+        self.retention = Retention("memory", self.index, lambda entry: 1.0 + entry.start / 1000, policy, 3600.0)
+        self.budget = budget
+        self.evicted: list[Entry] = []
+
+    def serve(self, tokens: list[int], now: float) -> int:
+        """One request: hits what is known, saves the rest; returns the tokens that were known."""
+        chain = Chain(ROOT, GRID, as_tokens(tokens))
+        found = self.index.match(chain, len(tokens), canonical_only=True, partial=False)
+        for number, piece in enumerate(chain.ids):
+            if number >= len(found.blocks):
+                if len(self.index) >= self.budget:
+                    self.evict()
+                entry = Entry(piece, chain.parent_of(number), chain.block(number), number * GRID)
+                self.index.add(entry, "memory", canonical=True)
+            known = self.index.get(piece)
+            assert known is not None
+            self.retention.use(known, now)
+        return found.tokens
+
+    def replied(self, tokens: list[int], reply: int) -> None:
+        ids = Chain(ROOT, GRID, as_tokens(tokens)).ids
+        self.retention.replied(ids, About.of(len(ids), new=1, siblings=0, reply=reply))
+
+    def evict(self) -> Entry:
+        victim = self.retention.victim()
+        assert victim is not None
+        self.retention.forget(victim)
+        self.index.remove(victim.id, "memory")
+        self.evicted.append(victim)
+        return victim
+
+
+def prompt(owner: int, blocks: int) -> list[int]:
+    return [owner] * (blocks * GRID)
+
+
+def test_use_refreshes_recency() -> None:
+    """Fetch does not refresh recency, so LRU is FIFO."""
+    for policy in POLICIES:
+        tier = Tier(policy)
+        tier.serve(prompt(1, 1), now=0.0)
+        tier.serve(prompt(2, 1), now=1.0)
+        tier.serve(prompt(1, 1), now=2.0)
+        assert tier.evict().tokens[0] == 2, policy
+
+
+def test_hit_counts_for_ancestors() -> None:
+    """The chain under a hot leaf is worth as much as the leaf: it outlives a colder chain of the same length."""
+    tier = Tier()
+    tier.serve(prompt(1, 3), now=0.0)
+    tier.serve(prompt(2, 3), now=0.0)
+    tier.serve(prompt(1, 3), now=10.0)
+    assert [int(tier.evict().tokens[0]) for _ in range(3)] == [2, 2, 2]
+
+
+def test_end_of_a_chain_goes_before_its_beginning() -> None:
+    """Evicting the very prefix that the next look-up needs."""
+    for policy in POLICIES:
+        tier = Tier(policy)
+        tier.serve(prompt(1, 5), now=0.0)
+        assert [tier.evict().start // GRID for _ in range(5)] == [4, 3, 2, 1, 0], policy
+
+
+def test_hot_shared_prefix_outlives_one_shot_giants() -> None:
+    tier = Tier(budget=60)
+    system = prompt(1, 8)
+    for user in range(10):
+        tier.serve(system + prompt(100 + user, 1), now=float(user))
+    for giant in range(10):
+        tier.serve(prompt(200 + giant, 50), now=100.0 + giant)
+        assert tier.serve(system + prompt(300 + giant, 1), now=100.5 + giant) == len(system)
+    assert tier.evicted, "the giants did not fill the tier: nothing was tested"
+
+
+def test_daily_prefix_outlives_one_shot_giants() -> None:
+    """A prefix used once a day, among 24 giants a day that do not fit beside each other. LRU never has it."""
+    known = {}
+    for policy in ("value", "lru"):
+        tier, system = Tier(policy, budget=60), prompt(1, 8)
+        for hour in range(10 * 24):
+            if hour % 24 == 9:
+                known[policy] = tier.serve(system + prompt(100 + hour, 1), now=hour * 3600.0)
+            tier.serve(prompt(1000 + hour, 40), now=hour * 3600.0 + 1800)
+    assert known == {"value": len(system), "lru": 0}
+
+
+def test_a_fresh_conversation_is_not_the_first_victim() -> None:
+    """In a tier whose conversations come back after a minute or two, the newest is not given up for the oldest."""
+    tier = Tier(budget=100)
+    for number in range(400):
+        tier.serve(prompt(number, 4), now=number * 10.0)
+        if number >= 12:
+            tier.serve(prompt(number - 12, 5), now=number * 10.0 + 1)
+    last = len(tier.evicted)
+    tier.serve(prompt(1000, 8), now=4005.0)
+    assert len(tier.evicted) > last
+    gone = [int(entry.tokens[0]) for entry in tier.evicted[last:]]
+    assert gone[0] not in (1000, 399)
+    assert 399 not in gone
+
+
+def test_replies_tell_who_comes_back() -> None:
+    """Chats (long replies) go on after half a minute; what got a short reply never does. Of two as old, the chat stays."""
+    tier = Tier(budget=400)
+    for number in range(300):
+        now = number * 30.0
+        for owner, blocks in ((number, 3), (number - 1, 4)):
+            tier.serve(prompt(owner, blocks), now)
+            tier.replied(prompt(owner, blocks), 500)
+        tier.serve(prompt(10_000 + number, 3), now)
+        tier.replied(prompt(10_000 + number, 3), 4)
+    for owner, reply in ((20_000, 500), (30_000, 4)):
+        tier.serve(prompt(owner, 3), 9000.0)
+        tier.replied(prompt(owner, 3), reply)
+    gone: list[int] = []
+    while not {20_000, 30_000} & {*gone}:
+        gone.append(int(tier.evict().tokens[0]))
+    assert 30_000 in gone
+
+
+def test_just_written_entry_is_not_the_first_victim() -> None:
+    tier = Tier()
+    for owner in range(20):
+        tier.serve(prompt(owner, 2), now=float(owner))
+    assert tier.evict().tokens[0] == 0
+
+
+def test_oversized_entry_does_not_drain_the_tier() -> None:
+    """A prompt of ten times the budget comes and goes; what was used often is still there."""
+    tier = Tier(budget=40)
+    for now in range(5):
+        tier.serve(prompt(1, 10), now=float(now))
+    chain = Chain(ROOT, GRID, as_tokens(prompt(9, 400)))
+    for number, piece in enumerate(chain.ids):
+        entry = Entry(piece, chain.parent_of(number), chain.block(number), number * GRID)
+        if len(tier.index) >= tier.budget:
+            victim = tier.retention.victim()
+            assert victim is not None
+            if not tier.retention.outranks(entry, victim, 5.0):
+                break
+            tier.evict()
+        tier.index.add(entry, "memory", canonical=True)
+        tier.retention.use(entry, 5.0)
+    assert tier.serve(prompt(1, 10), now=5.5) == 10 * GRID
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_pinned_means_no_victim(policy: str) -> None:
+    tier = Tier(policy)
+    tier.serve(prompt(1, 3), now=0.0)
+    for entry in tier.index:
+        entry.pins = 1
+    assert tier.retention.victim() is None
+    for entry in tier.index:
+        entry.pins = 0
+    assert tier.retention.victim() is not None
+
+
+def test_heap_stays_bounded() -> None:
+    """A piece used a million times must not leave a million traces."""
+    tier = Tier()
+    for now in range(5000):
+        tier.serve(prompt(1, 2), now=float(now))
+    assert len(tier.retention._heap) < 200
+
+
+def test_what_was_seen_is_told_from_what_is_new() -> None:
+    """Also of pieces that have gone since, or were refused; and how many others went on behind the last of them."""
+    tier = Tier()
+
+    def seen(tokens: list[int]) -> tuple[int, int]:
+        return tier.retention.seen(Chain(ROOT, GRID, as_tokens(tokens)).ids)
+
+    one, other, third = (prompt(1, 2) + prompt(after, 2) for after in (2, 3, 4))
+    assert seen(one) == (0, -1)
+    tier.serve(one, 0.0)
+    assert seen(one) == (4, 0)
+    assert seen(one + prompt(5, 1)) == (4, 0)
+    assert seen(other) == (2, 1)
+    tier.serve(other, 1.0)
+    tier.serve(one, 2.0)
+    assert seen(third) == (2, 2)
+    while len(tier.index):
+        tier.evict()
+    assert seen(one) == (4, 0)
+    assert seen(third) == (2, 2)
+    chain = Chain(ROOT, GRID, as_tokens(third))
+    for number in (2, 3):
+        tier.retention.refuse(Entry(chain.ids[number], chain.parent_of(number), chain.block(number), number * GRID), 3.0)
+    assert seen(third) == (4, 0)
+    assert seen(prompt(1, 2)) == (2, 3)
+    state = Entry(checkpoint_id(chain.ids[3]), chain.ids[3], chain.block(3), 3 * GRID, state=True)
+    tail = Entry(b"t" * 32, chain.ids[3], chain.block(0)[:1], 4 * GRID)
+    for piece in (state, tail):  # neither goes on with other tokens
+        tier.retention.refuse(piece, 4.0)
+    assert seen(third) == (4, 0)
+
+
+def test_there_are_ghosts_for_a_large_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headstart.prefix_cache.eviction.GHOSTS", 10)
+    tier = Tier(budget=20)
+    for owner in range(200):
+        tier.serve(prompt(owner, 1), float(owner))
+    assert len(tier.retention._ghosts) == 4 * 19
+    assert tier.retention._reuse.counts[1].sum() == pytest.approx((180 - 4 * 19) * UNKNOWN.weight), (
+        "that they did not come again"
+    )
+
+
+HALF_LIFE = 100.0
+TINY = 1e-9
+
+
+class RetentionMachine(RuleBasedStateMachine):
+    """One tier under retention, beside a second tier that retention must not look at."""
+
+    @initialize(policy=st.sampled_from(sorted(POLICIES)))
+    def start(self, policy: str) -> None:
+        self.policy = policy
+        self.now = 0.0
+        self.index = Index(GRID)
+        self.retention = Retention("memory", self.index, self.saved, policy, HALF_LIFE)
+        self.uses: dict[BlockId, list[float]] = {}
+        self.abouts: dict[BlockId, About] = {}
+        self.ghosts: dict[BlockId, list[float]] = {}
+
+    @staticmethod
+    def saved(entry: Entry) -> float:
+        return 1.0 + entry.start / GRID + len(entry.tokens)
+
+    def rank(self, entry: Entry) -> float:
+        uses = self.uses[entry.id]
+        heat = math.log2(sum(2.0 ** (at / HALF_LIFE) for at in uses))
+        usage = Usage(self.saved(entry), uses[-1], len(uses), heat, self.abouts.get(entry.id, UNKNOWN))
+        # What was learned is the tier's own (its arithmetic: test_spells); which uses it is asked about is not.
+        return POLICIES[self.policy](usage, self.retention._reuse, self.now)
+
+    def known(self, piece: BlockId) -> Entry:
+        entry = self.index.get(piece)
+        assert entry is not None
+        return entry
+
+    def evictable(self) -> list[Entry]:
+        held = [self.known(piece) for piece in self.uses]
+        parents = {entry.parent for entry in held}
+        return [entry for entry in held if entry.id not in parents and not entry.pins]
+
+    @rule(tokens=TOKENS, wait=st.just(0.0) | st.floats(1, 300), shadow=st.booleans())
+    def use_chain(self, tokens: list[int], wait: float, shadow: bool) -> None:
+        """A conversation is saved or hit: the pieces of its chain, ancestors first."""
+        self.now += wait
+        for piece in pieces_of(tokens):
+            self.index.add(piece, "memory", canonical=True)
+            if shadow:
+                self.index.add(piece, "disk", canonical=True)
+            self.retention.use(self.known(piece.id), self.now)
+            self.uses.setdefault(piece.id, self.ghosts.pop(piece.id, [])).append(self.now)
+
+    @rule(tokens=TOKENS, reply=st.integers(0, 1000))
+    def replied(self, tokens: list[int], reply: int) -> None:
+        pieces = [piece.id for piece in pieces_of(tokens)]
+        about = About.of(len(pieces), new=reply, siblings=reply % 4, reply=reply)
+        self.retention.replied(pieces, about)
+        self.abouts |= {piece: about for piece in pieces if piece in self.uses}
+
+    @rule(tokens=TOKENS)
+    def refuse(self, tokens: list[int]) -> None:
+        """A piece is not let in; its use counts when it comes again."""
+        piece = pieces_of(tokens)[-1]
+        if piece.id not in self.uses:
+            self.retention.refuse(piece, self.now)
+            self.ghosts.setdefault(piece.id, []).append(self.now)
+            self.abouts.pop(piece.id, None)
+
+    @precondition(lambda self: self.uses)
+    @rule(data=st.data(), pins=st.integers(0, 2))
+    def pin(self, data: st.DataObject, pins: int) -> None:
+        self.known(data.draw(st.sampled_from(sorted(self.uses)))).pins = pins
+
+    @rule(count=st.integers(1, 5))
+    def evict(self, count: int) -> None:
+        for _ in range(count):
+            eligible = self.evictable()
+            victim = self.retention.victim()
+            if not eligible:
+                assert victim is None
+                return
+            assert victim in eligible, "pinned, or something hangs on it"
+            lowest = min(self.rank(entry) for entry in eligible)
+            assert math.isclose(self.rank(victim), lowest, abs_tol=TINY)
+            self.retention.forget(victim)
+            self.index.remove(victim.id, "memory")
+            self.ghosts[victim.id] = self.uses.pop(victim.id)
+
+    @rule(tokens=TOKENS)
+    def outranks(self, tokens: list[int]) -> None:
+        eligible = self.evictable()
+        newcomer = pieces_of(tokens)[-1]
+        if not eligible or newcomer.id in self.uses:
+            return
+        about = About.of(1, new=1000, siblings=0, reply=len(tokens))
+        was = self.abouts.get(newcomer.id)
+        self.uses[newcomer.id], self.abouts[newcomer.id] = [*self.ghosts.get(newcomer.id, []), self.now], about
+        mine = self.rank(newcomer)
+        del self.uses[newcomer.id], self.abouts[newcomer.id]
+        if was is not None:
+            self.abouts[newcomer.id] = was
+        for victim in eligible:
+            if not math.isclose(mine, self.rank(victim), abs_tol=TINY):
+                assert self.retention.outranks(newcomer, victim, self.now, about) == (mine > self.rank(victim))
+
+    @invariant()
+    def agree(self) -> None:
+        if hasattr(self, "uses"):
+            self.index.check()
+            assert len(self.retention) == len(self.uses)
+            victim = self.retention.victim()
+            assert victim == self.retention.victim(), "asking changes nothing"
+
+
+TestRetention = RetentionMachine.TestCase
+TestRetention.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -1,0 +1,109 @@
+"""The index against a plain model of it."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from headstart.interfaces.tokens import BlockId, as_tokens, common_prefix
+from headstart.prefix_cache.blocks import Chain, block_id, root_id
+from headstart.prefix_cache.index import Entry, Index
+
+GRID = 3
+ROOT = root_id(b"model", "")
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=4 * GRID)
+TIERS = st.sampled_from(["memory", "disk"])
+
+
+def pieces_of(tokens: list[int]) -> list[Entry]:
+    """All blocks of a token sequence and its open tail."""
+    chain = Chain(ROOT, GRID, as_tokens(tokens))
+    found = [
+        Entry(piece, chain.parent_of(number), chain.block(number), number * GRID) for number, piece in enumerate(chain.ids)
+    ]
+    rest = as_tokens(tokens[len(found) * GRID :])
+    if len(rest):
+        parent = chain.parent_of(len(found))
+        found.append(Entry(block_id(parent, rest), parent, rest, len(found) * GRID))
+    return found
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """`copies` says for each piece which tiers hold it, and how good."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = Index(GRID)
+        self.copies: dict[BlockId, dict[str, bool]] = {}
+
+    @rule(tokens=TOKENS, tier=TIERS, canonical=st.booleans(), data=st.data())
+    def add(self, tokens: list[int], tier: str, canonical: bool, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(pieces_of(tokens)))
+        known = self.copies.get(entry.id, {}).get(tier)
+        better = known is None or (canonical and not known)
+        assert self.index.wants(entry.id, tier, canonical=canonical) == better
+        assert self.index.add(entry, tier, canonical=canonical) == better
+        if better:
+            self.copies.setdefault(entry.id, {})[tier] = canonical
+
+    @precondition(lambda self: self.copies)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        piece = data.draw(st.sampled_from(sorted(self.copies)))
+        tier = data.draw(st.sampled_from(sorted(self.copies[piece])))
+        self.index.remove(piece, tier)
+        del self.copies[piece][tier]
+        if not self.copies[piece]:
+            del self.copies[piece]
+
+    @rule(tokens=TOKENS, canonical_only=st.booleans(), partial=st.booleans(), data=st.data())
+    def match(self, tokens: list[int], canonical_only: bool, partial: bool, data: st.DataObject) -> None:
+        limit = data.draw(st.integers(0, len(tokens)))
+        chain = Chain(ROOT, GRID, as_tokens(tokens))
+        found = self.index.match(chain, limit, canonical_only=canonical_only, partial=partial)
+
+        def usable(piece: BlockId) -> bool:
+            copies = self.copies.get(piece, {})
+            return any(copies.values()) if canonical_only else bool(copies)
+
+        whole = 0
+        while whole < limit // GRID and usable(chain.ids[whole]):
+            whole += 1
+        assert [entry.id for entry in found.blocks] == list(chain.ids[:whole])
+        rest = as_tokens(tokens[whole * GRID : limit])
+        fitting = [
+            common_prefix(entry.tokens, rest)
+            for entry in self.index
+            if entry.parent == chain.parent_of(whole) and usable(entry.id)
+        ]
+        assert found.take == (max(fitting, default=0) if partial else 0)
+        assert (found.tail is None) == (found.take == 0)
+        assert found.tokens <= limit
+        if found.tail is not None:
+            assert found.tail.tokens[: found.take].tobytes() == rest[: found.take].tobytes()
+        canonical = [any(self.copies[entry.id].values()) for entry in found.blocks]
+        assert found.canonical == ([*canonical, False].index(False)) * GRID
+
+    @rule(tokens=TOKENS)
+    def covered(self, tokens: list[int]) -> None:
+        """What a piece makes superfluous: the known proper prefixes of it, nothing else."""
+        piece = pieces_of(tokens)[-1]
+        found = {bytes(entry.tokens) for entry in self.index.covered(piece.parent, piece.tokens)}
+        expected = {
+            bytes(entry.tokens)
+            for entry in self.index
+            if entry.parent == piece.parent
+            and len(entry.tokens) < len(piece.tokens)
+            and entry.tokens.tolist() == piece.tokens[: len(entry.tokens)].tolist()
+        }
+        assert found == expected
+
+    @invariant()
+    def agree(self) -> None:
+        self.index.check()
+        assert {entry.id: entry.copies for entry in self.index} == self.copies
+
+
+TestIndex = IndexMachine.TestCase
+TestIndex.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

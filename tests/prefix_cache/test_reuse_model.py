@@ -1,0 +1,279 @@
+"""What is learned of reuse, against a plain calculation of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headstart.prefix_cache.reuse_model as reuse_module
+from headstart.prefix_cache.reuse_model import (
+    KINDS,
+    OCTAVES,
+    POLICIES,
+    TRAITS,
+    About,
+    Reuse,
+    Usage,
+    fit,
+    hazards,
+    log2_add,
+    rates,
+)
+
+WIDTHS = [1.0] + [2.0**octave for octave in range(OCTAVES - 1)]
+
+
+LAST = st.integers(0, OCTAVES - 1)
+
+
+def used(
+    uses: int = 1,
+    last: float = 0.0,
+    reply: int = -1,
+    saved: float = 1.0,
+    called: bool | None = None,
+    new: int = 1,
+    siblings: int = -1,
+    weight: int = 1,
+) -> Usage:
+    return Usage(saved, last, uses, 0.0, About.of(weight, new=new, siblings=siblings, reply=reply, called=called))
+
+
+def best_rate(hazard: list[float], octave: int) -> float:
+    """Give up at the end of each later octave in turn: hits per second of keeping, from the middle of this one."""
+    found, alive, hits, seconds = 0.0, 1.0, 0.0, 0.0
+    for step in range(octave, OCTAVES):
+        part = 0.5 if step == octave else 1.0
+        chance, width = hazard[step] * part, WIDTHS[step] * part
+        hits += alive * chance
+        seconds += width * (alive + alive * (1 - chance)) / 2
+        alive *= 1 - chance
+        found = max(found, hits / seconds)
+    return found
+
+
+@given(st.lists(st.floats(0.0, 0.99), min_size=OCTAVES, max_size=OCTAVES))
+@settings(max_examples=50)
+def test_the_rate_is_the_best_of_all_times_to_give_up(hazard: list[float]) -> None:
+    found = rates(np.array([hazard]))[0]
+    assert found == pytest.approx([best_rate(hazard, octave) for octave in range(OCTAVES)])
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, KINDS - 1), LAST, st.integers(1, 10**6)), max_size=20))
+@settings(max_examples=100)
+def test_hazards_are_chances(spells: list[tuple[int, int, int, int]]) -> None:
+    reuse = Reuse()
+    for row, kind, octave, count in spells:
+        reuse.counts[row, kind, octave] += count
+    followed = [used(uses, -float(2**uses), weight=uses) for uses in range(1, 9)]
+    reuse.learn(followed, 0.0)
+    ended = reuse.counts[0]
+    lasted = so_far(reuse, *((one.kind, one.age(0.0), one.about.weight) for one in followed))
+    assert np.allclose(reuse._lasted, lasted, rtol=1e-9, atol=1e-6)
+    found = hazards(ended, lasted, TRAITS, reuse._fit)
+    assert ((found > 0) & (found < 1)).all()
+
+
+def so_far(reuse: Reuse, *followed: tuple[int, int, float]) -> np.ndarray:
+    """How many spells came to each octave, counted one by one; those whose end is not known are half through their last."""
+    lasted = np.zeros((KINDS, OCTAVES))
+    ends = [(*place, reuse.counts[*place]) for place in np.argwhere(reuse.counts)]
+    ends += [(1, *one) for one in followed]
+    for unknown, kind, octave, count in ends:
+        lasted[kind, :octave] += count
+        lasted[kind, octave] += count / 2 if unknown else count
+    return lasted
+
+
+def test_the_fit_is_the_most_likely() -> None:
+    """Against the gradient of the likelihood with its ridge, by differences."""
+    dice = np.random.default_rng(1)
+    ended = np.zeros((KINDS, OCTAVES))
+    for kind in dice.integers(0, KINDS, 40):
+        ended[kind] = dice.integers(0, 30, OCTAVES)
+    lasted = np.cumsum(ended[:, ::-1], axis=1)[:, ::-1] + 5.0 * (ended.sum(axis=1, keepdims=True) > 0)
+    usual = Reuse()._fit
+    ridge = np.array([reuse_module._RIDGE_OCTAVE] * OCTAVES + [reuse_module._RIDGE_TRAIT] * (len(usual) - OCTAVES))
+    found = usual
+    for _ in range(5):
+        found = fit(ended, lasted, TRAITS, found)
+
+    def likely(weights: np.ndarray) -> float:
+        chance = hazards(np.zeros_like(ended), np.zeros_like(ended), TRAITS, weights)
+        told = ended * np.log(chance) + (lasted - ended) * np.log(1 - chance)
+        return float(told.sum() - (ridge * (weights - usual) ** 2).sum() / 2)
+
+    best = likely(found)
+    for place in range(len(found)):
+        for step in (-0.01, 0.01):
+            other = found.copy()
+            other[place] += step
+            assert likely(other) < best
+
+
+def test_many_spells_speak_for_themselves() -> None:
+    """Of 100,000 spells of a kind a quarter ends in octave 6, half of the rest in octave 9, the others never."""
+    reuse = Reuse()
+    kind = used(2, reply=100).kind
+    reuse.counts[0, kind, [6, 9]] = 25_000, 37_500
+    reuse.counts[1, kind, OCTAVES - 1] = 37_500
+    reuse.learn((), 0.0)
+    found = hazards(reuse.counts[0], so_far(reuse), TRAITS, reuse._fit)
+    assert found[kind, 6] == pytest.approx(0.25, abs=0.01)
+    assert found[kind, 9] == pytest.approx(0.5, abs=0.01)
+    assert max(np.delete(found[kind], [6, 9])[:10]) < 0.01
+    # and a kind of which nothing is known takes after it
+    other = found[used(2, reply=1000).kind]
+    assert other.argmax() == 9
+    assert other[9] > 5 * other[8]
+
+
+def test_traits_add_up() -> None:
+    """Of requests with long replies, and of those that bring little, many come back. One that is both was never seen."""
+    reuse = Reuse()
+    for reply, new, returns in ((600, 4000, 300), (600, 9000, 250), (5, 100, 300), (5, 9000, 10), (5, 4000, 30)):
+        for number in range(1000):
+            usage = used(reply=reply, new=new)
+            (reuse.returned if number < returns else reuse.lost)(usage, 60.0)
+    reuse.learn((), 0.0)
+    assert reuse.rate(used(reply=600, new=100), 10.0) > 1.5 * reuse.rate(used(reply=5, new=100), 10.0)
+    assert reuse.rate(used(reply=600, new=100), 10.0) > 1.5 * reuse.rate(used(reply=600, new=4000), 10.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "octave"), [(0, 0), (0.9, 0), (1, 1), (1.9, 1), (2, 2), (64, 7), (1e9, OCTAVES - 1), (-5, 0)]
+)
+def test_octaves(seconds: float, octave: int) -> None:
+    assert used(last=100.0).age(100.0 + seconds) == octave
+
+
+def test_kinds_part_by_uses_and_what_is_known_of_the_request() -> None:
+    traits = itertools.product(
+        (1, 2, 4, 8, 16), (-1, 0, 50, 200, 1000), (None, True, False), (512, 513, 3000, 9000), (-1, 0, 2, 3)
+    )
+    kinds = [used(one, reply=two, called=three, new=four, siblings=five).kind for one, two, three, four, five in traits]
+    assert kinds == list(range(KINDS))
+    assert used(10**9, reply=10**9, called=False, new=10**9, siblings=10**9).kind == KINDS - 1
+    assert About.of(20, new=1, siblings=0, reply=1).weight == 0.05
+    assert About.of(0, new=1, siblings=0, reply=1).weight == 1
+
+
+def test_a_tier_that_has_seen_nothing_begins_as_lru() -> None:
+    reuse = Reuse()
+    ranks = [reuse.rate(used(last=-float(age)), 0.0) for age in (0, 1, 3, 3.5, 10, 100, 10**4, 10**6, 10**8)]
+    assert ranks == sorted(ranks, reverse=True)
+    assert len(set(ranks)) == len(ranks)
+    for age in (0, 5, 500):
+        by_uses = [reuse.rate(used(uses, last=-float(age)), 0.0) for uses in (1, 2, 4, 8, 16)]
+        assert by_uses == sorted(by_uses)
+
+
+def test_rates_have_no_steps() -> None:
+    """What is a little older is worth about as much: none goes for the other's sake at the end of an octave."""
+    reuse = Reuse()
+    for seconds in (0.5, 20.0, 20.0, 300.0):
+        for _ in range(50):
+            reuse.returned(used(), seconds)
+    reuse.learn([used(last=-5000.0)] * 100, 0.0)
+    for end in (math.sqrt(0.5), 0.75, *(math.sqrt(0.5) * 2.0**octave for octave in range(1, OCTAVES)), *WIDTHS):
+        near = 1e-3 * reuse.rate(used(), end / 2)
+        assert reuse.rate(used(), end * 1.00001) == pytest.approx(reuse.rate(used(), end * 0.99999), abs=near)
+
+
+def test_before_it_has_learned_nothing_counts() -> None:
+    reuse, fresh = Reuse(), Reuse()
+    for _ in range(20):
+        reuse.returned(used(), 30.0)
+    assert reuse.rate(used(), 20.0) == fresh.rate(used(), 20.0)
+
+
+def test_what_comes_back_outranks_what_does_not() -> None:
+    """Requests with long replies come back after a minute, those with short ones never: also when both are as old."""
+    reuse = Reuse()
+    gone = [used(reply=5, last=-10_000.0) for _ in range(3000)]
+    for _ in range(3000):
+        reuse.returned(used(reply=600), 60.0)
+    reuse.learn(gone, 0.0)
+    for age in (0.0, 1.0, 20.0, 50.0):
+        assert reuse.rate(used(reply=600), age) > 10 * reuse.rate(used(reply=5), age)
+    assert reuse.rate(used(reply=600), 40.0) > reuse.rate(used(reply=600), 1000.0), "it is overdue"
+
+
+def test_a_spell_that_goes_on_says_so_far_and_no_more() -> None:
+    """Half come back after two minutes. Those that left a moment ago take nothing from that; those of an hour ago do."""
+    rates = []
+    for since in (1.0, 3600.0):
+        reuse = Reuse()
+        for _ in range(500):
+            reuse.returned(used(), 120.0)
+        reuse.learn([used(last=-since)] * 500, 0.0)
+        rates.append(reuse.rate(used(), 60.0))
+    assert rates[0] > 1.5 * rates[1]
+
+
+def test_all_pieces_of_a_request_count_for_one() -> None:
+    """One request of a thousand pieces that comes back does not outweigh ten of one piece each that do not."""
+    reuse = Reuse()
+    about = About.of(1000, new=1, siblings=0, reply=1)
+    for _ in range(1000):
+        reuse.returned(Usage(1.0, 0.0, 1, 0.0, about), 60.0)
+    single = About.of(1, new=1, siblings=0, reply=1)
+    for _ in range(100):
+        reuse.lost(Usage(1.0, 0.0, 1, 0.0, single), 3600.0)
+    assert reuse.counts[0].sum() == pytest.approx(1.0)
+    assert reuse.counts[1].sum() == 100
+    reuse.learn((), 0.0)
+    fresh = Reuse()
+    assert reuse.rate(Usage(1.0, 0.0, 1, 0.0, about), 40.0) < fresh.rate(Usage(1.0, 0.0, 1, 0.0, about), 40.0)
+
+
+def test_old_times_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headstart.prefix_cache.reuse_model.MEMORY", 5000)
+    reuse = Reuse()
+    for _ in range(20_000):
+        reuse.lost(used(), 1000.0)
+    reuse.learn((), 0.0)
+    before = reuse.rate(used(), 10.0)
+    for _ in range(8000):
+        reuse.returned(used(), 20.0)
+    reuse.learn((), 0.0)
+    assert reuse.counts.sum() < 7000
+    assert reuse.rate(used(), 10.0) > 10 * before
+
+
+def test_it_is_time_to_learn_when_a_sixteenth_has_been_added() -> None:
+    reuse, learned = Reuse(), []
+    for event in range(1, 1000):
+        reuse.left()
+        if reuse.due:
+            reuse.learn((), 0.0)
+            learned.append(event)
+    assert learned[0] == 65
+    assert all(after > before + 64 for before, after in itertools.pairwise(learned))
+
+
+@given(st.lists(st.floats(0, 5000), min_size=1, max_size=20))
+def test_heat_is_the_decayed_sum_of_uses(times: list[float]) -> None:
+    first, *others = sorted(times)
+    usage = Usage(1.0, first, 1, first / 50)
+    for now in others:
+        usage.use(now, 50.0)
+    assert usage.heat == pytest.approx(math.log2(sum(2.0 ** (now / 50) for now in times)))
+    assert (usage.uses, usage.last) == (len(times), max(times))
+    assert log2_add(1.0, 1.0) == 2.0
+
+
+def test_policies_rank_by_what_their_names_say() -> None:
+    reuse = Reuse()
+    fresh, hot, dear = used(last=9.0), Usage(1.0, 5.0, 9, 10.0), used(last=1.0, saved=1e6)
+    first = {name: min((fresh, hot, dear), key=lambda usage: policy(usage, reuse, 10.0)) for name, policy in POLICIES.items()}
+    assert first["lru"] is dear
+    assert first["twice"] is dear
+    assert first["lfu"] is not hot
+    assert first["gdsf"] is fresh
+    assert first["value"] is not dear

@@ -1,0 +1,164 @@
+"""A reply with calls or reasoning goes on with its own tokens, though the template writes it otherwise when it comes back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headstart.interfaces.engine import Control
+from headstart.output.parser import Parser, message_of
+from headstart.prompt.builder import Prompter
+from headstart.prompt.chat_template import Message, Template
+from headstart.testing.fake_engine import FakeTokenizer
+from templates import REASONING, TOOLS
+
+READ = {
+    "type": "function",
+    "function": {
+        "name": "read",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}, "lines": {"type": "integer"}}},
+    },
+}
+ASK: list[Message] = [{"role": "user", "content": "Look"}]
+
+
+def prompter(template: str = TOOLS, *, spelling: bool = True) -> Prompter:
+    tokenizer = FakeTokenizer(chat_template=template)
+    return Prompter(tokenizer, Template(template, tokenizer.names), spelling=spelling)
+
+
+def reply_of(ours: Prompter, prompt: Any, text: str) -> Message:
+    parser = Parser(ours.family, tools=[READ], thinking=ours.family.opened(prompt.text))
+    message = message_of([*parser.feed(text), *parser.end()], ["call_1"])
+    for call in message.get("tool_calls", ()):
+        call["function"]["arguments"] = dict(sorted(json.loads(call["function"]["arguments"]).items(), reverse=True))
+    return message
+
+
+REPLIES = [
+    '<tool_call>\n{"name": "read", "arguments": {"lines":3,"path":"a"}}\n</tool_call>',
+    'I look.\n\n<tool_call>{"name":"read","arguments":{"path":"a","lines":3}}</tool_call>\n',
+    '<think>\nhm\n</think>\n<tool_call>\n{"name": "read", "arguments": {"path": "a", "lines": 3}}\n</tool_call>',
+    "  That is all.\n\n",
+    "<think>hm</think>So be it.",
+]
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+def test_a_reply_goes_on_with_the_tokens_that_it_is_made_of(reply: str) -> None:
+    ours = prompter()
+    first = ours.chat(ASK, tools=[READ])
+    tokens = list(reply.encode())
+    message = reply_of(ours, first, reply)
+    ours.remember(first, reply, tokens, message)
+    answer = {"role": "tool", "content": "done"} if message.get("tool_calls") else {"role": "user", "content": "on"}
+    made = [*first.tokens.tolist(), *tokens]
+    if answer["role"] == "user" and "reasoning_content" in message:
+        answer = {"role": "assistant", "content": "more"}  # a user's would have it stripped
+    following = ours.chat([*ASK, message, answer], tools=[READ])
+    assert following.tokens.tolist()[: len(made)] == made
+    plain = prompter(spelling=False).chat([*ASK, message, answer], tools=[READ])
+    assert following.text == plain.text
+
+
+def test_what_a_template_strips_is_not_put_back() -> None:
+    """Tokens of reasoning that the text no longer has would be other tokens than those that were asked for."""
+    ours = prompter()
+    first = ours.chat(ASK, tools=[READ])
+    reply = "<think>\nhm\n</think>\n\nSo be it."
+    ours.remember(first, reply, list(reply.encode()), reply_of(ours, first, reply))
+    told = [*ASK, {"role": "assistant", "content": "So be it."}, {"role": "user", "content": "on"}]
+    assert ours.chat(told, tools=[READ]).tokens.tolist() == prompter().chat(told, tools=[READ]).tokens.tolist()
+
+
+STRIPS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + (
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{# </think> #}"
+)
+
+
+def test_a_template_that_writes_no_reasoning_at_all_learns_nothing_of_it() -> None:
+    ours = prompter(STRIPS)
+    first = ours.chat(ASK)
+    reply = "<think>hm</think>So be it."
+    message = {"role": "assistant", "content": "So be it.", "reasoning_content": "hm"}
+    ours.remember(first, reply, list(reply.encode()), message)
+    told = [*ASK, message, {"role": "user", "content": "on"}]
+    assert ours.chat(told).tokens.tolist() == prompter(STRIPS).chat(told).tokens.tolist()
+
+
+TRIMS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_what_only_means_the_same_stands_for_nothing_else() -> None:
+    """Blanks that a template trims are in the tokens: a text that begins like the reply must not get them."""
+    ours = prompter(TRIMS)
+    first = ours.chat(ASK)
+    reply = "One\n\n\n"
+    ours.remember(first, reply, list(reply.encode()), {"role": "assistant", "content": reply})
+    made = [*first.tokens.tolist(), *reply.encode()]
+    back = ours.chat([*ASK, {"role": "assistant", "content": reply}, *ASK])
+    assert back.tokens.tolist()[: len(made)] == made
+    for told in ("Onerous duty", "One"):
+        other = {"role": "assistant", "content": told}
+        text = [*ASK, other, *ASK]
+        if told != "One":
+            assert ours.chat(text).tokens.tolist() == prompter(TRIMS).chat(text).tokens.tolist()
+        begun = ours.chat(ASK, begun=told)
+        assert begun.tokens.tolist() == prompter(TRIMS).chat(ASK, begun=told).tokens.tolist()
+
+
+def test_a_reply_that_the_caller_began_goes_on_there() -> None:
+    ours = prompter()
+    begun = ours.chat(ASK, begun="Once upon")
+    assert begun.text == ours.chat(ASK).text + "Once upon"
+    reply = " a time"
+    ours.remember(begun, reply, list(reply.encode()), {"role": "assistant", "content": "Once upon a time"})
+    following = ours.chat([*ASK, {"role": "assistant", "content": "Once upon a time"}, *ASK])
+    made = [*begun.tokens.tolist(), *reply.encode()]
+    assert following.tokens.tolist()[: len(made)] == made
+    thinking = prompter(REASONING).chat(ASK, begun="So")
+    assert thinking.text.endswith("<think>\n\n</think>\n\nSo")
+
+
+def test_breakpoints_are_positions_in_tokens() -> None:
+    ours = prompter()
+    chat: list[Message] = [{"role": "system", "content": "abcdef"}, *ASK]
+    marks = ours.chat(chat, breakpoints=[(0, 3), (1, 4), (9, 1)]).landmarks.breakpoints
+    text = ours.chat(chat).text
+    controls = {control.text: 1 for control in ours.tokenizer.controls}
+
+    def tokens(upto: int) -> int:
+        before = text[:upto]
+        return upto - sum(before.count(control) * (len(control) - 1) for control in controls)
+
+    assert marks == (tokens(text.index("abc") + 3), tokens(text.index("Look") + 4))
+    assert isinstance(ours.tokenizer.controls[0], Control)
+
+
+def test_the_turn_is_where_the_first_reply_to_it_begins() -> None:
+    """Also where a client lets the system say something behind the user."""
+    ours = prompter()
+    called: list[Message] = [{"role": "assistant", "content": "Let me see."}, {"role": "tool", "content": "three"}]
+    late: Message = {"role": "system", "content": "It is May."}
+    for asked in (ASK, [*ASK, late], [*ASK, late, late]):
+        first = ours.chat(asked)
+        assert first.landmarks.turn == first.landmarks.header
+        following = ours.chat([*asked, *called]).landmarks
+        assert following.turn == first.landmarks.turn < following.header
+
+
+def test_breakpoints_move_with_their_messages_when_a_conversation_slides() -> None:
+    ours = prompter()
+    said: list[Message] = [{"role": ("user", "assistant")[at % 2], "content": f"{at} " * 20} for at in range(9)]
+    chat: list[Message] = [{"role": "system", "content": "abcdef"}, *said]
+    slid = ours.slide(chat, 400, breakpoints=[(0, 3), (1, 5), (9, 4)])
+    assert slid.dropped
+    kept = [chat[0], *chat[1 + slid.dropped :]]
+    expected = ours.chat(kept, breakpoints=[(0, 3), (len(kept) - 1, 4)])
+    assert slid.landmarks == expected.landmarks
+    assert len(slid.landmarks.breakpoints) == 2

@@ -1,0 +1,379 @@
+"""What is too old, or was deleted, is nowhere any more: in no slot, tier or file, nor in what is remembered of texts."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import Pending, ask, assistant, submit, system, user
+from headstart.cli.main import main
+from headstart.config import Settings
+from headstart.interfaces.engine import Shape
+from headstart.prefix_cache.blocks import Chain, as_tokens, root_id
+from headstart.prefix_cache.reuse_model import UNKNOWN
+from headstart.serving import scheduler, settle
+from headstart.serving.request import Request, Started
+from headstart.serving.runtime import Runtime
+from headstart.serving.slots import Slot
+from headstart.testing.fake_engine import FakeEngine
+from headstart.tiers import write_behind
+from headstart.tiers.disk import Disk
+from headstart.tiers.disk.chains import Chain as DiskChain
+from headstart.tiers.disk.chains import Chains
+from headstart.tiers.write_behind import WriteBehind
+from live import idle, wait_until
+from remains import DAY, START, Clock, kept, mark, marked, stored
+
+
+@pytest.fixture(autouse=True)
+def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_behind, "POLL", 0.02)
+    monkeypatch.setattr(scheduler, "IDLE_POLL", 0.05)
+    monkeypatch.setattr(settle, "AFTER", 0.01)
+
+
+@contextmanager
+def started(
+    clock: Clock, cache_dir: Path | None = None, engine: dict[str, Any] | None = None, **settings: Any
+) -> Iterator[Runtime]:
+    chosen = Settings(**{"memory_budget": 1 << 20, "cache_dir": cache_dir, **settings})
+    with Runtime(FakeEngine(**{"slots": 2, "ctx": 2048, **(engine or {})}), chosen, clock=clock) as runtime:
+        yield runtime
+
+
+def settled(runtime: Runtime) -> None:
+    """Waits until all that is live has been saved, on disk too, and what has to go has gone."""
+    spill, expiry, disk, clock = runtime.cache.spill, runtime.scheduler.expiry, runtime.cache.disk, runtime.clock
+
+    def looked() -> bool:
+        version = runtime.cache.terms.version
+        look, below = runtime.cache.terms.look, True
+        if isinstance(disk, WriteBehind):
+            below = disk._terms_seen == version and abs(disk._looked - clock()) < look
+        return below and expiry._version == version and expiry.pause > 0 and not (getattr(disk, "_notices", ()) or spill.erased)
+
+    def quiet() -> bool:
+        dirty = any(slot.dirty for slot in runtime.scheduler.slots) or runtime.scheduler.settle.pending
+        return idle(runtime) and looked() and not (spill.writing or spill._owed or spill.wiped or dirty)
+
+    wait_until(lambda: idle(runtime))
+    runtime.scheduler.wake()
+    wait_until(quiet)
+
+
+def test_the_oracle_sees_what_is_kept(tmp_path: Path) -> None:
+    with started(Clock(), tmp_path) as runtime:
+        ask(runtime, [user(marked(0))], max_tokens=4)
+        settled(runtime)
+        assert kept(runtime, [mark(0), mark(1)]) == stored(tmp_path, [mark(0), mark(1)]) == {mark(0)}
+
+
+# ── --expire ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+KINDS: dict[str, dict[str, Any]] = {
+    "rows": {},
+    "state": {"sliceable": False},
+    "state alone": {"sliceable": False, "row_bytes": 0},
+    "rigid": {"movable": False},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("disk", [True, False])
+def test_nothing_is_kept_longer(tmp_path: Path, kind: str, disk: bool) -> None:
+    """Conversations come, go on and share beginnings, at random; now and then everything that is kept is looked through."""
+    clock, dice = Clock(), random.Random(f"{kind} {disk}")
+    sent: dict[str, float] = {}  # when a client has sent a mark last
+    chats: list[list[dict[str, Any]]] = []
+    ids: set[bytes] = set()
+    with started(clock, tmp_path if disk else None, KINDS[kind], expire=7 * DAY) as runtime:
+        for number in range(24):
+            clock.now += dice.choice((0.01, 0.5, 1.0, 3.0)) * DAY
+            if chats and dice.random() < 0.5:
+                chat = dice.choice(chats[-4:])
+            else:
+                chat = [system("You are a helpful assistant, and you answer in one sentence.")]
+                chats.append(chat)
+            chat.append(user(marked(number)))
+            sent |= {
+                mark(known): clock.now for known in range(number + 1) if any(mark(known) in one["content"] for one in chat)
+            }
+            answer = ask(runtime, chat, max_tokens=8)
+            chat.append(assistant(answer.text))
+            settled(runtime)
+            due = [known for known, time in sent.items() if time + 7 * DAY <= clock.now]
+            assert not kept(runtime, due)
+            assert not stored(tmp_path, due)
+            runtime.cache.check()
+            ids |= {entry.id for entry in runtime.cache.index}
+        assert due
+        clock.now += 7 * DAY
+        settled(runtime)
+        assert not kept(runtime, list(sent))
+        clock.now += DAY
+        settled(runtime)
+        assert not kept(runtime, [], ids), "nor what it was called"
+        assert not stored(tmp_path, list(sent))
+        assert len(runtime.cache.memory) == len(runtime.cache.disk) == sum(map(len, runtime.scheduler.slots)) == 0
+
+
+def test_each_owner_has_a_term_of_its_own(tmp_path: Path) -> None:
+    """Also for what was there before it was said; and without it again what everybody has."""
+    clock = Clock()
+    with started(clock, tmp_path) as runtime:
+        for number, salt in enumerate(("alice", "bob", "carol")):
+            ask(runtime, [user(marked(number))], salt=salt, max_tokens=4)
+        settled(runtime)
+        marks = [mark(number) for number in range(3)]
+        runtime.keep("alice", DAY)
+        runtime.keep("bob", 3 * DAY)
+        runtime.keep("carol", DAY)
+        runtime.keep("carol", None)
+        clock.now += 2 * DAY
+        settled(runtime)
+        assert kept(runtime, marks) == stored(tmp_path, marks) == {mark(1), mark(2)}
+        assert not runtime.due("bob", START)
+        clock.now += 2 * DAY
+        settled(runtime)
+        assert kept(runtime, marks) == stored(tmp_path, marks) == {mark(2)}
+        assert runtime.due("bob", START)
+        runtime.keep_all(4 * DAY)
+        settled(runtime)
+        assert not kept(runtime, marks) | stored(tmp_path, marks)
+
+
+@pytest.mark.parametrize("disk", [True, False])
+def test_a_clock_that_was_wrong_does_not_stop_the_looks(tmp_path: Path, disk: bool) -> None:
+    clock = Clock(START + 1000 * DAY)
+    with started(clock, tmp_path if disk else None, expire=DAY) as runtime:
+        settled(runtime)
+        clock.now = START
+        ask(runtime, [user(marked(0))], max_tokens=4)
+        settled(runtime)
+        assert kept(runtime, [mark(0)])
+        clock.now += DAY
+        settled(runtime)
+        assert not kept(runtime, [mark(0)]) | stored(tmp_path, [mark(0)])
+
+
+def test_a_key_has_its_term_for_what_other_models_have_left(tmp_path: Path) -> None:
+    """Settings and engines are other owners' numbers; whose the text is has not changed."""
+    clock = Clock()
+    with started(clock, tmp_path, {"seed": 1}) as runtime:
+        for number, salt in enumerate(("alice", "bob")):
+            ask(runtime, [user(marked(number))], salt=salt, max_tokens=4)
+        settled(runtime)
+    with started(clock, tmp_path) as runtime:
+        runtime.keep("alice", DAY)
+        clock.now += DAY
+        settled(runtime)
+        assert stored(tmp_path, [mark(0), mark(1)]) == {mark(1)}
+
+
+def test_a_clock_that_is_set_back_does_not_end_the_keeping(tmp_path: Path) -> None:
+    clock = Clock(time.time() + 1000 * DAY)
+    with started(clock, tmp_path) as runtime:
+        with closing(Disk(tmp_path, 1 << 40, clock=clock)) as disk:
+            disk.erase([], clock.now)
+        wait_until(lambda: runtime.cache.terms.before > START)
+        clock.now = START
+        runtime.scheduler.wake()
+        wait_until(lambda: runtime.cache.terms.before == START)
+        clock.now += 1
+        ask(runtime, [user(marked(0))], max_tokens=4)
+        settled(runtime)
+        assert kept(runtime, [mark(0)]) == stored(tmp_path, [mark(0)]) == {mark(0)}
+
+
+def test_what_is_younger_stays(tmp_path: Path) -> None:
+    """A conversation that goes on loses its beginning, and what others share with it only until that is computed again."""
+    clock = Clock()
+    text = system("You are a helpful assistant. " * 4)
+    with started(clock, tmp_path, expire=10 * DAY) as runtime:
+        ask(runtime, [text, user(marked(0))], max_tokens=4)
+        settled(runtime)
+        clock.now += 6 * DAY
+        for number in (1, 2):
+            assert ask(runtime, [text, user(marked(number))], max_tokens=4).report.cached > 100
+        settled(runtime)
+        clock.now += 5 * DAY
+        settled(runtime)
+        assert stored(tmp_path, [mark(number) for number in range(3)]) == {mark(1), mark(2)}
+        assert ask(runtime, [text, user(marked(1))], max_tokens=4).report.cached == 0
+        settled(runtime)
+        again = ask(runtime, [text, user(marked(2))], max_tokens=4).report
+        assert again.cached >= again.prompt - 16, "its own blocks were still there"
+
+
+def test_what_a_request_stands_on_goes_when_it_ends(tmp_path: Path) -> None:
+    clock = Clock()
+    with started(clock, tmp_path, {"delay": 0.02}, expire=DAY, settle="off") as runtime:
+        chat = [user(marked(0))]
+        ask(runtime, chat, max_tokens=4)
+        settled(runtime)
+        clock.now += 0.7 * DAY
+        pending = submit(runtime, [*chat, assistant("So be it."), user(marked(1))], max_tokens=40)
+        pending.until(Started)
+        clock.now += 0.4 * DAY  # while it runs
+        runtime.scheduler.wake()
+        assert pending.answer().report.cached > 0
+        settled(runtime)
+        assert stored(tmp_path, [mark(0), mark(1)]) == {mark(1)}, "the other was sent again, but kept since before"
+        assert not sum(map(len, runtime.scheduler.slots))
+
+
+def test_what_is_restored_is_as_old_as_it_was(tmp_path: Path) -> None:
+    """Also what is computed anew when idle: it is the text of a turn before."""
+    clock, one, two = Clock(), [user(marked(1))], [user(marked(2))]
+    with started(clock, tmp_path, {"slots": 1}) as runtime:
+        (slot,) = runtime.scheduler.slots
+        ask(runtime, one, max_tokens=4)
+        clock.now += DAY  # before it is settled
+        settled(runtime)
+        assert {entry.written for entry in runtime.cache.index} == {START}
+        ask(runtime, two, max_tokens=4)
+        settled(runtime)
+        clock.now += DAY
+        assert ask(runtime, [*one, assistant("So be it."), user(marked(3))], max_tokens=4).report.restored > 40
+        settled(runtime)
+        assert (slot.written(0, 40), slot.written(80)) == (START, START + 2 * DAY)
+    with started(clock, tmp_path, {"slots": 1}) as runtime:
+        clock.now += DAY
+        assert ask(runtime, one, max_tokens=4).report.tiers["disk"] > 40
+        assert runtime.scheduler.slots[0].written(0, 40) == START
+
+
+def test_no_tokens_are_not_old() -> None:
+    slot = Slot(0, Shape(1, 400, 8, 1, 0), 8)
+    slot.assign(Chain(b"r" * 32, 8, as_tokens([1])), 1, 0, [(1, 8.0)])
+    slot.extend(as_tokens([]), canonical=True)
+    slot.begin(0.0, UNKNOWN, 2.0)
+    slot.append(1, canonical=True)
+    assert slot.written() == 2.0
+
+
+@given(st.lists(st.tuples(st.sampled_from(("extend", "append", "truncate", "assign", "begin")), st.integers(0, 40))), st.data())
+def test_a_slot_knows_how_old_each_of_its_tokens_is(steps: list[tuple[str, int]], data: st.DataObject) -> None:
+    slot, times, now = Slot(0, Shape(1, 400, 8, 1, 0), 8), list[float](), 0.0
+    for what, number in steps:
+        if what == "extend" and len(slot) + number <= 400:
+            slot.extend(as_tokens(range(number)), canonical=True)
+            times += [now] * number
+        elif what == "append" and len(slot) < 400:
+            slot.append(1, canonical=True)
+            times.append(now)
+        elif what == "truncate":
+            slot.truncate(min(number, len(slot)))
+            del times[number:]
+        elif what == "assign":
+            chain = Chain(b"r" * 32, 8, as_tokens(range(number)))
+            pieces = [(min(end, number), float(end)) for end in range(8, number + 8, 8)]
+            slot.assign(chain, number, 0, pieces)
+            times = [float(at // 8 * 8 + 8) for at in range(number)]
+        elif what == "begin":
+            now = float(number)
+            slot.begin(0.0, UNKNOWN, now)
+        assert len(slot) == len(times)
+        start, stop = sorted((data.draw(st.integers(0, len(slot))), data.draw(st.integers(0, len(slot)))))
+        assert slot.written(start, stop) == min(times[start:stop], default=math.inf)
+        assert slot.written() == min(times, default=math.inf)
+        assert not slot._buffer[len(slot) :].any(), "what was forgotten is still there"
+
+
+# ── deleted by somebody's wish ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def cache(*arguments: str, folder: Path) -> None:
+    """`headstart cache`, beside the server."""
+    with pytest.raises(SystemExit) as end:
+        main(["cache", *arguments, "--cache-dir", str(folder)])
+    assert end.value.code == 0
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"rigid"}))  # which has nothing on disk
+def test_a_running_server_forgets_what_is_deleted(tmp_path: Path, kind: str) -> None:
+    """All of it, or what is old. Nothing comes back, whatever the server had in memory and in its slots."""
+    clock = Clock()
+    clock.now = time.time() - 10 * DAY
+    marks = [mark(number) for number in range(4)]
+    with started(clock, tmp_path, KINDS[kind]) as runtime:
+        for number in range(2):
+            ask(runtime, [user(marked(number))], salt=f"s{number}", max_tokens=4)
+        settled(runtime)
+        clock.now += 9 * DAY
+        ask(runtime, [user(marked(2))], max_tokens=4)
+        settled(runtime)
+        cache("rm", "--older-than", "5d", folder=tmp_path)
+        wait_until(lambda: not kept(runtime, marks[:2]))
+        assert kept(runtime, marks) == stored(tmp_path, marks) == {mark(2)}
+        ask(runtime, [user(marked(3))], max_tokens=4)
+        settled(runtime)
+        clock.now = time.time() - 1
+        cache("rm", "--all", folder=tmp_path)
+        wait_until(lambda: not kept(runtime, marks))
+        settled(runtime)
+        assert not stored(tmp_path, marks)
+        runtime.cache.check()
+        clock.now = time.time() + 1
+        assert ask(runtime, [user(marked(3))], max_tokens=4).report.cached == 0
+        settled(runtime)
+        assert kept(runtime, marks) >= {mark(3)}, "it was sent again"
+
+
+def tokens_of(chain: DiskChain) -> list[int]:
+    return [token for row in chain.rows for token in row.label.tokens]
+
+
+def test_a_running_server_forgets_a_chain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = system("You are a helpful assistant. " * 4)
+    with started(Clock(), tmp_path, {"delay": 0.02}) as runtime:
+        for number in range(3):
+            ask(runtime, [text, user(marked(number))], salt="s", max_tokens=4)
+        settled(runtime)
+        capsys.readouterr()
+        cache("ls", "--json", folder=tmp_path)
+        ends = [chain["id"] for chain in json.loads(capsys.readouterr().out)]
+        with closing(Disk(tmp_path, 1 << 40)) as disk:
+            chains = Chains(disk.catalog.rows())
+        said = {end: "".join(map(chr, tokens_of(chains.of(bytes.fromhex(end))))) for end in ends}
+        (end,) = [end for end, text in said.items() if mark(1) in text]
+        pending = submit(runtime, [text, user(marked(1))], salt="s", max_tokens=60)  # it is in use when it is deleted
+        pending.until(Started)
+        cache("rm", end, folder=tmp_path)
+        pending.answer()
+        marks = [mark(number) for number in range(3)]
+        del pending
+        wait_until(lambda: kept(runtime, marks) == {mark(0), mark(2)})
+        settled(runtime)
+        assert stored(tmp_path, marks) == {mark(0), mark(2)}
+        runtime.cache.check()
+        assert ask(runtime, [text, user(marked(2))], salt="s", max_tokens=4).report.cached > 150
+
+
+def test_an_open_tail_goes_with_its_chain(tmp_path: Path) -> None:
+    """It is only in memory, and hangs on a block that is deleted on disk."""
+    marks = [mark(0), mark(1)]
+    with started(Clock(), tmp_path, settle="off", explain="off") as runtime:
+        ends = list[bytes]()
+        for one in marks:
+            prompt = runtime.text_prompt(f"{one[::-1]:.<24}12{one}")  # behind three whole blocks, which say it backwards
+            assert Pending(runtime, Request(prompt, max_tokens=0)).answer().finish.reason == "length"
+            ends.append(Chain(root_id(runtime.engine.fingerprint, ""), 8, prompt.tokens).ids[-1])
+        settled(runtime)
+        for slot in runtime.scheduler.slots:
+            assert runtime.erase(slot.number) is not None
+        assert kept(runtime.cache, marks) == {*marks}
+        assert stored(tmp_path, marks) == set()
+        cache("rm", ends[0].hex(), folder=tmp_path)
+        wait_until(lambda: kept(runtime.cache, marks) == {mark(1)})
+        runtime.cache.check()

@@ -1,0 +1,404 @@
+"""The thread between engine and disk: what is discarded, read and answered, in whatever order it comes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headstart.interfaces.tier import Bytes
+from headstart.tiers import parallel_read, write_behind
+from headstart.tiers.disk import Disk, FormatError, Label
+from headstart.tiers.disk import reader as disk_reader
+from headstart.tiers.disk.format import ALIGN, VERSION, checksum
+from headstart.tiers.disk.store import RESERVE
+from headstart.tiers.no_disk import NoDisk
+from headstart.tiers.notices import Appeared, Gone, Notice, Refused, Stored
+from headstart.tiers.parallel_read import Hung
+from headstart.tiers.write_behind import WriteBehind
+
+BIG = 1 << 40
+SIZE = 5_000
+FINGERPRINT = b"f" * 32
+
+
+def label(number: int) -> Label:
+    return Label(bytes([number] * 32), b"r" * 32, FINGERPRINT, 0, (number,) * 8, True, 1.0)
+
+
+def state(number: int) -> Label:
+    """The checkpoint at the end of block `number`."""
+    return replace(label(number), key=bytes([number + 100] * 32), parent=label(number).key, kind="state")
+
+
+def rows(number: int, size: int = SIZE) -> Bytes:
+    return np.random.default_rng(number).integers(0, 256, size, np.uint8)
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[WriteBehind]:
+    tier = WriteBehind(lambda: Disk(folder, BIG), FINGERPRINT, BIG)
+    try:
+        yield tier
+    finally:
+        assert tier.close(30)
+
+
+def waited(tier: WriteBehind, found: list[Notice], until: Callable[[list[Notice]], bool]) -> None:
+    """Collects notices until there are enough."""
+    end = time.monotonic() + 30
+    while not until(found):
+        assert time.monotonic() < end, found
+        found += tier.notices()
+        time.sleep(0.005)
+
+
+class Gate:
+    """Holds the thread's writes back, once they have come so far, until it is opened."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        real = os.fsync
+
+        def fsync(file: int) -> None:
+            if threading.current_thread().name == "headstart-disk":
+                self.reached.set()
+                assert self.open.wait(30)
+            real(file)
+
+        patch.setattr(os, "fsync", fsync)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)
+
+
+def stored(folder: Path) -> set[bytes]:
+    disk = Disk(folder, BIG)
+    keys = disk.catalog.keys()
+    disk.close()
+    return keys
+
+
+def test_what_is_discarded_while_it_waits_is_never_written(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_behind, "BATCH", 1)
+    written: list[bytes] = []
+    real = Disk.write
+
+    def write(self: Disk, batch: Any, *rest: Any) -> Any:
+        written.extend(one.key for one, _ in batch)
+        return real(self, batch, *rest)
+
+    monkeypatch.setattr(Disk, "write", write)
+    found: list[Notice] = []
+    with opened(tmp_path) as tier:
+        assert all(tier.offer(label(number), rows(number)) for number in range(4))
+        assert gate.reached.wait(30), "the first is being written"
+        tier.discard([label(0).key, label(2).key])
+        gate.open.set()
+        waited(tier, found, lambda found: len([one for one in found if isinstance(one, Gone | Stored | Refused)]) == 5)
+        assert tier.counters["skipped_discarded"] == tier.counters["discarded"] == 1
+    assert stored(tmp_path) == {label(1).key, label(3).key}
+    assert written == [label(0).key, label(1).key, label(3).key]
+    assert Refused(label(2), "discarded") in found
+    assert found.index(Stored(label(0))) < found.index(Gone(label(0).key))
+
+
+def test_what_is_offered_again_is_stored(tmp_path: Path, gate: Gate) -> None:
+    found: list[Notice] = []
+    with opened(tmp_path) as tier:
+        tier.offer(label(0), rows(0))
+        assert gate.reached.wait(30)
+        tier.offer(state(0), rows(1))
+        for _ in range(2):
+            tier.discard([state(0).key, label(0).key])
+            tier.offer(state(0), rows(1))
+            tier.offer(label(0), rows(0))
+        gate.open.set()
+        waited(tier, found, lambda found: len([one for one in found if isinstance(one, Stored | Refused)]) == 6)
+    assert stored(tmp_path) == {label(0).key, state(0).key}
+    assert [one for one in found if isinstance(one, Stored | Gone)][-1] in (Stored(label(0)), Stored(state(0)))
+
+
+def test_a_pinned_object_is_not_discarded(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(0), rows(0)), (state(0), rows(1)), (label(2), rows(2))])
+    disk.catalog.pin([state(0).key], True)
+    disk.close()
+    found: list[Notice] = []
+    with opened(tmp_path) as tier:
+        tier.discard([state(0).key, label(2).key, b"x" * 32])
+        waited(tier, found, lambda found: Gone(label(2).key) in found)
+    assert [one for one in found if not isinstance(one, Appeared)] == [Gone(label(2).key)]
+    assert stored(tmp_path) == {label(0).key, state(0).key}
+
+
+def test_what_a_failing_disk_could_not_delete_it_deletes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_behind, "PATIENCE", 0.05)
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(number), rows(number)) for number in range(2)])
+    disk.close()
+    found: list[Notice] = []
+    with opened(tmp_path) as tier:
+        with monkeypatch.context() as patch:
+
+            def fail(*_: Any) -> None:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            patch.setattr(Disk, "remove", fail)
+            tier.discard([label(0).key])
+            end = time.monotonic() + 30
+            while tier.counters["faults"] < 2:
+                assert time.monotonic() < end
+                time.sleep(0.005)
+        waited(tier, found, lambda _: tier.counters["discarded"] == 1)
+    assert stored(tmp_path) == {label(1).key}
+
+
+def test_a_last_wish_is_granted(tmp_path: Path) -> None:
+    with opened(tmp_path) as tier:
+        tier.offer(label(0), rows(0))
+        tier.offer(label(1), rows(1))
+        tier.discard([label(0).key])
+    assert stored(tmp_path) == {label(1).key}
+
+
+def test_reading_tells_how_much(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(0), rows(0)), (state(0), rows(1, SIZE // 2)), (label(2), rows(2)), (label(3), rows(3, 0))])
+    disk.path(label(2).key).write_bytes(b"garbage")
+    disk.close()
+    with opened(tmp_path) as tier:
+        buffers = [np.zeros(size, np.uint8) for size in (SIZE, SIZE, SIZE, 0, SIZE)]
+        wanted = list(zip((label(0), state(0), label(2), label(3), label(4)), buffers, strict=True))
+        first, second, third, fourth, fifth = tier.read(wanted)
+        assert (first, second, fourth) == (SIZE, SIZE // 2, 0)
+        assert isinstance(third, FormatError)
+        assert isinstance(fifth, FileNotFoundError)
+        assert checksum(buffers[1][:second]) == checksum(rows(1, SIZE // 2))
+    assert all(isinstance(result, FileNotFoundError) for result in NoDisk().read(wanted))
+
+
+def stuck(monkeypatch: pytest.MonkeyPatch, *keys: bytes) -> threading.Event:
+    """From now on reading these objects takes until the event."""
+    answers, real = threading.Event(), Disk.read_into
+    monkeypatch.setattr(parallel_read, "STUCK", 0.5)
+
+    def read_into(self: Disk, label: Label, out: Bytes, *count: Any) -> int:
+        assert label.key not in keys or answers.wait(30)
+        return real(self, label, out, *count)
+
+    monkeypatch.setattr(Disk, "read_into", read_into)
+    return answers
+
+
+def test_a_disk_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the disk may still write into is told apart; while it hangs nothing is read; then all is told anew."""
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(number), rows(number)) for number in range(3)])
+    disk.close()
+    answers = stuck(monkeypatch, label(1).key)
+    found: list[Notice] = []
+    with opened(tmp_path) as tier:
+        waited(tier, found, lambda found: len(found) == 3)
+        buffers = [np.zeros(SIZE, np.uint8) for _ in range(3)]
+        wanted = list(zip(map(label, range(3)), buffers, strict=True))
+        first, hung, third = tier.read(wanted)
+        assert (first, third) == (SIZE, SIZE)
+        assert isinstance(hung, Hung)
+        assert not hung.over.is_set()
+        assert [type(one) for one in tier.read(wanted)] == [TimeoutError] * 3
+        time.sleep(3 * write_behind.POLL)
+        assert not tier.notices()
+        answers.set()
+        assert hung.over.wait(30)
+        waited(tier, found, lambda found: len(found) == 6)
+        assert tier.read(wanted) == [SIZE] * 3
+
+
+def test_reading_gives_up_however_many_are_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More objects than readers: those that nobody has begun are no longer begun."""
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(number), rows(number)) for number in range(20)])
+    disk.close()
+    answers = stuck(monkeypatch, *(label(number).key for number in range(20)))
+    with opened(tmp_path) as tier:
+        results = tier.read([(label(number), np.zeros(SIZE, np.uint8)) for number in range(20)])
+        assert [type(one) for one in results] == [Hung] * parallel_read.READERS + [TimeoutError] * (20 - parallel_read.READERS)
+        answers.set()
+        assert all(one.over.wait(30) for one in results if isinstance(one, Hung))
+
+
+def test_stopping_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(0), rows(0))])
+    disk.close()
+    answers = stuck(monkeypatch, label(0).key)
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG), FINGERPRINT, BIG)
+    (hung,) = tier.read([(label(0), np.zeros(SIZE, np.uint8))])
+    assert not tier.close(30), "buffers must not be freed yet"
+    answers.set()
+    assert isinstance(hung, Hung)
+    assert hung.over.wait(30)
+
+
+def test_a_process_ends_although_its_disk_hangs(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(0), rows(0))])
+    disk.close()
+    code = f"""
+import threading
+from pathlib import Path
+import numpy as np
+from headstart.tiers import parallel_read
+from headstart.tiers.write_behind import WriteBehind
+from headstart.tiers.disk import Disk
+parallel_read.STUCK = 0.1
+Disk.read_into = lambda *_: threading.Event().wait()
+tier = WriteBehind(lambda: Disk(Path({str(tmp_path)!r}), 1 << 40), b"f" * 32, 1 << 40)
+(row,) = Disk(Path({str(tmp_path)!r}), 1 << 40).catalog.rows()
+(hung,) = tier.read([(row.label, np.zeros({SIZE}, np.uint8))])
+assert not tier.close(5)
+print(type(hung).__name__)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "Hung\n"
+
+
+def test_slow_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large object takes longer than that: as long as bytes come, it is waited for."""
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(0), rows(0))])
+    disk.close()
+    monkeypatch.setattr(disk_reader, "_STEP", SIZE // 8)
+    monkeypatch.setattr(parallel_read, "STUCK", 0.8)
+    real = os.preadv
+
+    def preadv(*args: Any) -> int:
+        time.sleep(0.2)
+        return real(*args)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    with opened(tmp_path) as tier:
+        assert tier.read([(label(0), np.zeros(SIZE, np.uint8))]) == [SIZE]
+        assert tier.read([]) == []
+
+
+def test_a_new_server_knows_what_a_block_hangs_on_before_it(tmp_path: Path) -> None:
+    """Also where canonical rows have taken derived ones' place since, which makes them news: else nobody knew whose it is."""
+    chain = [
+        replace(label(number), parent=label(number - 1).key if number else b"r" * 32, start=8 * number) for number in range(4)
+    ]
+    disk = Disk(tmp_path, BIG)
+    disk.write([(replace(one, canonical=False), rows(0)) for one in chain])
+    disk.write([(one, rows(1)) for one in chain[:2]])
+    disk.close()
+    found: list[Notice] = []
+    with opened(tmp_path) as tier:
+        waited(tier, found, lambda found: len(found) == 4)
+    assert [one.label.key for one in found if isinstance(one, Appeared)] == [one.key for one in chain]
+
+
+def test_what_a_request_waits_for_is_not_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(number), rows(number)) for number in range(4)])
+    disk.close()
+    found: list[Notice] = []
+    tier = WriteBehind(lambda: Disk(tmp_path, RESERVE + 4 * cell), FINGERPRINT, BIG)
+
+    def store(number: int) -> set[bytes]:
+        tier.offer(label(number), rows(number))
+        waited(tier, found, lambda found: Stored(label(number)) in found)
+        return {one.key for one in found if isinstance(one, Gone)}
+
+    tier.keep([label(0).key, label(1).key])
+    assert store(10) | store(11) <= {label(2).key, label(3).key}, "the last ones"
+    monkeypatch.setattr(write_behind, "KEEP", 0.0)
+    tier.keep([label(0).key, label(1).key])
+    assert store(12) & {label(0).key, label(1).key}, "not for ever"
+    assert tier.close(30)
+
+
+def test_what_was_refused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, gate: Gate) -> None:
+    caplog.set_level("INFO", "headstart")
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG), FINGERPRINT, 2 * SIZE)
+    assert tier.offer(label(0), rows(0))
+    assert gate.reached.wait(30)
+    assert [tier.offer(label(number), rows(number)) for number in range(1, 4)] == [True, False, False]
+    gate.open.set()
+    assert tier.close(30)
+    assert "2 pieces put off until the disk has time, 0 pieces not stored" in caplog.text
+    tier = WriteBehind(lambda: Disk(tmp_path, RESERVE), FINGERPRINT, BIG)
+    assert tier.offer(label(4), rows(4))
+    assert tier.close(30)
+    assert "nothing fits" in caplog.text
+    assert "0 pieces put off until the disk has time, 1 piece not stored" in caplog.text
+
+
+def test_what_a_crash_of_another_process_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object without a row is not counted until it is found; one of a later version does not make it look again."""
+    monkeypatch.setattr(write_behind, "TIDY", 0.1)
+    with opened(tmp_path) as tier:
+        time.sleep(2 * write_behind.POLL)
+        other = Disk(tmp_path, BIG)
+        other.write([(label(0), rows(0)), (label(1), rows(1))])
+        other.catalog.remove([label(0).key])
+        found: list[Notice] = []
+        waited(tier, found, lambda found: Appeared(label(0)) in found)
+        assert other.catalog.get(label(0).key) is not None
+        path = other.path(label(1).key)
+        data = bytearray(path.read_bytes())
+        data[8:12] = (VERSION + 1).to_bytes(4, "little")
+        path.write_bytes(bytes(data))
+        other.catalog.remove([label(1).key])
+        assert other.strays()
+        other.reconcile()
+        (other.objects / "notes.txt").write_text("not an object")
+        assert not other.strays()
+        other.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_wishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Each offer gets one answer; what was wanted last of each is what is there in the end, and what the notices say."""
+    monkeypatch.setattr(write_behind, "BATCH", 3 * SIZE)
+    dice, wanted, offers = random.Random(seed), dict[bytes, bool](), 0
+    found: list[Notice] = []
+    with opened(tmp_path) as tier:
+        for _ in range(400):
+            number = dice.randrange(12)
+            one = label(number) if number % 2 else state(number)
+            if dice.random() < 0.6:
+                offers += tier.offer(one, rows(one.key[0]))
+                wanted[one.key] = True
+            else:
+                tier.discard([one.key])
+                wanted[one.key] = False
+            if dice.random() < 0.05:
+                time.sleep(0.01)
+                found += tier.notices()
+    found += tier.notices()
+    assert len([one for one in found if isinstance(one, Stored | Refused)]) == offers
+    there: dict[bytes, bool] = {}
+    for notice in found:
+        if isinstance(notice, Stored):
+            there[notice.label.key] = True
+        elif isinstance(notice, Gone):
+            there[notice.key] = False
+    expected = {key for key, wish in wanted.items() if wish}
+    assert stored(tmp_path) == expected
+    assert {key for key, is_there in there.items() if is_there} == expected
