@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headstart.config import Settings
+from headstart.engines.constraint import Constraint, Grammars
 from headstart.interfaces.engine import (
     GREEDY,
     Control,
@@ -29,7 +30,6 @@ from headstart.interfaces.engine import (
     Step,
     Traits,
 )
-from headstart.output.constraint import Constraint, Grammars
 from headstart.serving.request import Delta, Event, Failed, Finished, Request
 from headstart.serving.runtime import Runtime
 

@@ -16,8 +16,7 @@ from headstart.errors import (
 )
 from headstart.interfaces.engine import Sampling
 from headstart.library.headstart import AsyncStream, Headstart, Reply, Stream, open
-
-__version__ = "0.1.0"
+from headstart.version import __version__
 
 __all__ = [
     "AsyncStream",

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from headstart.api.openai_chat.routes import dialogue_of
-from headstart.api.openai_chat.schema import Conversation
 from headstart.chat.conversation import Dialogue
+from headstart.chat.messages import Conversation, dialogue_of
 from headstart.chat.normalize import RULES, Ground, normalise
 from headstart.chat.reply_memory import Line, Recall
 from headstart.output.canonical_json import canonical_tool

@@ -15,7 +15,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from headstart import __version__
 from headstart.api import docs, models
 from headstart.api.anthropic import routes as anthropic
 from headstart.api.auth import Keys
@@ -31,6 +30,7 @@ from headstart.api.service import Service
 from headstart.chat.tenancy import policy_of
 from headstart.errors import ConfigError, HeadstartError, for_log
 from headstart.serving.runtime import Runtime
+from headstart.version import __version__
 
 log = structlog.get_logger("headstart.api")
 

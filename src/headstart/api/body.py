@@ -7,18 +7,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from headstart.api.ignored import ignored
 from headstart.chat.conversation import Format
+from headstart.chat.validation import Strict
 from headstart.errors import InvalidRequest
-
-
-class Strict(BaseModel):
-    """How bodies are read."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class Body(Strict):

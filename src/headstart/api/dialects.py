@@ -11,12 +11,12 @@ from starlette.requests import Request as HttpRequest
 from headstart.api.anthropic import conversation as anthropic_dialogue
 from headstart.api.anthropic import routes as anthropic
 from headstart.api.anthropic.schema import CountTokensRequest
-from headstart.api.openai_chat import routes as openai
 from headstart.api.openai_chat.schema import TemplateRequest, parse
 from headstart.api.openai_responses import routes as responses
 from headstart.api.openai_responses.schema import ResponsesInput
 from headstart.api.service import Service
 from headstart.chat.conversation import Dialogue
+from headstart.chat.messages import dialogue_of as openai_dialogue
 
 _BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "document"})
 
@@ -31,7 +31,7 @@ def dialogue_of(service: Service, request: HttpRequest, body: Mapping[str, Any])
         return anthropic_dialogue.dialogue_of(form, anthropic.salt_of(service, request, form))
     chat = parse(TemplateRequest, data)
     salt = body.get("cache_salt")
-    return openai.dialogue_of(chat, service.salt(request, None, salt if isinstance(salt, str) else None))
+    return openai_dialogue(chat, service.salt(request, None, salt if isinstance(salt, str) else None))
 
 
 def _is_anthropic(body: Mapping[str, Any]) -> bool:

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from headstart import __version__
 from headstart.serving.runtime import Runtime
 from headstart.units import count, show_size, show_time
+from headstart.version import __version__
 
 AGENTS = 20_000
 """Tokens: Claude Code's first prompt has some 17,000."""

@@ -395,7 +395,7 @@ def version() -> None:
     import platform
     from importlib.metadata import version as installed
 
-    from headstart import __version__
+    from headstart.version import __version__
 
     typer.echo(f"headstart {__version__}")
     typer.echo(f"llama-cpp-python {installed('llama-cpp-python')}")

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headstart.api.openai_chat.routes import effort
 from headstart.chat import tenancy
+from headstart.chat.messages import effort
 from headstart.cli.console import loading
 from headstart.config import Settings
 from headstart.errors import ConfigError, ContextTooLong, HeadstartError, InvalidRequest

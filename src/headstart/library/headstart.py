@@ -381,10 +381,10 @@ def _canonical(
     """Messages, tools and template variables in the one canonical form, as over HTTP. Raises InvalidRequest."""
     from pydantic import ValidationError
 
-    from headstart.api.openai_chat.routes import dialogue_of
-    from headstart.api.openai_chat.schema import Conversation, condense
+    from headstart.chat.messages import Conversation, dialogue_of
     from headstart.chat.normalize import Ground, normalise
     from headstart.chat.reply_memory import Recall
+    from headstart.chat.validation import condense
 
     said: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     if isinstance(said, Iterable):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from headstart.api.openai_chat.schema import condense
+from headstart.chat.validation import condense
 from headstart.errors import InvalidRequest
 from headstart.interfaces.engine import Grammar, Sampling
 from headstart.names import unknown

@@ -30,6 +30,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from headstart.engines.constraint import Constraint, Grammars
 from headstart.errors import EngineError
 from headstart.interfaces.engine import (
     SEEDS,
@@ -47,7 +48,6 @@ from headstart.interfaces.engine import (
     Step,
     Traits,
 )
-from headstart.output.constraint import Constraint, Grammars
 
 GAP, NOISE = 0.05, 0.001
 LOW = 4

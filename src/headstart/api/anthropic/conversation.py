@@ -17,8 +17,8 @@ from headstart.api.anthropic.schema import (
     Written,
     left_out,
 )
-from headstart.api.openai_chat.schema import without_nulls
 from headstart.chat.conversation import Dialogue, Message, Tool
+from headstart.chat.messages import without_nulls
 
 _WRITTEN = frozenset({"text", "document", "search_result"})
 """The types of `Written`."""

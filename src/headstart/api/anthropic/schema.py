@@ -13,9 +13,11 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from headstart.api.body import Body, Strict
-from headstart.api.openai_chat.schema import MANY, Effort, Whole, without_images
+from headstart.api.body import Body
+from headstart.api.openai_chat.schema import Whole
 from headstart.chat.conversation import Choice, Format
+from headstart.chat.messages import Effort, without_images
+from headstart.chat.validation import MANY, Strict
 from headstart.errors import InvalidRequest
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from headstart.api.body import Strict
 from headstart.api.build_request import prompt_of
 from headstart.api.dialects import dialogue_of
 from headstart.api.explain.diagnostics import anthropic, responses
@@ -19,6 +18,7 @@ from headstart.api.openai_chat.schema import parse
 from headstart.api.openapi import ERRORS
 from headstart.api.service import Service, service_of
 from headstart.chat import tenancy
+from headstart.chat.validation import Strict
 from headstart.errors import InvalidRequest, NotFound
 from headstart.explain.causes import Cause
 from headstart.explain.explain import Explanation

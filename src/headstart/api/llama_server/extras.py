@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from headstart import __version__
 from headstart.api.drain import RETRY_AFTER, STOPPING
 from headstart.api.errors import ErrorBody
 from headstart.api.openai_chat.routes import render
@@ -22,6 +21,7 @@ from headstart.interfaces.engine import Tokenizer
 from headstart.observe.metrics import CONTENT_TYPE
 from headstart.prompt.template_caps import capabilities
 from headstart.serving.runtime import Runtime
+from headstart.version import __version__
 
 router = APIRouter()
 

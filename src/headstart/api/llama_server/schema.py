@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from headstart.api.body import Strict
 from headstart.api.openai_chat.schema import Generation, TokenId, Whole
 from headstart.chat.conversation import Format
+from headstart.chat.validation import Strict
 from headstart.errors import InvalidRequest
 
 

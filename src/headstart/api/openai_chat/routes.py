@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,21 +16,12 @@ from starlette.responses import JSONResponse, Response
 from headstart.api.build_request import Asked, Wishes, compose, count, plain_grammar, prompt_of, remember
 from headstart.api.handler import answer
 from headstart.api.openai_chat.encode import Chat, Head, Text
-from headstart.api.openai_chat.schema import (
-    ChatMessage,
-    ChatRequest,
-    CompletionRequest,
-    Conversation,
-    Generation,
-    TemplateRequest,
-    Tool,
-    parse,
-    without_nulls,
-)
+from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest, Generation, TemplateRequest, parse
 from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service, service_of
-from headstart.chat.conversation import Dialogue, Message
+from headstart.chat.conversation import Dialogue
+from headstart.chat.messages import dialogue_of
 from headstart.interfaces.engine import Sampling
 from headstart.prompt.builder import Prompt
 from headstart.serving.request import Request, TokenLogprob
@@ -73,44 +64,6 @@ async def _dialogue(request: HttpRequest) -> tuple[Service, Runtime, Callable[[]
     runtime = service.ready()
     data = await service.body(request)
     return service, runtime, lambda: dialogue_of(parse(TemplateRequest, data), service.salt(request))
-
-
-def dialogue_of(form: Conversation, salt: str = "") -> Dialogue:
-    """What a body says, in the form that all dialects share."""
-    return Dialogue(
-        messages=tuple(map(_message, form.messages)),
-        tools=tuple(map(_tool, form.tools or ())),
-        extra={**effort(form.reasoning_effort), **(form.chat_template_kwargs or {})},
-        salt=salt,
-        continues=bool(form.continue_final_message) and form.messages[-1]["role"] == "assistant",
-    )
-
-
-def _message(given: ChatMessage) -> Message:
-    message = without_nulls(given, "content")
-    spelled = message.pop("reasoning", None)
-    if spelled and "reasoning_content" not in message:
-        message["reasoning_content"] = spelled
-    refusal, once = message.pop("refusal", ""), message.pop("function_call", None)
-    if once is not None and "tool_calls" not in message:
-        message["tool_calls"] = [{"function": once}]
-    if "tool_calls" in message:
-        message["tool_calls"] = [*map(_call, message["tool_calls"])]
-    role = "tool" if message["role"] == "function" else message["role"]
-    return {**message, "role": role, "content": message.get("content") or refusal}
-
-
-def _call(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {**without_nulls({"id": given.get("id")}), "type": "function", "function": without_nulls(given["function"])}
-
-
-def _tool(given: Tool) -> dict[str, Any]:
-    return {**without_nulls(given), "function": without_nulls(given["function"])}
-
-
-def effort(given: str | None) -> dict[str, Any]:
-    """How much to think, as templates of reasoning models ask for it."""
-    return {} if given is None else {"reasoning_effort": given, "enable_thinking": given != "none"}
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────

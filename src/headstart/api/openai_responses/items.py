@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.api.openai_chat.schema import without_nulls
 from headstart.api.openai_responses.schema import ResponsesTool
 from headstart.chat.conversation import Message, Tool
+from headstart.chat.messages import without_nulls
 from headstart.output.json_values import json_value
 
 Item = dict[str, Any]

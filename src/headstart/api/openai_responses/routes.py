@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from headstart.api.build_request import Asked, compared, compose, count, remember
 from headstart.api.handler import answer
-from headstart.api.openai_chat.routes import effort, wishes
+from headstart.api.openai_chat.routes import wishes
 from headstart.api.openai_chat.schema import parse
 from headstart.api.openai_responses.encode import Response as Told
 from headstart.api.openai_responses.items import Item, Tools, messages_of, tools_of, whole
@@ -24,6 +24,7 @@ from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service, service_of
 from headstart.chat.conversation import Choice, Dialogue
+from headstart.chat.messages import effort
 from headstart.errors import InvalidRequest, RequestError
 from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime

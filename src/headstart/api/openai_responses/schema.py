@@ -20,9 +20,10 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from headstart.api.body import Strict
-from headstart.api.openai_chat.schema import MANY, Effort, Generation, Hints, TemplateArguments, Whole, without_images
+from headstart.api.openai_chat.schema import Generation, Whole
 from headstart.chat.conversation import Choice, Format
+from headstart.chat.messages import Effort, Hints, TemplateArguments, without_images
+from headstart.chat.validation import MANY, Strict
 from headstart.errors import InvalidRequest
 
 Status = Literal["in_progress", "completed", "incomplete"]

@@ -24,6 +24,7 @@ from llama_cpp import llama_cpp as lib
 
 from headstart.config import Settings, default_state_dir
 from headstart.engines import proof
+from headstart.engines.constraint import Grammars
 from headstart.engines.llama import file as llama_file
 from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama import load as llama_load
@@ -54,7 +55,6 @@ from headstart.interfaces.engine import (
     Step,
     Traits,
 )
-from headstart.output.constraint import Grammars
 
 GRID = TILE
 """Where prefill may stop on llama.cpp: its attention kernels change at 64 tokens a call, and its tiles are 64 cells."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
+from headstart.engines.constraint import Constraint
 from headstart.interfaces.engine import SEEDS, Logits, Sampling
-from headstart.output.constraint import Constraint
 
 _COLDEST = 1e-6
 """Below it logits divided by the temperature overflow; it is greedy then."""

@@ -19,10 +19,10 @@ import pytest
 from schemas import schema
 
 from driving import SMALL, empty
+from headstart.engines.constraint import IN_USE_TEXT, KEPT, KEPT_TEXT, MOST_TEXT, Grammars, condense
 from headstart.engines.llama import LlamaEngine
 from headstart.errors import EngineError, InvalidRequest, Overloaded
 from headstart.interfaces.engine import GREEDY, Engine, Grammar, Sampling, Step
-from headstart.output.constraint import IN_USE_TEXT, KEPT, KEPT_TEXT, MOST_TEXT, Grammars, condense
 from headstart.testing.fake_engine import END, START, STOP, FakeEngine, FakeTokenizer
 
 LIVELY = Sampling(temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)

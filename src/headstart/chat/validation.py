@@ -1,0 +1,58 @@
+"""Validation: how what callers say is read, and what is wrong with it in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from headstart.errors import InvalidRequest
+
+MANY = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+"""How TypedDicts are read: what a body has many of becomes dicts, with their keys in the order of the fields."""
+
+
+class Strict(BaseModel):
+    """How objects are read."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+def condense(error: ValidationError, value: Any) -> InvalidRequest:
+    """All that is wrong with the deepest faulty field, as one sentence."""
+    faults: dict[tuple[str | int, ...], list[str]] = {}
+    for fault in error.errors(include_url=False, include_input=False, include_context=False):
+        faults.setdefault(_path(fault["loc"], value, fault["type"]), []).append(fault["msg"])
+    path, messages = max(faults.items(), key=lambda item: len(item[0]))
+    said = [message.rstrip(".").replace(" after validation", "") for message in dict.fromkeys(messages)]
+    should = ""
+    if all(message.startswith("Input should be ") for message in said):
+        should, said = "must be ", [message.removeprefix("Input should be ") for message in said]
+    if not path:
+        return InvalidRequest(f"The request is invalid: {'; '.join(said)}.")
+    name = str(path[0]) + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[1:])
+    return InvalidRequest(f"Invalid '{name[:200]}': {should}{', or '.join(said)}.", param=name[:200])
+
+
+def _path(location: tuple[str | int, ...], value: Any, kind: str) -> tuple[str | int, ...]:
+    # pydantic mixes the names of union members into a location, and a key of the value may be called the same.
+    return max(_ways(location, value, kind == "missing"), key=lambda way: (way[1], len(way[0])))[0]
+
+
+def _ways(location: tuple[str | int, ...], value: Any, missing: bool) -> Iterator[tuple[tuple[str | int, ...], bool]]:
+    """Paths in the value that a location may mean, each with whether it takes the last step."""
+    if not location:
+        yield (), True
+        return
+    step, rest = location[0], location[1:]
+    # The same name at another place may have a shorter list.
+    inside = step in range(len(value)) if isinstance(value, list) else isinstance(value, dict) and step in value
+    if inside:
+        yield from (((step, *way), whole) for way, whole in _ways(rest, value[step], missing))
+    if not rest:
+        yield ((step,), True) if missing else ((), False)
+    elif isinstance(step, str):
+        yield from _ways(rest, value, missing)
+    else:
+        yield (), False
