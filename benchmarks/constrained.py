@@ -22,6 +22,7 @@ from benchmarks.servers import demo_model
 from benchmarks.workloads import text
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
+from headstart.interfaces.conversation import Conversation
 from headstart.interfaces.engine import GREEDY, Grammar, Sampling
 from headstart.serving.request import Failed, Finished, Report, Request
 from headstart.serving.runtime import Runtime
@@ -104,7 +105,7 @@ def speed(runtime: Runtime, case: Case, grammar: Grammar | None, tokens: int) ->
     sampling = Sampling(
         temperature=case.sampling.temperature, seed=case.sampling.seed, logit_bias=ends
     )  # both are as long as they may be
-    prompt = runtime.chat_prompt([{"role": "user", "content": "Write a long list of people as JSON."}])
+    prompt = runtime.chat_prompt(Conversation(({"role": "user", "content": "Write a long list of people as JSON."},)))
     request = Request(prompt, sampling, max_tokens=tokens, choices=case.alike, grammar=grammar)
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     runtime.submit(request, events.put)

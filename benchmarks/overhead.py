@@ -24,6 +24,7 @@ from benchmarks.workloads import text
 from headstart.config import GIB, Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import rows as llama_rows
+from headstart.interfaces.conversation import Conversation
 from headstart.interfaces.engine import Rows
 from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.planner import Costs, Mode, plan
@@ -33,7 +34,7 @@ from headstart.serving.runtime import Runtime
 def conversation(rt: Runtime, tokens: int) -> list[dict[str, Any]]:
     """A chat of about `tokens` tokens."""
     chat: list[dict[str, Any]] = [{"role": "system", "content": text("system", 1200)}]
-    while len(rt.prompter.chat(chat)) < tokens:
+    while len(rt.prompter.chat(Conversation(tuple(chat)))) < tokens:
         chat += [
             {"role": "user", "content": text(f"{len(chat)}", 60)},
             {"role": "assistant", "content": text(f"a{len(chat)}", 200)},
@@ -61,7 +62,7 @@ def main() -> None:
     result = Table("what", "median", "min – max")
     with Runtime(engine, settings) as rt:
         chat = conversation(rt, given.tokens)
-        prompt = rt.chat_prompt(chat)
+        prompt = rt.chat_prompt(Conversation(tuple(chat)))
         chain = Chain(root_id(engine.fingerprint, ""), engine.traits.grid, prompt.tokens)
         slot, length = rt.scheduler.slots[0], len(chain) // engine.traits.grid * engine.traits.grid
         rng = np.random.default_rng(0)
@@ -73,7 +74,7 @@ def main() -> None:
         mode, costs = Mode(False, engine.traits), Costs(1e-3, 1e-6)
 
         def know() -> None:
-            fresh = rt.chat_prompt(chat)
+            fresh = rt.chat_prompt(Conversation(tuple(chat)))
             known = Chain(root_id(engine.fingerprint, ""), engine.traits.grid, fresh.tokens)
             assert plan(known, rt.cache.index, [slot.view()], costs, mode) is not None
 
@@ -84,7 +85,7 @@ def main() -> None:
 
         know()
         show(f"render, tokenise, chain, match, plan: {len(chain)} known tokens", timed(know, given.rounds))
-        show("  render and tokenise", timed(lambda: rt.chat_prompt(chat), given.rounds))
+        show("  render and tokenise", timed(lambda: rt.chat_prompt(Conversation(tuple(chat))), given.rounds))
         show("save all of it, cold arena (once)", saved)
         engine.truncate(0, 0)
         slot.truncate(0)

@@ -17,6 +17,7 @@ from headstart.cli.main import app
 from headstart.explain.explain import Explanation
 from headstart.interfaces.engine import Sampling
 from headstart.library import headstart as library
+from headstart.output.parser import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 from headstart.serving.request import Report
 
 HERE = Path(__file__).parent
@@ -69,7 +70,8 @@ def _clean(text: str) -> str:
 # ── the library ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 METHODS = ("chat", "complete", "achat", "acomplete", "warm", "close")
-CLASSES = (library.Reply, Report, Explanation, library.Stream, library.AsyncStream)
+DELTAS = (TextDelta, ReasoningDelta, ToolCallStart, ToolCallDelta)
+CLASSES = (library.Reply, Report, Explanation, library.Stream, library.AsyncStream, *DELTAS)
 _SECTION = re.compile(r"(Args|Attributes|Raises):")
 _ITEM = re.compile(r"    ([\w*][\w, *]*): (.*)")
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from headstart.config import Settings
 from headstart.engines.constraint import Constraint, Grammars
+from headstart.interfaces.conversation import Conversation
 from headstart.interfaces.engine import (
     GREEDY,
     Control,
@@ -155,7 +156,7 @@ class Attention(Engine):
 def ask(runtime: Runtime, messages: list[dict[str, str]]) -> str:
     """Sends a conversation, prints what it cost, and returns the reply."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    runtime.submit(Request(runtime.chat_prompt(messages), GREEDY, max_tokens=40), events.put)
+    runtime.submit(Request(runtime.chat_prompt(Conversation(tuple(messages))), GREEDY, max_tokens=40), events.put)
     reply = ""
     while True:
         match events.get():

@@ -13,6 +13,7 @@ from headstart.interfaces.engine import GREEDY, Engine, Logits, Sampling
 from headstart.interfaces.tokens import Tokens, common_prefix
 from headstart.serving.request import Delta, Event, Failed, Finished, Report, Request, Started
 from headstart.serving.runtime import Handle, Runtime
+from talks import talk
 
 Messages = list[dict[str, Any]]
 
@@ -109,7 +110,7 @@ def speak_plainly(engine: Engine) -> Engine:
 
 def submit(runtime: Runtime, messages: Messages, *, salt: str = "", sampling: Sampling = GREEDY, **options: Any) -> Pending:
     options.setdefault("max_tokens", 16)
-    return Pending(runtime, Request(runtime.chat_prompt(messages, salt=salt), sampling=sampling, **options))
+    return Pending(runtime, Request(runtime.chat_prompt(talk(messages, salt=salt)), sampling=sampling, **options))
 
 
 def ask(runtime: Runtime, messages: Messages, **options: Any) -> Answer:
@@ -136,7 +137,7 @@ class Oracle:
 def converse(runtime: Runtime, oracle: Oracle, messages: Messages, text: str, **options: Any) -> tuple[Answer, int]:
     """Adds a user turn and its reply to `messages`; returns the answer and its O."""
     messages.append(user(text))
-    prompt = runtime.chat_prompt(messages).tokens
+    prompt = runtime.chat_prompt(talk(messages)).tokens
     expected = oracle.cost(prompt)
     answer = ask(runtime, messages, **options)
     oracle.learn(answer)

@@ -22,6 +22,7 @@ from headstart.prompt.builder import Prompt
 from headstart.serving.request import Event, Progress, Request
 from headstart.serving.runtime import Handle, Runtime
 from live import wait_until
+from talks import talk
 
 GRID = 64
 MEMORY = 128 << 20
@@ -45,7 +46,7 @@ def running(engine: Engine, mode: str = "fast", folder: Path | None = None, memo
 
 def ask(rt: Runtime, messages: Messages | Prompt, *, salt: str = "", max_tokens: int = 4, **options: Any) -> Answer:
     """Greedy, with the logits at the end of the prompt."""
-    prompt = messages if isinstance(messages, Prompt) else rt.chat_prompt(messages, salt=salt)
+    prompt = messages if isinstance(messages, Prompt) else rt.chat_prompt(talk(messages, salt=salt))
     return Pending(rt, Request(prompt, sampling=GREEDY, max_tokens=max_tokens, keep_logits=True, **options)).answer()
 
 

@@ -20,6 +20,7 @@ from headstart.prefix_cache.blocks import Chain, last_grid_point
 from headstart.serving.runtime import Runtime
 from process import SHARED, serving
 from restarts import GRID, ask, assert_near, assert_same, load, running, written
+from talks import talk
 
 CTX = 2048
 REPLY = 12
@@ -77,7 +78,7 @@ def test_four_requests(engine: LlamaEngine, tmp_path: Path, mode: str, restart: 
 
     def request(rt: Runtime) -> None:
         messages = requests(replies)
-        costs.append(oracle.cost(rt.chat_prompt(messages).tokens))
+        costs.append(oracle.cost(rt.chat_prompt(talk(messages)).tokens))
         answer = ask(rt, messages, max_tokens=REPLY)
         oracle.learn(answer)
         answers.append(answer)
@@ -97,7 +98,7 @@ def test_four_requests(engine: LlamaEngine, tmp_path: Path, mode: str, restart: 
 
     _, second, third, fourth = answers
     change = common_prefix(third.prompt, second.prompt)
-    assert GRID < change < len(rt.prompter.chat([opening(STATUS[2])]).tokens) - GRID, "in the middle of the system prompt"
+    assert GRID < change < len(rt.prompter.chat(talk([opening(STATUS[2])])).tokens) - GRID, "in the middle of the system prompt"
     assert third.report.computed <= len(third.prompt) - change + 64
     for answer, cost, earlier in ((second, costs[1], answers[0]), (fourth, costs[3], third)):
         unsettled = len(earlier.finish.tokens) if mode == "exact" else 0
@@ -114,7 +115,7 @@ def test_four_requests_and_a_kill_before_the_last(engine: LlamaEngine, tmp_path:
         def post(url: str, **more: Any) -> tuple[dict[str, Any], int]:
             """An answer, and its O."""
             messages = requests(replies)
-            prompt = rt.chat_prompt(messages).tokens
+            prompt = rt.chat_prompt(talk(messages)).tokens
             body = {"messages": messages, "max_tokens": REPLY, "temperature": 0, "logprobs": True, "top_logprobs": 3, **more}
             answer: dict[str, Any] = httpx.post(f"{url}/chat/completions", json=body, timeout=120).raise_for_status().json()
             assert answer["usage"]["prompt_tokens"] == len(prompt)
@@ -167,7 +168,7 @@ def test_a_recorded_agent_whose_status_changes(demo_model: Path, data_dir: Path 
         middle = f"{policy[: len(policy) // 2]}\nStatus: {number // 3} jobs wait.\n{policy[len(policy) // 2 :]}"
         with running(engine, mode, tmp_path) as rt:
             messages = [system(middle), *chat[1 : end + 1]]
-            cost = oracle.cost(rt.chat_prompt(messages).tokens)
+            cost = oracle.cost(rt.chat_prompt(talk(messages)).tokens)
             answers.append(ask(rt, messages, max_tokens=1))
             oracle.learn(answers[-1])
             assert answers[-1].report.computed <= 1.02 * cost + 64

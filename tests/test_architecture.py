@@ -34,9 +34,9 @@ ALLOWED: dict[str, set[str]] = {
     "engines": {"interfaces", "config", "model_names"},
     "testing": {"interfaces", "engines.constraint"},
     "serving": {"interfaces", "prefix_cache", "prompt", "output", "explain", "tiers", "config", "model_names", "templates"},
-    "chat": {"interfaces", "prefix_cache.blocks", "prompt", "output", "serving.request"},
+    "chat": {"interfaces", "prefix_cache.blocks", "prompt", "output", "serving.request", "serving.runtime", "serving.expiry"},
     "observe": {"explain", "serving.request"},
-    "library": {"config", "interfaces", "prompt", "serving", "chat", "engines"},
+    "library": {"config", "interfaces", "output.parser", "serving", "chat", "engines"},
     "api": {"config", "model_names", "interfaces", "output", "prompt", "explain", "serving", "chat", "observe"},
 }
 """For each package below the entry points: the modules and packages of headstart that it may import."""

@@ -20,6 +20,7 @@ from headstart.interfaces.engine import Engine
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from histories import Lab, canonical_chains, cold_blocks, cold_logits
+from talks import talk
 
 CTX, SLOTS = 1024, 2
 
@@ -216,7 +217,7 @@ def restored_again(runtime: Runtime, cold: Engine, spoil: bool) -> tuple[bytes, 
     for slot in range(SLOTS):
         ask(runtime, [user(f"Something else entirely, {slot} times.")], max_tokens=1)
     chat = [system(SYSTEM), user("Name a fruit.")]
-    prompt = runtime.chat_prompt(chat)
+    prompt = runtime.chat_prompt(talk(chat))
     if spoil:
         first = next(entry for entry in runtime.cache.index if entry.start == 64 and entry.stop < len(prompt) - 64)
         rows = runtime.cache.memory.read(first.id)

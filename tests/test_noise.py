@@ -22,6 +22,7 @@ from headstart.serving.runtime import Runtime
 from live import Server, serving
 from noise import SPEAKERS, Chat, ClaudeCode, Entry, Llm, Reordering, Reply, Result, Speaker
 from scripted import Scripted
+from talks import talk
 from templates import TOOLS
 
 STRICT = TOOLS.replace(
@@ -76,7 +77,8 @@ class Counted(Oracle):
         """The O of a prompt that `script` is replied to."""
         if not self.runtime.prompter.template.late_system:
             messages = early(messages)
-        prompt = self.runtime.chat_prompt(messages, tools=self.tools, spelled=False, strftime_now=lambda pattern: "now").tokens
+        conversation = talk(messages, tools=self.tools, strftime_now=lambda pattern: "now")
+        prompt = self.runtime.chat_prompt(conversation, spelled=False).tokens
         cost = self.cost(prompt)
         engine = self.runtime.engine
         assert isinstance(engine, Scripted)

@@ -17,6 +17,7 @@ from headstart.prefix_cache.blocks import last_grid_point
 from headstart.serving.runtime import Runtime
 from live import Server, serving
 from restarts import GRID, abort, ask, assert_near, assert_same, bits, load, occupied, running, written
+from talks import talk
 
 HANDBOOK = files("headstart").joinpath("data/handbook.txt").read_text("utf-8")
 CTX = 1024
@@ -252,8 +253,8 @@ def test_ds4_a_changed_early_block_is_paid_for_once(engines: Engines, tmp_path: 
 
     def own(rt: Runtime, messages: Messages) -> int:
         """Tokens of a session behind its anchor: the end of its system prompt."""
-        anchor = rt.prompter.chat(messages[:1], generation=False).tokens
-        tokens = rt.chat_prompt(messages).tokens
+        anchor = rt.prompter.chat(talk(messages[:1]), generation=False).tokens
+        tokens = rt.chat_prompt(talk(messages)).tokens
         return len(tokens) - common_prefix(tokens, anchor)
 
     with running(engine, mode, tmp_path) as rt:
@@ -372,7 +373,7 @@ def test_mlx_branches_leave_each_other_as_they_were(engines: Engines, tmp_path: 
     with running(engine, mode, tmp_path) as rt:
 
         def turn(messages: Messages, unsettled: int = 0, **options: Any) -> Answer:
-            cost = oracle.cost(rt.chat_prompt(messages).tokens)
+            cost = oracle.cost(rt.chat_prompt(talk(messages)).tokens)
             answer = ask(rt, messages, **options)
             assert answer.report.computed <= 1.02 * cost + 64 + (unsettled if mode == "exact" else 0)
             oracle.learn(answer)

@@ -19,6 +19,7 @@ from headstart.interfaces.engine import Sampling
 from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 from live import serving, wait_until
+from talks import talk
 
 CLIENTS = 64
 WORDS = "stone river garden letter bridge market winter music harbour engine".split()
@@ -100,7 +101,7 @@ def test_clients_that_abort_at_random(tiny_model: Path, seconds: float) -> None:
     with Runtime(LlamaEngine.load(cold, grid=64), cold) as rt:
         for (number, seed, tokens), text in answers.items():
             request = Request(
-                rt.chat_prompt(conversation(number)),
+                rt.chat_prompt(talk(conversation(number))),
                 sampling=Sampling(temperature=0.9, seed=seed),
                 max_tokens=tokens,
                 reuse=False,

@@ -16,6 +16,7 @@ from headstart.errors import (
 )
 from headstart.interfaces.engine import Sampling
 from headstart.library.headstart import AsyncStream, Headstart, Reply, Stream, open
+from headstart.output.parser import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 from headstart.version import __version__
 
 __all__ = [
@@ -30,11 +31,15 @@ __all__ = [
     "ModelError",
     "NotFound",
     "Overloaded",
+    "ReasoningDelta",
     "Reply",
     "RequestError",
     "Sampling",
     "Settings",
     "Stream",
+    "TextDelta",
+    "ToolCallDelta",
+    "ToolCallStart",
     "Unavailable",
     "__version__",
     "open",

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from headstart.chat.conversation import Dialogue
-from headstart.chat.messages import Conversation, dialogue_of
+from headstart.chat.messages import ChatBody, conversation_of
 from headstart.chat.normalize import RULES, Ground, normalise
 from headstart.chat.reply_memory import Line, Recall
+from headstart.interfaces.conversation import Conversation
 from headstart.output.canonical_json import canonical_tool
 from headstart.prompt.chat_template import Template
 from headstart.templates import of_model
@@ -79,13 +79,15 @@ class Client:
         self.template = Template(template, {})
         self.keep = keep
 
-    def dialogue(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, salt: str = "") -> Dialogue:
-        form = Conversation.model_validate({"messages": messages, "tools": tools})
-        return normalise(dialogue_of(form, salt), Ground(self.template, self.recall), self.keep)
+    def conversation(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, salt: str = ""
+    ) -> Conversation:
+        form = ChatBody.model_validate({"messages": messages, "tools": tools})
+        return normalise(conversation_of(form, salt), Ground(self.template, self.recall), self.keep)
 
     def text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, salt: str = "") -> str:
-        said = self.dialogue(messages, tools, salt)
-        return self.template.render(said.messages, tools=said.tools, **said.extra)
+        said = self.conversation(messages, tools, salt)
+        return self.template.render(said.messages, tools=said.tools, variables=said.template_kwargs)
 
 
 SAME: list[tuple[str, str, tuple[Any, Any], tuple[Any, Any]]] = [
@@ -144,11 +146,11 @@ def test_the_billing_line_goes_and_nothing_else() -> None:
     assert client.text([system(lines), user("go")]) == client.text([system("be brief"), user("go")])
     later = [system("be brief"), user(BILLING.format("4ba"))]
     assert BILLING.format("4ba") in client.text(later)  # only the first block of the system prompt is noise
-    assert client.dialogue([system(BILLING.format("4ba")), user("go")]).messages == ({"role": "user", "content": "go"},)
+    assert client.conversation([system(BILLING.format("4ba")), user("go")]).messages == ({"role": "user", "content": "go"},)
 
 
 def test_a_part_that_is_marked_becomes_a_breakpoint() -> None:
-    said = Client().dialogue(
+    said = Client().conversation(
         [system([part("abc", **MARK), part("defg")]), user([part("x"), part("yz", **MARK)]), user("q", **MARK)]
     )
     assert said.breakpoints == ((0, 3), (1, 4), (2, 1))
@@ -157,12 +159,12 @@ def test_a_part_that_is_marked_becomes_a_breakpoint() -> None:
 
 def test_the_last_marks_are_kept() -> None:
     """Each is found by tokenising what is before it: without a bound that is the square of the prompt."""
-    said = Client().dialogue([user([part("x", **MARK)] * 90), user([part("y", **MARK)] * 2)])
+    said = Client().conversation([user([part("x", **MARK)] * 90), user([part("y", **MARK)] * 2)])
     assert said.breakpoints == ((0, 177), (0, 179), (1, 1), (1, 3))
 
 
 def test_marks_of_messages_that_become_one_stay_where_they_were() -> None:
-    said = Client(STRICT).dialogue([user("one", **MARK), user([part("two"), part("three")], **MARK), user("four")])
+    said = Client(STRICT).conversation([user("one", **MARK), user([part("two"), part("three")], **MARK), user("four")])
     assert [message["content"] for message in said.messages] == ["one\n\ntwo\nthree\n\nfour"]
     ends = [said.messages[0]["content"][:at] for _, at in said.breakpoints]
     assert [end.rstrip() for end in ends] == ["one", "one\n\ntwo\nthree"]
@@ -180,11 +182,12 @@ def test_system_messages_that_a_template_refuses_become_a_users() -> None:
 
 def test_system_messages_stay_where_a_template_takes_them() -> None:
     messages = [system("be brief"), user("go"), system("it is late"), user("and?")]
-    assert [message["role"] for message in Client(CHATML).dialogue(messages).messages] == ["system", "user", "system", "user"]
+    found = Client(CHATML).conversation(messages).messages
+    assert [message["role"] for message in found] == ["system", "user", "system", "user"]
 
 
 def test_arguments_that_are_no_json_stay_as_they_are() -> None:
-    said = Client().dialogue([user("go"), call('{"path": ')], [tool(PATHS)])
+    said = Client().conversation([user("go"), call('{"path": ')], [tool(PATHS)])
     assert said.messages[1]["tool_calls"][0]["function"]["arguments"] == '{"path": '
 
 
@@ -193,7 +196,7 @@ def test_a_reply_that_comes_back_without_its_reasoning_gets_it_back(reply: dict[
     client = Client()
     whole = {**reply, "reasoning_content": "let me see"}
     client.recall.reply("", [user("go")], whole)
-    [_, said] = client.dialogue([user("go"), reply], [tool(PATHS)]).messages
+    [_, said] = client.conversation([user("go"), reply], [tool(PATHS)]).messages
     assert said["reasoning_content"] == "let me see"
     assert client.text([user("go"), reply], [tool(PATHS)]) == client.text([user("go"), whole], [tool(PATHS)])
     for end in ("see", "see\n", "\n", whole["reasoning_content"]):
@@ -201,12 +204,12 @@ def test_a_reply_that_comes_back_without_its_reasoning_gets_it_back(reply: dict[
             [user("go"), whole], [tool(PATHS)]
         )
     for other in ("let me", "I see"):
-        [_, said] = client.dialogue([user("go"), {**reply, "reasoning_content": other}], [tool(PATHS)]).messages
+        [_, said] = client.conversation([user("go"), {**reply, "reasoning_content": other}], [tool(PATHS)]).messages
         assert said["reasoning_content"] == other
     edited = {**reply, "content": "not so"}
-    [_, said] = client.dialogue([user("go"), edited], [tool(PATHS)]).messages
+    [_, said] = client.conversation([user("go"), edited], [tool(PATHS)]).messages
     assert "reasoning_content" not in said
-    [_, said] = client.dialogue([user("go"), reply], [tool(PATHS)], salt="another").messages
+    [_, said] = client.conversation([user("go"), reply], [tool(PATHS)], salt="another").messages
     assert "reasoning_content" not in said
 
 
@@ -218,9 +221,9 @@ def test_reasoning_belongs_to_its_place_in_its_conversation() -> None:
     second = [*first, yes, user("sure?")]
     client.recall.reply("", first, {**yes, "reasoning_content": "one"})
     client.recall.reply("", second, {**yes, "reasoning_content": "two"})
-    said = client.dialogue([*second, yes]).messages
+    said = client.conversation([*second, yes]).messages
     assert [message.get("reasoning_content") for message in said] == [None, None, "one", None, "two"]
-    assert "reasoning_content" not in client.dialogue([system("b"), user("sure?"), yes]).messages[2]
+    assert "reasoning_content" not in client.conversation([system("b"), user("sure?"), yes]).messages[2]
 
 
 def test_a_conversation_keeps_the_date_on_which_it_began() -> None:
@@ -232,7 +235,7 @@ def test_a_conversation_keeps_the_date_on_which_it_began() -> None:
     assert "22 Nov 2026" in client.text([system("be brief"), user("something else")])
     assert "22 Nov 2026" in client.text([system("be brief"), user("go")]), "another conversation with this beginning"
     other = Client(DATED, keep=("clock",))
-    assert Client(TOOLS).dialogue([user("go")]).extra == {} == other.dialogue([user("go")]).extra
+    assert Client(TOOLS).conversation([user("go")]).template_kwargs == {} == other.conversation([user("go")]).template_kwargs
 
 
 def test_recall_is_bounded() -> None:

@@ -25,6 +25,7 @@ from headstart.errors import ConfigError, EngineError, ModelError
 from headstart.interfaces.engine import GREEDY, Sampling, Span, Step
 from headstart.prompt.builder import Prompter
 from headstart.prompt.chat_template import Template
+from talks import talk
 
 EXACT_TEXTS = [
     "plain",
@@ -69,7 +70,7 @@ def test_tokenising_in_pieces_equals_tokenising_whole(demo: LlamaEngine) -> None
     for text in EXACT_TEXTS:
         for role in ("user", "assistant"):
             messages = [{"role": "system", "content": text}, {"role": role, "content": text}]
-            prompt = prompter.chat(messages)
+            prompt = prompter.chat(talk(messages))
             assert prompt.tokens.tolist() == tokenizer.tokenize_special(prompt.text)
             assert b"".join(map(tokenizer.piece, prompt.tokens.tolist())).decode() == prompt.text
 

@@ -19,6 +19,7 @@ from headstart.interfaces.tokens import Tokens, common_prefix
 from headstart.prompt.builder import Prompt, Prompter
 from headstart.prompt.chat_template import Template
 from headstart.testing.fake_engine import CHATML, FakeTokenizer
+from talks import talk
 
 PROMPTER = Prompter(FakeTokenizer(), Template(CHATML, {}))
 GRID = 8
@@ -28,7 +29,7 @@ def prompt(*contents: str, roles: str = "sua", **options: Any) -> Prompt:
     names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
     order = roles[:1] + (roles[1:] * len(contents))[: len(contents) - 1]
     return PROMPTER.chat(
-        [{"role": names[role], "content": content} for role, content in zip(order, contents, strict=True)], **options
+        talk([{"role": names[role], "content": content} for role, content in zip(order, contents, strict=True)], **options)
     )
 
 
@@ -257,7 +258,7 @@ def test_ids_of_calls_are_no_difference_unless_they_are_written(writes: bool) ->
             {"role": "tool", "tool_call_id": id, "content": result},
             {"role": "user", "content": "Then tell me about each of these files."},
         ]
-        return prompter.chat(messages)
+        return prompter.chat(talk(messages))
 
     first, second = asked("one", "README"), asked("two", "LICENSE")
     assert first.source is not None

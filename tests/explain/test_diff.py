@@ -14,6 +14,7 @@ from headstart.explain.record import Record
 from headstart.prompt.builder import Prompt, Prompter
 from headstart.prompt.chat_template import Template
 from headstart.testing.fake_engine import CHATML, FakeTokenizer
+from talks import talk
 
 PROMPTER = Prompter(FakeTokenizer(), Template(CHATML, {}))
 TEXT = st.text("ab\n", max_size=60)
@@ -25,7 +26,7 @@ def record(prompt: Prompt, reply: str = "", **options: Any) -> Record:
 
 def chat(*contents: str, prompter: Prompter = PROMPTER) -> Prompt:
     roles = ("system", "user", "assistant", "user")
-    return prompter.chat([{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)])
+    return prompter.chat(talk([{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]))
 
 
 def parting(ours: Prompt, theirs: Prompt) -> Difference:
@@ -62,7 +63,7 @@ def test_difference_is_placed_in_its_message() -> None:
 @pytest.mark.parametrize("template", [CHATML, CHATML.replace("message['content'] or ''", "(message['content'] or '') | trim")])
 def test_blanks_before_a_message_count(template: str) -> None:
     prompter = Prompter(FakeTokenizer(), Template(template, {}))
-    ours, theirs = (prompter.chat([{"role": "user", "content": f"  hello {who}"}]) for who in ("world", "there"))
+    ours, theirs = (prompter.chat(talk([{"role": "user", "content": f"  hello {who}"}])) for who in ("world", "there"))
     found = parting(ours, theirs)
     assert (found.message, found.character) == (0, 8)
 
@@ -70,10 +71,10 @@ def test_blanks_before_a_message_count(template: str) -> None:
 def test_messages_are_counted_as_they_were_sent_also_where_some_were_dropped() -> None:
     ours = Prompter(FakeTokenizer(), Template(CHATML, {}))
     chat = [{"role": "user" if number % 2 == 0 else "assistant", "content": f"{number} " * 20} for number in range(9)]
-    prompt = ours.slide(chat, 400)
+    prompt = ours.slide(talk(chat), 400)
     assert prompt.dropped
     changed = [*chat[:-1], {"role": "user", "content": "8 8 9"}]
-    found = parting(prompt, ours.slide(changed, 400))
+    found = parting(prompt, ours.slide(talk(changed), 400))
     assert (found.message, found.character) == (8, 4)
 
 

@@ -16,7 +16,9 @@ import pytest
 
 import headstart
 from headstart.serving.runtime import Runtime
-from headstart.testing.fake_engine import FakeEngine
+from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
+from scripted import Scripted
+from templates import TOOLS
 
 CHAT = [{"role": "user", "content": "Tell me of the sea."}]
 ENDLESS = {"temperature": 0.0, "logit_bias": {257: -1000.0, 258: -1000.0}}  # the fake model's end tokens
@@ -236,7 +238,7 @@ def test_refused_text(hs: headstart.Headstart) -> None:
         (lambda hs: hs.chat(CHAT, max_new_tokens=5), "did you mean max_tokens?"),
         (lambda hs: hs.chat(CHAT, tool=[]), "did you mean tools?"),
         (lambda hs: hs.chat(CHAT, steam=True), "did you mean stream?"),
-        (lambda hs: hs.chat(CHAT, xyzzy=1), "there are salt, max_tokens, stop,.* tools, template."),
+        (lambda hs: hs.chat(CHAT, xyzzy=1), "there are salt, max_tokens, stop,.* tools, tool_choice, template."),
         (lambda hs: hs.chat(CHAT, max_token=5, temprature=0), "max_tokens?.*option temprature: did you mean temperature?"),
         (lambda hs: hs.complete("a", repetition_penalty=1.1), "did you mean repeat_penalty?"),
         (lambda hs: asyncio.run(hs.achat(CHAT, top_n=5)), "did you mean top_"),
@@ -486,3 +488,87 @@ def test_what_cannot_be_followed_names_its_option(
     assert caught.value.param == param
     assert words in caught.value.message
     assert idle(hs)
+
+
+# ── parsed replies ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+LOOK_UP = {
+    "type": "function",
+    "function": {"name": "look_up", "parameters": {"type": "object", "properties": {"word": {"type": "string"}}}},
+}
+THINKS_AND_CALLS = (
+    "<think>\nwhich word?\n</think>\n\nLooking."
+    '<tool_call>\n{"name": "look_up", "arguments": {"word": "sea"}}\n</tool_call>'
+)
+
+
+@pytest.fixture
+def scripted() -> Iterator[tuple[headstart.Headstart, Scripted]]:
+    engine = Scripted(FakeEngine(slots=2, ctx=2048, tokenizer=FakeTokenizer(chat_template=TOOLS)))
+    with headstart.Headstart(Runtime(engine)) as made:
+        yield made, engine
+
+
+def test_a_reply_is_parsed_as_over_http(scripted: tuple[headstart.Headstart, Scripted]) -> None:
+    hs, engine = scripted
+    engine.say(THINKS_AND_CALLS)
+    reply = hs.chat(CHAT, tools=[LOOK_UP])
+    assert (reply.text, reply.reasoning, reply.finish_reason) == ("Looking.", "which word?", "tool_calls")
+    [call] = reply.tool_calls
+    assert call["function"] == {"name": "look_up", "arguments": '{"word": "sea"}'}
+    assert reply.message == {
+        "role": "assistant",
+        "content": "Looking.",
+        "reasoning_content": "which word?",
+        "tool_calls": [call],
+    }
+
+
+def test_its_message_goes_on(scripted: tuple[headstart.Headstart, Scripted]) -> None:
+    hs, engine = scripted
+    engine.say(THINKS_AND_CALLS, "It is salt water.")
+    first = hs.chat(CHAT, tools=[LOOK_UP])
+    result = {"role": "tool", "tool_call_id": first.tool_calls[0]["id"], "content": "salt water"}
+    second = hs.chat([*CHAT, first.message, result], tools=[LOOK_UP])
+    assert second.text == "It is salt water."
+    assert second.report.cached >= first.report.prompt
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_deltas_add_up_to_the_reply(scripted: tuple[headstart.Headstart, Scripted], way: str) -> None:
+    hs, engine = scripted
+    engine.say(THINKS_AND_CALLS, THINKS_AND_CALLS)
+    stream = hs.chat(CHAT, tools=[LOOK_UP], stream=True)
+    if way == "sync":
+        deltas = list(stream.deltas())
+    else:
+
+        async def read() -> list[object]:
+            return [delta async for delta in (await hs.achat(CHAT, tools=[LOOK_UP], stream=True)).deltas()]
+
+        list(stream)
+        deltas = asyncio.run(read())
+    thought = "".join(one.text for one in deltas if isinstance(one, headstart.ReasoningDelta))
+    said = "".join(one.text for one in deltas if isinstance(one, headstart.TextDelta))
+    arguments = "".join(one.text for one in deltas if isinstance(one, headstart.ToolCallDelta))
+    assert (thought, said, arguments) == ("which word?", "Looking.", '{"word": "sea"}')
+    assert [one.name for one in deltas if isinstance(one, headstart.ToolCallStart)] == ["look_up"]
+
+
+def test_text_alone_is_what_a_stream_yields(scripted: tuple[headstart.Headstart, Scripted]) -> None:
+    hs, engine = scripted
+    engine.say(THINKS_AND_CALLS)
+    assert "".join(hs.chat(CHAT, tools=[LOOK_UP], stream=True)) == "Looking."
+
+
+@pytest.mark.parametrize("choice", ["another", 3, ""])
+def test_a_tool_that_does_not_exist_cannot_be_required(hs: headstart.Headstart, choice: object) -> None:
+    with pytest.raises(headstart.InvalidRequest, match="tool_choice"):
+        hs.chat(CHAT, tools=[LOOK_UP], tool_choice=choice)  # type: ignore[call-overload]
+
+
+def test_a_tool_can_be_required(scripted: tuple[headstart.Headstart, Scripted]) -> None:
+    hs, _ = scripted
+    reply = hs.chat(CHAT, tools=[LOOK_UP], tool_choice="look_up", max_tokens=400, temperature=0.0)
+    assert [call["function"]["name"] for call in reply.tool_calls][:1] in (["look_up"], [])
+    assert reply.finish_reason in ("tool_calls", "length")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headstart.output.parser import Arguments, Calling, Parser, Piece, Said, Thought, message_of
+from headstart.output.parser import Parser, ReasoningDelta, ReplyDelta, TextDelta, ToolCallDelta, ToolCallStart, message_of
 from headstart.prompt.family_detection import FAMILIES, GENERIC, PLAIN, REASONINGS, THINK, Family
 
 BY_NAME = {family.name: family for family in (*FAMILIES, GENERIC, PLAIN)}
@@ -36,7 +36,7 @@ TOOL = {
 
 def parse(
     family: str | Family, *parts: str, tools: Any = (TOOL,), thinking: bool = False, cut: bool = False
-) -> list[Piece]:
+) -> list[ReplyDelta]:
     parser = Parser(family if isinstance(family, Family) else BY_NAME[family], tools=tools, thinking=thinking)
     pieces = [piece for part in parts for piece in parser.feed(part)]
     return pieces + parser.end(cut=cut)
@@ -255,17 +255,17 @@ def test_words_are_said_also_where_a_mark_might_begin_with_them() -> None:
     assert told(granite, "Hm. Here is", thinking=True, cut=True) == ("", "Hm. Here is", [])
 
 
-def joined(pieces: list[Piece]) -> list[tuple[Any, ...]]:
+def joined(pieces: list[ReplyDelta]) -> list[tuple[Any, ...]]:
     """Pieces without the seams between those of one kind."""
     whole: list[list[Any]] = []
     for piece in pieces:
         match piece:
-            case Calling(index, name):
+            case ToolCallStart(index, name):
                 whole.append(["call", index, name])
-            case Arguments(index, text):
+            case ToolCallDelta(index, text):
                 key = ["arguments", index]
                 whole.append([*key, text]) if not whole or whole[-1][:2] != key else whole[-1].append(text)
-            case Said(text) | Thought(text):
+            case TextDelta(text) | ReasoningDelta(text):
                 kind = [type(piece).__name__]
                 whole.append([*kind, text]) if not whole or whole[-1][:1] != kind else whole[-1].append(text)
     return [(parts[0], "".join(map(str, parts[1:]))) for parts in whole]
@@ -333,7 +333,7 @@ def test_no_cut_matters(name: str, reply: str, cuts: list[int], tools: bool, thi
 def test_what_is_no_call_is_text(name: str, reply: str) -> None:
     """Without a call and without reasoning, what goes out is what came in."""
     pieces = parse(BY_NAME[name], reply)
-    if all(isinstance(piece, Said) for piece in pieces) and "think" not in reply.lower():
+    if all(isinstance(piece, TextDelta) for piece in pieces) and "think" not in reply.lower():
         assert message_of(pieces)["content"] == reply
 
 
@@ -359,27 +359,27 @@ def test_nothing_that_a_model_writes_is_an_error() -> None:
 
 def test_text_without_tools_goes_out_as_it_comes() -> None:
     parser = Parser(BY_NAME["hermes"])
-    assert parser.feed("a ") == [Said("a ")]
-    assert parser.feed("\n<tool") == [Said("\n<tool")]
+    assert parser.feed("a ") == [TextDelta("a ")]
+    assert parser.feed("\n<tool") == [TextDelta("\n<tool")]
 
 
 def test_arguments_stream_as_they_are_written() -> None:
     parser = Parser(BY_NAME["hermes"], tools=True)
-    assert parser.feed('Well <tool_call>\n{"name": "f", "argu') == [Said("Well")]
-    assert parser.feed('ments": {"a": "x') == [Calling(0, "f"), Arguments(0, '{"a": "x')]
-    assert parser.feed('y}"') == [Arguments(0, 'y}"')]
-    assert parser.feed("}}\n</tool_call> ") == [Arguments(0, "}")]
+    assert parser.feed('Well <tool_call>\n{"name": "f", "argu') == [TextDelta("Well")]
+    assert parser.feed('ments": {"a": "x') == [ToolCallStart(0, "f"), ToolCallDelta(0, '{"a": "x')]
+    assert parser.feed('y}"') == [ToolCallDelta(0, 'y}"')]
+    assert parser.feed("}}\n</tool_call> ") == [ToolCallDelta(0, "}")]
     assert parser.end() == []
 
 
 def test_text_streams_but_for_the_beginning_of_a_mark() -> None:
     parser = Parser(BY_NAME["hermes"], tools=True)
-    assert parser.feed("a < b") == [Said("a < b")]
+    assert parser.feed("a < b") == [TextDelta("a < b")]
     assert parser.feed(" <tool") == []
-    assert parser.feed("s>") == [Said(" <tools>")]
+    assert parser.feed("s>") == [TextDelta(" <tools>")]
     llama = Parser(BY_NAME["llama"], tools=True)
     assert llama.feed('{"name": "Bob", "a') == []
-    assert llama.feed('ge": 3}') == [Said('{"name": "Bob", "age": 3}')]
+    assert llama.feed('ge": 3}') == [TextDelta('{"name": "Bob", "age": 3}')]
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_reasoning_of_harmony() -> None:
     assert told("harmony", reply) == ("Yes.", "Hm.", [])
     assert told("harmony", "Just text.") == ("Just text.", "", [])
     parser = Parser(BY_NAME["harmony"])
-    assert parser.feed("Just") == [Said("Just")]
+    assert parser.feed("Just") == [TextDelta("Just")]
 
 
 @pytest.mark.parametrize(
@@ -531,5 +531,5 @@ def test_what_is_too_long_for_a_name_is_text_at_once(blank: str) -> None:
     """Else each further character would be read together with all before it."""
     text = f"<|tool_call_start|>[{blank}{'a' * 1000}"
     parser = Parser(BY_NAME["lfm"], tools=[TOOL])
-    assert "".join(piece.text for piece in parser.feed(text) if isinstance(piece, Said)) == text
+    assert "".join(piece.text for piece in parser.feed(text) if isinstance(piece, TextDelta)) == text
     assert told("lfm", *text, "(b=2)]<|tool_call_end|>") == (f"{text}(b=2)]<|tool_call_end|>", "", [])

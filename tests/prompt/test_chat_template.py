@@ -14,8 +14,9 @@ FALLBACK = of_model(None).source
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def render(source: str, **extra: object) -> str:
-    return Template(source, NAMES, now=lambda: datetime(2024, 2, 3, 4, 5)).render(HELLO, **extra)
+def render(source: str, generation: bool = True, **variables: object) -> str:
+    template = Template(source, NAMES, now=lambda: datetime(2024, 2, 3, 4, 5))
+    return template.render(HELLO, generation=generation, variables=variables)
 
 
 def test_fallback_is_chatml() -> None:

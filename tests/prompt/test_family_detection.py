@@ -13,6 +13,7 @@ from headstart.prompt.chat_template import Template
 from headstart.prompt.family_detection import FAMILIES, GENERIC, PLAIN, THINK, Family, adapt, family_of
 from headstart.templates import of_model
 from headstart.testing.fake_engine import CHATML, FakeTokenizer
+from talks import talk
 from templates import REASONING, TOOLS
 
 FALLBACK = of_model(None).source
@@ -274,7 +275,7 @@ def test_a_prompt_has_results_and_the_users_words_as_its_template_takes_them(ref
     loop = "{%- for message in messages %}"
     assert loop in FALLBACK
     source = FALLBACK.replace(loop, loop + refusal)
-    prompt = Prompter(FakeTokenizer(), Template(source, {})).chat(TALK[:6], tools=[TOOL])
+    prompt = Prompter(FakeTokenizer(), Template(source, {})).chat(talk(TALK[:6], tools=[TOOL]))
     assert f"rainy\n</tool_response>{behind}Sure?<|im_end|>" in prompt.text
 
 

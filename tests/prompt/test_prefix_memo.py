@@ -9,14 +9,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from headstart.interfaces.conversation import Message
 from headstart.interfaces.engine import Control
 from headstart.interfaces.tokens import as_tokens
 from headstart.prompt.builder import Prompt, Prompter
-from headstart.prompt.chat_template import Message, Template
+from headstart.prompt.chat_template import Template
 from headstart.prompt.prefix_memo import Beginning, Beginnings
 from headstart.prompt.reply_tokens import Spellings
 from headstart.prompt.special_tokens import Pieces
 from headstart.testing.fake_engine import CHATML, END, START, STOP, FakeTokenizer
+from talks import talk
 
 WORDS = ["the ", "he", "wor", "ld", "world"]
 LONGER = Control(START.text + "assistant", 259)
@@ -63,7 +65,7 @@ class Talks(RuleBasedStateMachine):
     @rule(reply=SPOKEN)
     def reply(self, reply: str) -> None:
         """By its bytes, as the tokenizer never would."""
-        self.ours.remember(self.ours.chat(self.chat), reply, list(reply.encode()))
+        self.ours.remember(self.ours.chat(talk(self.chat)), reply, list(reply.encode()))
         self.chat.append({"role": "assistant", "content": reply})
 
     @rule(cut=st.integers(1, 6))
@@ -77,16 +79,16 @@ class Talks(RuleBasedStateMachine):
 
     @rule()
     def forget(self) -> None:
-        self.ours.forget(self.chat)
+        self.ours.forget(talk(self.chat))
 
     @rule(spelled=st.booleans(), salt=st.sampled_from(["", "b"]))
     def ask(self, spelled: bool, salt: str) -> None:
-        ours, plain = (one.chat(self.chat, spelled=spelled, salt=salt) for one in (self.ours, self.plain))
+        ours, plain = (one.chat(talk(self.chat, salt=salt), spelled=spelled) for one in (self.ours, self.plain))
         assert told(ours) == told(plain)
 
     @invariant()
     def the_same_prompt(self) -> None:
-        assert told(self.ours.chat(self.chat)) == told(self.plain.chat(self.chat))
+        assert told(self.ours.chat(talk(self.chat))) == told(self.plain.chat(talk(self.chat)))
 
 
 class TalksFromBos(Talks):
@@ -122,9 +124,9 @@ def assistant(content: str) -> Message:
 
 def test_a_longer_conversation_is_split_where_it_is_new(begins: list[int]) -> None:
     ours = prompter(tokenizer_of(START, END, STOP), Spellings())
-    first = ours.chat([user("the world"), assistant("hello"), user("and now?")])
-    ours.chat([user("the world"), assistant("hello"), user("and then?")])
-    ours.chat([user("the world"), assistant("hello"), user("and now?"), assistant("a"), user("b")])
+    first = ours.chat(talk([user("the world"), assistant("hello"), user("and now?")]))
+    ours.chat(talk([user("the world"), assistant("hello"), user("and then?")]))
+    ours.chat(talk([user("the world"), assistant("hello"), user("and now?"), assistant("a"), user("b")]))
     until = first.text.index("user\nand now?")
     assert begins == [0, until, until]
 
@@ -132,21 +134,21 @@ def test_a_longer_conversation_is_split_where_it_is_new(begins: list[int]) -> No
 def test_replies_in_other_conversations_change_nothing(begins: list[int]) -> None:
     """Nor those behind what is remembered."""
     ours = prompter(tokenizer_of(START, END, STOP), Spellings())
-    other = ours.chat([user("else")])
+    other = ours.chat(talk([user("else")]))
     ours.remember(other, "the world", list(b"the world"))
     chat = [user("the world"), assistant("hello"), user("and now?")]
-    prompt = ours.chat(chat)
+    prompt = ours.chat(talk(chat))
     until = prompt.text.index("user\nand now?")
     begins.clear()
     ours.remember(other, "the he", list(b"the he"))
     ours.remember(prompt, "the he", list(b"the he"))
     begins.clear()
-    ours.chat([*chat, assistant("the he"), user("b")])
+    ours.chat(talk([*chat, assistant("the he"), user("b")]))
     assert begins == [until]
     begins.clear()
-    ours.remember(ours.chat(chat[:1]), "hello", list(b"hello"))
+    ours.remember(ours.chat(talk(chat[:1])), "hello", list(b"hello"))
     begins.clear()
-    ours.chat([*chat, assistant("the he"), user("c")])
+    ours.chat(talk([*chat, assistant("the he"), user("c")]))
     assert begins == [0], "its first reply is spelled otherwise now"
 
 
@@ -156,40 +158,40 @@ def test_what_is_in_use_keeps_its_spelling() -> None:
     spellings = Spellings(limit=2)
     ours = prompter(tokenizer, spellings)
     chat: list[Message] = [user("the world")]
-    ours.remember(ours.chat(chat), "the he", list(b"the he"))
+    ours.remember(ours.chat(talk(chat)), "the he", list(b"the he"))
     chat += [assistant("the he"), user("more")]
     for number in range(5):
-        tokens = ours.chat([*chat, user(f"{number}")]).tokens.tolist()
+        tokens = ours.chat(talk([*chat, user(f"{number}")])).tokens.tolist()
         assert [END.id, *b"\n", START.id, *b"assistant\nthe he", END.id] in [tokens[at : at + 20] for at in range(len(tokens))]
-        ours.remember(ours.chat([user(f"{number}")]), "the", list(b"the"))
+        ours.remember(ours.chat(talk([user(f"{number}")])), "the", list(b"the"))
 
 
 def test_spelled_and_not_are_kept_apart() -> None:
     tokenizer, spellings = tokenizer_of(START, END, STOP), Spellings()
     shared, plain = prompter(tokenizer, spellings), prompter(tokenizer, spellings, memo_bytes=0)
     chat: list[Message] = [user("the world")]
-    shared.remember(shared.chat(chat), "the he", list(b"the he"))
+    shared.remember(shared.chat(talk(chat)), "the he", list(b"the he"))
     chat += [assistant("the he"), user("more")]
     for spelled in (True, False, True, False):
-        assert told(shared.chat(chat, spelled=spelled)) == told(plain.chat(chat, spelled=spelled))
+        assert told(shared.chat(talk(chat), spelled=spelled)) == told(plain.chat(talk(chat), spelled=spelled))
 
 
 def test_what_is_remembered_at_once_is_forgotten_too() -> None:
     ours = prompter(tokenizer_of(START, END, STOP), Spellings())
     chat: list[Message] = [user("the world")]
-    [learned] = ours.remember(ours.chat(chat), "the he", list(b"the he"))
+    [learned] = ours.remember(ours.chat(talk(chat)), "the he", list(b"the he"))
     chat += [assistant("the he"), user("more")]
-    ours.chat(chat)
-    assert ours.forget(chat) == [learned.key]
-    assert list(b"the he") not in [ours.chat(chat).tokens.tolist()[at:][:6] for at in range(40)]
+    ours.chat(talk(chat))
+    assert ours.forget(talk(chat)) == [learned.key]
+    assert list(b"the he") not in [ours.chat(talk(chat)).tokens.tolist()[at:][:6] for at in range(40)]
 
 
 def test_no_control_token_reaches_over_what_is_remembered() -> None:
     ours, spellings = tokenizer_of(START, END, STOP, LONGER), Spellings()
     shared = prompter(ours, spellings)
-    shared.chat([user("a"), user("b")])
+    shared.chat(talk([user("a"), user("b")]))
     chat = [user("a"), assistant("b")]
-    assert told(shared.chat(chat)) == told(prompter(ours, spellings, memo_bytes=0).chat(chat))
+    assert told(shared.chat(talk(chat))) == told(prompter(ours, spellings, memo_bytes=0).chat(talk(chat)))
 
 
 def test_the_least_recently_used_go_first() -> None:

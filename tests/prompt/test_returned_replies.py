@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from headstart.interfaces.conversation import Message
 from headstart.interfaces.engine import Control
 from headstart.output.parser import Parser, message_of
 from headstart.prompt.builder import Prompter
-from headstart.prompt.chat_template import Message, Template
+from headstart.prompt.chat_template import Template
 from headstart.testing.fake_engine import FakeTokenizer
+from talks import talk
 from templates import REASONING, TOOLS
 
 READ = {
@@ -49,7 +51,7 @@ REPLIES = [
 @pytest.mark.parametrize("reply", REPLIES)
 def test_a_reply_goes_on_with_the_tokens_that_it_is_made_of(reply: str) -> None:
     ours = prompter()
-    first = ours.chat(ASK, tools=[READ])
+    first = ours.chat(talk(ASK, tools=[READ]))
     tokens = list(reply.encode())
     message = reply_of(ours, first, reply)
     ours.remember(first, reply, tokens, message)
@@ -57,20 +59,20 @@ def test_a_reply_goes_on_with_the_tokens_that_it_is_made_of(reply: str) -> None:
     made = [*first.tokens.tolist(), *tokens]
     if answer["role"] == "user" and "reasoning_content" in message:
         answer = {"role": "assistant", "content": "more"}  # a user's would have it stripped
-    following = ours.chat([*ASK, message, answer], tools=[READ])
+    following = ours.chat(talk([*ASK, message, answer], tools=[READ]))
     assert following.tokens.tolist()[: len(made)] == made
-    plain = prompter(spelling=False).chat([*ASK, message, answer], tools=[READ])
+    plain = prompter(spelling=False).chat(talk([*ASK, message, answer], tools=[READ]))
     assert following.text == plain.text
 
 
 def test_what_a_template_strips_is_not_put_back() -> None:
     """Tokens of reasoning that the text no longer has would be other tokens than those that were asked for."""
     ours = prompter()
-    first = ours.chat(ASK, tools=[READ])
+    first = ours.chat(talk(ASK, tools=[READ]))
     reply = "<think>\nhm\n</think>\n\nSo be it."
     ours.remember(first, reply, list(reply.encode()), reply_of(ours, first, reply))
     told = [*ASK, {"role": "assistant", "content": "So be it."}, {"role": "user", "content": "on"}]
-    assert ours.chat(told, tools=[READ]).tokens.tolist() == prompter().chat(told, tools=[READ]).tokens.tolist()
+    assert ours.chat(talk(told, tools=[READ])).tokens.tolist() == prompter().chat(talk(told, tools=[READ])).tokens.tolist()
 
 
 STRIPS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}" + (
@@ -80,12 +82,12 @@ STRIPS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_e
 
 def test_a_template_that_writes_no_reasoning_at_all_learns_nothing_of_it() -> None:
     ours = prompter(STRIPS)
-    first = ours.chat(ASK)
+    first = ours.chat(talk(ASK))
     reply = "<think>hm</think>So be it."
     message = {"role": "assistant", "content": "So be it.", "reasoning_content": "hm"}
     ours.remember(first, reply, list(reply.encode()), message)
     told = [*ASK, message, {"role": "user", "content": "on"}]
-    assert ours.chat(told).tokens.tolist() == prompter(STRIPS).chat(told).tokens.tolist()
+    assert ours.chat(talk(told)).tokens.tolist() == prompter(STRIPS).chat(talk(told)).tokens.tolist()
 
 
 TRIMS = (
@@ -97,39 +99,39 @@ TRIMS = (
 def test_what_only_means_the_same_stands_for_nothing_else() -> None:
     """Blanks that a template trims are in the tokens: a text that begins like the reply must not get them."""
     ours = prompter(TRIMS)
-    first = ours.chat(ASK)
+    first = ours.chat(talk(ASK))
     reply = "One\n\n\n"
     ours.remember(first, reply, list(reply.encode()), {"role": "assistant", "content": reply})
     made = [*first.tokens.tolist(), *reply.encode()]
-    back = ours.chat([*ASK, {"role": "assistant", "content": reply}, *ASK])
+    back = ours.chat(talk([*ASK, {"role": "assistant", "content": reply}, *ASK]))
     assert back.tokens.tolist()[: len(made)] == made
     for told in ("Onerous duty", "One"):
         other = {"role": "assistant", "content": told}
         text = [*ASK, other, *ASK]
         if told != "One":
-            assert ours.chat(text).tokens.tolist() == prompter(TRIMS).chat(text).tokens.tolist()
-        begun = ours.chat(ASK, begun=told)
-        assert begun.tokens.tolist() == prompter(TRIMS).chat(ASK, begun=told).tokens.tolist()
+            assert ours.chat(talk(text)).tokens.tolist() == prompter(TRIMS).chat(talk(text)).tokens.tolist()
+        begun = ours.chat(talk(ASK, prefill=told))
+        assert begun.tokens.tolist() == prompter(TRIMS).chat(talk(ASK, prefill=told)).tokens.tolist()
 
 
 def test_a_reply_that_the_caller_began_goes_on_there() -> None:
     ours = prompter()
-    begun = ours.chat(ASK, begun="Once upon")
-    assert begun.text == ours.chat(ASK).text + "Once upon"
+    begun = ours.chat(talk(ASK, prefill="Once upon"))
+    assert begun.text == ours.chat(talk(ASK)).text + "Once upon"
     reply = " a time"
     ours.remember(begun, reply, list(reply.encode()), {"role": "assistant", "content": "Once upon a time"})
-    following = ours.chat([*ASK, {"role": "assistant", "content": "Once upon a time"}, *ASK])
+    following = ours.chat(talk([*ASK, {"role": "assistant", "content": "Once upon a time"}, *ASK]))
     made = [*begun.tokens.tolist(), *reply.encode()]
     assert following.tokens.tolist()[: len(made)] == made
-    thinking = prompter(REASONING).chat(ASK, begun="So")
+    thinking = prompter(REASONING).chat(talk(ASK, prefill="So"))
     assert thinking.text.endswith("<think>\n\n</think>\n\nSo")
 
 
 def test_breakpoints_are_positions_in_tokens() -> None:
     ours = prompter()
     chat: list[Message] = [{"role": "system", "content": "abcdef"}, *ASK]
-    marks = ours.chat(chat, breakpoints=[(0, 3), (1, 4), (9, 1)]).landmarks.breakpoints
-    text = ours.chat(chat).text
+    marks = ours.chat(talk(chat, breakpoints=[(0, 3), (1, 4), (9, 1)])).landmarks.breakpoints
+    text = ours.chat(talk(chat)).text
     controls = {control.text: 1 for control in ours.tokenizer.controls}
 
     def tokens(upto: int) -> int:
@@ -146,9 +148,9 @@ def test_the_turn_is_where_the_first_reply_to_it_begins() -> None:
     called: list[Message] = [{"role": "assistant", "content": "Let me see."}, {"role": "tool", "content": "three"}]
     late: Message = {"role": "system", "content": "It is May."}
     for asked in (ASK, [*ASK, late], [*ASK, late, late]):
-        first = ours.chat(asked)
+        first = ours.chat(talk(asked))
         assert first.landmarks.turn == first.landmarks.header
-        following = ours.chat([*asked, *called]).landmarks
+        following = ours.chat(talk([*asked, *called])).landmarks
         assert following.turn == first.landmarks.turn < following.header
 
 
@@ -156,9 +158,9 @@ def test_breakpoints_move_with_their_messages_when_a_conversation_slides() -> No
     ours = prompter()
     said: list[Message] = [{"role": ("user", "assistant")[at % 2], "content": f"{at} " * 20} for at in range(9)]
     chat: list[Message] = [{"role": "system", "content": "abcdef"}, *said]
-    slid = ours.slide(chat, 400, breakpoints=[(0, 3), (1, 5), (9, 4)])
+    slid = ours.slide(talk(chat, breakpoints=[(0, 3), (1, 5), (9, 4)]), 400)
     assert slid.dropped
     kept = [chat[0], *chat[1 + slid.dropped :]]
-    expected = ours.chat(kept, breakpoints=[(0, 3), (len(kept) - 1, 4)])
+    expected = ours.chat(talk(kept, breakpoints=[(0, 3), (len(kept) - 1, 4)]))
     assert slid.landmarks == expected.landmarks
     assert len(slid.landmarks.breakpoints) == 2

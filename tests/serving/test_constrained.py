@@ -16,6 +16,7 @@ from headstart.serving.job import log_softmax
 from headstart.serving.request import Delta, Failed, Finished
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import CHATML, END, START, STOP, FakeEngine, FakeTokenizer
+from talks import talk
 
 CHAT = [system("You write codes."), user("One, please.")]
 CODE = Grammar("regex", "[a-z]{3}-[0-9]{3}")
@@ -151,12 +152,12 @@ def test_a_call_that_comes_back_goes_on_with_the_tokens_that_it_was_made_of() ->
         answer = ask(runtime, CHAT, sampling=spelled_out, **options)
         name = answer.text.split(START.text)[1]
         back = {"role": "assistant", "content": "So: ", "tool_calls": [{"function": {"name": name}}]}
-        prompt = runtime.chat_prompt([*CHAT, back, user("And now?")])
+        prompt = runtime.chat_prompt(talk([*CHAT, back, user("And now?")]))
         said = list(answer.finish.tokens[:-1])
         at = len(answer.prompt)
         assert prompt.tokens[at : at + len(said)].tolist() == said
         assert runtime.engine.tokenizer.tokenize("So: ") != said[:4]
-        plain = runtime.chat_prompt([*CHAT, assistant(answer.text), user("And now?")])
+        plain = runtime.chat_prompt(talk([*CHAT, assistant(answer.text), user("And now?")]))
         assert START.id not in plain.tokens[at : at + len(said)].tolist(), "spelled in content it is plain text"
         follow: Answer = ask(runtime, [*CHAT, back, user("And now?")])
         assert follow.report.computed <= len(prompt) - at - len(said) + runtime.engine.traits.grid

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.serving.detokenizer import Reply
+from headstart.serving.detokenizer import Detokenizer
 
 
-def pieces(*parts: bytes) -> Reply:
-    return Reply(lambda token: parts[token])
+def pieces(*parts: bytes) -> Detokenizer:
+    return Detokenizer(lambda token: parts[token])
 
 
-def run(reply: Reply, count: int) -> list[str]:
+def run(reply: Detokenizer, count: int) -> list[str]:
     out = []
     for token in range(count):
         out.append(reply.push(token))
@@ -34,7 +34,7 @@ def test_a_reply_that_ends_inside_a_character_says_so() -> None:
 
 
 def test_a_stop_text_across_tokens_is_never_delivered() -> None:
-    reply = Reply(lambda token: (b"hello E", b"N", b"D world")[token], ("END",))
+    reply = Detokenizer(lambda token: (b"hello E", b"N", b"D world")[token], ("END",))
     assert run(reply, 3) == ["hello ", "", ""]
     assert reply.stopped_by == "END"
     assert reply.text == "hello "
@@ -42,13 +42,13 @@ def test_a_stop_text_across_tokens_is_never_delivered() -> None:
 
 
 def test_what_only_looked_like_a_stop_text_is_delivered() -> None:
-    reply = Reply(lambda token: (b"E", b"N", b"E", b"MY")[token], ("END",))
+    reply = Detokenizer(lambda token: (b"E", b"N", b"E", b"MY")[token], ("END",))
     assert "".join(run(reply, 4)) == "ENEMY"
     assert reply.delivered() == [0, 1, 2, 3]
 
 
 def test_the_earliest_stop_text_wins() -> None:
-    reply = Reply(lambda token: b"one two three"[token : token + 1], ("three", "two"))
+    reply = Detokenizer(lambda token: b"one two three"[token : token + 1], ("three", "two"))
     assert "".join(run(reply, 13)) == "one "
     assert reply.stopped_by == "two"
 
@@ -58,7 +58,7 @@ def test_streaming_equals_cutting_the_whole(text: str, stops: list[str], width: 
     data = text.encode("utf-8", "ignore")
     text = data.decode()
     parts = [data[i : i + width] for i in range(0, len(data), width)]
-    reply = Reply(lambda token: parts[token], tuple(stops))
+    reply = Detokenizer(lambda token: parts[token], tuple(stops))
     delivered = "".join(run(reply, len(parts)))
     ends = [at for stop in stops if (at := text.find(stop)) >= 0]
     if not ends:

@@ -14,13 +14,14 @@ import pytest
 from harness import Oracle, ask, assistant, converse, submit, system, user
 from headstart.config import Settings
 from headstart.explain.causes import Cause
+from headstart.interfaces.conversation import Message
 from headstart.prefix_cache.reuse_model import About
-from headstart.prompt.chat_template import Message
 from headstart.serving import cache, runtime
 from headstart.serving.request import Started
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from headstart.tiers.disk.format import decode, header_size
+from talks import talk
 
 GRID = 8
 SYSTEM = "You answer in the words of the house, and never in others. " * 4
@@ -94,7 +95,8 @@ def test_how_replies_were_spelled_is_known_after_a_restart(tmp_path: Path) -> No
         assert kinds == {64: respelled, 32: 1}, "spellings, and the conversation's opening"
         db.execute("UPDATE notes SET value = CAST(substr(value, 1, length(value) - 4) || x'01000000' AS BLOB)")
     with opened() as rt, opened(folder=None) as cold:
-        assert rt.chat_prompt(chat[:-1]).tokens.tolist() == cold.chat_prompt(chat[:-1]).tokens.tolist(), "garbage is not used"
+        found, due = (one.chat_prompt(talk(chat[:-1])).tokens.tolist() for one in (rt, cold))
+        assert found == due, "garbage is not used"
     with closing(sqlite3.connect(tmp_path / "index.sqlite")) as db, db:
         db.execute("UPDATE notes SET value = CAST(x'ff' AS TEXT)")
     with opened() as rt:
@@ -187,7 +189,7 @@ def test_a_request_that_is_cancelled_is_known_as_far_as_it_went(tmp_path: Path) 
         pending = submit(rt, [system(SYSTEM), user("a")], max_tokens=1500, ignore_eos=True)
         pending.until(Started)
         pending.handle.cancel()
-        prompt = len(rt.chat_prompt([system(SYSTEM), user("a")]).tokens)
+        prompt = len(rt.chat_prompt(talk([system(SYSTEM), user("a")])).tokens)
         expected = {About.of(prompt // GRID, new=prompt, siblings=-1, reply=-1)}
         known, until = set[About](), time.monotonic() + 10
         while known != expected:
@@ -203,7 +205,7 @@ def test_each_row_is_written_once(tmp_path: Path) -> None:
         for turn in range(10):
             converse(rt, oracle, chat, f"question {turn}")
             written(rt)
-        blocks = len(rt.chat_prompt(chat).tokens) // GRID
+        blocks = len(rt.chat_prompt(talk(chat)).tokens) // GRID
         assert rt.cache.disk.counters["saved"] <= 1.1 * blocks
     with start(tmp_path) as rt:
         ask(rt, chat[:-1])

@@ -19,7 +19,8 @@ from harness import Pending, ask, assistant, submit, system, user
 from headstart.cli.main import main
 from headstart.config import Settings
 from headstart.interfaces.engine import Shape
-from headstart.prefix_cache.blocks import Chain, as_tokens, root_id
+from headstart.interfaces.tokens import as_tokens
+from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.reuse_model import UNKNOWN
 from headstart.serving import scheduler, settle
 from headstart.serving.request import Request, Started

@@ -38,6 +38,7 @@ from headstart.tiers.disk import Disk, Label
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.memory import Memory
 from headstart.tiers.no_disk import NoDisk
+from talks import talk
 
 GRID = 8  # of the fake; a byte is a token there
 ALICE, BOB = (salt(POLICIES["key"], tenant, None, None) for tenant in ("alice", "bob"))
@@ -107,7 +108,7 @@ def test_nobody_waits_for_another_tenants_prompt(other: str, waits: bool) -> Non
     told: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
     with Runtime(FakeEngine(slots=2, ctx=2048, grid=GRID, delay=0.005), Settings(memory_budget=1 << 20)) as rt:
         for name, who in (("first", ALICE), ("second", other)):
-            prompt = rt.chat_prompt([system(SYSTEM * 4), user("a")], salt=who)
+            prompt = rt.chat_prompt(talk([system(SYSTEM * 4), user("a")], salt=who))
             rt.submit(Request(prompt, GREEDY, max_tokens=1), lambda event, name=name: told.put((name, event)))  # type: ignore[misc]
         seen: list[str] = []
         cached: dict[str, int] = {}
@@ -143,7 +144,7 @@ def test_what_is_remembered_of_texts_is_its_tenants_own(overflow: str) -> None:
         asked: dict[str, list[Counter[str]]] = {}
         for who in (ALICE, BOB, ALICE):
             tokenizer.asked.clear()
-            rt.chat_prompt(chat, salt=who) if overflow == "slide" else rt.chat_prompt(chat[:5], salt=who)
+            rt.chat_prompt(talk(chat, salt=who)) if overflow == "slide" else rt.chat_prompt(talk(chat[:5], salt=who))
             asked.setdefault(who, []).append(tokenizer.asked.copy())
         assert asked[BOB][0] == asked[ALICE][0]
         assert not asked[ALICE][1], "hers are remembered"
@@ -158,12 +159,12 @@ def test_how_a_reply_was_spelled_is_its_tenants_own() -> None:
             chat = [user(f"speak {number}")]
             answer = ask(rt, chat, salt=ALICE, max_tokens=24)
             chat += [assistant(answer.text), user("and?")]
-            plain = rt.chat_prompt(chat, salt=ALICE, spelled=False).tokens
-            if not np.array_equal(rt.chat_prompt(chat, salt=ALICE).tokens, plain):
+            plain = rt.chat_prompt(talk(chat, salt=ALICE), spelled=False).tokens
+            if not np.array_equal(rt.chat_prompt(talk(chat, salt=ALICE)).tokens, plain):
                 break
         else:
             pytest.fail("every reply is spelled as the tokenizer does it: nothing was tested")
-        assert np.array_equal(rt.chat_prompt(chat, salt=BOB).tokens, plain)
+        assert np.array_equal(rt.chat_prompt(talk(chat, salt=BOB)).tokens, plain)
         begun = np.array([engine.tokenizer.controls[0].id], "<i4").tobytes().decode()
         heads = [rt.text_prompt("<|im_start|>a", salt="x").head, rt.text_prompt("a", salt=f"x\0{begun[:-1]}").head]
         assert heads[0] != heads[1]

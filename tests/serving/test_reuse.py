@@ -14,6 +14,7 @@ from headstart.interfaces.engine import Engine
 from headstart.serving.request import Progress
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
+from talks import talk
 
 GRID = 8  # of the fake; a byte is a token there
 SYSTEM = "You answer in the words of the house. " * 8
@@ -87,7 +88,7 @@ def test_regenerate_edit_and_back(make: Make, mode: str) -> None:
         edited_last = [*original[:-1], user("something else entirely, if you please")]
         edited_middle = [*original[:3], user("a different second question"), *original[4:]]
         for messages in (original, edited_last, original, edited_middle, original, edited_middle):
-            expected = oracle.cost(rt.chat_prompt(messages).tokens)
+            expected = oracle.cost(rt.chat_prompt(talk(messages)).tokens)
             answer = ask(rt, messages)
             oracle.learn(answer)
             assert answer.report.computed <= bound(rt, expected, inside=True), answer.report
@@ -102,7 +103,7 @@ def test_a_changed_line_in_the_middle_of_the_system_prompt(make: Make, mode: str
         oracle = Oracle()
         for day in ("monday", "tuesday", "monday", "tuesday", "wednesday"):
             messages = [system(prelude(rt) + f"Today is {day}. " + prelude(rt)), user("hello there")]
-            expected = oracle.cost(rt.chat_prompt(messages).tokens)
+            expected = oracle.cost(rt.chat_prompt(talk(messages)).tokens)
             answer = ask(rt, messages)
             oracle.learn(answer)
             assert answer.report.computed <= bound(rt, expected, inside=True)
@@ -112,7 +113,7 @@ def test_four_concurrent_requests_compute_their_prefix_once(make: Make) -> None:
     """Fault: a busy prefix cannot be shared."""
     with make() as rt:
         prompts = [[system(prelude(rt)), user(f"{number} is my number")] for number in range(4)]
-        shared = len(rt.chat_prompt([system(prelude(rt))], generation=False))
+        shared = len(rt.chat_prompt(talk([system(prelude(rt))]), generation=False))
         pending = [submit(rt, messages) for messages in prompts]
         reports = [one.answer().report for one in pending]
         total = sum(report.computed for report in reports)

@@ -25,6 +25,7 @@ from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from histories import cold_logits
+from talks import talk
 from templates import REASONING, TOOLS
 
 HEADER = 24
@@ -95,7 +96,7 @@ def say(rt: Runtime, messages: Messages, reply: str, **options: Any) -> Answer:
     """Asks, has the engine say `reply`, and adds that to the conversation."""
     dictate(rt.engine, reply)
     tools = options.pop("tools", None)
-    prompt = rt.chat_prompt(messages, tools=tools)
+    prompt = rt.chat_prompt(talk(messages, tools=tools))
     answer = Pending(rt, Request(prompt, GREEDY, max_tokens=4096, **options)).answer()
     assert answer.text == reply
     messages.append(assistant(reply))
@@ -108,7 +109,7 @@ def test_a_settled_turn_costs_its_new_message(make: Make, mode: str) -> None:
         oracle, chat = Oracle(), [system(SYSTEM * 8)]
         for turn in range(4):
             chat.append(user(f"question {turn}"))
-            expected = oracle.cost(rt.chat_prompt(chat).tokens)
+            expected = oracle.cost(rt.chat_prompt(talk(chat)).tokens)
             answer = say(rt, chat, SYSTEM * 2)
             oracle.learn(answer)
             assert answer.report.computed <= expected + HEADER + grid(rt)
@@ -157,7 +158,7 @@ def test_a_tool_loop_and_what_the_next_question_strips_of_it(make: Make) -> None
         oracle, chat = Oracle(), [system(SYSTEM * 4), user("Add many numbers.")]
         thought = "<think>\n" + "I need another number for the sum. " * 8 + "\n</think>\n\n"
         for call in range(8):
-            expected = oracle.cost(rt.chat_prompt(chat, tools=CALCULATOR).tokens)
+            expected = oracle.cost(rt.chat_prompt(talk(chat, tools=CALCULATOR)).tokens)
             reply = thought + f'<tool_call>\n{{"name": "add", "arguments": {{"n": {call}}}}}\n</tool_call>'
             answer = say(rt, chat, reply, tools=CALCULATOR)
             oracle.learn(answer)
@@ -184,10 +185,10 @@ def test_the_strip_without_time_to_settle_costs_what_it_leaves(make: Make, monke
                 tools=CALCULATOR,
             )
             chat.append({"role": "tool", "content": f"the sum is {call * 3}", "tool_call_id": f"call_{call}"})
-        start = len(rt.chat_prompt(chat[:2], tools=CALCULATOR))
+        start = len(rt.chat_prompt(talk(chat[:2], tools=CALCULATOR)))
         say(rt, chat, thought + "It is 84.", tools=CALCULATOR)
         chat.append(user("And now?"))
-        left = len(rt.chat_prompt(chat, tools=CALCULATOR)) - start
+        left = len(rt.chat_prompt(talk(chat, tools=CALCULATOR))) - start
         answer = say(rt, chat, "Nothing.", tools=CALCULATOR)
         assert answer.report.computed <= left + HEADER + grid(rt)
 
@@ -223,7 +224,7 @@ def test_settled_bits_are_cold_bits(make: Make, mode: str) -> None:
             say(rt, chat, SYSTEM * 2)
             settled(rt)
         chat.append(user("the last"))
-        stem = rt.prompter.stem(chat[:-1])
+        stem = rt.prompter.stem(talk(chat[:-1]))
         answer = ask(rt, chat, keep_logits=True, max_tokens=1)
         if mode == "exact":  # in fast mode the open tail of the live reply may be used behind what was settled
             assert answer.logits is not None
@@ -238,7 +239,7 @@ def test_what_was_live_is_not_lost(make: Make) -> None:
     """The client sends something else than was expected: it is a branch, and pays as if nothing had been settled."""
     with make("fast") as rt:
         chat = [system(SYSTEM * 8), user("one")]
-        prompt = rt.chat_prompt(chat)
+        prompt = rt.chat_prompt(talk(chat))
         dictate(rt.engine, SYSTEM * 2)
         first = Pending(rt, Request(prompt, GREEDY, max_tokens=4096)).answer()
         settled(rt)

@@ -30,6 +30,7 @@ from headstart.serving.request import Progress, Request
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from histories import cold_logits
+from talks import talk
 
 HEADER = 24
 """Most tokens of what a template writes around a message, and before a reply."""
@@ -87,7 +88,7 @@ def test_retention_is_told_of_a_request_by_rows_and_checkpoints(make: Make) -> N
         reply = ask(rt, messages, max_tokens=40, ignore_eos=True)
         for other in range(2):
             ask(rt, [user(f"{other} something else entirely")])
-        prompt = rt.chat_prompt(messages)
+        prompt = rt.chat_prompt(talk(messages))
         ids = Chain(root_id(rt.engine.fingerprint, prompt.salt), grid(rt), prompt.tokens).ids
         held = [entry for entry in rt.cache.index if entry.id in {*ids, *map(checkpoint_id, ids)}]
         assert any(entry.state for entry in held)
@@ -209,15 +210,14 @@ def test_first_divergence_costs_the_way_to_the_lattice_and_only_once(make: Make)
             [[changed[0], user(f"{word} is my question")] for word in ("one", "two")],
             [[chat[0], user(document + f"{word} is the question?")] for word in ("one", "two", "three")],
         ]
-        oracle = Oracle([np.concatenate([rt.chat_prompt(chat[:-1]).tokens, rt.chat_prompt(chat).tokens[:0]])])
+        oracle = Oracle([np.concatenate([rt.chat_prompt(talk(chat[:-1])).tokens, rt.chat_prompt(talk(chat)).tokens[:0]])])
         for branch in variants:
             for number, messages in enumerate(branch):
                 answer = ask(rt, messages)
                 expected = oracle.cost(answer.prompt)
                 oracle.learn(answer)
-                extra = (
-                    grid(rt) if number else lattice_gap(len(rt.chat_prompt(chat)) - len(answer.prompt) + expected) + grid(rt)
-                )
+                whole = len(rt.chat_prompt(talk(chat)))
+                extra = grid(rt) if number else lattice_gap(whole - len(answer.prompt) + expected) + grid(rt)
                 assert answer.report.computed <= 1.02 * expected + extra + HEADER
 
 
@@ -282,7 +282,7 @@ def logits_of(rt: Runtime, chat: Messages) -> tuple[bytes, Answer]:
 
 def cold_of(make: Make, chat: Messages) -> bytes:
     with make("exact", slots=1) as cold:
-        return cold_logits(cold.engine, cold.chat_prompt(chat).tokens)
+        return cold_logits(cold.engine, cold.chat_prompt(talk(chat)).tokens)
 
 
 @pytest.mark.parametrize("naive", [False, True])
@@ -291,7 +291,7 @@ def test_a_checkpoint_from_a_later_state_shows(make: Make, naive: bool) -> None:
     chat = [system(""), user("What is it?")]
     with make("exact", slots=2) as rt:
         chat[0] = system(prelude(rt) * 2)
-        tokens = rt.chat_prompt(chat).tokens
+        tokens = rt.chat_prompt(talk(chat)).tokens
         ask(rt, chat, max_tokens=30, ignore_eos=True)
         for other in range(2):
             ask(rt, [user(f"{other}")], max_tokens=1)

@@ -11,9 +11,9 @@ from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, mod
 from pydantic_core import PydanticCustomError, from_json
 
 from headstart.api.ignored import ignored
-from headstart.chat.conversation import Format
 from headstart.chat.validation import Strict
 from headstart.errors import InvalidRequest
+from headstart.interfaces.conversation import Format
 
 
 class Body(Strict):

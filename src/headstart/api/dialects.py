@@ -8,30 +8,30 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
-from headstart.api.anthropic import conversation as anthropic_dialogue
+from headstart.api.anthropic import conversation as anthropic_conversation
 from headstart.api.anthropic import routes as anthropic
 from headstart.api.anthropic.schema import CountTokensRequest
 from headstart.api.openai_chat.schema import TemplateRequest, parse
 from headstart.api.openai_responses import routes as responses
 from headstart.api.openai_responses.schema import ResponsesInput
 from headstart.api.service import Service
-from headstart.chat.conversation import Dialogue
-from headstart.chat.messages import dialogue_of as openai_dialogue
+from headstart.chat.messages import conversation_of as openai_conversation
+from headstart.interfaces.conversation import Conversation
 
 _BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "document"})
 
 
-def dialogue_of(service: Service, request: HttpRequest, body: Mapping[str, Any]) -> Dialogue:
+def conversation_of(service: Service, request: HttpRequest, body: Mapping[str, Any]) -> Conversation:
     """What a body says, whichever endpoint it is for. Raises InvalidRequest."""
     data = json.dumps(body).encode()
     if "input" in body or "previous_response_id" in body:
-        return responses.Said(service, request, parse(ResponsesInput, data)).dialogue()[0]
+        return responses.Said(service, request, parse(ResponsesInput, data)).conversation()[0]
     if _is_anthropic(body):
         form = parse(CountTokensRequest, data)
-        return anthropic_dialogue.dialogue_of(form, anthropic.salt_of(service, request, form))
+        return anthropic_conversation.conversation_of(form, anthropic.salt_of(service, request, form))
     chat = parse(TemplateRequest, data)
     salt = body.get("cache_salt")
-    return openai_dialogue(chat, service.salt(request, None, salt if isinstance(salt, str) else None))
+    return openai_conversation(chat, service.salt(request, None, salt if isinstance(salt, str) else None))
 
 
 def _is_anthropic(body: Mapping[str, Any]) -> bool:

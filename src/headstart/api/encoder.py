@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headstart.api.errors import OPENAI
-from headstart.chat.reply_builder import Draft, Reading
+from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
 from headstart.observe.report import Summary, headstart, timings
-from headstart.output.parser import Piece
+from headstart.output.parser import ReplyDelta
 from headstart.serving.request import Delta, Event, Finished, Progress, Request, Started, TokenLogprob
 
 
@@ -40,12 +40,12 @@ class Teller:
     """
 
     def __init__(
-        self, requests: Sequence[Request], reading: Reading | None = None, *, progress: bool = False, timed: bool = False
+        self, requests: Sequence[Request], reading: ReplyReader | None = None, *, progress: bool = False, timed: bool = False
     ) -> None:
         self.width = requests[0].choices
         self.reading = reading
         self.drafts = [
-            Draft(number * self.width + choice, choice, reading)
+            ReplyBuilder(number * self.width + choice, choice, reading)
             for number in range(len(requests))
             for choice in range(self.width)
         ]
@@ -63,15 +63,15 @@ class Teller:
 
     # ── an endpoint's own ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, draft: Draft) -> bytes:
+    def begin(self, draft: ReplyBuilder) -> bytes:
         """Its prompt is in place (`draft.report` says what that cost); the first token is next."""
         raise NotImplementedError
 
-    def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
+    def pieces(self, draft: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
         """More of a reply. With log-probabilities there may be no piece."""
         raise NotImplementedError
 
-    def finish(self, draft: Draft, summary: Summary) -> bytes:
+    def finish(self, draft: ReplyBuilder, summary: Summary) -> bytes:
         """A reply is complete (`draft.finish` says how it ended)."""
         raise NotImplementedError
 
@@ -91,13 +91,13 @@ class Teller:
         """What keeps a silent line alive."""
         return comment("waiting")
 
-    def progress(self, draft: Draft, event: Progress, seconds: float) -> bytes:
+    def progress(self, draft: ReplyBuilder, event: Progress, seconds: float) -> bytes:
         """How far the prefill is, `seconds` after the call came in."""
         return comment(f"prefill {event.done}/{event.total}")
 
     # ── common to all ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def draft(self, number: int, choice: int) -> Draft:
+    def draft(self, number: int, choice: int) -> ReplyBuilder:
         return self.drafts[number * self.width + choice]
 
     def take(self, number: int, event: Event) -> None:

@@ -10,19 +10,19 @@ from dataclasses import replace
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from headstart.api.build_request import Asked
 from headstart.api.caller import caller_of
 from headstart.api.connection import Call, Disconnected
 from headstart.api.errors import CLIENT_CLOSED
 from headstart.api.service import Service, service_of
 from headstart.api.sse import EventStream, failed
+from headstart.api.understood import Understood
 from headstart.chat import tenancy
 from headstart.serving.runtime import Runtime
 
 SESSIONS = ("x-claude-code-session-id", "x-session-affinity", "x-session-id")
 """Headers in which clients name a conversation."""
 
-Understand = Callable[[Service, Runtime, HttpRequest, bytes], Asked]
+Understand = Callable[[Service, Runtime, HttpRequest, bytes], Understood]
 """Reads a body. Raises RequestError."""
 
 
@@ -45,7 +45,7 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
         drain=service.drain,
     )
 
-    def begin() -> Asked:
+    def begin() -> Understood:
         asked = understand(service, runtime, request, data)
         asked.teller.ignored = asked.form.ignored
         service.noted.note(asked.form.ignored, asked.form.known())

@@ -16,8 +16,8 @@ from headstart.api.errors import TooLarge
 from headstart.api.ignored import Noted
 from headstart.api.openai_responses.store import Responses
 from headstart.chat import tenancy
-from headstart.chat.normalize import RULES, Ground
-from headstart.chat.reply_memory import Moment, Recall
+from headstart.chat.chat_model import ChatModel
+from headstart.chat.reply_memory import Moment
 from headstart.errors import HeadstartError, NotFound, Unavailable
 from headstart.observe import logs
 from headstart.observe.logs import Caller, Figures
@@ -60,12 +60,11 @@ class Service:
         self.aliases = tuple(aliases)
         self.keep_alive = keep_alive
         self.max_body = max_body
-        self.keep_noise = frozenset(keep_noise)
-        self.recall = Recall()
+        self._keep_noise = frozenset(keep_noise)
+        self._chat: ChatModel | None = None
         self.policy = policy
         self._keys = Keys() if keys is None else keys
         self.responses = Responses()
-        self._wipes = 0  # how often somebody has deleted a chain from the disk
         self.noted = Noted()
         self.drain = Drain()
         self.created = int(time.time())
@@ -77,8 +76,7 @@ class Service:
         if self._model_id is None:
             self._model_id = runtime.engine.facts.name
             self.metrics = Metrics(self._model_id, self.snapshot)
-        if runtime.reuse == "exact":
-            self.keep_noise |= {rule.name for rule in RULES if rule.remembers}
+        self._chat = ChatModel(runtime, self._keep_noise)
         runtime.on_erase(self._erase)
         self.runtime = runtime
         self.keep()
@@ -96,22 +94,22 @@ class Service:
             self.runtime.keep_all(seconds)
 
     def _erase(self, erasure: Erasure) -> None:
-        if erasure.hints:
-            self.recall.clear()
         stay = erasure.stay
-        self._wipes += stay is not None
         self.responses.forget(
             lambda salt, id, written: erasure.due(salt, written) or (stay is not None and (salt, id) not in stay),
             hints=erasure.hints,
         )
 
-    def moment(self) -> Moment:
-        """Now."""
-        return Moment(time.time() if self.runtime is None else self.runtime.clock(), self._wipes)
+    @property
+    def chat(self) -> ChatModel:
+        """The model as conversations see it, also while the server stops: replies go on. Raises Unavailable before that."""
+        if self._chat is None:
+            raise Unavailable("Loading model")
+        return self._chat
 
     def late(self, salt: str, since: Moment) -> bool:
-        """Whether nothing may be kept of what came at a moment: it is old, or a chain was deleted since, perhaps its."""
-        return self.runtime is None or since.wipes != self._wipes or self.runtime.due(salt, since.time)
+        """Whether nothing may be kept of what came at a moment."""
+        return self.runtime is None or self.chat.late(salt, since)
 
     @property
     def model_id(self) -> str:
@@ -124,13 +122,6 @@ class Service:
             # Why it failed may name files, which are the operator's business.
             raise Unavailable("The model could not be loaded; the server's log says why." if self.failure else "Loading model")
         return self.runtime
-
-    @property
-    def ground(self) -> Ground:
-        """What the rules against noise stand on."""
-        if self.runtime is None:
-            raise Unavailable("The model is gone.")
-        return Ground(self.runtime.prompter.template, self.recall)  # also while the server stops: replies go on
 
     def serves(self, name: str) -> bool:
         """Whether a name is one of the served model's."""

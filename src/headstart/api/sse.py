@@ -6,11 +6,11 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headstart.api.build_request import Asked
 from headstart.api.connection import Call, Disconnected
 from headstart.api.encoder import Teller
 from headstart.api.errors import answer
 from headstart.api.service import Service
+from headstart.api.understood import Understood
 from headstart.errors import HeadstartError
 from headstart.observe.logs import Caller
 
@@ -21,7 +21,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, call: Call, asked: Asked, service: Service, caller: Caller) -> None:
+    def __init__(self, call: Call, asked: Understood, service: Service, caller: Caller) -> None:
         # Response.__init__ would set a content-length.
         self.status_code = 200
         self.background = None

@@ -13,8 +13,8 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from headstart.chat.conversation import Dialogue, Message
 from headstart.chat.validation import MANY, Strict
+from headstart.interfaces.conversation import Conversation, Message
 
 RESERVED = frozenset("self messages tools salt spelled generation begun breakpoints add_generation_prompt strftime_now".split())
 """Names in `chat_template_kwargs` that would replace what the request itself says."""
@@ -151,7 +151,7 @@ class Tool(Hints):
     function: Required[Function]
 
 
-class Conversation(Strict):
+class ChatBody(Strict):
     """Messages and what the template is given beside them."""
 
     messages: Annotated[
@@ -172,12 +172,12 @@ def without_nulls(given: Mapping[str, Any], *lists: str) -> dict[str, Any]:
     return kept
 
 
-def dialogue_of(form: Conversation, salt: str = "") -> Dialogue:
+def conversation_of(form: ChatBody, salt: str = "") -> Conversation:
     """What a body says, in the form that all dialects share."""
-    return Dialogue(
+    return Conversation(
         messages=tuple(map(_message, form.messages)),
         tools=tuple(map(_tool, form.tools or ())),
-        extra={**effort(form.reasoning_effort), **(form.chat_template_kwargs or {})},
+        template_kwargs={**effort(form.reasoning_effort), **(form.chat_template_kwargs or {})},
         salt=salt,
         continues=bool(form.continue_final_message) and form.messages[-1]["role"] == "assistant",
     )

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headstart.chat.conversation import Dialogue, Message
 from headstart.chat.reply_memory import Line, Recall
 from headstart.errors import ConfigError
+from headstart.interfaces.conversation import Conversation, Message
 from headstart.output.canonical_json import HINTS, canonical_arguments
 from headstart.prompt.chat_template import Template
 
@@ -56,21 +56,21 @@ class Rule:
 
     name: str
     what: str
-    apply: Callable[[Dialogue, Ground], Dialogue]
+    apply: Callable[[Conversation, Ground], Conversation]
     remembers: bool = False
 
 
-def normalise(dialogue: Dialogue, ground: Ground, keep: Collection[str] = ()) -> Dialogue:
+def normalise(conversation: Conversation, ground: Ground, keep: Collection[str] = ()) -> Conversation:
     """The canonical form of a conversation. `keep`: rules to leave out."""
     for rule in RULES:
         if rule.name not in keep:
-            dialogue = rule.apply(dialogue, ground)
-    return dialogue
+            conversation = rule.apply(conversation, ground)
+    return conversation
 
 
-def normalise_reply(message: Message, dialogue: Dialogue, ground: Ground, keep: Collection[str] = ()) -> Message:
+def normalise_reply(message: Message, conversation: Conversation, ground: Ground, keep: Collection[str] = ()) -> Message:
     """A reply to a canonical dialogue, as it will be in the canonical form of the next one."""
-    alone = replace(dialogue, messages=(message,))
+    alone = replace(conversation, messages=(message,))
     return message if "arguments" in keep else _arguments(alone, ground).messages[0]
 
 
@@ -92,23 +92,24 @@ def parts_of(message: Message) -> list[dict[str, Any]]:
 # ── rules ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _billing(dialogue: Dialogue, ground: Ground) -> Dialogue:
-    first = dialogue.messages[0] if dialogue.messages else {}
+def _billing(conversation: Conversation, ground: Ground) -> Conversation:
+    first = conversation.messages[0] if conversation.messages else {}
     if first.get("role") not in ("system", "developer"):
-        return dialogue
+        return conversation
     content = first.get("content")
     if isinstance(content, str):
         kept: Any = _BILLING.sub("", content, count=1) if _BILLING.match(content) else content
     else:
         kept = [part for part in content or () if not _BILLING.fullmatch(part["text"])]
     if kept == content:
-        return dialogue
-    rest = dialogue.messages[1:]
-    return replace(dialogue, messages=({**first, "content": kept}, *rest) if kept else rest)
+        return conversation
+    rest = conversation.messages[1:]
+    return replace(conversation, messages=({**first, "content": kept}, *rest) if kept else rest)
 
 
-def _roles(dialogue: Dialogue, ground: Ground) -> Dialogue:
-    messages = [{**message, "role": "system"} if message["role"] == "developer" else message for message in dialogue.messages]
+def _roles(conversation: Conversation, ground: Ground) -> Conversation:
+    given = conversation.messages
+    messages = [{**message, "role": "system"} if message["role"] == "developer" else message for message in given]
     if not ground.template.late_system:
         lead = next((number for number, message in enumerate(messages) if message["role"] != "system"), len(messages))
         head = [_merged(messages[:lead])] if lead else []
@@ -121,7 +122,7 @@ def _roles(dialogue: Dialogue, ground: Ground) -> Dialogue:
             else:
                 joined.append(message)
         messages = joined
-    return replace(dialogue, messages=tuple(messages))
+    return replace(conversation, messages=tuple(messages))
 
 
 def _merged(messages: Sequence[Message]) -> Message:
@@ -138,8 +139,8 @@ def _merged(messages: Sequence[Message]) -> Message:
     return {**{key: item for key, item in messages[0].items() if key not in HINTS}, "content": parts}
 
 
-def _parts(dialogue: Dialogue, ground: Ground) -> Dialogue:
-    return replace(dialogue, messages=tuple(map(_joined, dialogue.messages)))
+def _parts(conversation: Conversation, ground: Ground) -> Conversation:
+    return replace(conversation, messages=tuple(map(_joined, conversation.messages)))
 
 
 def _joined(message: Message) -> Message:
@@ -154,18 +155,18 @@ def _joined(message: Message) -> Message:
     return {**message, "content": text, **({_MARKS: marks} if marks else {})}
 
 
-def _hints(dialogue: Dialogue, ground: Ground) -> Dialogue:
-    breakpoints = list(dialogue.breakpoints)
-    for number, message in enumerate(dialogue.messages):
+def _hints(conversation: Conversation, ground: Ground) -> Conversation:
+    breakpoints = list(conversation.breakpoints)
+    for number, message in enumerate(conversation.messages):
         content = message.get("content")
         marks = message.get(_MARKS, [])
         if isinstance(content, str) and not HINTS.isdisjoint(message):
             marks = [*marks, len(content)]
         breakpoints += [(number, mark) for mark in marks]
     return replace(
-        dialogue,
-        messages=tuple(map(_without_hints, dialogue.messages)),
-        tools=tuple(map(_without_hints, dialogue.tools)),
+        conversation,
+        messages=tuple(map(_without_hints, conversation.messages)),
+        tools=tuple(map(_without_hints, conversation.tools)),
         breakpoints=tuple(sorted(set(breakpoints))[-MOST_MARKS:]),
     )
 
@@ -178,8 +179,8 @@ def _without_hints(value: Any) -> Any:
     return {**kept, "content": [*map(_without_hints, content)]} if isinstance(content, list) else kept
 
 
-def _arguments(dialogue: Dialogue, ground: Ground) -> Dialogue:
-    functions = [tool["function"] for tool in dialogue.tools]
+def _arguments(conversation: Conversation, ground: Ground) -> Conversation:
+    functions = [tool["function"] for tool in conversation.tools]
     schemas = {function["name"]: function.get("parameters") for function in functions}
 
     def canonical(call: dict[str, Any]) -> dict[str, Any]:
@@ -193,18 +194,20 @@ def _arguments(dialogue: Dialogue, ground: Ground) -> Dialogue:
         calls = message.get("tool_calls")
         return {**message, "tool_calls": [canonical(call) for call in calls]} if calls else message
 
-    return replace(dialogue, messages=tuple(map(said, dialogue.messages)))
+    return replace(conversation, messages=tuple(map(said, conversation.messages)))
 
 
-def _schemas(dialogue: Dialogue, ground: Ground) -> Dialogue:
-    return replace(dialogue, tools=ground.recall.tools(dialogue.salt, dialogue.tools)) if dialogue.tools else dialogue
+def _schemas(conversation: Conversation, ground: Ground) -> Conversation:
+    if not conversation.tools:
+        return conversation
+    return replace(conversation, tools=ground.recall.tools(conversation.salt, conversation.tools))
 
 
-def _reasoning(dialogue: Dialogue, ground: Ground) -> Dialogue:
+def _reasoning(conversation: Conversation, ground: Ground) -> Conversation:
     if not ground.recall.replies:
-        return dialogue
-    line = Line(dialogue.salt)
-    messages = list(dialogue.messages)
+        return conversation
+    line = Line(conversation.salt)
+    messages = list(conversation.messages)
     for number, message in enumerate(messages):
         if message["role"] == "assistant":
             reasoning = ground.recall.reasoning(line, message)
@@ -212,17 +215,17 @@ def _reasoning(dialogue: Dialogue, ground: Ground) -> Dialogue:
             if reasoning is not None and reasoning.rstrip().endswith((message.get("reasoning_content") or "").rstrip()):
                 messages[number] = {**message, "reasoning_content": reasoning}
         line.add(message)
-    return replace(dialogue, messages=tuple(messages))
+    return replace(conversation, messages=tuple(messages))
 
 
-def _clock(dialogue: Dialogue, ground: Ground) -> Dialogue:
-    if "strftime_now" not in ground.template.source or "strftime_now" in dialogue.extra:
-        return dialogue
-    roles = [message["role"] for message in dialogue.messages]
+def _clock(conversation: Conversation, ground: Ground) -> Conversation:
+    if "strftime_now" not in ground.template.source or "strftime_now" in conversation.template_kwargs:
+        return conversation
+    roles = [message["role"] for message in conversation.messages]
     until = roles.index("user") + 1 if "user" in roles else len(roles)
-    beginning = json.dumps([dialogue.tools, dialogue.messages[:until]], default=str)
-    clock = ground.recall.clock(dialogue.salt, beginning, begins="assistant" not in roles)
-    return replace(dialogue, extra={**dialogue.extra, "strftime_now": clock})
+    beginning = json.dumps([conversation.tools, conversation.messages[:until]], default=str)
+    clock = ground.recall.clock(conversation.salt, beginning, begins="assistant" not in roles)
+    return replace(conversation, template_kwargs={**conversation.template_kwargs, "strftime_now": clock})
 
 
 RULES: tuple[Rule, ...] = (

@@ -8,19 +8,18 @@ from typing import Any, Literal
 
 from blake3 import blake3
 
-from headstart.chat.conversation import Dialogue
 from headstart.chat.partial_json import is_object
 from headstart.chat.reply_memory import Moment
-from headstart.output.parser import Arguments, Calling, Parser, Piece, Said, Thought, message_of
-from headstart.prompt.chat_template import Message
+from headstart.interfaces.conversation import Conversation, Message
+from headstart.output.parser import Parser, ReasoningDelta, ReplyDelta, TextDelta, ToolCallDelta, ToolCallStart, message_of
 from headstart.prompt.family_detection import Family
 from headstart.serving.request import Delta, Finished, Report, Started, TokenLogprob
 
-Finish = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReplyReader:
     """How the replies to a dialogue are read.
 
     Attributes:
@@ -31,7 +30,7 @@ class Reading:
         moment: when the dialogue came.
     """
 
-    dialogue: Dialogue
+    conversation: Conversation
     family: Family
     tools: bool
     thinking: bool
@@ -45,7 +44,7 @@ class Reading:
         return self.tools or self.family.reasoning is not None or bool(self.family.extra)
 
     def parser(self) -> Parser:
-        return Parser(self.family, tools=self.dialogue.tools if self.tools else (), thinking=self.thinking)
+        return Parser(self.family, tools=self.conversation.tools if self.tools else (), thinking=self.thinking)
 
     def call_id(self, choice: int, index: int) -> str:
         digest = blake3(f"{self.seed}/{choice}/{index}".encode()).hexdigest()
@@ -55,7 +54,7 @@ class Reading:
         """The message that a caller makes of a reply, and sends back. `cut`: it would have gone on."""
         parser = self.parser()
         pieces = [*parser.feed(text), *parser.end(cut=cut)]
-        calls = sum(isinstance(piece, Calling) for piece in pieces)
+        calls = sum(isinstance(piece, ToolCallStart) for piece in pieces)
         return self.complete(message_of(pieces, [self.call_id(0, index) for index in range(calls)]))
 
     def complete(self, message: Message) -> dict[str, Any]:
@@ -64,7 +63,7 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Called:
+class ToolCallBuilder:
     """A tool call as it grows. `arguments`: JSON text."""
 
     id: str
@@ -73,7 +72,7 @@ class Called:
 
 
 @dataclass(slots=True)
-class Draft:
+class ReplyBuilder:
     """One reply. `index`: its place in the answer; `choice`: its number among the replies to its prompt.
 
     Attributes:
@@ -90,14 +89,14 @@ class Draft:
 
     index: int
     choice: int = 0
-    reading: Reading | None = None
-    pieces: list[Piece] = field(default_factory=list)
+    reading: ReplyReader | None = None
+    pieces: list[ReplyDelta] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     thought: list[str] = field(default_factory=list)
-    called: list[Called] = field(default_factory=list)
+    called: list[ToolCallBuilder] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    finish: Finish | None = None
+    finish: FinishReason | None = None
     stopped_by: str | None = None
     reasoning_tokens: int = 0
     report: Report | None = None
@@ -113,17 +112,17 @@ class Draft:
         self.report = event.report
         self.prompt_logprobs = event.prompt_logprobs
 
-    def take(self, event: Delta) -> Sequence[Piece]:
+    def take(self, event: Delta) -> Sequence[ReplyDelta]:
         """What is new with more text."""
         self.deltas += 1
         self.logprobs.extend(event.logprobs)
         if self._parser is None:
-            return self._keep([Said(event.text)] if event.text else [])
+            return self._keep([TextDelta(event.text)] if event.text else [])
         pieces = self._keep(self._parser.feed(event.text))
-        self.reasoning_tokens += any(isinstance(piece, Thought) for piece in pieces)
+        self.reasoning_tokens += any(isinstance(piece, ReasoningDelta) for piece in pieces)
         return pieces
 
-    def end(self, event: Finished) -> Sequence[Piece]:
+    def end(self, event: Finished) -> Sequence[ReplyDelta]:
         """What is still to be told when it is complete."""
         pieces = self._keep(self._parser.end(cut=event.cut)) if self._parser is not None else ()
         self.report = event.report
@@ -154,16 +153,16 @@ class Draft:
             ]
         return self.reading.complete(message) if self.reading is not None else message
 
-    def _keep(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+    def _keep(self, pieces: Sequence[ReplyDelta]) -> Sequence[ReplyDelta]:
         self.pieces += pieces
         for piece in pieces:
-            if isinstance(piece, Said):
+            if isinstance(piece, TextDelta):
                 self.said.append(piece.text)
-            elif isinstance(piece, Thought):
+            elif isinstance(piece, ReasoningDelta):
                 self.thought.append(piece.text)
-            elif isinstance(piece, Calling):
+            elif isinstance(piece, ToolCallStart):
                 assert self.reading is not None
-                self.called.append(Called(self.reading.call_id(self.choice, piece.index), piece.name))
-            elif isinstance(piece, Arguments):
+                self.called.append(ToolCallBuilder(self.reading.call_id(self.choice, piece.index), piece.name))
+            elif isinstance(piece, ToolCallDelta):
                 self.called[piece.index].arguments += piece.text
         return pieces

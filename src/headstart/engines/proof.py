@@ -59,7 +59,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ProofReply:
     """Bits of the logits behind the tail, and behind each of the tokens that were decoded after it."""
 
     tail: bytes
@@ -102,7 +102,7 @@ class Prover:
             self.engine.prefill(slot, self.tokens[start : start + size], logits=False)
             self._told(size)
 
-    def reply(self, slot: int = 0) -> Reply:
+    def reply(self, slot: int = 0) -> ProofReply:
         tail, decoded = self.tokens[-_SAID:-_DECODED], self.tokens[-_DECODED:]
         self.engine.prefill(slot, tail, logits=True)
         first, rest = self.engine.logits(slot).tobytes(), []
@@ -110,7 +110,7 @@ class Prover:
             self.engine.decode([Step(slot, int(token))])
             rest.append(self.engine.logits(slot).tobytes())
         self._told(_SAID)
-        return Reply(first, b"".join(rest))
+        return ProofReply(first, b"".join(rest))
 
     def finish(self) -> Logits:
         """Logits behind the tail in the first slot, computed in one call."""
@@ -180,7 +180,7 @@ class Prover:
         """
         other = min(1, self.engine.shape.slots - 1)
         prefix = self.saved() if self.engine.length(0) else None
-        trials: list[tuple[Reply, Reply]] = []  # what must be the same
+        trials: list[tuple[ProofReply, ProofReply]] = []  # what must be the same
         if prefix is not None:
             before = self.reply()
             self.back(0, prefix)

@@ -11,8 +11,8 @@ import numpy as np
 from headstart.explain.causes import Cause, Where
 from headstart.explain.overlap import characters, overlap
 from headstart.explain.record import Record, key_of, nameless
+from headstart.interfaces.conversation import Message
 from headstart.prompt.builder import Prompt
-from headstart.prompt.chat_template import Message
 from headstart.prompt.overflow import exchanges
 
 WINDOW = 40
@@ -106,12 +106,12 @@ class _Pair:
     @property
     def _options(self) -> tuple[object, dict[str, object]]:
         assert self.ours.source is not None
-        return self.ours.source.tools or None, dict(self.ours.source.extra)
+        return self.ours.source.tools or None, dict(self.ours.source.template_kwargs)
 
     @property
     def _their_options(self) -> tuple[object, dict[str, object]]:
         assert self.theirs.source is not None
-        return self.theirs.source.tools or None, dict(self.theirs.source.extra)
+        return self.theirs.source.tools or None, dict(self.theirs.source.template_kwargs)
 
     def found(
         self,

@@ -44,7 +44,7 @@ class Opening:
             return None
         before = [*takewhile(lambda message: message.get("role") != "user", source.messages)]
         said = _digest("opening", prompt.salt, source.tools, source.messages[: len(before) + 1])
-        return cls(said, _digest("template", template, dict(source.extra))[:16], len(prompt))
+        return cls(said, _digest("template", template, dict(source.template_kwargs))[:16], len(prompt))
 
     def pack(self) -> bytes:
         """All but the key, to be kept outside of this process, with a checksum over both."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from headstart.interfaces.conversation import Conversation, Message
 from headstart.interfaces.tokens import BlockId, Tokens
 from headstart.output.json_values import bytes_of
-from headstart.prompt.chat_template import Conversation, Message
 
 
 def key_of(message: Message) -> int:
@@ -83,5 +83,5 @@ class Record:
     def size(self) -> int:
         """Bytes, about."""
         source = self.source
-        parts = (source.messages, source.tools, source.extra) if source is not None else ()
+        parts = (source.messages, source.tools, source.template_kwargs) if source is not None else ()
         return sys.getsizeof(self.text) + sys.getsizeof(self.reply) + self.tokens.nbytes + bytes_of(parts)

@@ -3,7 +3,7 @@
     with headstart.open("model.gguf") as hs:
         chat = [{"role": "user", "content": "Name three rivers."}]
         first = hs.chat(chat)
-        chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "Which is the longest?"}]
+        chat += [first.message, {"role": "user", "content": "Which is the longest?"}]
         for text in hs.chat(chat, stream=True):
             print(text, end="", flush=True)
 
@@ -17,21 +17,24 @@ import contextlib
 import dataclasses
 import os
 import queue
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
 
+from headstart.chat.chat_model import ChatModel
+from headstart.chat.reply_builder import FinishReason, ReplyBuilder, ReplyReader
 from headstart.config import Settings, default_cache_dir
 from headstart.errors import Cancelled, ConfigError, InvalidRequest
+from headstart.interfaces.conversation import Conversation, Message, ToolChoice
 from headstart.names import suggesting, unknown
-from headstart.prompt.builder import Prompt
-from headstart.prompt.chat_template import Message, Template
-from headstart.serving.request import Delta, Event, Failed, Finished, FinishReason, Progress, Report, Request, Sink
+from headstart.output.parser import ReplyDelta, TextDelta
+from headstart.serving.request import Delta, Event, Failed, Finished, Progress, Report, Request, Sink, Started
 from headstart.serving.runtime import Handle, Runtime
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from headstart.library.options import Given
 
 Messages = str | Sequence[Message]
 """A conversation; a bare text is one user message."""
@@ -76,38 +79,65 @@ class ChatOptions(Options, total=False):
 
     Attributes:
         tools: in OpenAI's form.
+        tool_choice: `auto`, `none`, `required`, or the name of the tool to call.
         template: further variables for the chat template, as `{"enable_thinking": False}`.
     """
 
     tools: Sequence[Mapping[str, Any]]
+    tool_choice: str
     template: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reply:
-    """A complete reply.
+    """A complete reply, parsed as the server parses it.
 
     Attributes:
-        text: without the end token, and without what `stop` named.
-        finish_reason: `stop` or `length`.
+        text: the answer, without reasoning, tool calls, the end token and any of `stop`.
+        reasoning: the model's reasoning; "" if there is none.
+        tool_calls: in OpenAI's form: `{"id", "type": "function", "function": {"name", "arguments"}}`, arguments as JSON text.
+        message: all of this as one message, to be appended to the conversation.
+        finish_reason: `stop`, `length` or `tool_calls`.
         report: what was cached, restored and computed for it, and how long that took.
-        tokens: what was sampled, the end token included.
+        tokens: the sampled tokens, the end token included.
     """
 
     text: str
+    reasoning: str
+    tool_calls: tuple[Mapping[str, Any], ...]
+    message: Message
     finish_reason: FinishReason
     report: Report
     tokens: tuple[int, ...]
 
+    @classmethod
+    def built(cls, builder: ReplyBuilder, tokens: tuple[int, ...]) -> Reply:
+        """Of a builder that has seen the end."""
+        assert builder.report is not None
+        message = builder.message
+        calls = tuple(message.get("tool_calls") or ())
+        return cls(builder.text, builder.reasoning, calls, message, builder.finish or "stop", builder.report, tokens)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A request, how its reply is read (None: it is text), and what is done with the message in the end."""
+
+    request: Request
+    reader: ReplyReader | None = None
+    done: Callable[[Message], None] = lambda message: None
+
 
 class _Call:
-    """A submitted request and what its events add up to, however they arrive."""
+    """A submitted request, and the reply that its events add up to, however they arrive."""
 
     _over = True  # until there is a request to cancel
 
-    def __init__(self, submit: Callable[[Sink], Handle], put: Sink) -> None:
+    def __init__(self, submit: Callable[[Sink], Handle], put: Sink, prepared: _Prepared) -> None:
         self._put = put
-        self._parts: list[str] = []
+        self._builder = ReplyBuilder(0, reading=prepared.reader)
+        self._done = prepared.done
+        self._ready: deque[ReplyDelta] = deque()
         self._reply: Reply | None = None
         self._handle = submit(put)
         self._over = False
@@ -129,45 +159,59 @@ class _Call:
             self._handle.cancel()
             self._put(Failed(Cancelled("the stream was closed")))
 
-    def _take(self, event: Event) -> str:
-        """The text that the event adds."""
+    def _take(self, event: Event) -> None:
+        """Adds an event to the reply, and the deltas that come of it to `_ready`."""
         match event:
-            case Delta(text=text):
-                self._parts.append(text)
-                return text
-            case Finished(reason=reason, report=report, tokens=tokens):
-                self._over, self._reply = True, Reply("".join(self._parts), reason, report, tokens)
+            case Started():
+                self._builder.start(event)
+            case Delta():
+                self._ready.extend(self._builder.take(event))
+            case Finished(tokens=tokens):
+                self._over = True
+                self._ready.extend(self._builder.end(event))
+                self._reply = Reply.built(self._builder, tokens)
+                self._done(self._reply.message)
             case Failed(error=error):
                 self._over = True
                 raise error
-        return ""
 
     def __del__(self) -> None:
         self.close()
 
 
 class Stream(_Call, Iterator[str]):
-    """The pieces of a reply's text as they come; then `reply` is there.
+    """The text of a reply as it comes; then `reply` is there. `deltas` yields reasoning and tool calls too.
 
     Leaving the loop early, `close()`, the end of a `with` block or dropping the stream cancels the request.
     """
 
-    def __init__(self, submit: Callable[[Sink], Handle]) -> None:
+    def __init__(self, submit: Callable[[Sink], Handle], prepared: _Prepared) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        super().__init__(submit, self._events.put)
+        super().__init__(submit, self._events.put, prepared)
 
     def __next__(self) -> str:
-        while not self._over:
-            if text := self._take(self._events.get()):
-                return text
+        while (delta := self._next()) is not None:
+            if isinstance(delta, TextDelta):
+                return delta.text
         raise StopIteration
 
     def __iter__(self) -> Iterator[str]:
+        for delta in self.deltas():
+            if isinstance(delta, TextDelta):
+                yield delta.text
+
+    def deltas(self) -> Iterator[ReplyDelta]:
+        """What is new in the reply, in order: `TextDelta`, `ReasoningDelta`, `ToolCallStart`, `ToolCallDelta`."""
         try:
-            while (text := next(self, None)) is not None:
-                yield text
+            while (delta := self._next()) is not None:
+                yield delta
         finally:
             self.close()
+
+    def _next(self) -> ReplyDelta | None:
+        while not self._ready and not self._over:
+            self._take(self._events.get())
+        return self._ready.popleft() if self._ready else None
 
     def __enter__(self) -> Self:
         return self
@@ -179,7 +223,7 @@ class Stream(_Call, Iterator[str]):
 class AsyncStream(_Call, AsyncIterator[str]):
     """`Stream` for `async for` and `async with`."""
 
-    def __init__(self, submit: Callable[[Sink], Handle]) -> None:
+    def __init__(self, submit: Callable[[Sink], Handle], prepared: _Prepared) -> None:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -187,20 +231,32 @@ class AsyncStream(_Call, AsyncIterator[str]):
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        super().__init__(submit, put)
+        super().__init__(submit, put, prepared)
 
     async def __anext__(self) -> str:
-        while not self._over:
-            if text := self._take(await self._events.get()):
-                return text
+        while (delta := await self._next()) is not None:
+            if isinstance(delta, TextDelta):
+                return delta.text
         raise StopAsyncIteration
 
     async def __aiter__(self) -> AsyncIterator[str]:  # a generator notices that its loop was left
+        async with contextlib.aclosing(self.deltas()) as deltas:
+            async for delta in deltas:
+                if isinstance(delta, TextDelta):
+                    yield delta.text
+
+    async def deltas(self) -> AsyncGenerator[ReplyDelta, None]:
+        """What is new in the reply, in order: `TextDelta`, `ReasoningDelta`, `ToolCallStart`, `ToolCallDelta`."""
         try:
-            while (text := await anext(self, None)) is not None:
-                yield text
+            while (delta := await self._next()) is not None:
+                yield delta
         finally:
             self.close()
+
+    async def _next(self) -> ReplyDelta | None:
+        while not self._ready and not self._over:
+            self._take(await self._events.get())
+        return self._ready.popleft() if self._ready else None
 
     async def __aenter__(self) -> Self:
         return self
@@ -218,13 +274,14 @@ class Headstart:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
+        self._model = ChatModel(runtime)
 
     @overload
     def chat(self, messages: Messages, *, stream: Literal[False] = False, **options: Unpack[ChatOptions]) -> Reply: ...
     @overload
     def chat(self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]) -> Stream: ...
     def chat(self, messages: Messages, *, stream: bool = False, **options: Unpack[ChatOptions]) -> Reply | Stream:
-        """The reply to a conversation; with `stream`, piece by piece.
+        """The reply to a conversation; with `stream`, as it comes.
 
             reply = hs.chat([{"role": "user", "content": "Hello"}], max_tokens=50, temperature=0.0)
             print(reply.text, reply.report.cached, "of", reply.report.prompt, "tokens were cached")
@@ -296,8 +353,8 @@ class Headstart:
 
         Raises what `chat` raises.
         """
-        chat, tools, template = _canonical(messages, tools, template, self.runtime.prompter.template)
-        request = Request(self.runtime.stem_prompt(chat, tools=tools, salt=salt, **template), max_tokens=0)
+        conversation = self._model.canonical(_conversation(messages, tools, template, salt))
+        request = Request(self.runtime.stem_prompt(conversation), max_tokens=0)
         events: queue.SimpleQueue[Finished | Failed] = queue.SimpleQueue()
 
         def put(event: Event) -> None:
@@ -330,41 +387,40 @@ class Headstart:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _chat(self, messages: Messages, options: dict[str, Any]) -> Request:
+    def _chat(self, messages: Messages, options: dict[str, Any]) -> _Prepared:
         from headstart.library.options import Given
 
-        chat, tools, template = _canonical(
-            messages, options.pop("tools", None), options.pop("template", None), self.runtime.prompter.template
-        )
-        checked = Given.of(options, beside=("stream", "tools", "template"))
-        prompt = self.runtime.chat_prompt(chat, tools=tools, salt=checked.salt, spelled=checked.reuse, **template)
-        return self._request(checked, prompt)
+        taken = {name: options.pop(name, None) for name in _BESIDE}
+        given = Given.of(options, beside=("stream", *_BESIDE))
+        conversation = _conversation(messages, taken["tools"], taken["template"], given.salt, taken["tool_choice"])
+        conversation = dataclasses.replace(conversation, format=given.format())
+        request, reader = self._model.request(conversation, given.params(self.runtime.sampling), f"chat-{uuid.uuid4().hex}")
+        return _Prepared(request, reader, lambda message: self._model.remember(reader, [message]))
 
-    def _complete(self, text: str, options: dict[str, Any]) -> Request:
+    def _complete(self, text: str, options: dict[str, Any]) -> _Prepared:
         from headstart.library.options import Given
 
         if not isinstance(text, str):
             raise InvalidRequest(f"text must be a text, not {text!r:.100}.", param="text")
-        checked = Given.of(options)
-        return self._request(checked, self.runtime.text_prompt(text, salt=checked.salt, spelled=checked.reuse))
+        given = Given.of(options)
+        params = given.params(self.runtime.sampling)
+        prompt = self.runtime.text_prompt(text, salt=given.salt, spelled=params.reuse)
+        grammar = self._model.plain_grammar(given.format())
+        return _Prepared(
+            Request(prompt, params.sampling, params.max_tokens, params.stop, reuse=params.reuse, grammar=grammar)
+        )
 
-    def _request(self, checked: Given, prompt: Prompt) -> Request:
-        option, grammar = checked.grammar_given()
-        if grammar is not None:
-            grammar = self.runtime.check_grammar(grammar, salt=prompt.salt, param=option)
-        return checked.request(prompt, self.runtime.sampling, grammar)
-
-    def _serve(self, request: Request, stream: bool) -> Reply | Stream:
-        running = Stream(lambda sink: self.runtime.submit(request, sink))
+    def _serve(self, prepared: _Prepared, stream: bool) -> Reply | Stream:
+        running = Stream(lambda sink: self.runtime.submit(prepared.request, sink), prepared)
         if stream:
             return running
         for _ in running:
             pass
         return running.reply
 
-    async def _aserve(self, build: Callable[[], Request], stream: bool) -> Reply | AsyncStream:
-        request = await asyncio.to_thread(build)  # a long new text takes a while to tokenise
-        running = AsyncStream(lambda sink: self.runtime.submit(request, sink))
+    async def _aserve(self, build: Callable[[], _Prepared], stream: bool) -> Reply | AsyncStream:
+        prepared = await asyncio.to_thread(build)  # a long new text takes a while to tokenise
+        running = AsyncStream(lambda sink: self.runtime.submit(prepared.request, sink), prepared)
         if stream:
             return running
         try:
@@ -375,15 +431,15 @@ class Headstart:
         return running.reply
 
 
-def _canonical(
-    messages: Messages, tools: Any, template: Any, source: Template
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None, dict[str, Any]]:
-    """Messages, tools and template variables in the one canonical form, as over HTTP. Raises InvalidRequest."""
+_BESIDE = ("tools", "tool_choice", "template")
+"""What `chat` takes beside `Options`."""
+
+
+def _conversation(messages: Messages, tools: Any, template: Any, salt: str, tool_choice: Any = None) -> Conversation:
+    """What the caller's values say, read as over HTTP. Raises InvalidRequest."""
     from pydantic import ValidationError
 
-    from headstart.chat.messages import Conversation, dialogue_of
-    from headstart.chat.normalize import Ground, normalise
-    from headstart.chat.reply_memory import Recall
+    from headstart.chat.messages import ChatBody, conversation_of
     from headstart.chat.validation import condense
 
     said: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
@@ -395,11 +451,24 @@ def _canonical(
         "chat_template_kwargs": dict(template) if isinstance(template, Mapping) else template,
     }
     try:
-        form = Conversation.model_validate(talk)
+        form = ChatBody.model_validate(talk)
     except ValidationError as error:
         raise condense(error, talk) from None
-    dialogue = normalise(dialogue_of(form), Ground(source, Recall()))
-    return list(dialogue.messages), list(dialogue.tools) or None, dict(dialogue.extra)
+    return dataclasses.replace(conversation_of(form, salt), choice=_choice(tool_choice))
+
+
+def _choice(given: object) -> ToolChoice:
+    match given:
+        case None | "auto":
+            return ToolChoice()
+        case "none":
+            return ToolChoice("none")
+        case "required":
+            return ToolChoice("required")
+        case str(name) if name:
+            return ToolChoice("required", name)
+    wanted = "'auto', 'none', 'required' or a tool's name"
+    raise InvalidRequest(f"tool_choice must be {wanted}, not {given!r:.100}.", param="tool_choice")
 
 
 def open(

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from headstart.chat.chat_model import GenerationParams
 from headstart.chat.validation import condense
 from headstart.errors import InvalidRequest
-from headstart.interfaces.engine import Grammar, Sampling
+from headstart.interfaces.conversation import Format
+from headstart.interfaces.engine import Sampling
 from headstart.names import unknown
-from headstart.prompt.builder import Prompt
-from headstart.serving.request import Request
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -61,32 +61,30 @@ class Given(BaseModel):
         except ValidationError as error:
             raise condense(error, options) from None
 
-    def grammar_given(self) -> tuple[str, Grammar] | tuple[None, None]:
-        """The option that says what the reply must be, and what that is. Raises InvalidRequest if several do."""
+    def format(self) -> Format | None:
+        """What the reply must be. Raises InvalidRequest if several options say so."""
         names = [name for name in _KINDS if getattr(self, name) is not None]
         if not names:
-            return None, None
+            return None
         if len(names) > 1:
             raise InvalidRequest(f"Invalid '{names[1]}': '{names[0]}' says already what the reply must be.", param=names[1])
         value = getattr(self, names[0])
         if isinstance(value, type) and issubclass(value, BaseModel):
             value = value.model_json_schema()
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return names[0], Grammar(_KINDS[names[0]], text)
+        return Format(names[0], text, param=names[0])
 
-    def request(self, prompt: Prompt, usual: Sampling, grammar: Grammar | None = None) -> Request:
+    def params(self, usual: Sampling) -> GenerationParams:
         """`usual`: how to sample where the options do not say."""
         given = {name: getattr(self, name) for name in _SAMPLING & self.model_fields_set}
-        return Request(
-            prompt,
+        return GenerationParams(
             dataclasses.replace(usual, **given, logit_bias=tuple(self.logit_bias.items())),
             max_tokens=self.max_tokens,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
             reuse=self.reuse,
-            grammar=grammar,
         )
 
 
 _SAMPLING = {field.name for field in dataclasses.fields(Sampling)} & Given.model_fields.keys() - {"logit_bias"}
 
-_KINDS: dict[str, Literal["lark", "json_schema", "regex"]] = {"grammar": "lark", "json_schema": "json_schema", "regex": "regex"}
+_KINDS: tuple[Literal["grammar"], Literal["json_schema"], Literal["regex"]] = ("grammar", "json_schema", "regex")

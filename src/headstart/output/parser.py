@@ -25,21 +25,21 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """Text for the user."""
+class TextDelta:
+    """Text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class ReasoningDelta:
     """Reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Calling:
+class ToolCallStart:
     """A call begins: the `index`-th of the reply, of the function `name`. Its arguments follow."""
 
     index: int
@@ -47,30 +47,30 @@ class Calling:
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class ToolCallDelta:
     """A part of the JSON text of a call's arguments."""
 
     index: int
     text: str
 
 
-Piece = Said | Thought | Calling | Arguments
+ReplyDelta = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta
 
 
-def message_of(pieces: Iterable[Piece], ids: Sequence[str] = ()) -> dict[str, Any]:
+def message_of(pieces: Iterable[ReplyDelta], ids: Sequence[str] = ()) -> dict[str, Any]:
     """The message that a client sends back. `ids`: of the calls in their order; `call_0`, … where there are too few."""
     said: list[str] = []
     thought: list[str] = []
     calls: list[tuple[str, list[str]]] = []
     for piece in pieces:
         match piece:
-            case Said(text):
+            case TextDelta(text):
                 said.append(text)
-            case Thought(text):
+            case ReasoningDelta(text):
                 thought.append(text)
-            case Calling(_, name):
+            case ToolCallStart(_, name):
                 calls.append((name, []))
-            case Arguments(index, text):
+            case ToolCallDelta(index, text):
                 calls[index][1].append(text)
     message: dict[str, Any] = {"role": "assistant", "content": "".join(said)}
     if thought:
@@ -104,7 +104,7 @@ class Parser:
         self._schemas = {} if isinstance(tools, bool) else schemas_of(tools)
         self._calls = family.calls if tools else None
         self._scan = Scan()
-        self._out: list[Piece] = []
+        self._out: list[ReplyDelta] = []
         self._blank = ""
         self._said = False
         self._thought_blank = ""
@@ -114,31 +114,31 @@ class Parser:
         self._trims = family.calls is not None and family.calls.form == "channels"
         self._machine = self._channels() if self._trims else self._reply(thinking)
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[ReplyDelta]:
         """The pieces that `text` completes."""
         self._scan.add(text)
         next(self._machine, None)
         return self._given()
 
-    def end(self, *, cut: bool = False) -> list[Piece]:
+    def end(self, *, cut: bool = False) -> list[ReplyDelta]:
         """The last pieces, once the reply is over. `cut`: it would have gone on; a mark or a call that has only begun is left
         out."""
         self._cut = cut
         self._scan.finish()
         next(self._machine, None)
         if self._blank and not self._count and not self._trims:
-            self._out.append(Said(self._blank))
+            self._out.append(TextDelta(self._blank))
             self._blank = ""
         return self._given()
 
-    def _given(self) -> list[Piece]:
+    def _given(self) -> list[ReplyDelta]:
         """What was put out, neighbours of one kind joined."""
-        out: list[Piece] = []
+        out: list[ReplyDelta] = []
         for _, group in groupby(self._out, key=lambda piece: (type(piece), getattr(piece, "index", None))):
             first, *rest = group
-            if rest and not isinstance(first, Calling):
+            if rest and not isinstance(first, ToolCallStart):
                 first = replace(
-                    first, text=first.text + "".join(piece.text for piece in rest if not isinstance(piece, Calling))
+                    first, text=first.text + "".join(piece.text for piece in rest if not isinstance(piece, ToolCallStart))
                 )
             out.append(first)
         self._out.clear()
@@ -149,13 +149,13 @@ class Parser:
     def _say(self, text: str) -> None:
         # Blanks wait for what follows: before a call they are the template's.
         if self._calls is None and not self._trims:
-            self._out.append(Said(text))
+            self._out.append(TextDelta(text))
             return
         text = self._blank + text
         kept = text.rstrip()
         self._blank = text[len(kept) :]
         if kept:
-            self._out.append(Said(kept))
+            self._out.append(TextDelta(kept))
             self._said = True
 
     def _think(self, text: str) -> None:
@@ -165,18 +165,18 @@ class Parser:
         kept = text.rstrip("\n")
         self._thought_blank = text[len(kept) :]
         if kept:
-            self._out.append(Thought(kept))
+            self._out.append(ReasoningDelta(kept))
             self._thought = True
 
     def _call(self, name: str) -> None:
         if not self._said:
             self._blank = ""
-        self._out.append(Calling(self._count, name))
+        self._out.append(ToolCallStart(self._count, name))
         self._count += 1
 
     def _argue(self, text: str) -> None:
         if text:
-            self._out.append(Arguments(self._count - 1, text))
+            self._out.append(ToolCallDelta(self._count - 1, text))
 
     # ── the parts of a reply ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from headstart.errors import InvalidRequest
+from headstart.interfaces.conversation import Conversation, Message, Tool
 from headstart.interfaces.engine import Tokenizer
 from headstart.interfaces.landmarks import Landmarks
 from headstart.interfaces.tokens import Tokens, as_tokens, common_prefix
 from headstart.output.parser import Parser, meaning, message_of
-from headstart.prompt.chat_template import Conversation, Message, Template
+from headstart.prompt.chat_template import Template
 from headstart.prompt.escape import MARK, Escaper
 from headstart.prompt.family_detection import adapt, family_of
 from headstart.prompt.landmarks import contents, landmarks
@@ -110,44 +111,27 @@ class Prompter:
 
     def chat(
         self,
-        messages: Sequence[Message],
+        conversation: Conversation,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        salt: str = "",
         generation: bool = True,
         spelled: bool = True,
-        begun: str = "",
-        breakpoints: Sequence[tuple[int, int]] = (),
-        **extra: Any,
+        forget: list[bytes] | None = None,
     ) -> Prompt:
         """The prompt of a conversation.
 
         Args:
+            generation: whether it ends where the reply begins.
             spelled: whether earlier replies in it keep the tokens that they were made of.
-            begun: the beginning of the reply.
-            breakpoints: where the caller expects to come back to: (number of a message, characters of its content).
+            forget: replies keep their tokens for the last time, and the keys of what was known of them are added here.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
         """
-        source = Conversation(tuple(messages), tools, extra, begun)
-        return self._chat(source, salt, generation=generation, spelled=spelled, breakpoints=breakpoints)
-
-    def _chat(
-        self,
-        source: Conversation,
-        salt: str,
-        *,
-        generation: bool,
-        spelled: bool,
-        breakpoints: Sequence[tuple[int, int]] = (),
-        forget: list[bytes] | None = None,
-    ) -> Prompt:
-        """`forget`: replies keep their tokens for the last time, and the keys of what was known of them are added here."""
-        safe, rendered = self._render(source, generation=generation)
+        safe, rendered = self._render(conversation, generation=generation)
         marks = tuple(contents(safe, rendered))
-        prompt = self._build(rendered, salt, marks, safe, spelled=spelled, breakpoints=breakpoints, forget=forget)
-        return replace(prompt, source=source)
+        where = conversation.breakpoints
+        prompt = self._build(rendered, conversation.salt, marks, safe, spelled=spelled, breakpoints=where, forget=forget)
+        return replace(prompt, source=conversation)
 
     def _render(self, source: Conversation, *, generation: bool) -> tuple[Sequence[Message], str]:
         """Messages whose control spellings are escaped, and the text that they render to."""
@@ -156,20 +140,14 @@ class Prompter:
         safe = self._escaper.escape(list(source.messages))
         tools = self._escaper.escape(list(source.tools)) if source.tools else None
         messages, tools = adapt(self.family, safe, tools, neighbours=self.template.neighbours)
-        rendered = self.template.render(messages, tools=tools, generation=generation, **self._escaper.escape(source.extra))
-        if source.begun:
+        variables = self._escaper.escape(dict(source.template_kwargs))
+        rendered = self.template.render(messages, tools=tools, generation=generation, variables=variables)
+        if source.prefill:
             reasoning = self.family.reasoning if self.family.opened(rendered) else None
-            rendered += (reasoning.ending if reasoning else "") + self._escaper.escape(source.begun)
+            rendered += (reasoning.ending if reasoning else "") + self._escaper.escape(source.prefill)
         return safe, rendered
 
-    def stem(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        salt: str = "",
-        **extra: Any,
-    ) -> Prompt:
+    def stem(self, conversation: Conversation) -> Prompt:
         """What all continuations of a conversation begin with: what its prompts with two different next messages share.
 
         One token more is in it, so that it ends behind a grid point even if all of it is on one. A conversation that waits
@@ -180,17 +158,18 @@ class Prompter:
         """
 
         def chat(following: Sequence[Message]) -> Prompt:
-            return self.chat([*messages, *following], tools=tools, salt=salt, spelled=False, **extra)
+            return self.chat(replace(conversation, messages=(*messages, *following)), spelled=False)
 
+        messages = conversation.messages
         if not messages or messages[-1].get("role") in ("user", "tool"):
             return chat(())
-        calls = self._calls(messages[-1], tools)
+        calls = self._calls(messages[-1], conversation.tools)
         answer = {"role": "tool", "tool_call_id": calls[0].get("id")} if calls else {"role": "user"}
         one, other = (chat([{**answer, "content": text}]) for text in _SENTINELS)
         length = common_prefix(one.tokens, other.tokens)
-        return replace(self.tokens(one.tokens[: length + 1].tolist(), salt=salt), landmarks=one.landmarks)
+        return replace(self.tokens(one.tokens[: length + 1].tolist(), salt=conversation.salt), landmarks=one.landmarks)
 
-    def _calls(self, reply: Message, tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:
+    def _calls(self, reply: Message, tools: Sequence[Tool]) -> Sequence[Mapping[str, Any]]:
         """The calls in a reply, after which a tool's result is what comes next, also if they are in its text."""
         if reply.get("tool_calls") or not tools:
             return reply.get("tool_calls") or ()
@@ -198,36 +177,29 @@ class Prompter:
         calls: Sequence[Mapping[str, Any]] = message_of(parser.feed(reply.get("content") or "")).get("tool_calls") or ()
         return calls
 
-    def slide(
-        self,
-        messages: Sequence[Message],
-        limit: int,
-        /,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        salt: str = "",
-        breakpoints: Sequence[tuple[int, int]] = (),
-        **extra: Any,
-    ) -> Prompt:
+    def slide(self, conversation: Conversation, limit: int, *, spelled: bool = True) -> Prompt:
         """The prompt of a conversation after the function `slide`. The cost of a turn does not grow with their number.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
         """
+        messages = conversation.messages
         latest: tuple[tuple[Message, ...], Prompt] | None = None
 
         def build(part: Sequence[Message]) -> Prompt:
             nonlocal latest
             if latest is None or latest[0] != tuple(part):
-                latest = (tuple(part), self.chat(part, tools=tools, salt=salt, **extra))
+                bare = replace(conversation, messages=tuple(part), breakpoints=())
+                latest = (bare.messages, self.chat(bare, spelled=spelled))
             return latest[1]
 
-        root = text_digest(repr((limit, tools, salt, extra)))
+        said = conversation.tools, conversation.salt, conversation.template_kwargs, conversation.prefill
+        root = text_digest(repr((limit, spelled, *said)))
         kept = slide(messages, lambda part: len(build(part)), limit, self._replays, root)
         first = len(exchanges(messages)[0])
         prompt = build(kept.messages)
-        if left := kept.standing(first, breakpoints):
-            prompt = self.chat(kept.messages, tools=tools, salt=salt, breakpoints=left, **extra)
+        if left := kept.standing(first, conversation.breakpoints):
+            prompt = self.chat(replace(conversation, messages=kept.messages, breakpoints=tuple(left)), spelled=spelled)
         marks = (*prompt.marks[:first], *[-1] * kept.dropped, *prompt.marks[first:])
         return replace(prompt, marks=marks, dropped=kept.dropped)
 
@@ -283,7 +255,7 @@ class Prompter:
         nothing if that does not mean the same."""
         try:
             before = self._render(source, generation=True)[1]
-            whole = replace(source, messages=(*source.messages, message), begun="")
+            whole = replace(source, messages=(*source.messages, message), prefill="")
             after = self._render(whole, generation=False)[1]
         except InvalidRequest:
             return []
@@ -304,19 +276,11 @@ class Prompter:
     def _text(self, tokens: Tokens) -> str:
         return b"".join(map(self.tokenizer.piece, tokens.tolist())).decode("utf-8", "replace")
 
-    def forget(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        salt: str = "",
-        **extra: Any,
-    ) -> list[bytes]:
+    def forget(self, conversation: Conversation) -> list[bytes]:
         """Forgets how the replies in a conversation were spelled; returns the keys of what was known."""
         forgotten: list[bytes] = []
         if self.spelling and len(self.spellings):
-            source = Conversation(tuple(messages), tools, extra)
-            self._chat(source, salt, generation=False, spelled=True, forget=forgotten)
+            self.chat(conversation, generation=False, forget=forgotten)
         return forgotten
 
     def _build(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -46,16 +46,6 @@ def _refuse(message: str) -> None:
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """What a prompt was rendered from. `begun`: the beginning of the reply, given by the caller."""
-
-    messages: tuple[Message, ...]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    begun: str = ""
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -130,15 +120,16 @@ class Template:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         generation: bool = True,
-        **extra: Any,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The text of a conversation; with `generation`, up to where the assistant's reply begins.
 
         Raises:
             InvalidRequest: the template refuses these messages (its own words are in the message).
         """
-        names: dict[str, Any] = {"documents": None, **self._names, **extra}
+        names: dict[str, Any] = {"documents": None, **self._names, **variables}
+        names |= {"messages": messages, "tools": tools or None, "add_generation_prompt": generation}
         try:
-            return self._template.render(messages=messages, tools=tools or None, add_generation_prompt=generation, **names)
+            return self._template.render(names)
         except Exception as error:  # a template is a program of its own: it may fail in any way
             raise InvalidRequest(f"The model's chat template refuses these messages: {error}", param="messages") from error

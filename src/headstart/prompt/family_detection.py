@@ -14,9 +14,10 @@ from itertools import chain
 from typing import Any
 
 from headstart.errors import InvalidRequest
+from headstart.interfaces.conversation import Message
 from headstart.output.formats import Calls, Family, Reasoning
-from headstart.output.parser import Parser, Piece, message_of
-from headstart.prompt.chat_template import Message, Template
+from headstart.output.parser import Parser, ReplyDelta, message_of
+from headstart.prompt.chat_template import Template
 
 __all__ = ["FAMILIES", "GENERIC", "PLAIN", "Calls", "Family", "Reasoning", "adapt", "family_of"]
 
@@ -208,7 +209,7 @@ def _behind(header: str, calling: str) -> str:
     return calling[at:]
 
 
-def _is_probe(pieces: Sequence[Piece]) -> bool:
+def _is_probe(pieces: Sequence[ReplyDelta]) -> bool:
     calls = message_of(pieces).get("tool_calls") or ()
     try:
         return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == [(_PROBE, _GIVEN)]

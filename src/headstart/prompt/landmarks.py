@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
+from headstart.interfaces.conversation import Message
 from headstart.interfaces.landmarks import Landmarks
 from headstart.interfaces.tokens import Tokens, common_prefix
-from headstart.prompt.chat_template import Message
 
 _HEAD = 200
 """Characters by which a message's content is found in the rendered text."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from headstart.prompt.chat_template import Message
+from headstart.interfaces.conversation import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from headstart.errors import InvalidRequest
-from headstart.prompt.chat_template import Message, Template
+from headstart.interfaces.conversation import Message, Tool
+from headstart.prompt.chat_template import Template
 
 _SEEN, _OTHER = "headstart_probe", "headstart_other"
 _USER: Message = {"role": "user", "content": "?"}
@@ -22,9 +23,9 @@ def capabilities(template: Template) -> dict[str, bool]:
     def call(name: str, arguments: Any) -> dict[str, Any]:
         return {"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}}
 
-    def writes(messages: Sequence[Message], *sought: str, **extra: Any) -> bool:
+    def writes(messages: Sequence[Message], *sought: str, tools: Sequence[Tool] = ()) -> bool:
         try:
-            text = template.render(messages, generation=False, **extra)
+            text = template.render(messages, tools=tools, generation=False)
         except InvalidRequest:
             return False
         return all(name in text for name in sought)

@@ -10,7 +10,7 @@ from headstart.interfaces.tokens import utf8
 
 
 @dataclass(slots=True)
-class Reply:
+class Detokenizer:
     """One growing reply.
 
     Attributes:

@@ -9,24 +9,24 @@ import numpy as np
 
 from headstart.explain.explain import Explanation
 from headstart.explain.record import Record
+from headstart.interfaces.conversation import Message
 from headstart.interfaces.engine import Engine, Logits, Sampler, Sampling
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.planner import Plan
 from headstart.prefix_cache.reuse_model import About
-from headstart.prompt.chat_template import Message
-from headstart.serving.detokenizer import Reply
+from headstart.serving.detokenizer import Detokenizer
 from headstart.serving.request import (
     Delta,
     Event,
     Failed,
     Finished,
-    FinishReason,
     Progress,
     Report,
     Request,
     Sink,
     Started,
+    StopReason,
     TokenLogprob,
 )
 from headstart.serving.slots import Slot
@@ -85,7 +85,7 @@ class Job:
     choice: int
     chain: Chain
     arrived: float
-    reply: Reply
+    reply: Detokenizer
     slot: Slot | None = None
     plan: Plan | None = None
     sampler: Sampler | None = None
@@ -120,7 +120,7 @@ class Job:
         def piece(token: int) -> bytes:
             return b"" if token in hidden else known(token)  # most control tokens are no part of what was said
 
-        return [cls(ticket, choice, chain, now, Reply(piece, request.stop)) for choice in range(request.choices)]
+        return [cls(ticket, choice, chain, now, Detokenizer(piece, request.stop)) for choice in range(request.choices)]
 
     def sampling(self, engine: Engine) -> Sampling:
         """The choice's own seed, and no end token where the caller wants to go on."""
@@ -199,7 +199,7 @@ class Job:
         if text or logprobs:
             self.ticket.emit(Delta(self.choice, text, logprobs, len(self.reply.tokens)))
 
-    def finish(self, reason: FinishReason, report: Report) -> None:
+    def finish(self, reason: StopReason, report: Report) -> None:
         report = replace(report, completion=len(self.reply.tokens))
         self.ticket.reports[self.choice] = report
         self.ticket.emit(Finished(self.choice, reason, report, tuple(self.reply.tokens), self.reply.stopped_by))

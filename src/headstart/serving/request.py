@@ -13,11 +13,11 @@ from typing import Literal
 from headstart.errors import HeadstartError
 from headstart.explain.causes import Cause
 from headstart.explain.explain import Explanation
+from headstart.interfaces.conversation import Message
 from headstart.interfaces.engine import Grammar, Logits, Sampling
 from headstart.prompt.builder import Prompt
-from headstart.prompt.chat_template import Message
 
-FinishReason = Literal["stop", "length"]
+StopReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Finished:
     """A choice is complete. `tokens`: what was sampled, the end token included. `stopped_by`: the stop text, if one was hit."""
 
     choice: int
-    reason: FinishReason
+    reason: StopReason
     report: Report
     tokens: tuple[int, ...] = ()
     stopped_by: str | None = None

@@ -7,10 +7,9 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from headstart import templates
@@ -18,6 +17,7 @@ from headstart.config import Settings
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from headstart.explain.explain import Explanation, compare
 from headstart.explain.record import Record
+from headstart.interfaces.conversation import Conversation
 from headstart.interfaces.engine import Engine, Grammar, Sampling, Tokenizer
 from headstart.interfaces.tokens import Tokens
 from headstart.model_names import model_name
@@ -27,7 +27,7 @@ from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of, quota
 from headstart.prompt.builder import Prompt, Prompter
-from headstart.prompt.chat_template import Message, Template
+from headstart.prompt.chat_template import Template
 from headstart.serving.cache import Cache
 from headstart.serving.expiry import Erasure
 from headstart.serving.job import Ticket
@@ -145,38 +145,27 @@ class Runtime:
         """Tokens a conversation may hold."""
         return self.engine.shape.ctx
 
-    def chat_prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        salt: str = "",
-        spelled: bool = True,
-        begun: str = "",
-        breakpoints: Sequence[tuple[int, int]] = (),
-        **extra: Any,
-    ) -> Prompt:
-        """Renders and tokenises a conversation; `extra` goes to the template. Thread-safe; takes milliseconds.
+    def chat_prompt(self, conversation: Conversation, *, spelled: bool = True) -> Prompt:
+        """Renders and tokenises a conversation. Thread-safe; takes milliseconds.
 
-        Args: those of `Prompter.chat`.
+        Args:
+            spelled: whether earlier replies in it keep the tokens that they were made of.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
             ContextTooLong: the conversation exceeds the context, and `overflow` is `error` (or its last exchange does).
         """
-
         with self.tokenizer_open():
-            slides, limit = self.overflow == "slide", int(self.ctx * SLIDE_SHARE)
-            build = partial(self.prompter.slide, messages, limit) if slides else partial(self.prompter.chat, messages)
-            prompt = build(tools=tools, salt=salt, spelled=spelled, begun=begun, breakpoints=breakpoints, **extra)
+            if self.overflow == "slide":
+                prompt = self.prompter.slide(conversation, int(self.ctx * SLIDE_SHARE), spelled=spelled)
+            else:
+                prompt = self.prompter.chat(conversation, spelled=spelled)
             return self._fitting(prompt, "messages")
 
-    def stem_prompt(
-        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, salt: str = "", **extra: Any
-    ) -> Prompt:
+    def stem_prompt(self, conversation: Conversation) -> Prompt:
         """What all continuations of a conversation begin with. Raises what `chat_prompt` raises."""
         with self.tokenizer_open():
-            return self._fitting(self.prompter.stem(messages, tools=tools, salt=salt, **extra), "messages")
+            return self._fitting(self.prompter.stem(conversation), "messages")
 
     def text_prompt(self, text: str | Sequence[int], *, salt: str = "", spelled: bool = True) -> Prompt:
         """Tokenises a raw text (control spellings are control tokens), or takes tokens as they are. Thread-safe.

@@ -22,17 +22,17 @@ from dataclasses import dataclass
 
 from headstart.errors import EngineError, HeadstartError, Unavailable
 from headstart.explain.history import History, NoHistory
+from headstart.interfaces.conversation import Message
 from headstart.interfaces.engine import Engine, Step
 from headstart.prefix_cache.checkpoints import PLACEMENTS
 from headstart.prefix_cache.planner import Mode, next_call
 from headstart.prompt.builder import Prompter
-from headstart.prompt.chat_template import Message
 from headstart.serving import settle
 from headstart.serving.admission import Admission
 from headstart.serving.cache import Cache
 from headstart.serving.expiry import Expiry
 from headstart.serving.job import Job, Ticket, token_logprob
-from headstart.serving.request import Failed, FinishReason, Report, TokenLogprob
+from headstart.serving.request import Failed, Report, StopReason, TokenLogprob
 from headstart.serving.slots import Slot
 
 log = logging.getLogger("headstart.scheduler")
@@ -49,7 +49,7 @@ class Outcome:
     """A finished choice, for whoever keeps the statistics."""
 
     report: Report
-    reason: FinishReason
+    reason: StopReason
 
 
 class Scheduler:
@@ -404,7 +404,7 @@ class Scheduler:
     def _mode_name(self) -> str:
         return "exact" if self._mode.exact else "fast"
 
-    def _finish(self, job: Job, reason: FinishReason) -> None:
+    def _finish(self, job: Job, reason: StopReason) -> None:
         report = job.report(self._mode_name, self._clock())
         slot, reply = job.slot, job.reply
         assert slot is not None
@@ -423,7 +423,7 @@ class Scheduler:
             except Exception:
                 log.exception("an observer failed")
 
-    def _remember(self, job: Job, slot: Slot, reason: FinishReason) -> None:
+    def _remember(self, job: Job, slot: Slot, reason: StopReason) -> None:
         """Keeps what later requests may want to know of this one."""
         prompt, reply = job.request.prompt, job.reply
         returned = self._returned(job, cut=reason == "length" or reply.stopped_by is not None)

@@ -13,16 +13,16 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headstart.errors import HeadstartError, for_log
+from headstart.interfaces.conversation import Conversation, Message
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain, last_grid_point, root_id
 from headstart.prefix_cache.checkpoints import Placement, firm
 from headstart.prefix_cache.planner import Mode, next_call
 from headstart.prompt.builder import Prompt, Prompter
-from headstart.prompt.chat_template import Message
 from headstart.serving.admission import MISSES, Admission
 from headstart.serving.cache import Cache
 from headstart.serving.slots import Slot
@@ -194,9 +194,7 @@ class Settle(NoSettle):
         return False
 
     def _prepare(self, turn: Turn) -> Chain:
-        source = turn.prompt.source
-        assert source is not None
-        stem = self._prompter.stem([*source.messages, turn.reply], tools=source.tools, salt=turn.prompt.salt, **source.extra)
+        stem = self._prompter.stem(_continued(turn))
         end = last_grid_point(min(len(stem), self._engine.shape.ctx), self._mode.traits.grid)
         root = root_id(self._engine.fingerprint, turn.prompt.salt)
         turn.stem = Chain(root, self._mode.traits.grid, as_tokens(stem.tokens[: end + 1]))
@@ -205,9 +203,14 @@ class Settle(NoSettle):
     def _finish(self, turn: Turn) -> None:
         """Derived gives way to canonical: the next prompt is spelled as the tokenizer does it, and dead rows leave the disk."""
         self.counters["turns"] += 1
-        source, stem = turn.prompt.source, turn.stem
-        assert source is not None
+        stem = turn.stem
         assert stem is not None
-        messages = [*source.messages, turn.reply]
-        forgotten = self._prompter.forget(messages, tools=source.tools, salt=turn.prompt.salt, **source.extra)
+        forgotten = self._prompter.forget(_continued(turn))
         self._cache.give_way(turn.ids, stem, forgotten)
+
+
+def _continued(turn: Turn) -> Conversation:
+    """The conversation with its reply, as the next request will send it."""
+    source = turn.prompt.source
+    assert source is not None
+    return replace(source, messages=(*source.messages, turn.reply), breakpoints=(), prefill="")

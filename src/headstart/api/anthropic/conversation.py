@@ -17,8 +17,8 @@ from headstart.api.anthropic.schema import (
     Written,
     left_out,
 )
-from headstart.chat.conversation import Dialogue, Message, Tool
 from headstart.chat.messages import without_nulls
+from headstart.interfaces.conversation import Conversation, Message, Tool
 
 _WRITTEN = frozenset({"text", "document", "search_result"})
 """The types of `Written`."""
@@ -27,7 +27,7 @@ FAILED = "Error:"
 """What a result that `is_error` begins with: templates know no such mark."""
 
 
-def dialogue_of(form: CountTokensRequest, salt: str = "") -> Dialogue:
+def conversation_of(form: CountTokensRequest, salt: str = "") -> Conversation:
     """Reads a body. Neighbours of one role become one turn; in a user's, results come before text, as templates need it."""
     messages: list[Message] = []
     if form.system:
@@ -36,12 +36,12 @@ def dialogue_of(form: CountTokensRequest, salt: str = "") -> Dialogue:
         turn = list(run)
         messages += [_assistant(turn)] if role == "assistant" else _others(role, turn)
     messages[-1] = {**messages[-1], **_mark({"cache_control": form.cache_control})}
-    return Dialogue(
+    return Conversation(
         messages=tuple(messages),
         tools=tuple(_tool(tool) for tool in form.tools or () if not left_out(tool)),
         choice=form.choice,
         format=form.format,
-        extra=_extra(form),
+        template_kwargs=_template_kwargs(form),
         salt=salt,
         continues=form.messages[-1]["role"] == "assistant",
     )
@@ -142,7 +142,7 @@ def _mark(block: Mapping[str, Any]) -> dict[str, Any]:
     return {} if mark is None else {"cache_control": without_nulls(mark)}
 
 
-def _extra(form: CountTokensRequest) -> dict[str, Any]:
+def _template_kwargs(form: CountTokensRequest) -> dict[str, Any]:
     """As templates of reasoning models ask for it; what is not said is left to the template."""
     extra: dict[str, Any] = {}
     if form.thinking is not None and form.thinking.wanted is not None:

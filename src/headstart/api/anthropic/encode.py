@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from headstart.api.build_request import Told
 from headstart.api.encoder import Teller, frame
 from headstart.api.errors import ANTHROPIC
 from headstart.api.explain import diagnostics
+from headstart.api.understood import Told
 from headstart.chat.partial_json import Members, input_of
-from headstart.chat.reply_builder import Draft, Reading
+from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
 from headstart.observe.report import Summary, summarise
-from headstart.output.parser import Arguments, Calling, Piece, Said, Thought
+from headstart.output.parser import ReasoningDelta, ReplyDelta, TextDelta, ToolCallDelta, ToolCallStart
 from headstart.prompt.builder import Prompt
 from headstart.serving.request import Request, TokenLogprob
 
@@ -92,7 +92,7 @@ class Manner:
 class Messages(Teller):
     """/v1/messages."""
 
-    def __init__(self, manner: Manner, request: Request, reading: Reading) -> None:
+    def __init__(self, manner: Manner, request: Request, reading: ReplyReader) -> None:
         super().__init__([request], reading)
         self.manner = manner
         self._open: Kind | None = None
@@ -102,16 +102,16 @@ class Messages(Teller):
 
     # ── in a stream ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, draft: Draft) -> bytes:
+    def begin(self, draft: ReplyBuilder) -> bytes:
         assert draft.report is not None
         summary = summarise([[draft.report]])
         usage = {**self._usage(summary), "output_tokens": 0}
         return event("message_start", message=self._message(summary, content=[], stop=None, sequence=None, usage=usage))
 
-    def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
+    def pieces(self, draft: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
         return b"".join(self._piece(draft, piece) for piece in pieces)
 
-    def finish(self, draft: Draft, summary: Summary) -> bytes:
+    def finish(self, draft: ReplyBuilder, summary: Summary) -> bytes:
         ended = {"stop_reason": self._stop(draft), "stop_sequence": draft.stopped_by, "stop_details": None}
         usage = self._usage(summary) | self._output(draft, summary)
         return self._close() + event("message_delta", delta=ended, usage=usage, **self._edits(), **self.account(summary))
@@ -125,21 +125,21 @@ class Messages(Teller):
     def beat(self) -> bytes:
         return event("ping")
 
-    def _piece(self, draft: Draft, piece: Piece) -> bytes:
+    def _piece(self, draft: ReplyBuilder, piece: ReplyDelta) -> bytes:
         match piece:
-            case Calling():
+            case ToolCallStart():
                 block = {"id": draft.called[piece.index].id, "name": piece.name, "input": {}}
                 closed, self._members = self._close(), Members()
                 return closed + self._start("tool_use", block)
-            case Arguments():
+            case ToolCallDelta():
                 valid = self._members.feed(piece.text)
                 return self._delta("input_json_delta", partial_json=valid) if valid else self._silence()
-            case Thought():
+            case ReasoningDelta():
                 begun = self._switch("thinking", {"thinking": "", "signature": ""})
                 if self.manner.shows:
                     return begun + self._delta("thinking_delta", thinking=piece.text)
                 return begun + self._silence()
-            case Said():
+            case TextDelta():
                 return self._switch("text", {"text": "", "citations": None}) + self._delta("text_delta", text=piece.text)
 
     def _silence(self) -> bytes:
@@ -185,17 +185,17 @@ class Messages(Teller):
             **self.account(summary),
         }
 
-    def _content(self, draft: Draft) -> list[dict[str, Any]]:
+    def _content(self, draft: ReplyBuilder) -> list[dict[str, Any]]:
         content: list[dict[str, Any]] = []
         for kind, alike in groupby(draft.pieces, key=type):
             pieces = list(alike)
-            text = "".join(piece.text for piece in pieces if not isinstance(piece, Calling))
-            if kind is Said:
+            text = "".join(piece.text for piece in pieces if not isinstance(piece, ToolCallStart))
+            if kind is TextDelta:
                 content.append({"type": "text", "text": text, "citations": None})
-            elif kind is Thought:
+            elif kind is ReasoningDelta:
                 thinking = text if self.manner.shows else ""
                 content.append({"type": "thinking", "thinking": thinking, "signature": self._signature(len(content))})
-            for one in (draft.called[piece.index] for piece in pieces if isinstance(piece, Calling)):
+            for one in (draft.called[piece.index] for piece in pieces if isinstance(piece, ToolCallStart)):
                 content.append({"type": "tool_use", "id": one.id, "name": one.name, "input": input_of(one.arguments)})
         return content
 
@@ -223,7 +223,7 @@ class Messages(Teller):
             "diagnostics": self._diagnostics(summary),
         }
 
-    def _stop(self, draft: Draft) -> str:
+    def _stop(self, draft: ReplyBuilder) -> str:
         if draft.stopped_by is not None:
             return "stop_sequence"
         if draft.finish == "length":
@@ -234,7 +234,7 @@ class Messages(Teller):
     def _usage(self, summary: Summary) -> dict[str, Any]:
         return {**self.manner.marks.usage(summary.prompt, summary.cached), "service_tier": "standard"}
 
-    def _output(self, draft: Draft, summary: Summary) -> dict[str, Any]:
+    def _output(self, draft: ReplyBuilder, summary: Summary) -> dict[str, Any]:
         thinking = min(draft.reasoning_tokens, summary.completion)
         return {"output_tokens": summary.completion, "output_tokens_details": {"thinking_tokens": thinking}}
 

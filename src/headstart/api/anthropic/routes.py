@@ -10,15 +10,16 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from headstart.api.anthropic.conversation import dialogue_of
+from headstart.api.anthropic.conversation import conversation_of
 from headstart.api.anthropic.encode import Manner, Marks, Messages
 from headstart.api.anthropic.schema import CountTokensRequest, MessagesRequest
-from headstart.api.build_request import Asked, Wishes, compared, compose, count, remember
 from headstart.api.handler import answer
 from headstart.api.openai_chat.schema import parse
 from headstart.api.openapi import ANTHROPIC_ERRORS, ANTHROPIC_STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service, service_of
+from headstart.api.understood import Understood, compared, remember
+from headstart.chat.chat_model import GenerationParams
 from headstart.interfaces.engine import Sampling
 from headstart.serving.runtime import Runtime
 
@@ -35,13 +36,13 @@ async def messages(request: HttpRequest) -> Response:
 async def count_tokens(request: HttpRequest) -> Response:
     """Counts the tokens of a conversation, also of one that is too long to be continued."""
     service = service_of(request)
-    runtime = service.ready()
+    service.ready()
     data = await service.body(request)
 
     def counted() -> int:
         form = parse(CountTokensRequest, data)
         service.check_model(form.model)
-        return count(service, runtime, dialogue_of(form, salt_of(service, request, form)))
+        return service.chat.count(conversation_of(form, salt_of(service, request, form)))
 
     return JSONResponse({"input_tokens": await asyncio.to_thread(counted)})
 
@@ -56,12 +57,12 @@ async def event_logging(request: HttpRequest, kind: str) -> Response:
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
+def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
     form = parse(MessagesRequest, data)
     service.check_model(form.model)
     salt = salt_of(service, request, form)
     message_id = f"msg_{uuid.uuid4().hex[:24]}"
-    made, reading = compose(service, runtime, dialogue_of(form, salt), _wishes(form, runtime.sampling), message_id)
+    made, reading = service.chat.request(conversation_of(form, salt), _params(form, runtime.sampling), message_id)
     previous = form.diagnostics.previous_message_id if form.diagnostics is not None else None
     manner = Manner(
         id=message_id,
@@ -72,16 +73,16 @@ def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: by
         shows=form.thinking is None or form.thinking.display != "omitted",
         edits=form.context_management is not None,
         compares=previous is not None,
-        known=previous is None or service.recall.has_told(salt, previous),
+        known=previous is None or service.chat.recall.has_told(salt, previous),
         told=compared(runtime, request, made, previous),
     )
     teller = Messages(manner, made, reading)
 
     def done() -> None:
         remember(service, teller)
-        service.recall.told(salt, message_id)
+        service.chat.recall.told(salt, message_id)
 
-    return Asked(form, [made], teller, bool(form.stream), done)
+    return Understood(form, [made], teller, bool(form.stream), done)
 
 
 def salt_of(service: Service, request: HttpRequest, form: CountTokensRequest) -> str:
@@ -89,7 +90,7 @@ def salt_of(service: Service, request: HttpRequest, form: CountTokensRequest) ->
     return service.salt(request, form.metadata.user_id if form.metadata is not None else None, form.cache_salt)
 
 
-def _wishes(form: MessagesRequest, usual: Sampling) -> Wishes:
+def _params(form: MessagesRequest, usual: Sampling) -> GenerationParams:
     given = {name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(form, name)) is not None}
     stop = tuple(text for text in form.stop_sequences or () if text)
-    return Wishes(replace(usual, **given), form.max_tokens, stop)
+    return GenerationParams(replace(usual, **given), form.max_tokens, stop)

@@ -15,10 +15,10 @@ from typing_extensions import TypedDict
 
 from headstart.api.body import Body
 from headstart.api.openai_chat.schema import Whole
-from headstart.chat.conversation import Choice, Format
 from headstart.chat.messages import Effort, without_images
 from headstart.chat.validation import MANY, Strict
 from headstart.errors import InvalidRequest
+from headstart.interfaces.conversation import Format, ToolChoice
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
 
@@ -202,7 +202,7 @@ class ClientTool(Marked, total=False):
     strict: bool | None
 
 
-class ToolChoice(Strict):
+class AnyToolChoice(Strict):
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool | None = None
 
@@ -261,7 +261,7 @@ class CountTokensRequest(Body):
     messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=100_000)]
     system: str | list[Text] | None = None
     tools: list[Annotated[ClientTool, AfterValidator(_can_be_called)]] | None = None
-    tool_choice: Annotated[ToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
+    tool_choice: Annotated[AnyToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
@@ -270,15 +270,15 @@ class CountTokensRequest(Body):
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> ToolChoice:
         """What the reply may call."""
         given = self.tool_choice
         if given is None:
-            return Choice()
+            return ToolChoice()
         parallel = not given.disable_parallel_tool_use
         if isinstance(given, NamedToolChoice):
-            return Choice("required", given.name, parallel)
-        return Choice("required" if given.type == "any" else given.type, None, parallel)
+            return ToolChoice("required", given.name, parallel)
+        return ToolChoice("required" if given.type == "any" else given.type, None, parallel)
 
     @property
     def format(self) -> Format | None:

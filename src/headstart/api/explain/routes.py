@@ -11,8 +11,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from headstart.api.build_request import prompt_of
-from headstart.api.dialects import dialogue_of
+from headstart.api.dialects import conversation_of
 from headstart.api.explain.diagnostics import anthropic, responses
 from headstart.api.openai_chat.schema import parse
 from headstart.api.openapi import ERRORS
@@ -142,6 +141,6 @@ def _prompt(service: Service, runtime: Runtime, request: HttpRequest, body: Mapp
     if not isinstance(body.get("model"), str | None):
         raise InvalidRequest(f"In '{name}': Invalid 'model': must be a valid string.", param=name)
     try:
-        return prompt_of(service, runtime, dialogue_of(service, request, body), spelled=False)[1]
+        return service.chat.prompt(conversation_of(service, request, body), spelled=False)[1]
     except InvalidRequest as error:
         raise InvalidRequest(f"In '{name}': {error.with_flags}", param=name, code=error.code) from None

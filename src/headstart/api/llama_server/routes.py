@@ -10,20 +10,20 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.api.build_request import Asked, plain_grammar
 from headstart.api.encoder import Teller, frame
 from headstart.api.handler import answer
 from headstart.api.llama_server.schema import LlamaRequest
 from headstart.api.openai_chat.encode import timings_so_far, token_scores
-from headstart.api.openai_chat.routes import told, wishes
+from headstart.api.openai_chat.routes import params_of, told
 from headstart.api.openai_chat.schema import parse
 from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service
-from headstart.chat.reply_builder import Draft
+from headstart.api.understood import Understood
+from headstart.chat.reply_builder import ReplyBuilder
 from headstart.interfaces.engine import Sampling
 from headstart.observe.report import Summary, summarise
-from headstart.output.parser import Piece, Said
+from headstart.output.parser import ReplyDelta, TextDelta
 from headstart.prompt.builder import Prompt
 from headstart.serving.request import Progress, Request, TokenLogprob
 from headstart.serving.runtime import Runtime
@@ -38,12 +38,12 @@ async def completion(request: HttpRequest) -> Response:
     return await answer(request, _completion)
 
 
-def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
+def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
     form = parse(LlamaRequest, data)
     service.check_model(form.model)
     scored = form.n_probs or (0 if form.return_tokens else None)  # a token's id comes with its score
     limit = form.n_predict if form.n_predict is not None else form.max_tokens
-    wanted = wishes(form, runtime.sampling, scored, limit)
+    wanted = params_of(form, runtime.sampling, scored, limit)
     salt = service.salt(request, form.safety_identifier or form.user, form.cache_salt)
     requests = [
         Request(
@@ -58,9 +58,9 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
         for given in form.prompts
     ]
     if form.format is not None:
-        grammar = plain_grammar(runtime, form.format)
+        grammar = service.chat.plain_grammar(form.format)
         requests = [replace(one, grammar=grammar) for one in requests]
-    return Asked(form, requests, Completion(service.model_id, requests, form), bool(form.stream))
+    return Understood(form, requests, Completion(service.model_id, requests, form), bool(form.stream))
 
 
 def _prompt(runtime: Runtime, given: str | Sequence[str | int], salt: str, *, spelled: bool) -> Prompt:
@@ -91,20 +91,20 @@ class Completion(Teller):
         self._tokens = bool(form.return_tokens)
         self._settings = _settings(form, requests[0])
 
-    def begin(self, draft: Draft) -> bytes:
+    def begin(self, draft: ReplyBuilder) -> bytes:
         return b""
 
-    def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
-        text = "".join(piece.text for piece in pieces if isinstance(piece, Said))
+    def pieces(self, draft: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+        text = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
         return frame(self._part(draft, text, logprobs))
 
-    def progress(self, draft: Draft, event: Progress, seconds: float) -> bytes:
+    def progress(self, draft: ReplyBuilder, event: Progress, seconds: float) -> bytes:
         if not self.wants_progress:
             return super().progress(draft, event, seconds)
         state = {"total": event.total, "cache": event.cached, "processed": event.done, "time_ms": round(1e3 * seconds)}
         return frame({**self._base(draft, "", ()), "tokens_evaluated": event.done, "prompt_progress": state})
 
-    def finish(self, draft: Draft, summary: Summary) -> bytes:
+    def finish(self, draft: ReplyBuilder, summary: Summary) -> bytes:
         return frame({**self._result(draft), "content": "", "tokens": []})
 
     def close(self, summary: Summary) -> bytes:
@@ -119,7 +119,7 @@ class Completion(Teller):
             results.append(result)
         return results[0] if len(results) == 1 else results
 
-    def _base(self, draft: Draft, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _base(self, draft: ReplyBuilder, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {
             "index": draft.index,
             "content": text,
@@ -129,7 +129,7 @@ class Completion(Teller):
             "tokens_predicted": draft.deltas,
         }
 
-    def _part(self, draft: Draft, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _part(self, draft: ReplyBuilder, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         assert draft.report is not None
         part = {**self._base(draft, text, logprobs), "tokens_evaluated": draft.report.prompt}
         if self._scores:
@@ -138,7 +138,7 @@ class Completion(Teller):
             part["timings"] = timings_so_far(draft, self.seconds)
         return part
 
-    def _result(self, draft: Draft) -> dict[str, Any]:
+    def _result(self, draft: ReplyBuilder) -> dict[str, Any]:
         report = draft.report
         assert report is not None
         summary = summarise([[report]])
@@ -159,7 +159,7 @@ class Completion(Teller):
         }
 
 
-def _stop_type(draft: Draft) -> str:
+def _stop_type(draft: ReplyBuilder) -> str:
     if draft.stopped_by is not None:
         return "word"
     return "limit" if draft.finish == "length" else "eos"

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from headstart.api.openai_chat.schema import Generation, TokenId, Whole
-from headstart.chat.conversation import Format
 from headstart.chat.validation import Strict
 from headstart.errors import InvalidRequest
+from headstart.interfaces.conversation import Format
 
 
 def _llama_prompt(value: Any) -> str | None:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headstart.api.encoder import Teller, frame
-from headstart.chat.reply_builder import Draft, Reading
+from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
 from headstart.observe.report import Summary, summarise, timings, usage
-from headstart.output.parser import Calling, Piece, Said, Thought
+from headstart.output.parser import ReasoningDelta, ReplyDelta, TextDelta, ToolCallStart
 from headstart.serving.request import Progress, Request, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
@@ -55,7 +55,7 @@ def token_scores(logprobs: Sequence[TokenLogprob], *, ids: bool = False) -> list
     ]
 
 
-def timings_so_far(draft: Draft, seconds: float) -> dict[str, Any]:
+def timings_so_far(draft: ReplyBuilder, seconds: float) -> dict[str, Any]:
     """llama-server's `timings` of a reply that goes on, `seconds` after its call came in."""
     assert draft.report is not None
     report = replace(draft.report, completion=draft.deltas, decode=max(0.0, seconds - draft.began))
@@ -72,7 +72,7 @@ class OpenAI(Teller):
         self,
         head: Head,
         requests: Sequence[Request],
-        reading: Reading | None = None,
+        reading: ReplyReader | None = None,
         *,
         usage: bool = False,
         logprobs: bool = False,
@@ -93,17 +93,17 @@ class OpenAI(Teller):
         """The part of a choice that carries text, where there is none."""
         raise NotImplementedError
 
-    def scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def scores(self, draft: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         """The `logprobs` object of some tokens."""
         raise NotImplementedError
 
-    def choice(self, draft: Draft) -> dict[str, Any]:
+    def choice(self, draft: ReplyBuilder) -> dict[str, Any]:
         """What a whole answer's choice has beside its index and its end."""
         raise NotImplementedError
 
     # common to both
 
-    def finish(self, draft: Draft, summary: Summary) -> bytes:
+    def finish(self, draft: ReplyBuilder, summary: Summary) -> bytes:
         extra = json.dumps(self.account(summary), separators=(",", ":"))[1:-1]
         return self._chunk(draft.index, self.empty(), "null", f'"{draft.finish}"', f",{extra}")
 
@@ -115,7 +115,7 @@ class OpenAI(Teller):
             return DONE
         return frame({**self.head.fields(self.part), "choices": [], **self._account(summary)}) + DONE
 
-    def progress(self, draft: Draft, event: Progress, seconds: float) -> bytes:
+    def progress(self, draft: ReplyBuilder, event: Progress, seconds: float) -> bytes:
         """llama-server's `prompt_progress`."""
         told = super().progress(draft, event, seconds)
         if not self.wants_progress:
@@ -145,11 +145,11 @@ class OpenAI(Teller):
     def _chunk(self, index: int, body: str, logprobs: str = "null", finish: str = "null", extra: str = "") -> bytes:
         return (f'{self._front}{index},{body},"logprobs":{logprobs},"finish_reason":{finish}}}]{extra}{self._end}').encode()
 
-    def _timings(self, draft: Draft) -> str:
+    def _timings(self, draft: ReplyBuilder) -> str:
         told = json.dumps(timings_so_far(draft, self.seconds), separators=(",", ":")) if self.timed else ""
         return f',"timings":{told}' if told else ""
 
-    def _scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> str:
+    def _scores(self, draft: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> str:
         return json.dumps(self.scores(draft, logprobs), separators=(",", ":")) if self.logprobs else "null"
 
 
@@ -159,10 +159,10 @@ class Chat(OpenAI):
     kind = "chat.completion"
     part = "chat.completion.chunk"
 
-    def begin(self, draft: Draft) -> bytes:
+    def begin(self, draft: ReplyBuilder) -> bytes:
         return self._chunk(draft.index, '"delta":{"role":"assistant","content":""}')
 
-    def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
+    def pieces(self, draft: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
         scores = self._scores(draft, logprobs)
         told = b""
         for piece in pieces:
@@ -170,13 +170,13 @@ class Chat(OpenAI):
             scores = "null"
         return told or self._chunk(draft.index, '"delta":{"content":""}', scores, extra=self._timings(draft))
 
-    def _delta(self, draft: Draft, piece: Piece) -> str:
-        if isinstance(piece, Said):
+    def _delta(self, draft: ReplyBuilder, piece: ReplyDelta) -> str:
+        if isinstance(piece, TextDelta):
             return f'{{"content":{json.dumps(piece.text)}}}'
-        if isinstance(piece, Thought):
+        if isinstance(piece, ReasoningDelta):
             return f'{{"reasoning_content":{json.dumps(piece.text)}}}'
         call: dict[str, Any] = {"index": piece.index}
-        if isinstance(piece, Calling):
+        if isinstance(piece, ToolCallStart):
             call |= {"id": draft.called[piece.index].id, "type": "function"}
             call["function"] = {"name": piece.name, "arguments": ""}
         else:
@@ -186,10 +186,10 @@ class Chat(OpenAI):
     def empty(self) -> str:
         return '"delta":{}'
 
-    def scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def scores(self, draft: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {"content": token_scores(logprobs), "refusal": None}
 
-    def choice(self, draft: Draft) -> dict[str, Any]:
+    def choice(self, draft: ReplyBuilder) -> dict[str, Any]:
         message = {"role": "assistant", "content": draft.text, "refusal": None}
         if draft.thought:
             message["reasoning_content"] = draft.reasoning
@@ -218,24 +218,24 @@ class Text(OpenAI):
         self._echoed = [text for text in echoed for _ in range(self.width)]
         self._firsts = [first for first in firsts for _ in range(self.width)]
 
-    def begin(self, draft: Draft) -> bytes:
+    def begin(self, draft: ReplyBuilder) -> bytes:
         if not self._echoed:
             return b""
         scores = json.dumps(self._prompt_scores(draft), separators=(",", ":")) if self._firsts else "null"
         return self._chunk(draft.index, f'"text":{json.dumps(self._echoed[draft.index])}', scores)
 
-    def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
-        text = "".join(piece.text for piece in pieces if isinstance(piece, Said))
+    def pieces(self, draft: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+        text = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
         scores = self._scores(draft, logprobs)
         return self._chunk(draft.index, f'"text":{json.dumps(text)}', scores, extra=self._timings(draft))
 
     def empty(self) -> str:
         return '"text":""'
 
-    def scores(self, draft: Draft, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def scores(self, draft: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         return self._columns[draft.index].of([(item, True) for item in logprobs])
 
-    def choice(self, draft: Draft) -> dict[str, Any]:
+    def choice(self, draft: ReplyBuilder) -> dict[str, Any]:
         before = self._prompt_scores(draft) if self._firsts else None
         scores = self.scores(draft, draft.logprobs) if self.logprobs else None
         if before is not None and scores is not None:
@@ -243,7 +243,7 @@ class Text(OpenAI):
         echoed = self._echoed[draft.index] if self._echoed else ""
         return {"text": echoed + draft.text, "logprobs": scores}
 
-    def _prompt_scores(self, draft: Draft) -> dict[str, Any]:
+    def _prompt_scores(self, draft: ReplyBuilder) -> dict[str, Any]:
         # Nothing precedes the first token, so it has no probability.
         items = [(self._firsts[draft.index], False), *((item, True) for item in draft.prompt_logprobs)]
         return self._columns[draft.index].of(items)

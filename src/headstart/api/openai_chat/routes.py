@@ -13,15 +13,16 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from headstart.api.build_request import Asked, Wishes, compose, count, plain_grammar, prompt_of, remember
 from headstart.api.handler import answer
 from headstart.api.openai_chat.encode import Chat, Head, Text
 from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest, Generation, TemplateRequest, parse
 from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service, service_of
-from headstart.chat.conversation import Dialogue
-from headstart.chat.messages import dialogue_of
+from headstart.api.understood import Understood, remember
+from headstart.chat.chat_model import GenerationParams
+from headstart.chat.messages import conversation_of
+from headstart.interfaces.conversation import Conversation
 from headstart.interfaces.engine import Sampling
 from headstart.prompt.builder import Prompt
 from headstart.serving.request import Request, TokenLogprob
@@ -45,50 +46,50 @@ async def completions(request: HttpRequest) -> Response:
 @router.post("/v1/chat/completions/input_tokens", openapi_extra=takes(TemplateRequest), responses=ERRORS)
 async def input_tokens(request: HttpRequest) -> Response:
     """Counts the tokens of a conversation, also of one that is too long to be continued."""
-    service, runtime, dialogue = await _dialogue(request)
+    service, conversation = await _conversation(request)
 
     def counted() -> int:
-        return count(service, runtime, dialogue())
+        return service.chat.count(conversation())
 
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(counted)})
 
 
 async def render(request: HttpRequest) -> Prompt:
     """The prompt of a body with messages."""
-    service, runtime, dialogue = await _dialogue(request)
-    return await asyncio.to_thread(lambda: prompt_of(service, runtime, dialogue())[1])
+    service, conversation = await _conversation(request)
+    return await asyncio.to_thread(lambda: service.chat.prompt(conversation())[1])
 
 
-async def _dialogue(request: HttpRequest) -> tuple[Service, Runtime, Callable[[], Dialogue]]:
+async def _conversation(request: HttpRequest) -> tuple[Service, Callable[[], Conversation]]:
     service = service_of(request)
-    runtime = service.ready()
+    service.ready()
     data = await service.body(request)
-    return service, runtime, lambda: dialogue_of(parse(TemplateRequest, data), service.salt(request))
+    return service, lambda: conversation_of(parse(TemplateRequest, data), service.salt(request))
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
+def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
     form = parse(ChatRequest, data)
     service.check_model(form.model)
     head = _head(service, runtime, "chatcmpl-")
     top = (form.top_logprobs or 0) if form.logprobs else None
     limits = (form.max_completion_tokens, form.max_tokens, form.n_predict)
     limit = next((limit for limit in limits if limit is not None), None)
-    dialogue = dialogue_of(form, _salt(service, request, form))
-    dialogue = replace(dialogue, choice=form.choice, format=next(iter(form.formats), None))
-    made, reading = compose(service, runtime, dialogue, wishes(form, runtime.sampling, top, limit), head.id)
+    conversation = conversation_of(form, _salt(service, request, form))
+    conversation = replace(conversation, choice=form.choice, format=next(iter(form.formats), None))
+    made, reading = service.chat.request(conversation, params_of(form, runtime.sampling, top, limit), head.id)
     how = {"usage": _wants_usage(form), "logprobs": top is not None, **told(form)}
     teller = Chat(head, [made], reading, **how)
-    return Asked(form, [made], teller, bool(form.stream), lambda: remember(service, teller))
+    return Understood(form, [made], teller, bool(form.stream), lambda: remember(service, teller))
 
 
-def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
+def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
     form = parse(CompletionRequest, data)
     service.check_model(form.model)
     limit = next((limit for limit in (form.max_tokens, form.n_predict) if limit is not None), 16)  # the endpoint's own default
-    wanted = wishes(form, runtime.sampling, form.logprobs, limit)
+    wanted = params_of(form, runtime.sampling, form.logprobs, limit)
     scored = form.logprobs if form.echo else None
     spelled = wanted.reuse and scored is None
     salt = _salt(service, request, form)
@@ -103,7 +104,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
             wanted.reuse,
             wanted.ignore_eos,
             prompt_logprobs=scored,
-            grammar=plain_grammar(runtime, next(iter(form.formats), None)),
+            grammar=service.chat.plain_grammar(next(iter(form.formats), None)),
         )
         for prompt in prompts
     ]
@@ -121,7 +122,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
         logprobs=form.logprobs is not None,
         **told(form),
     )
-    return Asked(form, requests, teller, bool(form.stream))
+    return Understood(form, requests, teller, bool(form.stream))
 
 
 def _head(service: Service, runtime: Runtime, prefix: str) -> Head:
@@ -143,9 +144,9 @@ def told(form: Generation) -> dict[str, bool]:
     return {"progress": bool(form.return_progress), "timed": bool(form.timings_per_token)}
 
 
-def wishes(form: Generation, usual: Sampling, logprobs: int | None, limit: int | None) -> Wishes:
-    """What a body wants of a reply. `limit`: most tokens; None and less than 0 for as many as fit."""
-    return Wishes(
+def params_of(form: Generation, usual: Sampling, logprobs: int | None, limit: int | None) -> GenerationParams:
+    """How a body wants its replies. `limit`: most tokens; None and less than 0 for as many as fit."""
+    return GenerationParams(
         sampling=_sampling(form, usual, logprobs),
         max_tokens=None if limit is not None and limit < 0 else limit,
         stop=form.stops,

@@ -22,10 +22,10 @@ from pydantic import (
 from pydantic_core import from_json
 
 from headstart.api.body import Body, Constrained, ResponseFormat
-from headstart.chat.conversation import Choice, Format
-from headstart.chat.messages import Conversation
+from headstart.chat.messages import ChatBody
 from headstart.chat.validation import Strict, condense
 from headstart.errors import InvalidRequest
+from headstart.interfaces.conversation import Format, ToolChoice
 from headstart.output.json_values import countable
 
 
@@ -103,7 +103,7 @@ class Generation(Body):
         return tuple(text for text in given if text)
 
 
-class ChatRequest(Generation, Conversation, Constrained):
+class ChatRequest(Generation, ChatBody, Constrained):
     """Body of POST /v1/chat/completions."""
 
     tool_choice: (
@@ -126,15 +126,15 @@ class ChatRequest(Generation, Conversation, Constrained):
         return [Format("json_schema", json.dumps(asked.json_schema), bool(asked.strict)), *super().formats]
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> ToolChoice:
         """What the reply may call."""
         parallel = self.parallel_tool_calls is not False
         if isinstance(self.tool_choice, NamedTool):
-            return Choice("required", self.tool_choice.function.name, parallel)
+            return ToolChoice("required", self.tool_choice.function.name, parallel)
         if isinstance(self.tool_choice, AllowedChoice):
             given = self.tool_choice.allowed_tools
-            return Choice.among(given.mode, tuple(tool.function.name for tool in given.tools), parallel)
-        return Choice(self.tool_choice or "auto", None, parallel)
+            return ToolChoice.among(given.mode, tuple(tool.function.name for tool in given.tools), parallel)
+        return ToolChoice(self.tool_choice or "auto", None, parallel)
 
     @model_validator(mode="after")
     def _top_of_something(self) -> ChatRequest:
@@ -192,7 +192,7 @@ class CompletionRequest(Generation, Constrained):
         return list(self.prompt)
 
 
-class TemplateRequest(Conversation):
+class TemplateRequest(ChatBody):
     """Body of POST /apply-template and of POST /v1/chat/completions/input_tokens."""
 
 

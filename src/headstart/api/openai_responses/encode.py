@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headstart.api.build_request import Told as Explained
 from headstart.api.encoder import Teller, comment, frame
 from headstart.api.errors import message_of
 from headstart.api.explain.diagnostics import responses
@@ -14,10 +13,11 @@ from headstart.api.openai_chat.encode import token_scores
 from headstart.api.openai_responses.items import Item, Tools
 from headstart.api.openai_responses.output import Output, Told
 from headstart.api.openai_responses.store import item_id
-from headstart.chat.reply_builder import Draft, Reading
+from headstart.api.understood import Told as Explained
+from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
 from headstart.errors import ContextTooLong, Overloaded
 from headstart.observe.report import Summary
-from headstart.output.parser import Piece, Said
+from headstart.output.parser import ReplyDelta, TextDelta
 from headstart.serving.request import Delta, Event, Finished, Progress, Request, Started, TokenLogprob
 
 PATIENCE = 15.0
@@ -39,7 +39,7 @@ class Response(Teller):
         self,
         head: dict[str, Any],
         request: Request,
-        reading: Reading,
+        reading: ReplyReader,
         tools: Tools,
         *,
         summarised: bool,
@@ -71,19 +71,19 @@ class Response(Teller):
 
     # ── a stream ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, draft: Draft) -> bytes:
+    def begin(self, draft: ReplyBuilder) -> bytes:
         return self._opening()
 
-    def progress(self, draft: Draft, event: Progress, seconds: float) -> bytes:
+    def progress(self, draft: ReplyBuilder, event: Progress, seconds: float) -> bytes:
         return self._alive(super().progress(draft, event, seconds))
 
     def beat(self) -> bytes:
         return self._alive(comment("waiting"))
 
-    def pieces(self, draft: Draft, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> bytes:
+    def pieces(self, draft: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
         return b"".join(map(self._frame, self._grow(pieces, logprobs)))
 
-    def finish(self, draft: Draft, summary: Summary) -> bytes:
+    def finish(self, draft: ReplyBuilder, summary: Summary) -> bytes:
         return b"".join(map(self._frame, self._end(draft)))
 
     def close(self, summary: Summary) -> bytes:
@@ -137,20 +137,20 @@ class Response(Teller):
     def output(self) -> list[Item]:
         return self._output.items
 
-    def _cut(self, draft: Draft) -> bool:
+    def _cut(self, draft: ReplyBuilder) -> bool:
         return draft.finish == "length" and not self._fills
 
-    def _grow(self, pieces: Sequence[Piece], logprobs: Sequence[TokenLogprob]) -> list[Told]:
+    def _grow(self, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> list[Told]:
         told: list[Told] = []
         self._scores += logprobs if self._logprobs else ()
         for piece in pieces:
             # What was not said has no place for its scores.
-            scores = token_scores(self._scores) if isinstance(piece, Said) else []
+            scores = token_scores(self._scores) if isinstance(piece, TextDelta) else []
             self._scores = []
             told += self._output.take(piece, scores)
         return told
 
-    def _end(self, draft: Draft) -> list[Told]:
+    def _end(self, draft: ReplyBuilder) -> list[Told]:
         return [] if self._fills else list(self._output.end("incomplete" if self._cut(draft) else "completed"))
 
     def _opening(self) -> bytes:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.api.openai_responses.schema import ResponsesTool
-from headstart.chat.conversation import Message, Tool
 from headstart.chat.messages import without_nulls
+from headstart.interfaces.conversation import Message, Tool
 from headstart.output.json_values import json_value
 
 Item = dict[str, Any]
@@ -54,7 +54,7 @@ def whole(given: Mapping[str, Any]) -> Item:
 def messages_of(items: Iterable[Item]) -> list[Message]:
     """The messages that items make."""
     messages: list[Message] = []
-    reply: Message | None = None  # the assistant's message that is still growing
+    reply: dict[str, Any] | None = None  # the assistant's message that is still growing
     for item in items:
         kind = item.get("type", "message")
         if kind == "message" and item["role"] != "assistant":
@@ -72,12 +72,12 @@ def messages_of(items: Iterable[Item]) -> list[Message]:
     return messages
 
 
-def _begins_another(kind: str, reply: Message) -> bool:
+def _begins_another(kind: str, reply: dict[str, Any]) -> bool:
     """Whether an item is of another reply: text behind text, or reasoning behind text. Calls have to be answered first."""
     return kind in ("message", "reasoning") and bool(reply["content"]) and "tool_calls" not in reply
 
 
-def _grow_text(reply: Message, item: Item) -> None:
+def _grow_text(reply: dict[str, Any], item: Item) -> None:
     content = _content(item["content"])
     if reply["content"]:
         reply["content"] = _plain(reply["content"]) + _plain(content)
@@ -85,14 +85,14 @@ def _grow_text(reply: Message, item: Item) -> None:
         reply["content"] = content if _hinted(content) else _plain(content)
 
 
-def _grow_reasoning(reply: Message, item: Item) -> None:
+def _grow_reasoning(reply: dict[str, Any], item: Item) -> None:
     own = unseal(item.get("encrypted_content") or "")
     text = own if own is not None else _plain(_content(item.get("content") or item.get("summary") or []))
     if text:
         reply["reasoning_content"] = reply.get("reasoning_content", "") + text
 
 
-def _grow_call(reply: Message, item: Item) -> None:
+def _grow_call(reply: dict[str, Any], item: Item) -> None:
     arguments = item.get("arguments", "") if item["type"] == "function_call" else as_arguments(item.get("input", ""))
     function = {"name": _full_name(item.get("namespace"), item["name"]), "arguments": arguments}
     reply.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})

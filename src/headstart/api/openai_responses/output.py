@@ -11,7 +11,7 @@ from typing import Any
 from headstart.api.openai_responses.items import Item, Tools, as_text, seal
 from headstart.api.openai_responses.schema import Status
 from headstart.chat.partial_json import is_object
-from headstart.output.parser import Arguments, Calling, Piece, Said, Thought
+from headstart.output.parser import ReasoningDelta, ReplyDelta, TextDelta, ToolCallDelta, ToolCallStart
 
 Told = dict[str, Any]
 """An event without its number."""
@@ -193,17 +193,17 @@ class Output:
     def items(self) -> list[Item]:
         return [*self.complete, *([self._open.item] if self._open is not None else [])]
 
-    def take(self, piece: Piece, scores: Sequence[Any] = ()) -> Iterator[Told]:
+    def take(self, piece: ReplyDelta, scores: Sequence[Any] = ()) -> Iterator[Told]:
         """The events of one more piece."""
-        if isinstance(piece, Said):
+        if isinstance(piece, TextDelta):
             yield from self._in(Message, self._message)
             yield from self._more(piece.text, scores)
-        elif isinstance(piece, Thought):
+        elif isinstance(piece, ReasoningDelta):
             yield from self._in(Reasoning, self._reasoning)
             yield from self._more(piece.text, ())
-        elif isinstance(piece, Calling):
+        elif isinstance(piece, ToolCallStart):
             yield from self._begin(self._called(piece))
-        elif isinstance(piece, Arguments):
+        elif isinstance(piece, ToolCallDelta):
             yield from self._more(piece.text, ())
 
     def end(self, status: Status) -> Iterator[Told]:
@@ -242,7 +242,7 @@ class Output:
         kind = Summarised if self._summarised else Reasoning
         return kind({"id": self._name("reasoning", self._next)}, self._next, sealed=self._sealed)
 
-    def _called(self, piece: Calling) -> Growing:
+    def _called(self, piece: ToolCallStart) -> Growing:
         called = self._tools.called(piece.name)
         kind = CustomCall if called.custom else FunctionCall
         item = {

@@ -12,9 +12,8 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from headstart.api.build_request import Asked, compared, compose, count, remember
 from headstart.api.handler import answer
-from headstart.api.openai_chat.routes import wishes
+from headstart.api.openai_chat.routes import params_of
 from headstart.api.openai_chat.schema import parse
 from headstart.api.openai_responses.encode import Response as Told
 from headstart.api.openai_responses.items import Item, Tools, messages_of, tools_of, whole
@@ -23,9 +22,10 @@ from headstart.api.openai_responses.store import PREFIX, Stored, UnknownResponse
 from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service, service_of
-from headstart.chat.conversation import Choice, Dialogue
+from headstart.api.understood import Understood, compared, remember
 from headstart.chat.messages import effort
 from headstart.errors import InvalidRequest, RequestError
+from headstart.interfaces.conversation import Conversation, ToolChoice
 from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 
@@ -61,12 +61,12 @@ async def responses(request: HttpRequest) -> Response:
 async def input_tokens(request: HttpRequest) -> Response:
     """Counts the tokens of what a response would answer, also of what is too long for one."""
     service = service_of(request)
-    runtime = service.ready()
+    service.ready()
     data = await service.body(request)
 
     def counted() -> int:
-        dialogue, _ = Said(service, request, parse(ResponsesInput, data)).dialogue()
-        return count(service, runtime, dialogue)
+        conversation, _ = Said(service, request, parse(ResponsesInput, data)).conversation()
+        return service.chat.count(conversation)
 
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(counted)})
 
@@ -136,22 +136,22 @@ class Said:
         self.own = identified(self._items(service), id)
         self.tools = tools_of(form.tools or ())
 
-    def dialogue(self) -> tuple[Dialogue, Tools]:
+    def conversation(self) -> tuple[Conversation, Tools]:
         form = self.form
         messages = messages_of((*(self.before.context if self.before is not None else ()), *self.own))
         if form.instructions:
             messages.insert(0, {"role": "system", "content": form.instructions})
         if not messages:
             raise InvalidRequest("Missing 'input': there is nothing to answer.", param="input")
-        dialogue = Dialogue(
+        conversation = Conversation(
             messages=tuple(messages),
             tools=self.tools.offered,
             choice=_choice(form.choice, self.tools),
             format=form.format,
-            extra={**effort(form.effort), **(form.chat_template_kwargs or {})},
+            template_kwargs={**effort(form.effort), **(form.chat_template_kwargs or {})},
             salt=self.salt,
         )
-        return dialogue, self.tools
+        return conversation, self.tools
 
     def _items(self, service: Service) -> list[Item]:
         given = self.form.input
@@ -167,7 +167,7 @@ def _refers(item: Item) -> bool:
     return "role" not in item and item.get("type") in (None, "item_reference")
 
 
-def _choice(choice: Choice, tools: Tools) -> Choice:
+def _choice(choice: ToolChoice, tools: Tools) -> ToolChoice:
     """A choice in the names that the model knows: a tool in a namespace may be called by its own name."""
 
     def full(name: str) -> str:
@@ -178,18 +178,18 @@ def _choice(choice: Choice, tools: Tools) -> Choice:
     return replace(choice, name=None if choice.name is None else full(choice.name), allowed=allowed)
 
 
-def _response(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Asked:
+def _response(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
     form = parse(ResponsesRequest, data)
     id = PREFIX + uuid.uuid4().hex
     said = Said(service, request, form, id)
-    dialogue, tools = said.dialogue()
+    conversation, tools = said.conversation()
     options, reasoning = form.prompt_cache_options, form.reasoning
     limit = 0 if options is not None and options.prewarm else form.max_output_tokens
-    asked = replace(wishes(form, runtime.sampling, form.logprobs, limit), choices=1)
-    made, reading = compose(service, runtime, dialogue, asked, id)
+    params = replace(params_of(form, runtime.sampling, form.logprobs, limit), choices=1)
+    made, reading = service.chat.request(conversation, params, id)
     summary = (reasoning.summary or reasoning.generate_summary) if reasoning is not None else None
     summary = None if summary == "none" else summary
-    moment = service.moment()
+    moment = service.chat.moment()
     compared_id = options.comparison_response_id if options is not None else None
 
     def keep(response: dict[str, Any]) -> None:
@@ -210,7 +210,7 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
         told=compared(runtime, request, made, compared_id),
         keep=keep,
     )
-    return Asked(form, [made], teller, bool(form.stream), lambda: remember(service, teller))
+    return Understood(form, [made], teller, bool(form.stream), lambda: remember(service, teller))
 
 
 def _head(

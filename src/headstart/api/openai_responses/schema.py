@@ -21,10 +21,10 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from headstart.api.openai_chat.schema import Generation, Whole
-from headstart.chat.conversation import Choice, Format
 from headstart.chat.messages import Effort, Hints, TemplateArguments, without_images
 from headstart.chat.validation import MANY, Strict
 from headstart.errors import InvalidRequest
+from headstart.interfaces.conversation import Format, ToolChoice
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Word = Annotated[str, StringConstraints(max_length=32)]
@@ -303,15 +303,15 @@ class ResponsesInput(Strict):
         return Format("json_schema", json.dumps(given.json_schema), bool(given.strict))
 
     @property
-    def choice(self) -> Choice:
+    def choice(self) -> ToolChoice:
         """What the reply may call; names as `responses_items.Tools` gives them."""
         parallel, chosen = self.parallel_tool_calls is not False, self.tool_choice
         if not isinstance(chosen, ChosenTool):
-            return Choice(chosen or "auto", None, parallel)
+            return ToolChoice(chosen or "auto", None, parallel)
         if chosen.type != "allowed_tools":
-            return Choice("required", chosen.name, parallel)
+            return ToolChoice("required", chosen.name, parallel)
         names = tuple(tool.name for tool in chosen.tools or () if tool.name is not None)
-        return Choice.among(chosen.mode, names, parallel)
+        return ToolChoice.among(chosen.mode, names, parallel)
 
 
 class ResponsesRequest(Generation, ResponsesInput):

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from headstart.api.anthropic.conversation import dialogue_of
+from headstart.api.anthropic.conversation import conversation_of
 from headstart.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from headstart.api.openai_chat.schema import parse
-from headstart.chat.conversation import Choice, Dialogue, Format
 from headstart.errors import InvalidRequest
+from headstart.interfaces.conversation import Conversation, Format, ToolChoice
 
 EPHEMERAL = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}
@@ -27,15 +27,15 @@ def user(*blocks: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(blocks)}
 
 
-def read(messages: list[Any], **more: Any) -> Dialogue:
+def read(messages: list[Any], **more: Any) -> Conversation:
     body = {"max_tokens": 1, "messages": messages, **more}
-    return dialogue_of(parse(MessagesRequest, json.dumps(body).encode()))
+    return conversation_of(parse(MessagesRequest, json.dumps(body).encode()))
 
 
-def said(dialogue: Dialogue) -> list[tuple[str, str]]:
+def said(conversation: Conversation) -> list[tuple[str, str]]:
     """Role and text of each message."""
     found = []
-    for message in dialogue.messages:
+    for message in conversation.messages:
         content = message["content"]
         joined = content if isinstance(content, str) else "|".join(part["text"] for part in content)
         found.append((message["role"], joined))
@@ -52,8 +52,9 @@ def test_system_stands_where_it_was_said() -> None:
 
 
 def test_neighbours_of_one_role_are_one_turn() -> None:
-    dialogue = read([{"role": "user", "content": "a"}, user(text("b")), {"role": "assistant", "content": "c"}, user(text("d"))])
-    assert said(dialogue) == [("user", "a|b"), ("assistant", "c"), ("user", "d")]
+    one, three = {"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}
+    conversation = read([one, user(text("b")), three, user(text("d"))])
+    assert said(conversation) == [("user", "a|b"), ("assistant", "c"), ("user", "d")]
 
 
 def test_results_come_before_the_text_beside_them() -> None:
@@ -63,9 +64,9 @@ def test_results_come_before_the_text_beside_them() -> None:
         {"type": "tool_result", "tool_use_id": "toolu_2", "content": [text("no such"), text("folder")], "is_error": True},
         {"type": "tool_result", "tool_use_id": "toolu_3"},
     )
-    dialogue = read([user(text("?")), {"role": "assistant", "content": [USE]}, results])
-    assert said(dialogue)[2:] == [("tool", "etc"), ("tool", "Error:|no such|folder"), ("tool", ""), ("user", "go on")]
-    assert [message.get("tool_call_id") for message in dialogue.messages[2:]] == ["toolu_1", "toolu_2", "toolu_3", None]
+    conversation = read([user(text("?")), {"role": "assistant", "content": [USE]}, results])
+    assert said(conversation)[2:] == [("tool", "etc"), ("tool", "Error:|no such|folder"), ("tool", ""), ("user", "go on")]
+    assert [message.get("tool_call_id") for message in conversation.messages[2:]] == ["toolu_1", "toolu_2", "toolu_3", None]
 
 
 def test_a_reply_has_its_reasoning_its_text_and_its_calls() -> None:
@@ -76,21 +77,21 @@ def test_a_reply_has_its_reasoning_its_text_and_its_calls() -> None:
         text("look."),
         USE,
     ]
-    dialogue = read([user(text("?")), {"role": "assistant", "content": blocks}, user(text("!"))])
-    assert dialogue.messages[1] == {
+    conversation = read([user(text("?")), {"role": "assistant", "content": blocks}, user(text("!"))])
+    assert conversation.messages[1] == {
         "role": "assistant",
         "content": "I look.",
         "reasoning_content": "look first",
         "tool_calls": [{"id": "toolu_1", "type": "function", "function": {"name": "ls", "arguments": {"path": "/"}}}],
     }
-    assert not dialogue.continues
+    assert not conversation.continues
 
 
 @pytest.mark.parametrize(("given", "arguments"), [([1], "[1]"), ("ls", '"ls"'), (None, "null"), ({}, {})])
 def test_a_call_may_have_any_name_and_any_input(given: Any, arguments: Any) -> None:
     call = {**USE, "name": "list files!", "input": given}
-    dialogue = read([user(text("?")), {"role": "assistant", "content": [call]}, user(text("!"))])
-    assert dialogue.messages[1]["tool_calls"][0]["function"] == {"name": "list files!", "arguments": arguments}
+    conversation = read([user(text("?")), {"role": "assistant", "content": [call]}, user(text("!"))])
+    assert conversation.messages[1]["tool_calls"][0]["function"] == {"name": "list files!", "arguments": arguments}
 
 
 def test_a_last_reply_is_a_beginning() -> None:
@@ -101,8 +102,9 @@ def test_texts_of_other_kinds_are_written_as_text() -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "All of it."}
     inner = {"type": "content", "content": [text("One."), text("Two.")]}
     found = {"type": "search_result", "source": "/a", "title": "A", "content": [text("Found.")]}
-    dialogue = read([user({"type": "document", "source": source, "title": "T"}, {"type": "document", "source": inner}, found)])
-    assert said(dialogue)[0][1].split("|") == [
+    documents = {"type": "document", "source": source, "title": "T"}, {"type": "document", "source": inner}
+    conversation = read([user(*documents, found)])
+    assert said(conversation)[0][1].split("|") == [
         "<document>\n<title>\nT\n</title>\n<document_content>\nAll of it.\n</document_content>\n</document>",
         "<document>\n<document_content>\nOne.\nTwo.\n</document_content>\n</document>",
         "<search_result>\n<title>\nA\n</title>\n<source>\n/a\n</source>\n<content>\nFound.\n</content>\n</search_result>",
@@ -110,7 +112,7 @@ def test_texts_of_other_kinds_are_written_as_text() -> None:
 
 
 def test_marks_stay_where_they_were_put() -> None:
-    dialogue = read(
+    conversation = read(
         [
             user(text("a", cache_control=EPHEMERAL), text("b")),
             {"role": "assistant", "content": [text("c", cache_control=EPHEMERAL), USE]},
@@ -119,12 +121,12 @@ def test_marks_stay_where_they_were_put() -> None:
         system=[text("s", cache_control=HOUR)],
         tools=[{**LS, "cache_control": EPHEMERAL}],
     )
-    system, asked, reply, result = dialogue.messages
+    system, asked, reply, result = conversation.messages
     assert system["content"][0]["cache_control"] == HOUR
     assert ["cache_control" in part for part in asked["content"]] == [True, False]
     assert reply["cache_control"] == EPHEMERAL
     assert result["cache_control"] == HOUR
-    assert dialogue.tools[0]["cache_control"] == EPHEMERAL
+    assert conversation.tools[0]["cache_control"] == EPHEMERAL
     assert read([user(text("a"))], cache_control=EPHEMERAL).messages[-1]["cache_control"] == EPHEMERAL
 
 
@@ -147,18 +149,18 @@ HI = [{"role": "user", "content": "hi"}]
 @pytest.mark.parametrize(
     ("given", "choice"),
     [
-        (None, Choice()),
-        ({"type": "auto"}, Choice()),
-        ({"type": "any", "disable_parallel_tool_use": True}, Choice("required", None, False)),
-        ({"type": "tool", "name": "ls"}, Choice("required", "ls")),
-        ({"type": "none"}, Choice("none")),
+        (None, ToolChoice()),
+        ({"type": "auto"}, ToolChoice()),
+        ({"type": "any", "disable_parallel_tool_use": True}, ToolChoice("required", None, False)),
+        ({"type": "tool", "name": "ls"}, ToolChoice("required", "ls")),
+        ({"type": "none"}, ToolChoice("none")),
     ],
 )
-def test_what_may_be_called(given: Any, choice: Choice) -> None:
-    dialogue = read(HI, tools=[{**LS, "strict": True}], **({"tool_choice": given} if given else {}))
-    assert dialogue.choice == choice
+def test_what_may_be_called(given: Any, choice: ToolChoice) -> None:
+    conversation = read(HI, tools=[{**LS, "strict": True}], **({"tool_choice": given} if given else {}))
+    assert conversation.choice == choice
     function = {"name": "ls", "description": "Lists a folder.", "parameters": LS["input_schema"], "strict": True}
-    assert dialogue.tools == ({"type": "function", "function": function},)
+    assert conversation.tools == ({"type": "function", "function": function},)
 
 
 def test_tools_that_only_the_vendor_runs_are_left_out() -> None:
@@ -183,7 +185,7 @@ def test_tools_that_only_the_vendor_runs_are_left_out() -> None:
     ],
 )
 def test_how_much_is_thought(given: dict[str, Any], extra: dict[str, Any]) -> None:
-    assert read(HI, **given).extra == extra
+    assert read(HI, **given).template_kwargs == extra
 
 
 def test_what_a_reply_must_be() -> None:
