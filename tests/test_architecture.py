@@ -82,6 +82,19 @@ def test_imports_point_downwards(path: Path) -> None:
 
 WORLD = {"os", "io", "pathlib", "time", "random", "socket", "asyncio", "logging", "mmap", "secrets", "shutil", "sqlite3"}
 HTTP = {"fastapi", "starlette", "uvicorn", "httpx"}
+DIALECTS = {path.name for path in (SOURCE / "api").iterdir() if (path / "routes.py").exists()}
+ABOVE_DIALECTS = {"app", "dialects", "openapi", "service"}
+"""Modules of `api` that put the dialects together."""
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "api").rglob("*.py")), ids=own_name)
+def test_dialects_know_nothing_of_each_other(path: Path) -> None:
+    place = own_name(path).split(".")[1:2]
+    if not set(place) & ABOVE_DIALECTS:
+        others = {name for name in imports(path) if name.startswith("api.") and name.split(".")[1] in DIALECTS - set(place)}
+        assert not others
+
+
 FORBIDDEN = {
     **dict.fromkeys(("interfaces", "output", "prompt", "explain", "prefix_cache"), WORLD | HTTP),
     "tiers": HTTP | {"llama_cpp", "jinja2"},

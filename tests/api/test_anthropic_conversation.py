@@ -9,7 +9,7 @@ import pytest
 
 from headstart.api.anthropic.conversation import conversation_of
 from headstart.api.anthropic.schema import CountTokensRequest, MessagesRequest
-from headstart.api.openai_chat.schema import parse
+from headstart.api.body import parse
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Conversation, Format, ToolChoice
 

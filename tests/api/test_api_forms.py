@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.api.anthropic.schema import MessagesRequest
+from headstart.api.body import parse
 from headstart.api.llama_server.schema import LlamaRequest
-from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest, parse
+from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest
 from headstart.api.openai_responses.schema import ResponsesRequest
 from headstart.chat.validation import _path
 from headstart.errors import InvalidRequest

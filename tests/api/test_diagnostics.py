@@ -8,7 +8,7 @@ import pytest
 from openai.types.responses import response as types
 from pydantic import TypeAdapter
 
-from headstart.api.explain.diagnostics import anthropic, responses
+from headstart.api.diagnostics import anthropic, responses
 from headstart.explain.causes import Cause
 from headstart.explain.explain import Explanation
 

@@ -10,9 +10,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from headstart.api.anthropic.schema import MessagesRequest
+from headstart.api.body import parse
 from headstart.api.ignored import HARMLESS, LONGEST, MOST, NEUTRAL, REMEMBERED, Noted, ignored
 from headstart.api.llama_server.schema import LlamaRequest
-from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest, parse
+from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest
 from headstart.api.openai_responses.schema import ResponsesRequest
 from live import Server
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from headstart.api.ignored import ignored
-from headstart.chat.validation import Strict
+from headstart.chat.validation import Strict, condense
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Format
+from headstart.output.json_values import countable
 
 
 class Body(Strict):
@@ -138,3 +139,39 @@ class Constrained(Strict):
         if len(self.formats) > 1:
             raise InvalidRequest("Invalid 'response_format': a reply can have one format only.", param="response_format")
         return self
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""An integer, also written as 1.0: to JSON these are the same."""
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+BodyT = TypeVar("BodyT", bound=Strict)
+
+
+def parse(form: type[BodyT], data: bytes) -> BodyT:
+    """Reads a body.
+
+    Raises:
+        InvalidRequest: it is no JSON object, or not of this form; one sentence, with the field in `param`.
+    """
+    try:
+        value = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    try:
+        found = form.model_validate(value)
+    except ValidationError as error:
+        raise condense(error, value) from None
+    if not countable(value):
+        raise InvalidRequest("The body is not valid JSON: a number is out of range.")
+    if isinstance(found, Body):
+        found.note(value)
+    return found

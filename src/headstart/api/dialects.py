@@ -11,7 +11,8 @@ from starlette.requests import Request as HttpRequest
 from headstart.api.anthropic import conversation as anthropic_conversation
 from headstart.api.anthropic import routes as anthropic
 from headstart.api.anthropic.schema import CountTokensRequest
-from headstart.api.openai_chat.schema import TemplateRequest, parse
+from headstart.api.body import parse
+from headstart.api.generation import TemplateRequest
 from headstart.api.openai_responses import routes as responses
 from headstart.api.openai_responses.schema import ResponsesInput
 from headstart.api.service import Service

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headstart.api.errors import OPENAI
+from headstart.api.usage import headstart, timings
 from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
-from headstart.observe.report import Summary, headstart, timings
+from headstart.observe.report import Summary
 from headstart.output.parser import ReplyDelta
 from headstart.serving.request import Delta, Event, Finished, Progress, Request, Started, TokenLogprob
 

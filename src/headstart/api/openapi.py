@@ -9,6 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from headstart.api import generation
 from headstart.api.anthropic import schema as anthropic_schema
 from headstart.api.errors import AnthropicErrorBody, ErrorBody
 from headstart.api.llama_server import schema as llama_schema
@@ -42,7 +43,13 @@ ANTHROPIC_STREAMED: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {"schema": _EVENT}},
     }
 }
-BODIES = (*schema.BODIES, *llama_schema.BODIES, *responses_schema.BODIES, *anthropic_schema.BODIES)
+BODIES: tuple[type[BaseModel], ...] = (
+    *schema.BODIES,
+    generation.TemplateRequest,
+    *llama_schema.BODIES,
+    *responses_schema.BODIES,
+    *anthropic_schema.BODIES,
+)
 _REF = "#/components/schemas/{model}"
 
 

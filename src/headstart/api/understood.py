@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 from starlette.requests import Request as HttpRequest
 
-from headstart.api.body import Body
+from headstart.api.body import Body, parse
 from headstart.api.encoder import Teller
-from headstart.api.service import Service
+from headstart.api.generation import TemplateRequest
+from headstart.api.service import Service, service_of
 from headstart.chat import tenancy
+from headstart.chat.messages import conversation_of
 from headstart.explain.explain import Explanation
 from headstart.explain.record import Record
+from headstart.interfaces.conversation import Conversation
 from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 
@@ -57,3 +60,11 @@ def remember(service: Service, teller: Teller) -> None:
     """Keeps what the caller may not send back of the replies."""
     if teller.reading is not None:
         service.chat.remember(teller.reading, [draft.message for draft in teller.drafts])
+
+
+async def posted(request: HttpRequest) -> tuple[Service, Callable[[], Conversation]]:
+    """The conversation of a body in OpenAI's form; it is read where the function is called. Raises Unavailable."""
+    service = service_of(request)
+    service.ready()
+    data = await service.body(request)
+    return service, lambda: conversation_of(parse(TemplateRequest, data), service.salt(request))

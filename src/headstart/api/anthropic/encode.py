@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
+from headstart.api import diagnostics
 from headstart.api.encoder import Teller, frame
 from headstart.api.errors import ANTHROPIC
-from headstart.api.explain import diagnostics
 from headstart.api.understood import Told
 from headstart.chat.partial_json import Members, input_of
 from headstart.chat.reply_builder import ReplyBuilder, ReplyReader

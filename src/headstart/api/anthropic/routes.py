@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from headstart.api.anthropic.conversation import conversation_of
 from headstart.api.anthropic.encode import Manner, Marks, Messages
 from headstart.api.anthropic.schema import CountTokensRequest, MessagesRequest
+from headstart.api.body import parse
 from headstart.api.handler import answer
-from headstart.api.openai_chat.schema import parse
 from headstart.api.openapi import ANTHROPIC_ERRORS, ANTHROPIC_STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service, service_of

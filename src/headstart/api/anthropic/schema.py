@@ -13,8 +13,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from headstart.api.body import Body
-from headstart.api.openai_chat.schema import Whole
+from headstart.api.body import Body, Whole
 from headstart.chat.messages import Effort, without_images
 from headstart.chat.validation import MANY, Strict
 from headstart.errors import InvalidRequest

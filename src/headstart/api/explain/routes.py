@@ -11,11 +11,12 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from headstart.api.body import parse
+from headstart.api.diagnostics import anthropic, responses
 from headstart.api.dialects import conversation_of
-from headstart.api.explain.diagnostics import anthropic, responses
-from headstart.api.openai_chat.schema import parse
 from headstart.api.openapi import ERRORS
 from headstart.api.service import Service, service_of
+from headstart.api.usage import rounded
 from headstart.chat import tenancy
 from headstart.chat.validation import Strict
 from headstart.errors import InvalidRequest, NotFound
@@ -23,7 +24,7 @@ from headstart.explain.causes import Cause
 from headstart.explain.explain import Explanation
 from headstart.explain.record import Record
 from headstart.interfaces.tokens import common_prefix
-from headstart.observe.report import rounded, summarise
+from headstart.observe.report import summarise
 from headstart.prompt.builder import Prompt
 from headstart.serving.request import Report
 from headstart.serving.runtime import Runtime

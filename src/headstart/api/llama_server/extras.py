@@ -10,12 +10,14 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from headstart.api.body import parse
 from headstart.api.drain import RETRY_AFTER, STOPPING
 from headstart.api.errors import ErrorBody
-from headstart.api.openai_chat.routes import render
-from headstart.api.openai_chat.schema import DetokenizeRequest, TemplateRequest, TokenizeRequest, parse
+from headstart.api.generation import TemplateRequest
+from headstart.api.llama_server.schema import DetokenizeRequest, TokenizeRequest
 from headstart.api.openapi import ERRORS, takes
 from headstart.api.service import service_of
+from headstart.api.understood import posted
 from headstart.errors import InvalidRequest
 from headstart.interfaces.engine import Tokenizer
 from headstart.observe.metrics import CONTENT_TYPE
@@ -133,7 +135,9 @@ async def props(request: HttpRequest) -> Response:
 @router.post("/apply-template", openapi_extra=takes(TemplateRequest), responses=ERRORS)
 async def apply_template(request: HttpRequest) -> Response:
     """The text that a conversation renders to."""
-    return JSONResponse({"prompt": (await render(request)).text})
+    service, conversation = await posted(request)
+    _, prompt = await asyncio.to_thread(lambda: service.chat.prompt(conversation()))
+    return JSONResponse({"prompt": prompt.text})
 
 
 @router.post("/tokenize", openapi_extra=takes(TokenizeRequest), responses=ERRORS)

@@ -10,16 +10,17 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from headstart.api.body import parse
 from headstart.api.encoder import Teller, frame
+from headstart.api.generation import params_of, wanted_beside
 from headstart.api.handler import answer
 from headstart.api.llama_server.schema import LlamaRequest
-from headstart.api.openai_chat.encode import timings_so_far, token_scores
-from headstart.api.openai_chat.routes import params_of, told
-from headstart.api.openai_chat.schema import parse
 from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
+from headstart.api.scores import token_scores
 from headstart.api.service import Service
 from headstart.api.understood import Understood
+from headstart.api.usage import timings_so_far
 from headstart.chat.reply_builder import ReplyBuilder
 from headstart.interfaces.engine import Sampling
 from headstart.observe.report import Summary, summarise
@@ -84,7 +85,7 @@ class Completion(Teller):
     """/completion."""
 
     def __init__(self, model: str, requests: Sequence[Request], form: LlamaRequest) -> None:
-        super().__init__(requests, None, **told(form))
+        super().__init__(requests, None, **wanted_beside(form))
         self._model = model
         self._prompts = [request.prompt.text for request in requests]
         self._scores = bool(form.n_probs)

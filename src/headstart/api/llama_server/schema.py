@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from headstart.api.openai_chat.schema import Generation, TokenId, Whole
+from headstart.api.body import TokenId, Whole
+from headstart.api.generation import Generation
 from headstart.chat.validation import Strict
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Format
@@ -74,4 +75,19 @@ class LlamaRequest(Generation):
         return Format("grammar", self.grammar) if self.grammar else None
 
 
-BODIES: tuple[type[Strict], ...] = (LlamaRequest,)
+class TokenizeRequest(Strict):
+    """Body of POST /tokenize."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(Strict):
+    """Body of POST /detokenize."""
+
+    tokens: list[TokenId]
+
+
+BODIES: tuple[type[Strict], ...] = (LlamaRequest, TokenizeRequest, DetokenizeRequest)

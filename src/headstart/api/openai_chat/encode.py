@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import codecs
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from headstart.api.encoder import Teller, frame
+from headstart.api.scores import finite, shown, token_scores
+from headstart.api.usage import timings_so_far, usage
 from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
-from headstart.observe.report import Summary, summarise, timings, usage
+from headstart.observe.report import Summary
 from headstart.output.parser import ReasoningDelta, ReplyDelta, TextDelta, ToolCallStart
 from headstart.serving.request import Progress, Request, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
-FLOOR = -9999.0
-"""Written for a log-probability of minus infinity, which JSON cannot say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +39,6 @@ class Head:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
-
-
-def token_scores(logprobs: Sequence[TokenLogprob], *, ids: bool = False) -> list[dict[str, Any]]:
-    """Tokens with their log-probabilities, as chats and responses have them; with their `ids`, as llama-server does."""
-
-    def score(token: int, text: bytes, logprob: float) -> dict[str, Any]:
-        scored = {"token": _shown(text), "logprob": _finite(logprob), "bytes": list(text)}
-        return {"id": token, **scored} if ids else scored
-
-    return [
-        {**score(item.token, item.text, item.logprob), "top_logprobs": [score(*other) for other in item.top]}
-        for item in logprobs
-    ]
-
-
-def timings_so_far(draft: ReplyBuilder, seconds: float) -> dict[str, Any]:
-    """llama-server's `timings` of a reply that goes on, `seconds` after its call came in."""
-    assert draft.report is not None
-    report = replace(draft.report, completion=draft.deltas, decode=max(0.0, seconds - draft.began))
-    return timings(summarise([[report]]))
 
 
 class OpenAI(Teller):
@@ -259,19 +238,11 @@ class _Columns:
     def of(self, items: Sequence[tuple[TokenLogprob, bool]]) -> dict[str, Any]:
         columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for item, known in items:
-            token = _shown(item.text)
+            token = shown(item.text)
             columns["tokens"].append(token)
-            columns["token_logprobs"].append(_finite(item.logprob) if known else None)
-            top = {_shown(text): _finite(logprob) for _, text, logprob in reversed(item.top)}
-            columns["top_logprobs"].append({**top, token: _finite(item.logprob)} if known else None)
+            columns["token_logprobs"].append(finite(item.logprob) if known else None)
+            top = {shown(text): finite(logprob) for _, text, logprob in reversed(item.top)}
+            columns["top_logprobs"].append({**top, token: finite(item.logprob)} if known else None)
             columns["text_offset"].append(self._offset)
             self._offset += len(self._decoder.decode(item.text))
         return columns
-
-
-def _shown(text: bytes) -> str:
-    return text.decode("utf-8", "replace")
-
-
-def _finite(logprob: float) -> float:
-    return logprob if math.isfinite(logprob) else FLOOR

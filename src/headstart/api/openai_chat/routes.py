@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from headstart.api.body import parse
+from headstart.api.generation import Generation, TemplateRequest, params_of, wanted_beside
 from headstart.api.handler import answer
 from headstart.api.openai_chat.encode import Chat, Head, Text
-from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest, Generation, TemplateRequest, parse
+from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest
 from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
-from headstart.api.service import Service, service_of
-from headstart.api.understood import Understood, remember
-from headstart.chat.chat_model import GenerationParams
+from headstart.api.service import Service
+from headstart.api.understood import Understood, posted, remember
 from headstart.chat.messages import conversation_of
-from headstart.interfaces.conversation import Conversation
-from headstart.interfaces.engine import Sampling
-from headstart.prompt.builder import Prompt
 from headstart.serving.request import Request, TokenLogprob
 from headstart.serving.runtime import Runtime
 
@@ -46,25 +42,12 @@ async def completions(request: HttpRequest) -> Response:
 @router.post("/v1/chat/completions/input_tokens", openapi_extra=takes(TemplateRequest), responses=ERRORS)
 async def input_tokens(request: HttpRequest) -> Response:
     """Counts the tokens of a conversation, also of one that is too long to be continued."""
-    service, conversation = await _conversation(request)
+    service, conversation = await posted(request)
 
     def counted() -> int:
         return service.chat.count(conversation())
 
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(counted)})
-
-
-async def render(request: HttpRequest) -> Prompt:
-    """The prompt of a body with messages."""
-    service, conversation = await _conversation(request)
-    return await asyncio.to_thread(lambda: service.chat.prompt(conversation())[1])
-
-
-async def _conversation(request: HttpRequest) -> tuple[Service, Callable[[], Conversation]]:
-    service = service_of(request)
-    service.ready()
-    data = await service.body(request)
-    return service, lambda: conversation_of(parse(TemplateRequest, data), service.salt(request))
 
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -80,7 +63,7 @@ def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes)
     conversation = conversation_of(form, _salt(service, request, form))
     conversation = replace(conversation, choice=form.choice, format=next(iter(form.formats), None))
     made, reading = service.chat.request(conversation, params_of(form, runtime.sampling, top, limit), head.id)
-    how = {"usage": _wants_usage(form), "logprobs": top is not None, **told(form)}
+    how = {"usage": _wants_usage(form), "logprobs": top is not None, **wanted_beside(form)}
     teller = Chat(head, [made], reading, **how)
     return Understood(form, [made], teller, bool(form.stream), lambda: remember(service, teller))
 
@@ -120,7 +103,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
         firsts=firsts,
         usage=_wants_usage(form),
         logprobs=form.logprobs is not None,
-        **told(form),
+        **wanted_beside(form),
     )
     return Understood(form, requests, teller, bool(form.stream))
 
@@ -137,33 +120,3 @@ def _salt(service: Service, request: HttpRequest, form: Generation) -> str:
 def _wants_usage(form: Generation) -> bool:
     options = form.stream_options
     return bool(form.stream and options is not None and options.include_usage)
-
-
-def told(form: Generation) -> dict[str, bool]:
-    """What a caller wants to know beside the reply, as llama-server has it."""
-    return {"progress": bool(form.return_progress), "timed": bool(form.timings_per_token)}
-
-
-def params_of(form: Generation, usual: Sampling, logprobs: int | None, limit: int | None) -> GenerationParams:
-    """How a body wants its replies. `limit`: most tokens; None and less than 0 for as many as fit."""
-    return GenerationParams(
-        sampling=_sampling(form, usual, logprobs),
-        max_tokens=None if limit is not None and limit < 0 else limit,
-        stop=form.stops,
-        choices=form.n or 1,
-        reuse=form.cache_prompt is not False,
-        ignore_eos=bool(form.ignore_eos),
-    )
-
-
-def _sampling(form: Generation, usual: Sampling, logprobs: int | None) -> Sampling:
-    bias = tuple(sorted((int(token), value) for token, value in (form.logit_bias or {}).items()))
-    given: dict[str, Any] = {
-        name: value
-        for name in ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
-        if (value := getattr(form, name)) is not None
-    }
-    if form.top_k is not None:
-        given["top_k"] = max(0, form.top_k)
-    seed = None if form.seed == -1 else form.seed  # as llama-server's callers ask for one to be drawn
-    return replace(usual, **given, logit_bias=bias, seed=seed, logprobs=logprobs)

@@ -8,40 +8,21 @@ prompt; of them only those that headstart reads are named here.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BeforeValidator,
     Discriminator,
     Field,
-    StringConstraints,
     Tag,
-    ValidationError,
     model_validator,
 )
-from pydantic_core import from_json
 
-from headstart.api.body import Body, Constrained, ResponseFormat
+from headstart.api.body import Constrained, ResponseFormat, TokenId, Whole
+from headstart.api.generation import Generation
 from headstart.chat.messages import ChatBody
-from headstart.chat.validation import Strict, condense
+from headstart.chat.validation import Strict
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Format, ToolChoice
-from headstart.output.json_values import countable
-
-
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Whole = Annotated[int, BeforeValidator(_whole)]
-"""An integer, also written as 1.0: to JSON these are the same."""
-
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
-Bias = Annotated[float, Field(ge=-100, le=100)]
-
-class StreamOptions(Strict):
-    include_usage: bool | None = None
 
 
 class Named(Strict):
@@ -63,44 +44,6 @@ class AllowedChoice(Strict):
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
-
-
-class Generation(Body):
-    """What all endpoints share. `id_slot` is a hint that nobody needs here: a prompt goes where most of it is.
-
-    `n_predict` is what llama-server calls `max_tokens`.
-    """
-
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[Whole, Field(ge=1, le=16)] | None = None
-    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
-    max_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: dict[TokenKey, Bias] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
-    cache_prompt: bool | None = None
-    return_progress: bool | None = None
-    timings_per_token: bool | None = None
-    ignore_eos: bool | None = None
-    n_predict: Annotated[Whole, Field(ge=-2, lt=2**31)] | None = None
-    id_slot: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(text for text in given if text)
 
 
 class ChatRequest(Generation, ChatBody, Constrained):
@@ -192,53 +135,4 @@ class CompletionRequest(Generation, Constrained):
         return list(self.prompt)
 
 
-class TemplateRequest(ChatBody):
-    """Body of POST /apply-template and of POST /v1/chat/completions/input_tokens."""
-
-
-class TokenizeRequest(Strict):
-    """Body of POST /tokenize."""
-
-    content: str
-    add_special: bool = False
-    parse_special: bool = True
-    with_pieces: bool = False
-
-
-class DetokenizeRequest(Strict):
-    """Body of POST /detokenize."""
-
-    tokens: list[TokenId]
-
-
-BODIES: tuple[type[Strict], ...] = (
-    ChatRequest,
-    CompletionRequest,
-    TemplateRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-)
-Form = TypeVar("Form", bound=Strict)
-
-
-def parse(form: type[Form], data: bytes) -> Form:
-    """Reads a body.
-
-    Raises:
-        InvalidRequest: it is no JSON object, or not of this form; one sentence, with the field in `param`.
-    """
-    try:
-        value = from_json(data, allow_inf_nan=False)
-    except ValueError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest("The body must be a JSON object.")
-    try:
-        found = form.model_validate(value)
-    except ValidationError as error:
-        raise condense(error, value) from None
-    if not countable(value):
-        raise InvalidRequest("The body is not valid JSON: a number is out of range.")
-    if isinstance(found, Body):
-        found.note(value)
-    return found
+BODIES: tuple[type[Strict], ...] = (ChatRequest, CompletionRequest)

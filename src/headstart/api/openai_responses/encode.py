@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headstart.api.diagnostics import responses
 from headstart.api.encoder import Teller, comment, frame
 from headstart.api.errors import message_of
-from headstart.api.explain.diagnostics import responses
-from headstart.api.openai_chat.encode import token_scores
 from headstart.api.openai_responses.items import Item, Tools
 from headstart.api.openai_responses.output import Output, Told
 from headstart.api.openai_responses.store import item_id
+from headstart.api.scores import token_scores
 from headstart.api.understood import Told as Explained
 from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
 from headstart.errors import ContextTooLong, Overloaded

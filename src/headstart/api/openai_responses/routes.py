@@ -12,9 +12,9 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from headstart.api.body import parse
+from headstart.api.generation import params_of
 from headstart.api.handler import answer
-from headstart.api.openai_chat.routes import params_of
-from headstart.api.openai_chat.schema import parse
 from headstart.api.openai_responses.encode import Response as Told
 from headstart.api.openai_responses.items import Item, Tools, messages_of, tools_of, whole
 from headstart.api.openai_responses.schema import ResponsesInput, ResponsesRequest

@@ -20,7 +20,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from headstart.api.openai_chat.schema import Generation, Whole
+from headstart.api.body import Whole
+from headstart.api.generation import Generation
 from headstart.chat.messages import Effort, Hints, TemplateArguments, without_images
 from headstart.chat.validation import MANY, Strict
 from headstart.errors import InvalidRequest
