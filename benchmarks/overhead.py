@@ -70,7 +70,7 @@ def main() -> None:
         engine.import_rows(0, [Rows(data, length, length)])
         slot.assign(chain, length, length)
         slot.dirty = True
-        saved = timed(lambda: rt.cache.save(slot), 1)
+        saved = timed(lambda: rt.cache.saves.save(slot), 1)
         mode, costs = Mode(False, engine.traits), Costs(1e-3, 1e-6)
 
         def know() -> None:
@@ -99,7 +99,7 @@ def main() -> None:
         blob = np.empty(engine.shape.transfer_bytes, np.uint8)
         context = engine._context
         for _ in range(given.rounds):
-            restored += timed(lambda: rt.cache.restore(slot, chain, chosen), 1)
+            restored += timed(lambda: rt.cache.restorer.restore(slot, chain, chosen), 1)
             size = llama_rows.read(context, 0, blob)
             begun = time.perf_counter()
             np.copyto(target, data)

@@ -95,7 +95,7 @@ class Pending:
 def check(runtime: Runtime) -> None:
     """Ends the engine's thread, then compares index, retention and memory: until then it settles and saves what is idle."""
     runtime.scheduler.close()
-    runtime.cache.check()
+    runtime.cache.store.check()
 
 
 def speak_plainly(engine: Engine) -> Engine:

@@ -69,7 +69,7 @@ def test_every_metric_is_described() -> None:
         server.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2})
         server.post("/v1/completions", json={"prompt": 5})
         assert server.runtime is not None
-        server.runtime.cache.counters.update(skipped_budget=1, fault_import=1)
+        server.runtime.cache.store.counters.update(skipped_budget=1, fault_import=1)
         text = server.http.get("/metrics").text
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     types = {name: kind for name, kind in types.items() if not name.endswith("_created")}

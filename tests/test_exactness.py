@@ -71,7 +71,7 @@ def assert_exact(made: Lab, wanted: set[str] = EVERYTHING) -> None:
     assert tally.wrong_replies == 0, f"{tally.wrong_replies} of {tally.compared} replies differ"
     assert tally.restoring >= 0.8 * tally.histories - 1, tally
     assert wanted <= {event for event, times in tally.events.items() if times}, tally
-    assert made.runtime.cache.counters["evicted"] > 0, "the budget held everything"
+    assert made.runtime.cache.store.counters["evicted"] > 0, "the budget held everything"
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def histories_on_state(model: Path, count: int, *, threads: int | None = 1, **op
         for seed in range(count):
             made.run(seed)
         assert_exact(made, events(count))
-        assert made.runtime.cache.counters["thinned"] > 0 or count < 50
+        assert made.runtime.cache.store.counters["thinned"] > 0 or count < 50
     cold.close()
 
 

@@ -89,7 +89,7 @@ def test_clients_that_abort_at_random(tiny_model: Path, seconds: float) -> None:
         answers, seen = asyncio.run(storm(server.url, seconds))
         wait_until(server.idle)
         wait_until(lambda: not rt.scheduler.settle.pending and not any(slot.dirty for slot in rt.scheduler.slots), 60)
-        rt.cache.check()
+        rt.cache.store.check()
         for slot in rt.scheduler.slots:
             assert rt.engine.length(slot.number) == len(slot)
         assert rt.cache.memory.used <= settings.memory_budget
@@ -127,5 +127,5 @@ def test_resident_memory_over_2000_requests_of_200_users(tiny_model: Path) -> No
                 chat.append(assistant(ask(rt, chat, max_tokens=4).text))
                 assert rt.cache.memory.used <= budget
             peaks.append(process.memory_info().rss)
-        assert rt.cache.counters["evicted"] > 0
+        assert rt.cache.store.counters["evicted"] > 0
         assert max(peaks) <= (base + budget) * 1.15, (base, peaks)

@@ -73,7 +73,7 @@ def test_callers_that_hang_up_harm_nobody() -> None:
     with Runtime(engine, settings) as runtime, serving(runtime, model_id="fake") as server:
         asyncio.run(crowd(server.url))
         wait_until(lambda: server.idle() and not runtime.scheduler.settle.pending)
-        runtime.cache.check()
+        runtime.cache.store.check()
         evicted = runtime.snapshot()["counters"]["memory"].get("evicted", 0)
         assert server.metric("vllm:request_success_total", finished_reason="error") == 0
     assert len(hung_up) >= ABORTS

@@ -47,14 +47,14 @@ def looked(server: Server) -> None:
     """Waits until the server has looked for what is due."""
     runtime = server.runtime
     assert runtime is not None
-    expiry, disk, version = runtime.scheduler.expiry, runtime.cache.disk, runtime.cache.terms.version
-    spill, slots = runtime.cache.spill, runtime.scheduler.slots
+    expiry, disk, version = runtime.scheduler.expiry, runtime.cache.disk, runtime.cache.store.terms.version
+    spill, slots = runtime.cache.store.spill, runtime.scheduler.slots
     wait_until(lambda: idle(runtime))
     runtime.scheduler.wake()
     wait_until(lambda: expiry.pause > 0 and expiry._version == version and not runtime.scheduler.settle.pending)
     wait_until(lambda: not (any(slot.dirty for slot in slots) or spill.writing or spill._owed))
     if isinstance(disk, write_behind.WriteBehind):
-        look, clock = runtime.cache.terms.look, runtime.clock
+        look, clock = runtime.cache.store.terms.look, runtime.clock
         wait_until(lambda: disk._terms_seen == version and abs(disk._looked - clock()) < look and not disk._notices)
 
 

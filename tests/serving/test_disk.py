@@ -244,7 +244,7 @@ def test_what_memory_evicts_is_on_disk_replies_too(tmp_path: Path) -> None:
         for number in range(25):
             ask(rt, [system(f"{number}" * 50), user("b")])
             written(rt)
-        assert rt.cache.counters["evicted"] > 100
+        assert rt.cache.store.counters["evicted"] > 100
         chat += [assistant(first.text), user("go on")]
         rt.scheduler._admission.pace.prefill = 1.0  # the fake engine computes faster than any disk reads
         second = ask(rt, chat)
@@ -285,9 +285,9 @@ def test_of_what_is_too_long_a_half_is_restored_and_nothing_else_suffers(tmp_pat
     with budgeted(1) as rt:  # to save what is long, the engine has taken nearly all
         ask(rt, [system("y" * 1850), user("a")])
         written(rt)
-        assert rt.cache.room.claimed > 0.9 * rt.cache.memory.budget
+        assert rt.cache.store.room.claimed > 0.9 * rt.cache.memory.budget
         assert ask(rt, short).report.computed <= 2 * GRID
-        assert rt.cache.room.claimed < 0.25 * rt.cache.memory.budget
+        assert rt.cache.store.room.claimed < 0.25 * rt.cache.memory.budget
 
 
 # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -349,7 +349,7 @@ def test_a_bad_object_is_a_miss(tmp_path: Path, damage: str, reason: str) -> Non
         assert answer.logits.tobytes() == expected.logits.tobytes()
         assert answer.text == expected.text
         assert 0 < answer.report.restored < len(SYSTEM), "what comes before it is good"
-        assert rt.cache.counters["fault_disk"] == 1
+        assert rt.cache.store.counters["fault_disk"] == 1
         assert dict(rt.cache.disk.counters) == {f"fault_{reason}": 1}
         written(rt)
     with start(tmp_path) as rt:

@@ -176,7 +176,7 @@ def recovered(rt: Runtime, wanted: dict[int, Answer]) -> None:
         number = 50 + (number + 1) % 20
         same(answer(rt, number), wanted[number])
         settled(rt)
-    while rt.cache.spill.writing:
+    while rt.cache.store.spill.writing:
         assert time.monotonic() < until, "rows are pinned for ever"
         same(answer(rt, 0), wanted[0])
 
@@ -218,7 +218,7 @@ def endure(used: Path, tmp_path: Path, wanted: dict[int, Answer], code: int, fai
             live(rt, wanted)
             injector.stop()
             recovered(rt, wanted)
-            rt.cache.check()
+            rt.cache.store.check()
         assert process.num_fds() <= files, "files are left open"
         with start(folder) as rt:
             same(answer(rt, 0), wanted[0])
@@ -291,7 +291,7 @@ def test_a_catalogue_of_garbage(used: Path, tmp_path: Path, wanted: dict[int, An
             with start(folder) as rt:
                 live(rt, wanted)
                 recovered(rt, wanted)
-                rt.cache.check()
+                rt.cache.store.check()
                 faults += rt.cache.disk.counters["faults"]
         with start(folder) as rt:
             live(rt, wanted)
@@ -394,7 +394,7 @@ def test_a_folder_that_vanishes(used: Path, tmp_path: Path, wanted: dict[int, An
         assert there
         known = {entry.id.hex() for entry in rt.cache.index if rt.cache.disk.name in entry.copies}
         assert known <= there, "what has gone with the folder is still believed to be there"
-        rt.cache.check()
+        rt.cache.store.check()
     assert psutil.Process().num_fds() <= files
     with start(folder) as rt:
         recovered(rt, wanted)
@@ -414,7 +414,7 @@ def test_a_folder_that_vanishes_and_comes_back(used: Path, tmp_path: Path, wante
         away.rename(tmp_path / "volume")
         recovered(rt, wanted)
         assert len(rt.cache.disk) >= len(kept), "what was there before is known again"
-        rt.cache.check()
+        rt.cache.store.check()
     with start(folder, disk=1 << 30) as rt:
         assert answer(rt, 1).report.tiers["disk"] > 0
         assert kept <= {path.name for path in (folder / "objects").iterdir()}

@@ -54,11 +54,11 @@ def started(
 
 def settled(runtime: Runtime) -> None:
     """Waits until all that is live has been saved, on disk too, and what has to go has gone."""
-    spill, expiry, disk, clock = runtime.cache.spill, runtime.scheduler.expiry, runtime.cache.disk, runtime.clock
+    spill, expiry, disk, clock = runtime.cache.store.spill, runtime.scheduler.expiry, runtime.cache.disk, runtime.clock
 
     def looked() -> bool:
-        version = runtime.cache.terms.version
-        look, below = runtime.cache.terms.look, True
+        version = runtime.cache.store.terms.version
+        look, below = runtime.cache.store.terms.look, True
         if isinstance(disk, WriteBehind):
             below = disk._terms_seen == version and abs(disk._looked - clock()) < look
         return below and expiry._version == version and expiry.pause > 0 and not (getattr(disk, "_notices", ()) or spill.erased)
@@ -115,7 +115,7 @@ def test_nothing_is_kept_longer(tmp_path: Path, kind: str, disk: bool) -> None:
             due = [known for known, time in sent.items() if time + 7 * DAY <= clock.now]
             assert not kept(runtime, due)
             assert not stored(tmp_path, due)
-            runtime.cache.check()
+            runtime.cache.store.check()
             ids |= {entry.id for entry in runtime.cache.index}
         assert due
         clock.now += 7 * DAY
@@ -186,10 +186,10 @@ def test_a_clock_that_is_set_back_does_not_end_the_keeping(tmp_path: Path) -> No
     with started(clock, tmp_path) as runtime:
         with closing(Disk(tmp_path, 1 << 40, clock=clock)) as disk:
             disk.erase([], clock.now)
-        wait_until(lambda: runtime.cache.terms.before > START)
+        wait_until(lambda: runtime.cache.store.terms.before > START)
         clock.now = START
         runtime.scheduler.wake()
-        wait_until(lambda: runtime.cache.terms.before == START)
+        wait_until(lambda: runtime.cache.store.terms.before == START)
         clock.now += 1
         ask(runtime, [user(marked(0))], max_tokens=4)
         settled(runtime)
@@ -324,7 +324,7 @@ def test_a_running_server_forgets_what_is_deleted(tmp_path: Path, kind: str) -> 
         wait_until(lambda: not kept(runtime, marks))
         settled(runtime)
         assert not stored(tmp_path, marks)
-        runtime.cache.check()
+        runtime.cache.store.check()
         clock.now = time.time() + 1
         assert ask(runtime, [user(marked(3))], max_tokens=4).report.cached == 0
         settled(runtime)
@@ -357,7 +357,7 @@ def test_a_running_server_forgets_a_chain(tmp_path: Path, capsys: pytest.Capture
         wait_until(lambda: kept(runtime, marks) == {mark(0), mark(2)})
         settled(runtime)
         assert stored(tmp_path, marks) == {mark(0), mark(2)}
-        runtime.cache.check()
+        runtime.cache.store.check()
         assert ask(runtime, [text, user(marked(2))], salt="s", max_tokens=4).report.cached > 150
 
 
@@ -377,4 +377,4 @@ def test_an_open_tail_goes_with_its_chain(tmp_path: Path) -> None:
         assert stored(tmp_path, marks) == set()
         cache("rm", ends[0].hex(), folder=tmp_path)
         wait_until(lambda: kept(runtime.cache, marks) == {mark(1)})
-        runtime.cache.check()
+        runtime.cache.store.check()

@@ -49,7 +49,7 @@ def settled(rt: Runtime) -> None:
     assert not any(slot.busy for slot in rt.scheduler.slots)
     for slot in rt.scheduler.slots:
         assert len(slot) == rt.engine.length(slot.number)
-    rt.cache.check()
+    rt.cache.store.check()
 
 
 # ── wrong state served ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -170,7 +170,7 @@ def test_the_budget_is_never_exceeded_and_the_shared_prefix_survives() -> None:
             assert rt.cache.memory.used <= rt.cache.memory.budget
             if number > 2:
                 assert ask(rt, hot, max_tokens=2).report.computed <= 2 * GRID
-        assert rt.cache.counters["evicted"] > 0
+        assert rt.cache.store.counters["evicted"] > 0
         settled(rt)
 
 
@@ -184,7 +184,7 @@ def test_one_oversized_conversation_does_not_drain_the_cache() -> None:
             ask(rt, [user("x")], max_tokens=2)
         ask(rt, [user("giant " * 200)], max_tokens=2)
         assert ask(rt, hot, max_tokens=2).report.computed <= 2 * GRID
-        assert rt.cache.counters["skipped_budget"] > 0  # and it was said
+        assert rt.cache.store.counters["skipped_budget"] > 0  # and it was said
         settled(rt)
 
 
@@ -194,8 +194,8 @@ def test_the_transfer_buffer_counts_against_the_budget() -> None:
         ask(rt, [user("other " * 100)], max_tokens=2)
         settled(rt)
         assert rt.cache.memory.used <= 1 << 16
-        assert rt.cache.room.claimed > 0.9 * (1 << 15)
-        assert len(rt.cache.memory) * rt.cache.memory.cell_bytes <= (1 << 16) - rt.cache.room.claimed
+        assert rt.cache.store.room.claimed > 0.9 * (1 << 15)
+        assert len(rt.cache.memory) * rt.cache.memory.cell_bytes <= (1 << 16) - rt.cache.store.room.claimed
 
 
 def test_no_room_at_all_still_serves() -> None:
@@ -256,7 +256,7 @@ def test_a_failing_copy_is_a_miss(operation: str) -> None:
             for messages in (a, b):
                 engine.fail_next(operation)  # type: ignore[arg-type]
                 assert ask(rt, messages).text == cold(messages).text
-        assert rt.cache.counters[f"fault_{operation}"] > 0
+        assert rt.cache.store.counters[f"fault_{operation}"] > 0
         settled(rt)
 
 
@@ -524,7 +524,7 @@ def test_a_fresh_conversation_is_not_the_first_victim(pace: float) -> None:
     """Fault: memory full of chats that have ended, each used often, keeps all newcomers out."""
     now = 0.0
     with Runtime(FakeEngine(slots=1, ctx=2048, grid=GRID), Settings(memory_budget=600 * 16 * GRID)) as rt:
-        rt.cache._clock = lambda: now
+        rt.cache.store.clock = lambda: now
         oracle = Oracle()
         old = [[system(f"old {name} " + "s" * 100)] for name in range(6)]
         new = [[system(f"new {name} " + "s" * 400)] for name in range(3)]

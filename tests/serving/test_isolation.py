@@ -334,7 +334,7 @@ def test_room_that_nobody_else_wants_is_anybodys() -> None:
 def test_a_flood_of_requests_leaves_another_tenants_conversation(share: float, stays: bool) -> None:
     """What the engine's buffer, the flood and the others take, each up to its quota, leaves room for the conversation."""
     with start(memory=128 * 128, tenant_memory=share) as rt:
-        rt.cache._clock = itertools.count(step=0.05).__next__  # what a piece is worth changes with time
+        rt.cache.store.clock = itertools.count(step=0.05).__next__  # what a piece is worth changes with time
         chat = [system(SYSTEM[: 16 * GRID]), user("hello")]
         for _ in range(2):
             ask(rt, chat, salt=BOB, max_tokens=1)

@@ -92,7 +92,7 @@ def test_retention_is_told_of_a_request_by_rows_and_checkpoints(make: Make) -> N
         ids = Chain(root_id(rt.engine.fingerprint, prompt.salt), grid(rt), prompt.tokens).ids
         held = [entry for entry in rt.cache.index if entry.id in {*ids, *map(checkpoint_id, ids)}]
         assert any(entry.state for entry in held)
-        about = {rt.cache._retention.about(entry.id) for entry in held if rt.cache.memory.name in entry.copies}
+        about = {rt.cache.store.retention.about(entry.id) for entry in held if rt.cache.memory.name in entry.copies}
         pieces = (len(prompt.tokens) + reply.report.completion - 1) // grid(rt)
         expected = About.of(pieces, new=len(prompt.tokens), siblings=-1, reply=reply.report.completion, called=False)
         assert about == {expected}
@@ -267,7 +267,7 @@ def test_an_evicted_checkpoint_takes_its_rows_along() -> None:
                 while piece is not None:
                     useful.add(piece.id)
                     piece = index.get(piece.parent)
-        assert rt.cache.counters["evicted"] > 20
+        assert rt.cache.store.counters["evicted"] > 20
         assert sum(entry.id not in useful for entry in rows) <= 12
 
 
@@ -324,14 +324,14 @@ def spoil(rt: Runtime, chat: Messages, chain: Tokens) -> None:
         engine.truncate(0, 0)
         done.set()
 
-    original = rt.cache.spill.settle
+    original = rt.cache.store.spill.settle
 
     def once() -> bool:
         if not done.is_set():
             swap()
         return original()
 
-    rt.cache.spill.settle = once  # type: ignore[method-assign]
+    rt.cache.store.spill.settle = once  # type: ignore[method-assign]
     rt.scheduler.wake()
     assert done.wait(30)
 
@@ -387,10 +387,10 @@ def test_a_checkpoint_of_another_length_is_refused(make: Make) -> None:
         assert early is not None
         assert late is not None
         late[: len(early)] = early[: len(late)]  # its length is in its head, whatever the size
-        before = rt.cache.counters["fault_import"]
+        before = rt.cache.store.counters["fault_import"]
         ask(rt, [user("another takes the slot")], max_tokens=1)
         warm, _ = logits_of(rt, chat)
-        assert rt.cache.counters["fault_import"] > before
+        assert rt.cache.store.counters["fault_import"] > before
         assert warm == cold_of(make, chat)
 
 
@@ -462,5 +462,5 @@ def test_a_spoilt_checkpoint_on_disk_is_a_miss(make: Make, tmp_path: Path) -> No
     with make("exact", cache_dir=tmp_path) as rt:
         warm, answer = logits_of(rt, chat)
         assert not answer.report.cached
-        assert rt.cache.counters["fault_disk"] >= 1
+        assert rt.cache.store.counters["fault_disk"] >= 1
         assert warm == cold_of(make, chat)

@@ -151,7 +151,7 @@ def _stored(folder: Path, wanted: Collection[BlockId]) -> set[BlockId]:
 def _why(cache: Cache, folder: Path) -> str:
     """Why blocks are not on disk, and what helps."""
     refused = any(name.startswith("skipped") for name in cache.disk.counters.keys() - {"skipped_full"})  # that came later
-    if not refused and any(name.startswith("skipped") for name in cache.counters):
+    if not refused and any(name.startswith("skipped") for name in cache.store.counters):
         return "did not fit into memory on their way: give more --memory-budget."
     return f"did not fit on disk: give more --disk-budget, or make room in {folder}."
 

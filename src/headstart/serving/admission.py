@@ -113,7 +113,7 @@ class Admission:
         if job.request.reuse:
             self._publish_for(job)
         choice = self._choose(job)
-        if hurry is not None and not self._cache.ahead(choice, hurry):
+        if hurry is not None and not self._cache.restorer.ahead(choice, hurry):
             return False
         job.started = self._clock()
         job.sampler = self._engine.sampler(job.sampling(self._engine), job.request.grammar)
@@ -122,7 +122,7 @@ class Admission:
         if self._mode.traits.stateful and job.request.reuse:
             branch = known(job.chain, self._cache.index, [slot.view() for slot in self._slots])
         if choice.keep < len(slot):
-            self._cache.save(slot, spare=choice.needs)
+            self._cache.saves.save(slot, spare=choice.needs)
             choice = self._choose(job, only=slot)  # what was saved may have evicted or offered something
         job.slot = slot
         slot.busy = True
@@ -138,7 +138,7 @@ class Admission:
             grid, landmarks = self._mode.traits.grid, job.request.prompt.landmarks
             job.points = self._placement.points(job.plan.start, len(job.chain), grid, branch, landmarks)
             job.firm = firm(len(job.chain), grid, branch, landmarks)
-        slot.begin(job.started, job.about(len(job.chain) // self._mode.traits.grid), self._cache.wall())
+        slot.begin(job.started, job.about(len(job.chain) // self._mode.traits.grid), self._cache.store.wall())
         return True
 
     def seat(self, chain: Chain, choice: Plan) -> Restored | None:
@@ -156,7 +156,7 @@ class Admission:
         restored: Restored | None = Restored(choice, {})
         if choice.needs:
             begun = self._clock()
-            restored = self._cache.restore(slot, chain, choice)
+            restored = self._cache.restorer.restore(slot, chain, choice)
             if restored is not None and restored.plan.restored:
                 self.pace.restored(self._clock() - begun, restored.plan.start)
         elif choice.keep < len(slot) and choice.keep:
@@ -192,7 +192,7 @@ class Admission:
             if slot.dirty:
                 kept = keepable(slot.view(), job.chain, index, self._mode).tokens
                 if kept > found and (slot.busy or kept < len(slot)):
-                    self._cache.save(slot, needed=True)
+                    self._cache.saves.save(slot, needed=True)
 
     # ── explaining ───────────────────────────────────────────────────────────────────────────────────────────────────
 

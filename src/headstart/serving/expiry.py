@@ -60,14 +60,14 @@ class Expiry:
     ) -> None:
         self._engine = engine
         self._cache = cache
-        self._terms = cache.terms
+        self._terms = cache.store.terms
         self._slots = slots
         self._prompter = prompter
         self._settle = settle
         self._history = history
         self._empty = empty
         self._tell: list[Callable[[Erasure], None]] = []
-        self._since = cache.wall()  # when what goes as a whole began
+        self._since = cache.store.wall()  # when what goes as a whole began
         self._recent: set[BlockId] = set()
         self._read: dict[BlockId, Entry] = {}  # by the disk, just now; they go afterwards
         self._late: set[int] = set()  # slots that are in use; they are looked at afterwards
@@ -80,11 +80,11 @@ class Expiry:
     @property
     def pause(self) -> float:
         """Seconds until it wants to look, unless something happens; infinite if it need not."""
-        return max(0.0, self._looked + self._terms.look - self._cache.wall())
+        return max(0.0, self._looked + self._terms.look - self._cache.store.wall())
 
     def step(self) -> None:
         """Forgets what has to go."""
-        spill, now, news = self._cache.spill, self._cache.wall(), bool(self._cache.spill.erased)
+        spill, now, news = self._cache.store.spill, self._cache.store.wall(), bool(self._cache.store.spill.erased)
         self._terms.before = min(self._terms.before, now)  # the clock may have been set back since
         if news:
             self._recent = self._recent | spill.erased if len(self._recent) < RECENT else spill.erased
@@ -113,7 +113,7 @@ class Expiry:
         index, memory = self._cache.index, self._cache.memory
         hanging = self._hanging(erased)
         here = [entry for key in memory if (entry := index.get(key)) is not None]
-        self._drop([entry for entry in here if entry.id in hanging or self._cache.spent(entry)])
+        self._drop([entry for entry in here if entry.id in hanging or self._cache.store.spent(entry)])
         for slot in self._slots:
             slot.forsaken |= not set(slot.ids).isdisjoint(erased)
             self._leave(slot, now)
@@ -121,7 +121,7 @@ class Expiry:
             self._since = now
             self._prompter.clear()
             self._engine.forget_grammars()
-            self._cache.forget_hints()
+            self._cache.store.forget_hints()
 
         def due(salt: str, written: float) -> bool:
             return written <= self._terms.due(owner_of(root_id(self._engine.fingerprint, salt)), now)
@@ -150,7 +150,7 @@ class Expiry:
 
     def late(self, slot: Slot) -> bool:
         """Whether nothing may be remembered any more of the request that uses a slot."""
-        return slot.forsaken or slot.now <= self._terms.due(owner_of(slot.root), self._cache.wall())
+        return slot.forsaken or slot.now <= self._terms.due(owner_of(slot.root), self._cache.store.wall())
 
     def _leave(self, slot: Slot, now: float) -> None:
         """Empties a slot whose content is due, or was erased; later, if it is in use."""
@@ -159,7 +159,7 @@ class Expiry:
         if slot.busy:
             self._late.add(slot.number)
             return
-        self._cache.save(slot)  # what of it is younger
+        self._cache.saves.save(slot)  # what of it is younger
         self._empty(slot)
 
     def _drop(self, entries: Sequence[Entry]) -> None:
@@ -170,6 +170,6 @@ class Expiry:
                 continue
             if entry.pins:
                 self._read[entry.id] = entry
-                self._cache.spill.leave([entry.id])
+                self._cache.store.spill.leave([entry.id])
             else:
-                self._cache.erase(entry)
+                self._cache.store.erase(entry)

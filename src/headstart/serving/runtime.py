@@ -114,7 +114,7 @@ class Runtime:
         self.cache = Cache(
             *(engine, memory, self._mode, time.monotonic), disk=disk, spellings=spellings, terms=self._terms, wall=clock
         )
-        self.cache.spill.settle()  # the first prompt is made before the first request is
+        self.cache.store.spill.settle()  # the first prompt is made before the first request is
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
         self.scheduler = Scheduler(
             engine,
@@ -311,7 +311,7 @@ class Runtime:
                 for tier in (memory, disk)
                 if tier.budget
             },
-            "counters": {memory.name: dict(self.cache.counters), disk.name: dict(disk.counters)},
+            "counters": {memory.name: dict(self.cache.store.counters), disk.name: dict(disk.counters)},
             "settle": dict(self.scheduler.settle.counters),
         }
 

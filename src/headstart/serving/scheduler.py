@@ -162,19 +162,19 @@ class Scheduler:
         while not self._closed:
             try:
                 self._take_in()
-                self.cache.spill.settle()
+                self.cache.store.spill.settle()
                 self._drop_cancelled()
                 self.expiry.step()
                 self._erase()
                 self._admit()
                 self._decode()
                 self._prefill()
-                self.cache.secure(self.slots)
+                self.cache.saves.secure(self.slots)
             except Exception:  # a fault of ours must not leave callers hanging
                 log.exception("the scheduler failed")
                 self._abandon(EngineError("internal error; the log says which"))
         try:
-            self.cache.flush(self.slots)
+            self.cache.saves.flush(self.slots)
         except Exception:
             log.exception("not all that is live could be kept")
         self._abandon(Unavailable("The server is stopping."))
@@ -205,18 +205,18 @@ class Scheduler:
 
     def _idle(self, since: float, pause: float) -> float | None:
         """Does what there is to do when nobody waits; how long to sleep then, in seconds, None for until someone comes."""
-        active = self.cache.spill.settle()
+        active = self.cache.store.spill.settle()
         self.expiry.step()
         if pause:  # not between two calls of settling: a copy for each would be too many
             for slot in self.slots:
                 if self._inbox.empty():
-                    self.cache.save(slot)
+                    self.cache.saves.save(slot)
         if self.settle.pending:
             wait = since + settle.AFTER - self._clock()
             return wait if wait > 0 else 0.0 if self.settle.step() else IDLE_SAVE
         if not self.cache.disk.on:
             return None if self.expiry.pause == math.inf else self.expiry.pause + IDLE_SAVE
-        return IDLE_SAVE if active and self.cache.spill.unsettled else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
+        return IDLE_SAVE if active and self.cache.store.spill.unsettled else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
 
     def _erase(self) -> None:
         while True:
@@ -303,7 +303,7 @@ class Scheduler:
                 assert job.token is not None
                 job.slot.append(job.token, canonical=self._mode.any_cut)
                 if len(job.slot) % self.engine.traits.grid == 0:
-                    job.mark = self.cache.mark(job.slot, job.mark)
+                    job.mark = self.cache.checkpoints.replace(job.slot, job.mark)
             # All are drawn before any is delivered: delivering wakes other threads, and they would compete for this one's time.
             for job, drawn in [(job, self._draw(job)) for job in batch]:
                 if drawn is not None:
@@ -368,11 +368,11 @@ class Scheduler:
             return
         if size >= self.engine.traits.grid:
             self._admission.pace.prefilled(self._clock() - begun, size)
-            self.cache.seconds = self._admission.pace.prefill
+            self.cache.store.seconds = self._admission.pace.prefill
         job.computed += size
         slot.extend(tokens, canonical=self._is_canonical(slot, start, size, length))
         if len(slot) in job.points:
-            self.cache.checkpoint(slot, job.request.prompt.landmarks, firm=len(slot) in job.firm)
+            self.cache.checkpoints.take(slot, job.request.prompt.landmarks, firm=len(slot) in job.firm)
         if job.request.prompt_logprobs is not None and not last:
             scores, following = self.engine.logits(slot.number), int(job.chain.tokens[start + 1])
             job.prompt_logprobs.append(token_logprob(scores, following, job.request.prompt_logprobs, self.engine))
@@ -381,10 +381,10 @@ class Scheduler:
             return
         if any(other.ticket is job.ticket for other in self.waiting):
             # The rows of exactly this prompt, for its other choices. The logits stay until the engine computes.
-            self.cache.save(slot, needed=True)
+            self.cache.saves.save(slot, needed=True)
         landmarks = job.request.prompt.landmarks
         kept = (landmarks.anchor, landmarks.turn, *landmarks.breakpoints, *self._admission.shared(slot))
-        self.cache.thin(slot, self._placement, kept)
+        self.cache.checkpoints.thin(slot, self._placement, kept)
         logits = self.engine.logits(slot.number) if job.request.keep_logits else None
         job.start(job.report(self._mode_name, self._clock()), logits)
         if job.request.max_tokens == 0:

@@ -156,10 +156,10 @@ class Settle(NoSettle):
         end = len(stem) - 1
         choice = self._admission.choose(stem, self._mode)
         slot = turn.slot = self._slots[choice.slot]
-        if choice.needs and not self._cache.ahead(choice, CALL):
+        if choice.needs and not self._cache.restorer.ahead(choice, CALL):
             return True
         if choice.start < end and choice.keep < len(slot):
-            self._cache.save(slot, spare=choice.needs)
+            self._cache.saves.save(slot, spare=choice.needs)
             if self._lossless and not slot.kept:
                 self._give_up(turn, "no room for what would give way")
                 return False
@@ -185,11 +185,11 @@ class Settle(NoSettle):
         self.counters["tokens"] += size
         landmarks = turn.prompt.landmarks  # its turn is not over until the next one begins: that may still be a tool's
         if self._mode.traits.stateful and len(slot) in turn.points:
-            self._cache.checkpoint(slot, landmarks, firm=len(slot) in firm(len(stem), stem.grid, 0, landmarks))
+            self._cache.checkpoints.take(slot, landmarks, firm=len(slot) in firm(len(stem), stem.grid, 0, landmarks))
         if len(slot) < end:
             return True
-        self._cache.save(slot)
-        self._cache.thin(slot, self._placement, (landmarks.anchor, landmarks.turn, *self._admission.shared(slot)))
+        self._cache.saves.save(slot)
+        self._cache.checkpoints.thin(slot, self._placement, (landmarks.anchor, landmarks.turn, *self._admission.shared(slot)))
         self._finish(turn)
         return False
 

@@ -1,0 +1,167 @@
+"""KV store: what is known of KV outside the slots. Index, retention, the memory tier and the way to disk, in step."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from headstart.explain.fingerprint import Openings
+from headstart.interfaces.engine import Engine
+from headstart.interfaces.tier import Kind
+from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.blocks import checkpoint_id
+from headstart.prefix_cache.checkpoints import LOOSE, worth
+from headstart.prefix_cache.eviction import Retention
+from headstart.prefix_cache.expiry import Terms
+from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.planner import Mode
+from headstart.prefix_cache.reuse_model import UNKNOWN
+from headstart.prompt.reply_tokens import Spellings
+from headstart.serving.memory_budget import Room
+from headstart.serving.offload import Spill
+from headstart.tiers.disk import Label
+from headstart.tiers.memory import Cell, Memory
+from headstart.tiers.no_disk import NoDisk
+
+
+class KvStore:
+    """For the engine thread.
+
+    Attributes:
+        seconds: of prefill that a token costs; whoever measures it says so.
+        counters: entries `saved`, `evicted`, `thinned` and `erased`; refusals as `skipped_<reason>`; faults as
+            `fault_<reason>`.
+        terms: how long anything may be kept, by `wall`: seconds since 1970.
+        clock: seconds, of no fixed beginning.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        memory: Memory,
+        mode: Mode,
+        clock: Callable[[], float],
+        policy: str = "value",
+        disk: NoDisk | None = None,
+        spellings: Spellings | None = None,
+        terms: Terms | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.index = Index(engine.traits.grid)
+        self.memory = memory
+        self.disk = NoDisk() if disk is None else disk
+        self.seconds = 1e-3
+        self.counters: Counter[str] = Counter()
+        self.clock = clock
+        self.wall = wall
+        self.terms = Terms() if terms is None else terms
+        self.openings = Openings()
+        self.retention = Retention(memory.name, self.index, self._saved_per_byte, policy)
+        self._stateful = mode.traits.stateful
+        self._row_bytes = engine.shape.row_bytes
+        self._fingerprint = engine.fingerprint
+        self.spill = Spill(
+            self.index,
+            memory,
+            self.disk,
+            Spellings() if spellings is None else spellings,
+            self.openings,
+            self.label,
+            self._stored,
+            lambda: self.clock(),
+        )
+        self.room = Room(
+            self.index,
+            memory,
+            self.retention,
+            self.spill,
+            self.counters,
+            ctx=engine.shape.ctx,
+            row_bytes=engine.shape.row_bytes,
+            transfer_bytes=engine.shape.transfer_bytes,
+            release=engine.release,
+            keeps_on=self.disk.name,
+        )
+
+    def _saved_per_byte(self, entry: Entry) -> float:
+        # In units of one token's prefill. That later tokens cost more is left out: it would rank the end of a long prompt
+        # above the beginning of every other.
+        rows = self._row_bytes
+        if entry.state:
+            return worth(self.gap(entry), self.memory.state_bytes, rows, firm=entry.firm)
+        if not rows:
+            return 0.0
+        return LOOSE / rows if self._stateful else len(entry.tokens) / self.memory.cell_bytes
+
+    def gap(self, state: Entry) -> int:
+        """Tokens between a checkpoint and the one before it on its line: what it saves."""
+        if state.gap:
+            return state.gap
+        piece = self.index.get(state.parent)
+        while piece is not None and piece.start:
+            if self.marked(piece.parent):
+                return state.stop - piece.start
+            piece = self.index.get(piece.parent)
+        return state.stop
+
+    def marked(self, piece: BlockId) -> bool:
+        """Whether there is a checkpoint at the end of a block or tail."""
+        return self.index.checkpoint(piece, canonical_only=False) is not None
+
+    def publish(self, entry: Entry, cell: Cell, now: float, *, canonical: bool, size: int | None = None) -> None:
+        """An entry is complete in its cell: it is known from now on, and offered to the disk."""
+        for shorter in () if entry.state else self.index.covered(entry.parent, entry.tokens):
+            if not (shorter.pins or self.marked(shorter.id)):  # what has a checkpoint, `thin` decides on
+                self.room.drop(shorter)
+        if not self.index.add(entry, self.memory.name, canonical=canonical):
+            self.memory.release(cell)
+            return
+        self.memory.commit(entry.id, cell, size)
+        known = self.index.get(entry.id)
+        assert known is not None
+        known.gap, known.firm = entry.gap, entry.firm
+        self.retention.use(known, now, anew=True)
+        self.counters["saved"] += 1
+        self.spill.offer(known)
+        state = self.index.get(checkpoint_id(entry.id))
+        if state is not None:  # it waited for its rows
+            self.spill.offer(state)
+
+    def label(self, entry: Entry, canonical: bool) -> Label:
+        """What an entry is called on disk."""
+        tokens = tuple(entry.tokens.tolist())
+        seconds = (self.gap(entry) if entry.state else len(tokens)) * self.seconds
+        kind: Kind = "state" if entry.state else "rows"
+        fingerprint, parent, start = self._fingerprint, entry.parent, entry.start
+        return Label(entry.id, parent, fingerprint, start, tokens, canonical, seconds, kind, entry.written, entry.owner)
+
+    def spent(self, entry: Entry) -> bool:
+        """Whether a piece has been kept for long enough."""
+        return entry.written <= self.terms.due(entry.owner, self.wall())
+
+    def erase(self, entry: Entry) -> None:
+        """Forgets what memory has of a piece, and that it ever had it."""
+        state = self.index.get(checkpoint_id(entry.id))
+        self.room.drop(entry)
+        self.retention.lay([entry.id] if state is None else [entry.id, state.id])
+        self.counters["erased"] += 1
+
+    def forget_hints(self) -> None:
+        """Forgets what is remembered of pieces that are not here any more, and how conversations began."""
+        self.retention.lay()
+        self.openings.clear()
+        self.disk.keep(())
+
+    def _stored(self, piece: BlockId) -> None:
+        if (about := self.retention.about(piece)) is not UNKNOWN:
+            self.disk.replied([piece], about)
+
+    def check(self) -> None:
+        """Raises AssertionError if index, retention and memory disagree."""
+        self.index.check()
+        self.memory.check()
+        held = [entry for entry in self.index if self.memory.name in entry.copies]
+        assert len(held) == len(self.memory) == len(self.retention)
+        assert all(entry.id in self.memory for entry in held)
+        assert all(entry.pins == (entry.id in self.spill.writing) for entry in self.index)

@@ -1,0 +1,114 @@
+"""State checkpoints, of models whose state cannot be truncated: taken at the very moment at which a slot is that long."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from headstart.errors import EngineError
+from headstart.interfaces.engine import Engine
+from headstart.interfaces.landmarks import Landmarks
+from headstart.interfaces.tokens import BlockId, as_tokens
+from headstart.prefix_cache.blocks import block_id, checkpoint_id
+from headstart.prefix_cache.checkpoints import Placement
+from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.planner import Mode
+from headstart.prefix_cache.quota import owner_of
+from headstart.serving.kv_store import KvStore
+from headstart.serving.memory_budget import pinned
+from headstart.serving.slots import Slot
+
+NOWHERE = Landmarks()
+
+
+class StateCheckpoints:
+    """For the engine thread."""
+
+    def __init__(self, engine: Engine, mode: Mode, store: KvStore) -> None:
+        self._engine = engine
+        self._mode = mode
+        self._store = store
+        self._grid = engine.traits.grid
+
+    def at(self, slot: Slot, landmarks: Landmarks = NOWHERE, *, firm: bool = True) -> Entry | None:
+        """The checkpoint of `slot` as it is now; None if memory has one as good, or it is of no use."""
+        if not self._mode.traits.stateful:
+            return None
+        length = len(slot)
+        canonical = slot.canonical == length
+        number, rest = divmod(length, self._grid)
+        if not length or (self._mode.exact and (rest or not canonical)):
+            return None
+        start = length - (rest or self._grid)
+        tokens = as_tokens(slot.tokens[start:])
+        parent = block_id(slot.parent_of(number), tokens) if rest else slot.ids[number - 1]
+        owner, written = owner_of(slot.root), slot.written(0, length)
+        entry = Entry(checkpoint_id(parent), parent, tokens, start, state=True, firm=firm, owner=owner, written=written)
+        if slot.forsaken or self._store.spent(entry):
+            return None
+        store = self._store
+        if entry.id in store.spill.writing or not store.index.wants(entry.id, store.memory.name, canonical=canonical):
+            return None
+        stay = {mark // self._grid for mark in (landmarks.anchor, landmarks.turn)}
+        before = (at for at in range(start // self._grid, 0, -1) if self._store.marked(slot.ids[at - 1]))
+        if firm:  # others may be gone when it is needed
+            before = (at for at in before if at in stay or self._store.index.parts(slot.ids[at - 1]))
+        entry.gap = length - next(before, 0) * self._grid
+        return entry
+
+    def replace(self, slot: Slot, before: BlockId | None) -> BlockId | None:
+        """Takes a checkpoint while a reply goes on, in place of the one `before`: only its last block may be left again."""
+        taken = self.take(slot, firm=False)
+        known = self._store.index.get(before) if taken is not None and before is not None else None
+        if known is not None and not (known.firm or known.canonical):  # it may be somebody else's by now
+            self._store.room.discard(known.id)
+        return taken or before
+
+    def take(
+        self, slot: Slot, landmarks: Landmarks = NOWHERE, *, firm: bool = True, spare: Sequence[Entry] = ()
+    ) -> BlockId | None:
+        """Takes the checkpoint of `slot` as it is now, if it has one that memory lacks (or has only derived): its id, then.
+
+        `landmarks` of the prompt, and whether the point is `firm`, say what it is worth: see `prefix_cache/checkpoints`.
+        """
+        entry = self.at(slot, landmarks, firm=firm)
+        if entry is None:
+            return None
+        canonical = slot.canonical == len(slot)
+        known = [self._store.index.get(piece) for piece in slot.ids]
+        with pinned([*spare, *(piece for piece in known if piece is not None)]):
+            if not self._store.room.claim(len(slot)):
+                return None
+            now = self._store.clock()
+            cell = self._store.room.take(entry, now, needed=False, about=slot.about)
+            if cell is None:
+                self._store.room.skip("budget", 1)
+                self._store.retention.refuse(entry, now, slot.about)
+                return None
+            try:
+                size = self._engine.export_checkpoint(slot.number, self._store.memory.cell(cell))
+            except BaseException as error:
+                self._store.memory.release(cell)
+                if not isinstance(error, EngineError):
+                    raise
+                self._store.room.fault("export", error)
+                return None
+            self._store.publish(entry, cell, now, canonical=canonical, size=size)
+            return entry.id
+
+    def thin(self, slot: Slot, placement: Placement, kept: Collection[int]) -> None:
+        """Drops the checkpoints that `slot`'s line need not have any more. `kept`: lengths at which they stay in any case."""
+        if not self._mode.traits.stateful:
+            return
+        held = {entry.stop: entry for piece in slot.ids if (entry := self._store.index.get(checkpoint_id(piece))) is not None}
+        stay = {length // self._grid * self._grid for length in kept}
+        stay |= {length for length, entry in held.items() if entry.pins or self._store.index.parts(entry.parent)}
+        for length in placement.surplus(sorted(held), max(held, default=0), stay):
+            self._store.room.discard(held[length].id)
+        # Of the ends that the line once had, the last one stays: the client may go on from there after all.
+        blocks = (
+            (slot.parent_of(number), slot.tokens[number * self._grid :][: self._grid]) for number in range(len(slot.ids) + 1)
+        )
+        ends = [tail for parent, tokens in blocks for tail in self._store.index.covered(parent, tokens)]
+        for tail in sorted(ends, key=lambda tail: tail.stop)[:-1]:
+            self._store.room.discard(checkpoint_id(tail.id))
+            self._store.room.discard(tail.id)
