@@ -98,7 +98,7 @@ def test_whatever_is_raised_or_logged_its_values_stay_out(form: str) -> None:
 
 PLANTED = """
 import sys
-from headstart.api import build_request
+from headstart.chat import chat_model
 from headstart.chat import reply_builder
 from headstart.api import auth
 from headstart.cli.main import main
@@ -129,8 +129,8 @@ class Odd(auth.Keys):
 import headstart.api.serve as serve
 serve.Keys = Odd
 waiting = lambda args: str([job.request.prompt.text for job in args[0].waiting])
-plant(build_request, "normalise", "in the handler", str)
-plant(reply_builder.Draft, "end", "in the telling", lambda args: str(args[0].reading.dialogue.messages))
+plant(chat_model, "normalise", "in the handler", str)
+plant(reply_builder.ReplyBuilder, "end", "in the telling", lambda args: str(args[0].reading.conversation.messages))
 plant(scheduler.Scheduler, "_take_in", "in the loop", waiting, True)
 plant(job.Job, "record", "in the record", lambda args: args[0].request.prompt.text)
 plant(runtime.Runtime, "close", "", lambda args: sys.argv[2], True)

@@ -16,7 +16,7 @@ from headstart.config import Settings
 from headstart.explain.causes import Cause
 from headstart.interfaces.conversation import Message
 from headstart.prefix_cache.reuse_model import About
-from headstart.serving import cache, runtime
+from headstart.serving import kv_save, runtime
 from headstart.serving.request import Started
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
@@ -214,7 +214,7 @@ def test_each_row_is_written_once(tmp_path: Path) -> None:
 
 
 def test_a_long_request_is_on_disk_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "SECURE", 0.0)
+    monkeypatch.setattr(kv_save, "SECURE", 0.0)
     with start(tmp_path) as rt:
         pending = submit(rt, [system(SYSTEM), user("a")], max_tokens=1500, ignore_eos=True)
         pending.until(Started)

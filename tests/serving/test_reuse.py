@@ -113,7 +113,7 @@ def test_four_concurrent_requests_compute_their_prefix_once(make: Make) -> None:
     """Fault: a busy prefix cannot be shared."""
     with make() as rt:
         prompts = [[system(prelude(rt)), user(f"{number} is my number")] for number in range(4)]
-        shared = len(rt.chat_prompt(talk([system(prelude(rt))]), generation=False))
+        shared = len(rt.prompter.chat(talk([system(prelude(rt))]), generation=False))
         pending = [submit(rt, messages) for messages in prompts]
         reports = [one.answer().report for one in pending]
         total = sum(report.computed for report in reports)

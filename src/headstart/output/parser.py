@@ -26,21 +26,34 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text of the answer."""
+    """More of the answer.
+
+    Attributes:
+        text: what is new.
+    """
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """Reasoning."""
+    """More of the reasoning.
+
+    Attributes:
+        text: what is new.
+    """
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """A call begins: the `index`-th of the reply, of the function `name`. Its arguments follow."""
+    """A tool call begins. Its arguments follow.
+
+    Attributes:
+        index: which call of the reply, from 0.
+        name: of the function.
+    """
 
     index: int
     name: str
@@ -48,7 +61,12 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """A part of the JSON text of a call's arguments."""
+    """More of a call's arguments.
+
+    Attributes:
+        index: which call of the reply, from 0.
+        text: what is new of the JSON text.
+    """
 
     index: int
     text: str
