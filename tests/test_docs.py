@@ -101,8 +101,19 @@ def test_the_readme_links_every_page() -> None:
         assert f"docs/{page.name}" in readme, page.name
 
 
+def test_decisions_are_dated_and_listed() -> None:
+    pages = sorted((DOCS / "decisions").glob("2*.md"))
+    assert len(pages) > 40
+    listed = re.findall(r"^\* (\S+): \[(.*)\]\((.*)\)$", read("decisions/README.md"), re.MULTILINE)
+    for page in pages:
+        title, _, date, *_ = page.read_text("utf-8").splitlines()
+        assert page.name.startswith(f"{date}-")
+        assert (date, title.removeprefix("# "), page.name) in listed
+    assert len(listed) == len(pages)
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+    for page in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
