@@ -25,8 +25,9 @@ check: $(READY) ## Lint and check types
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/mypy
 
-docs: $(READY) ## Write docs/cli.md and docs/library.md anew, from the command line and the docstrings
+docs: $(READY) ## Write docs/cli.md and docs/library.md from the command line and the docstrings, and draw the pictures
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/draw.py
 
 bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plots go to bench-out/
 	$(BIN)/python -m benchmarks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import runpy
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from live import serving
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES: dict[str, Any] = runpy.run_path(str(DOCS / "generate.py"))["PAGES"]
+DRAWINGS: dict[str, Any] = runpy.run_path(str(DOCS / "draw.py"))["DRAWINGS"]
 
 
 def read(name: str) -> str:
@@ -30,6 +32,11 @@ def read(name: str) -> str:
 @pytest.mark.parametrize("page", PAGES)
 def test_generated_pages_are_current(page: str) -> None:
     assert read(page) == PAGES[page](), "run `make docs`"
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS)
+def test_drawings_are_current(drawing: str) -> None:
+    assert read(drawing) == DRAWINGS[drawing](), "run `make docs`"
 
 
 def test_the_library_page_explains_every_name() -> None:
@@ -93,6 +100,15 @@ def test_foreign_model_names_are_as_described() -> None:
     for name in ("gpt-oss-20b", "gemini-pro", "llama3"):
         with pytest.raises(headstart.NotFound):
             service.check_model(name)
+
+
+def test_the_readme_is_short_and_shows_the_real_run() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert readme.count("\n") <= 90
+    assert re.search("^make demo .*\nmake test ", readme, re.MULTILINE)
+    turns = json.loads(read("demo.json"))
+    prompt, computed = (sum(turn[name] for turn in turns) for name in ("prompt", "computed"))
+    assert f"Of {prompt:,} prompt tokens headstart computed {computed:,} ({computed / prompt:.0%})" in readme
 
 
 def test_the_readme_links_every_page() -> None:
