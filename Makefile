@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 BENCH  := $(VENV)/.bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check docs bench
+.PHONY: help demo test test-slow check hooks docs bench
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ test-slow: $(READY) ## Run all tests, also those that take long
 check: $(READY) ## Lint and check types
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/mypy
+
+hooks: ## Run quick checks before each commit (.githooks/pre-commit)
+	git config core.hooksPath .githooks
 
 docs: $(READY) ## Write docs/cli.md and docs/library.md from the command line and the docstrings, and draw the pictures
 	$(BIN)/python docs/generate.py

@@ -242,7 +242,7 @@ def chain() -> str:
     lines = (
         "id = hash(id of the block before, the block's tokens).  root = hash(fingerprint, salt).",
         "The open tail has an id too. It is kept in memory, and replaced by the block that covers it.",
-        "Green: checkpoints, at block boundaries: after system and tools, on the lattice, where a known prompt differs,",
+        "Green: checkpoints, at block boundaries: at the end of system and tools, on the lattice, where known prompts differ,",
         "and at the last boundary before the generation header. Only models with state need them.",
     )
     canvas.texts(20, y + 134, lines, "small", 20)

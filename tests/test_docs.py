@@ -128,6 +128,12 @@ def test_decisions_are_dated_and_listed() -> None:
     assert len(listed) == len(pages)
 
 
+def test_contributing_names_files_that_exist() -> None:
+    named = re.findall(r"`((?:src|tests|docs|examples)/[^`]*)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(named) > 25
+    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     for page in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):

@@ -58,7 +58,7 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
         engine = LlamaEngine.load(replace(settings, reuse="exact"), progress=progress, anew=True)
     with Runtime(engine, replace(settings, reuse="exact" if engine.traits.exact else "fast")) as runtime:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        for topic, line in (*_machine(), *facts(runtime).items()):
+        for topic, line in (*machine(), *facts(runtime).items()):
             if topic != "reuse":
                 table.add_row(topic, line)
         table.add_row("traits", _traits(engine))
@@ -165,7 +165,8 @@ def _compute(runtime: Runtime, prompt: Prompt, *, reuse: bool = True) -> tuple[b
                 raise error
 
 
-def _machine() -> Iterator[tuple[str, str]]:
+def machine() -> Iterator[tuple[str, str]]:
+    """Facts of this machine, by topic."""
     import psutil
     from llama_cpp import llama_cpp as lib
 

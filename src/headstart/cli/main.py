@@ -316,6 +316,12 @@ def doctor(
             min=0.0, envvar="HEADSTART_SECONDS", metavar="SECONDS", help="How long to compare warm answers with cold ones."
         ),
     ] = 60.0,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report", help="Print what an issue needs instead: versions, model facts, settings; no prompts or keys."
+        ),
+    ] = False,
 ) -> None:
     """Says what this machine and a model can do together, and checks that a warm answer equals a cold one.
 
@@ -334,6 +340,12 @@ def doctor(
         lora=lora,
         memory_budget=memory_budget,
     )
+    if report:
+        from headstart.cli import report as cli_report
+
+        lines, good = cli_report.report(settings)
+        typer.echo("\n".join(f"{topic}: {text}" for topic, text in lines))
+        raise typer.Exit(0 if good else 2)
     _check_files(settings)
     from headstart.cli.doctor import examine
 

@@ -1,0 +1,95 @@
+"""Report: what an issue about headstart needs, and nothing that its author may not show.
+
+It has versions, facts of the machine and the model, and settings. It has no prompt, no reply and no key, and no folder's name.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from headstart.config import Settings
+from headstart.errors import HeadstartError
+from headstart.version import __version__
+
+PACKAGES = ("llama-cpp-python", "llguidance", "fastapi", "uvicorn", "pydantic", "jinja2", "numpy")
+"""Those whose version often decides whether a fault can be reproduced."""
+
+PREFIX = "HEADSTART_"
+SHOWN = frozenset(
+    """
+    CTX DISK_BUDGET DRAIN_SECONDS EXPIRE EXPLAIN GPU_LAYERS ISOLATE KEEP_NOISE KV_TYPE LOG_FORMAT MEMORY_BUDGET MIN_P NO_DISK
+    OVERFLOW QUEUE REUSE SECONDS SETTLE SLOTS STALL TEMPERATURE TENANT_DISK TENANT_MEMORY THREADS TOP_K TOP_P
+    """.split()
+)
+"""Variables whose values are numbers or one of a few words. Of all others the report says only that they are set."""
+LIBRARY = ("LLAMA_CPP_LIB_PATH", "CMAKE_ARGS", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+"""Other variables that change what the engine computes or how fast; those that hold a path are only said to be set."""
+
+Line = tuple[str, str]
+
+
+def report(settings: Settings) -> tuple[list[Line], bool]:
+    """The report as topics with their text, and whether the model could be loaded.
+
+    Args:
+        settings: of the model to load. Nothing is stored, and nothing is compared.
+    """
+    from headstart.cli.doctor import machine
+
+    lines = [*_versions(), *machine(), *_settings(settings), *_variables(os.environ)]
+    try:
+        return [*lines, *_model(settings)], True
+    except HeadstartError as error:
+        return [*lines, ("model", f"{_name(settings.model)} cannot be loaded: {_without_paths(error.with_flags)}")], False
+
+
+def _versions() -> Iterator[Line]:
+    yield "headstart", __version__
+    yield "Python", f"{platform.python_version()} ({platform.python_implementation()})"
+    for name in PACKAGES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            yield name, "not installed"
+
+
+def _settings(settings: Settings) -> Iterator[Line]:
+    """What differs from the defaults."""
+    plain = Settings()
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if field.name != "model" and value != getattr(plain, field.name):
+            yield field.name, _name(value) if isinstance(value, str | Path) else str(value)
+
+
+def _variables(environment: Mapping[str, str]) -> Iterator[Line]:
+    for name in sorted(environment):
+        if name.startswith(PREFIX):
+            yield name, environment[name] if name.removeprefix(PREFIX) in SHOWN else "(set)"
+        elif name in LIBRARY:
+            yield name, "(set)" if "/" in environment[name] else environment[name]
+
+
+def _model(settings: Settings) -> Iterator[Line]:
+    from headstart.cli.console import facts, loading
+    from headstart.library.headstart import load
+
+    with loading(settings.model) as progress, load(settings, progress).runtime as runtime:
+        for topic, text in facts(runtime).items():
+            yield topic, _name(text) if topic == "file" else _without_paths(text)
+
+
+def _name(path: str | Path) -> str:
+    """A file's name without its folder."""
+    return Path(path).name
+
+
+def _without_paths(text: str) -> str:
+    """A text with the folders of its absolute paths left out: they can hold names of people."""
+    return re.sub(r"(?<![\w.])~?/(?:[^\s/:;,'\"]+/)+", "…/", text)

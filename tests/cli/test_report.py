@@ -1,0 +1,49 @@
+"""`headstart doctor --report`: what an issue needs, without what its author may not show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headstart.version import __version__
+from process import run
+
+SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "16MiB")
+
+
+def lines_of(text: str) -> dict[str, str]:
+    return dict(line.split(": ", 1) for line in text.splitlines())
+
+
+def test_it_has_versions_facts_and_settings(tiny_model: Path) -> None:
+    result = run("doctor", str(tiny_model), *SMALL, "--report", HEADSTART_REUSE="exact")
+    assert result.returncode == 0, result.stderr
+    found = lines_of(result.stdout)
+    assert found["headstart"] == __version__
+    assert {"Python", "llama-cpp-python", "machine", "instructions", "model", "engine", "proof"} <= found.keys()
+    assert (found["ctx"], found["memory_budget"], found["HEADSTART_REUSE"]) == ("512", str(16 << 20), "exact")
+    assert found["file"] == tiny_model.name
+
+
+def test_it_has_no_keys_and_no_folders(tiny_model: Path) -> None:
+    secret = {
+        "HEADSTART_API_KEY": "sk-secret",
+        "HEADSTART_ALIAS": "acme-secret",
+        "HEADSTART_API_KEY_FILE": "/home/jo/secret.keys",
+    }
+    result = run("doctor", str(tiny_model), *SMALL, "--report", **secret)
+    assert result.returncode == 0, result.stderr
+    found = lines_of(result.stdout)
+    assert [found[name] for name in secret] == ["(set)"] * 3
+    assert "secret" not in result.stdout
+    assert str(tiny_model.parent) not in result.stdout
+
+
+def test_a_model_that_cannot_be_loaded_is_part_of_the_report(tmp_path: Path) -> None:
+    model = tmp_path / "broken.gguf"
+    model.write_bytes(b"GGUF, but nothing else")
+    result = run("doctor", str(model), *SMALL, "--report")
+    assert result.returncode == 2
+    found = lines_of(result.stdout)
+    assert found["headstart"] == __version__
+    assert found["model"].startswith("broken.gguf cannot be loaded: ")
+    assert str(tmp_path) not in result.stdout
