@@ -5,9 +5,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 BENCH  := $(VENV)/.bench
+SITE   := $(VENV)/.site
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check hooks docs bench
+.PHONY: help demo test test-slow check hooks docs site bench
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,7 +19,7 @@ demo: $(READY) ## Chat with the bundled model over HTTP, and show what was compu
 test: $(READY) ## Run the tests, with the real engine and the real model, two at a time
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test-slow: $(READY) ## Run all tests, also those that take long
+test-slow: $(READY) $(SITE) ## Run all tests, also those that take long
 	$(BIN)/python -m pytest --slow
 
 check: $(READY) ## Lint and check types
@@ -31,6 +32,9 @@ hooks: ## Run quick checks before each commit (.githooks/pre-commit)
 docs: $(READY) ## Write docs/cli.md and docs/library.md from the command line and the docstrings, and draw the pictures
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/draw.py
+
+site: $(SITE) ## Build the docs as a site with search, in site/; it loads nothing from other hosts
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plots go to bench-out/
 	$(BIN)/python -m benchmarks
@@ -57,4 +61,8 @@ $(READY): pyproject.toml
 
 $(BENCH): $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[bench]'
+	touch $@
+
+$(SITE): $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[docs]'
 	touch $@
