@@ -79,8 +79,8 @@ def test_a_log_is_spelled_by_whoever_set_it_up() -> None:
 
 def test_what_avoids_a_miss_is_spelled_too() -> None:
     for meaning in CAUSES.values():
-        assert "--" not in str(meaning.mend)
-        assert "\x02" not in meaning.mend.with_flags + str(meaning.mend)
+        assert "--" not in str(meaning.hint)
+        assert "\x02" not in meaning.hint.with_flags + str(meaning.hint)
 
 
 def test_too_little_memory_names_what_to_lower() -> None:

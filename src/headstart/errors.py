@@ -1,7 +1,7 @@
 """Every error headstart raises on purpose.
 
 HeadstartError
-├── ConfigError             the set-up is wrong; the message names the mend; the command line exits with 2
+├── ConfigError             the set-up is wrong; the message names the remedy; the command line exits with 2
 │   └── ModelError          the model file is missing, broken or unsupported
 ├── RequestError            one request cannot be served; carries its HTTP form
 │   ├── InvalidRequest      400  the request contradicts itself or the model
@@ -39,7 +39,7 @@ class HeadstartError(Exception):
 
 
 class ConfigError(HeadstartError):
-    """The set-up cannot work. The message is one line and names the mend."""
+    """The set-up cannot work. The message is one line and names the remedy."""
 
 
 class ModelError(ConfigError):

@@ -47,7 +47,7 @@ def test_an_answer_has_the_openai_form_and_accounts_for_itself(fake: Server) -> 
     assert timings["prompt_per_second"] == pytest.approx(1e3 * timings["prompt_n"] / timings["prompt_ms"], rel=0.01)
     assert set(own) == {
         *("cached", "live", "restored", "computed", "tiers", "mode", "dropped"),
-        *("reason", "diverged_at", "cause", "missed", "seconds", "mend"),
+        *("reason", "diverged_at", "cause", "recomputed", "seconds", "hint"),
     }
     assert own["mode"] == "fast"
 
@@ -251,9 +251,9 @@ def test_a_divergence_is_located(fake: Server) -> None:
     at = answer.headstart["diverged_at"]
     assert answer.headstart["reason"] == "diverged"
     assert (at["message"], at["character"]) == (1, len("the weather in "))
-    assert at["ours"].startswith("Rome today")
-    assert at["theirs"].startswith("Paris today")
-    assert len(at["ours"]) <= 40
+    assert at["current"].startswith("Rome today")
+    assert at["previous"].startswith("Paris today")
+    assert len(at["current"]) <= 40
 
 
 def test_sliding_says_how_many_messages_it_dropped() -> None:

@@ -100,10 +100,10 @@ def check(mutation: Mutation, answer: dict[str, Any], later: Body) -> None:
         assert found["character"] == mutation.place
     if found["message"] is not None and found["character"]:
         rest = later["messages"][found["message"]]["content"][found["character"] :]
-        assert not rest or rest.startswith(found["ours"].split("<|")[0])  # else it is in its calls
+        assert not rest or rest.startswith(found["current"].split("<|")[0])  # else it is in its calls
     if found["where"] is not None:
-        assert found["ours"][:1] != found["theirs"][:1]
-    assert found["mend"] == CAUSES[mutation.cause].mend.with_flags
+        assert found["current"][:1] != found["previous"][:1]
+    assert found["hint"] == CAUSES[mutation.cause].hint.with_flags
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -120,19 +120,19 @@ def test_each_change_is_named_and_placed(server: Server, explain: Explain, mutat
     found = answer["explanation"]
     page = explain(server, response.headers["x-request-id"])
     if found is None:
-        assert (mine["cause"], mine["reason"], mine["missed"]) == (None, None, 0)
+        assert (mine["cause"], mine["reason"], mine["recomputed"]) == (None, None, 0)
         assert mine["computed"] <= len(later["messages"][-1]["content"]) + 60
         assert "none" in page
         return
-    assert (mine["cause"], mine["missed"], mine["mend"]) == (found["cause"], found["missed"], found["mend"])
+    assert (mine["cause"], mine["recomputed"], mine["hint"]) == (found["cause"], found["recomputed"], found["hint"])
     assert mine["reason"] == CAUSES[Cause(found["cause"])].reason
-    assert found["missed"] <= mine["computed"]
-    assert (found["missed"] > 40) == mutation.again, found
+    assert found["recomputed"] <= mine["computed"]
+    assert (found["recomputed"] > 40) == mutation.again, found
     assert found["cause"] in page
-    assert found["mend"] in page
+    assert found["hint"] in page
     if found["where"] is not None:
-        assert json.dumps(found["ours"], ensure_ascii=False)[1:-1].replace('\\"', '"') in page
-        assert mine["diverged_at"] == {key: found[key] for key in ("message", "character", "ours", "theirs")}
+        assert json.dumps(found["current"], ensure_ascii=False)[1:-1].replace('\\"', '"') in page
+        assert mine["diverged_at"] == {key: found[key] for key in ("message", "character", "current", "previous")}
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -185,8 +185,8 @@ def test_a_new_conversation_misses_nothing(server: Server) -> None:
     send(server, body)
     alone = send(server, {"messages": [{"role": "user", "content": "Ωmega, which nobody has ever asked"}], "max_tokens": 1})
     beside = send(server, body | {"messages": [body["messages"][0], {"role": "user", "content": "Who was Homer?"}]})
-    assert [cause(alone), own(alone)["missed"]] in (["first_time", 0], [None, 0])
-    assert (cause(beside), own(beside)["missed"], own(beside)["diverged_at"]) == (None, 0, None)
+    assert [cause(alone), own(alone)["recomputed"]] in (["first_time", 0], [None, 0])
+    assert (cause(beside), own(beside)["recomputed"], own(beside)["diverged_at"]) == (None, 0, None)
 
 
 def test_identical_replies_of_others_are_no_change() -> None:
@@ -214,7 +214,7 @@ def test_evicted() -> None:
         send(server, {"messages": [{"role": "user", "content": "somebody else"}], "max_tokens": 1})
         again = send(server, body)
         assert cause(again) == "evicted"
-        assert own(again)["missed"] >= first.json()["usage"]["prompt_tokens"] - 40
+        assert own(again)["recomputed"] >= first.json()["usage"]["prompt_tokens"] - 40
         assert explained(server, again)["explanation"]["where"] is None
 
 
@@ -226,7 +226,7 @@ def test_no_checkpoint() -> None:
         send(server, {"messages": [head, {"role": "user", "content": words}], "max_tokens": 1})
         response = send(server, {"messages": [head, {"role": "user", "content": words[:-200]}], "max_tokens": 1})
         assert (cause(response), own(response)["reason"]) == ("no_checkpoint", "state")
-        assert own(response)["missed"] > 20
+        assert own(response)["recomputed"] > 20
 
 
 def test_exact_mode_without_settling_is_derived() -> None:
@@ -235,10 +235,10 @@ def test_exact_mode_without_settling_is_derived() -> None:
         later = following(body, said(send(server, body)), 1)
         response = send(server, later)
         assert (cause(response), own(response)["reason"]) == ("derived", "derived")
-        assert 40 < own(response)["missed"] <= 88
+        assert 40 < own(response)["recomputed"] <= 88
 
 
-def test_spelled_otherwise() -> None:
+def test_reply_tokens_differ() -> None:
     """A reply in other tokens than the tokenizer's, whose spelling is forgotten."""
     tokenizer = FakeTokenizer(["ab", "ba", "aa", "bb"], chat_template=STYLED)
     with start(slots=1, settle="off", alphabet=b"ab", tokenizer=tokenizer) as runtime, serving(runtime) as server:
@@ -246,8 +246,8 @@ def test_spelled_otherwise() -> None:
         later = following(body, said(send(server, body)), 1)
         runtime.prompter.spelling = False
         response = send(server, later)
-        assert cause(response) == "spelled_otherwise"
-        assert own(response)["missed"] > 20
+        assert cause(response) == "reply_tokens_differ"
+        assert own(response)["recomputed"] > 20
         assert explained(server, response)["explanation"]["where"] is None
 
 
@@ -264,8 +264,8 @@ def test_reasoning_stripped(settle: str, explain: Explain) -> None:
         response = send(server, dropped)
         found = explained(server, response)["explanation"]
         assert (found["cause"], found["where"], found["message"]) == ("reasoning_stripped", "messages", 2)
-        assert "The user wants" in found["theirs"]
-        assert found["missed"] > len(body["messages"][3]["content"])
+        assert "The user wants" in found["previous"]
+        assert found["recomputed"] > len(body["messages"][3]["content"])
         assert "reasoning_stripped" in explain(server, response.headers["x-request-id"])
         # The template drops it as soon as the user speaks again.
         stripped = copy.deepcopy(body)
@@ -302,7 +302,7 @@ def test_after_a_restart(tmp_path: Path) -> None:
             response = send(server, body)
             assert cause(response) == expected
             assert (own(response)["cached"] > 0) == (expected is None)
-            assert own(response)["missed"] == (prompt if expected == "template_changed" else 0)
+            assert own(response)["recomputed"] == (prompt if expected == "template_changed" else 0)
             prompt = response.json()["usage"]["prompt_tokens"]
             stranger = send(server, body | {"cache_salt": expected or template})
             assert cause(stranger) == "first_time", "salts share nothing"
@@ -342,7 +342,7 @@ def test_another_salt_reveals_nothing(tenants: Server, opened: Server, other: st
     stranger = send(tenants, conversation(2) | {"cache_salt": "c"}, **by("carol" if other else ""))
     known, unknown = ({**own(one), "computed": 0, "cached": 0} for one in (response, stranger))
     assert known == unknown
-    assert (known["cause"], known["missed"], known["diverged_at"]) == ("first_time", 0, None)
+    assert (known["cause"], known["recomputed"], known["diverged_at"]) == ("first_time", 0, None)
 
 
 def test_only_ones_own_requests_are_explained(tenants: Server, opened: Server) -> None:
@@ -387,9 +387,9 @@ def test_the_page_shows_both_texts(server: Server, explain: Explain) -> None:
     assert lines[0].startswith(f"request  {response.headers['x-request-id']}")
     marks = {line.split(" ")[0]: line for line in lines if line[:1].strip()}
     pointer = next(line for line in lines if line.endswith("▼")).index("▼")
-    assert marks["now"][pointer:].startswith("Tuesday, 3 March.")
-    assert marks["before"][pointer:].startswith("Monday, 3 March.")
-    assert marks["now"][:pointer].endswith("Today is ")
+    assert marks["current"][pointer:].startswith("Tuesday, 3 March.")
+    assert marks["previous"][pointer:].startswith("Monday, 3 March.")
+    assert marks["current"][:pointer].endswith("Today is ")
     assert "message 0 (the system prompt), character 32" in marks["place"]
     assert "system_changed (Anthropic), input_changed (OpenAI)" in marks["called"]
     assert "cost     about " in marks["cost"]
@@ -438,7 +438,7 @@ def test_switched_off() -> None:
 def test_a_message_that_changed_in_two_places_costs_what_is_between_them(server: Server, explain: Explain) -> None:
     """A date at the top of the system prompt and a status at its bottom: the answer, the page and the metrics say one cost."""
     rules = " ".join(f"Rule {number} is to do as rule {number * 7 % 100} says." for number in range(30))
-    metric = "headstart:missed_tokens_total"
+    metric = "headstart:recomputed_tokens_total"
 
     def ask(system: str, question: str) -> httpx.Response:
         return send(server, {"messages": [{"role": "system", "content": system}, {"role": "user", "content": question}]})
@@ -448,10 +448,10 @@ def test_a_message_that_changed_in_two_places_costs_what_is_between_them(server:
     response = ask(f"It is Friday. {rules} 17 new.", "Well, what is there to do?")
     mine, told = own(response), explained(server, response)["explanation"]
     assert (mine["cause"], mine["diverged_at"]["character"]) == ("system_changed", len("It is "))
-    assert len(rules) <= mine["missed"] <= mine["computed"]
-    assert (told["missed"], told["seconds"]) == (mine["missed"], mine["seconds"])
-    assert server.metric(metric, cause="system_changed") == before + mine["missed"]
-    assert f"about {mine['missed']:,} tokens computed again" in explain(server, "--last")
+    assert len(rules) <= mine["recomputed"] <= mine["computed"]
+    assert (told["recomputed"], told["seconds"]) == (mine["recomputed"], mine["seconds"])
+    assert server.metric(metric, cause="system_changed") == before + mine["recomputed"]
+    assert f"about {mine['recomputed']:,} tokens computed again" in explain(server, "--last")
 
 
 @pytest.mark.parametrize(
@@ -505,10 +505,10 @@ def test_seconds_are_null_as_long_as_no_prefill_was_measured(explain: Explain, t
         assert json.loads(explain(server, *map(str, file), "--json"))["explanation"]["seconds"] is None
         assert "tokens computed again\n" in explain(server, *map(str, file)), "and no time"
         first = send(server, conversation(1))
-        assert (own(first)["cause"], own(first)["missed"], own(first)["seconds"]) == ("first_time", 0, None)
+        assert (own(first)["cause"], own(first)["recomputed"], own(first)["seconds"]) == ("first_time", 0, None)
         assert explained(server, first)["explanation"]["seconds"] is None
         second = send(server, later)
-        assert own(second)["missed"] > 0
+        assert own(second)["recomputed"] > 0
         assert own(second)["seconds"] is not None
         assert json.loads(explain(server, *map(str, file), "--json"))["explanation"]["seconds"] > 0
 
@@ -516,4 +516,4 @@ def test_seconds_are_null_as_long_as_no_prefill_was_measured(explain: Explain, t
 def test_causes_are_counted_and_logged(server: Server) -> None:
     send(server, conversation(next(NUMBER)) | {"cache_prompt": False})
     assert server.metric("headstart:misses_total", cause="disabled") >= 1
-    assert server.metric("headstart:missed_tokens_total", cause="system_changed") >= 1
+    assert server.metric("headstart:recomputed_tokens_total", cause="system_changed") >= 1

@@ -25,7 +25,7 @@ EXPECTED = {
 @pytest.mark.parametrize("cause", [None, *Cause])
 @pytest.mark.parametrize("known", [True, False])
 def test_both_sdks_read_every_cause(cause: Cause | None, known: bool) -> None:
-    found = Explanation(cause, token=7, tokens=12) if cause is not None else None
+    found = Explanation(cause, token=7, recomputed=12) if cause is not None else None
     said = OPENAI.validate_python(responses(found, known=known))
     sdk = pytest.importorskip("anthropic.types")
     read = sdk.Diagnostics.model_validate({"cache_miss_reason": anthropic(found, known=known)}).cache_miss_reason

@@ -79,7 +79,7 @@ def test_one_thread_is_one_thread(tiny_model: Path) -> None:
     assert not re.search(r"\b1 (threads|conversations|blocks|tokens)\b", told)
 
 
-# ── one line that names the mend, and exit code 2 ────────────────────────────────────────────────────────────────────
+# ── one line that names the remedy, and exit code 2 ────────────────────────────────────────────────────────────────────
 
 
 def complaint(result: subprocess.CompletedProcess[str]) -> str:

@@ -66,7 +66,7 @@ def test_each_cause_is_told_to_people() -> None:
     assert list(CAUSES) == list(Cause)
     for meaning in CAUSES.values():
         assert meaning.what.endswith(".")
-        assert str(meaning.mend).endswith(".")
+        assert str(meaning.hint).endswith(".")
         assert meaning.reason in ("cold", "fingerprint", "diverged", "evicted", "derived", "state", "disabled")
     assert len({meaning.what for meaning in CAUSES.values()}) == len(Cause)
 
@@ -81,7 +81,7 @@ def test_what_was_missed_costs_what_prefill_costs() -> None:
     earlier = prompt("system", "one question", "an answer", "another question")
     found = explained(prompt("system", "one question", "an answer", "another question"), remembered(earlier))
     assert found is not None
-    assert (found.cause, found.tokens, found.seconds) == (Cause.EVICTED, len(earlier) - 1, (len(earlier) - 1) / 2)
+    assert (found.cause, found.recomputed, found.seconds) == (Cause.EVICTED, len(earlier) - 1, (len(earlier) - 1) / 2)
 
 
 def test_what_cost_the_most_is_told() -> None:
@@ -127,8 +127,8 @@ def test_what_is_missed_is_what_both_have_behind_the_first_change(
         return
     assert found is not None
     again = sum(token not in set(b"0123456789") for token in prompt(*changed).tokens[shared:].tolist())
-    header = len("<|im_end|>\n<|im_start|>assistant\n") * more  # the earlier one has one there, where ours goes on
-    assert abs(found.tokens - min(again + less, len(now) - 1 - start)) <= header
+    header = len("<|im_end|>\n<|im_start|>assistant\n") * more  # the earlier one has one there, where current goes on
+    assert abs(found.recomputed - min(again + less, len(now) - 1 - start)) <= header
 
 
 def test_a_date_at_the_top_and_a_status_at_the_bottom_cost_all_between_them() -> None:
@@ -138,8 +138,8 @@ def test_a_date_at_the_top_and_a_status_at_the_bottom_cost_all_between_them() ->
         found = explained(prompt(new, *behind), remembered(prompt(old, *before)), start=16)
         assert found is not None
         assert (found.cause, found.message) == (Cause.SYSTEM, 0)
-        assert len(rules) <= found.tokens <= len(rules) + 100
-        assert found.seconds == found.tokens / 2
+        assert len(rules) <= found.recomputed <= len(rules) + 100
+        assert found.seconds == found.recomputed / 2
 
 
 def test_tools_behind_one_that_has_changed_are_missed_too() -> None:
@@ -150,7 +150,7 @@ def test_tools_behind_one_that_has_changed_are_missed_too() -> None:
     found = explained(now, remembered(earlier))
     assert found is not None
     assert found.cause is Cause.TOOLS
-    assert len(str(tools[1:])) * 0.9 < found.tokens < len(now)
+    assert len(str(tools[1:])) * 0.9 < found.recomputed < len(now)
 
 
 def test_a_summary_is_new_also_where_the_model_has_just_written_it() -> None:
@@ -163,7 +163,7 @@ def test_a_summary_is_new_also_where_the_model_has_just_written_it() -> None:
     found = explained(now, record, start=8)
     assert found is not None
     assert (found.cause, found.message) == (Cause.COMPACTED, 1)
-    assert len(talk[-1]) <= found.tokens <= len(talk[-1]) + 60
+    assert len(talk[-1]) <= found.recomputed <= len(talk[-1]) + 60
 
 
 def test_derived_and_checkpoint() -> None:
@@ -187,7 +187,7 @@ def test_what_is_there_and_was_cheaper_to_compute_is_not_evicted() -> None:
     assert explained(again, remembered(earlier), start=16, rows=lambda: len(earlier)) is None
     partly = explained(again, remembered(earlier), start=16, rows=lambda: 40)
     assert partly is not None
-    assert (partly.cause, partly.tokens) == (Cause.EVICTED, len(earlier) - 1 - 40)
+    assert (partly.cause, partly.recomputed) == (Cause.EVICTED, len(earlier) - 1 - 40)
 
 
 def test_what_differs_from_another_ones_new_message_is_new() -> None:
@@ -205,13 +205,13 @@ def test_the_rest_of_a_block_is_missed_with_what_is_behind_it() -> None:
     earlier = prompt("system", "one word of a question changes", "an answer")
     now = prompt("system", "one WORD of a question changes", "an answer")
     shared = common_prefix(earlier.tokens, now.tokens)
-    missed = []
+    recomputed = []
     for start in (shared, shared - 5):
         found = explained(now, remembered(earlier), start=start)
         assert found is not None
         assert found.cause is Cause.MESSAGE
-        missed.append(found.tokens)
-    assert missed[1] == missed[0] + 5
+        recomputed.append(found.recomputed)
+    assert recomputed[1] == recomputed[0] + 5
 
 
 def test_less_than_a_block_behind_what_was_found_beyond_the_difference_is_no_miss() -> None:
@@ -231,7 +231,7 @@ def test_new_tools_do_not_cost_more_than_there_was() -> None:
         assert found is not None
         assert found.cause is Cause.TOOLS
         said = sum(len(content) for content in contents[1:])
-        assert said <= found.tokens <= len(earlier)
+        assert said <= found.recomputed <= len(earlier)
 
 
 def test_where_all_was_reused_that_can_be_nothing_is_new() -> None:
@@ -275,7 +275,7 @@ def test_a_fingerprint_is_told_with_what_is_known_of_it() -> None:
     for known, cause in ((48, Cause.FINGERPRINT), (0, Cause.FIRST)):
         found = explained(prompt("system", "question"), elsewhere=lambda known=known: known)
         assert found is not None
-        assert (found.cause, found.tokens) == (cause, known)
+        assert (found.cause, found.recomputed) == (cause, known)
 
 
 def test_a_template_is_told_with_what_was_known_under_the_other_one() -> None:
@@ -283,7 +283,7 @@ def test_a_template_is_told_with_what_was_known_under_the_other_one() -> None:
     for known, cause in ((20, Cause.TEMPLATE), (999, Cause.TEMPLATE), (0, Cause.FIRST)):
         found = explained(asked, otherwise=lambda known=known: known)
         assert found is not None
-        assert (found.cause, found.tokens) == (cause, min(known, len(asked) - 1))
+        assert (found.cause, found.recomputed) == (cause, min(known, len(asked) - 1))
 
 
 def test_openings() -> None:
@@ -317,18 +317,18 @@ def test_what_was_asked_with_another_salt_is_never_told(tenant: str) -> None:
 def test_two_salts_that_the_caller_says_are_told() -> None:
     one, other = prompt("system", "a question", salt="a"), prompt("system", "a question", salt="b")
     found = compare(other, one, grid=GRID, pace=0.5, characters=characters)
-    assert found == Explanation(Cause.SALT, tokens=len(one), seconds=len(one) * 0.5)
+    assert found == Explanation(Cause.SALT, recomputed=len(one), seconds=len(one) * 0.5)
 
 
 def test_tenants_that_share_a_salt_see_nothing_of_each_other() -> None:
     """Their rows may be shared (`--isolate none`), but not their texts."""
-    asked, theirs = prompt("system", "a question about Rome, the city"), prompt("system", "a question about Oslo, the city")
-    found = explained(asked, remembered(theirs, tenant="bob"), tenant="alice")
+    asked, previous = prompt("system", "a question about Rome, the city"), prompt("system", "a question about Oslo, the city")
+    found = explained(asked, remembered(previous, tenant="bob"), tenant="alice")
     assert found == Explanation(Cause.FIRST, seconds=0.0)
-    assert explained(asked, remembered(theirs, tenant="bob"), tenant="alice", start=24) is None
-    mine = explained(asked, remembered(theirs, tenant="alice"), tenant="alice", start=24)
+    assert explained(asked, remembered(previous, tenant="bob"), tenant="alice", start=24) is None
+    mine = explained(asked, remembered(previous, tenant="alice"), tenant="alice", start=24)
     assert mine is not None
-    assert "Oslo" in mine.theirs
+    assert "Oslo" in mine.previous
 
 
 def test_the_nearest_is_the_one_with_most_in_common() -> None:
@@ -372,7 +372,7 @@ def test_raw_texts_have_a_place_too() -> None:
     found = explained(other, Record(b"r", one.text, one.tokens), start=8)
     assert found is not None
     assert (found.cause, found.where, found.message, found.character) == (Cause.MESSAGE, "messages", None, 10)
-    assert len(words) <= found.tokens <= len(words) + 12
+    assert len(words) <= found.recomputed <= len(words) + 12
 
 
 def test_compare_is_what_a_cache_that_forgets_nothing_would_miss() -> None:
@@ -380,7 +380,7 @@ def test_compare_is_what_a_cache_that_forgets_nothing_would_miss() -> None:
     found = compare(other, one, grid=GRID, pace=0.5, characters=characters)
     assert found is not None
     assert (found.cause, found.message, found.character) == (Cause.SYSTEM, 0, 0)
-    assert len("a question an answer more") < found.tokens < len(other)
+    assert len("a question an answer more") < found.recomputed < len(other)
     assert compare(one, one, grid=GRID, pace=0.5, characters=characters) is None
 
 

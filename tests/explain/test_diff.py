@@ -29,25 +29,25 @@ def chat(*contents: str, prompter: Prompter = PROMPTER) -> Prompt:
     return prompter.chat(talk([{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]))
 
 
-def parting(ours: Prompt, theirs: Prompt) -> Difference:
-    found = difference(ours, record(theirs))
+def parting(current: Prompt, previous: Prompt) -> Difference:
+    found = difference(current, record(previous))
     assert found is not None
     return found
 
 
 @given(TEXT, TEXT)
-def test_first_difference_of_any_two_texts(ours: str, theirs: str) -> None:
+def test_first_difference_of_any_two_texts(current: str, previous: str) -> None:
     tokens = PROMPTER.text("x").tokens
-    found = difference(Prompt(ours, tokens), record(Prompt(theirs, tokens)))
-    differ = [at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b]
+    found = difference(Prompt(current, tokens), record(Prompt(previous, tokens)))
+    differ = [at for at, (a, b) in enumerate(zip(current, previous, strict=False)) if a != b]
     if not differ:
         assert found is None, "it only continues or shortens the other"
         return
     assert found is not None
     at = differ[0]
     assert (found.character, found.message) == (at, None)
-    assert (found.ours, found.theirs) == (ours[at:][:WINDOW], theirs[at:][:WINDOW])
-    assert (ours[:at].endswith(found.before), len(found.before)) == (True, min(at, 20))
+    assert (found.current, found.previous) == (current[at:][:WINDOW], previous[at:][:WINDOW])
+    assert (current[:at].endswith(found.before), len(found.before)) == (True, min(at, 20))
 
 
 def test_difference_is_placed_in_its_message() -> None:
@@ -55,26 +55,26 @@ def test_difference_is_placed_in_its_message() -> None:
     found = parting(chat("Be brief.", "What is the date? It is Tuesday.", "Noted.", "Thanks"), earlier)
     assert (found.where, found.message, found.character) == ("messages", 1, len("What is the date? It is "))
     assert found.before == "at is the date? It is "[-20:]
-    assert re.match("Tuesday", found.ours)
-    assert re.match("Monday", found.theirs)
-    assert len(found.ours) == len(found.theirs) == WINDOW
+    assert re.match("Tuesday", found.current)
+    assert re.match("Monday", found.previous)
+    assert len(found.current) == len(found.previous) == WINDOW
 
 
 @pytest.mark.parametrize("template", [CHATML, CHATML.replace("message['content'] or ''", "(message['content'] or '') | trim")])
 def test_blanks_before_a_message_count(template: str) -> None:
     prompter = Prompter(FakeTokenizer(), Template(template, {}))
-    ours, theirs = (prompter.chat(talk([{"role": "user", "content": f"  hello {who}"}])) for who in ("world", "there"))
-    found = parting(ours, theirs)
+    current, previous = (prompter.chat(talk([{"role": "user", "content": f"  hello {who}"}])) for who in ("world", "there"))
+    found = parting(current, previous)
     assert (found.message, found.character) == (0, 8)
 
 
 def test_messages_are_counted_as_they_were_sent_also_where_some_were_dropped() -> None:
-    ours = Prompter(FakeTokenizer(), Template(CHATML, {}))
+    prompter = Prompter(FakeTokenizer(), Template(CHATML, {}))
     chat = [{"role": "user" if number % 2 == 0 else "assistant", "content": f"{number} " * 20} for number in range(9)]
-    prompt = ours.slide(talk(chat), 400)
+    prompt = prompter.slide(talk(chat), 400)
     assert prompt.dropped
     changed = [*chat[:-1], {"role": "user", "content": "8 8 9"}]
-    found = parting(prompt, ours.slide(talk(changed), 400))
+    found = parting(prompt, prompter.slide(talk(changed), 400))
     assert (found.message, found.character) == (8, 4)
 
 

@@ -13,25 +13,26 @@ from headstart.explain.overlap import characters, overlap
 ITEMS = st.lists(st.integers(0, 2), max_size=40)
 
 
-def counted(ours: list[int], theirs: list[int], run: int) -> list[bool]:
+def counted(current: list[int], previous: list[int], run: int) -> list[bool]:
     """The same by counting each run."""
-    left = Counter(tuple(theirs[at : at + run]) for at in range(len(theirs) - run + 1))
-    found = [False] * len(ours)
-    for at in range(len(ours) - run + 1):
-        if left[tuple(ours[at : at + run])]:
-            left[tuple(ours[at : at + run])] -= 1
+    left = Counter(tuple(previous[at : at + run]) for at in range(len(previous) - run + 1))
+    found = [False] * len(current)
+    for at in range(len(current) - run + 1):
+        if left[tuple(current[at : at + run])]:
+            left[tuple(current[at : at + run])] -= 1
             found[at : at + run] = [True] * run
     return found
 
 
 @given(ITEMS, ITEMS, st.integers(1, 9))
-def test_as_counted_run_by_run(ours: list[int], theirs: list[int], run: int) -> None:
-    assert overlap(np.array(ours, np.int32), np.array(theirs, np.int32), run).tolist() == counted(ours, theirs, run)
+def test_as_counted_run_by_run(current: list[int], previous: list[int], run: int) -> None:
+    assert overlap(np.array(current, np.int32), np.array(previous, np.int32), run).tolist() == counted(current, previous, run)
 
 
 def test_a_text_that_has_moved_is_had_and_one_that_is_quoted_is_new() -> None:
-    def kept(ours: str, theirs: str) -> str:
-        return "".join(one for one, had in zip(ours, overlap(characters(ours), characters(theirs), 5), strict=True) if had)
+    def kept(current: str, previous: str) -> str:
+        marked = overlap(characters(current), characters(previous), 5)
+        return "".join(one for one, had in zip(current, marked, strict=True) if had)
 
     assert kept("SECOND, first!", "first! SECOND,") == "SECOND,first!"
     assert kept("first. first.", "first.") == "first."

@@ -219,8 +219,8 @@ def test_every_miss_has_a_reason() -> None:
         found = report.explanation
         assert found is not None
         assert (found.cause, found.where, found.message, found.character) == (Cause.MESSAGE, "messages", 1, 2)
-        assert found.ours.startswith("Rst")
-        assert found.theirs.startswith("rst")
+        assert found.current.startswith("Rst")
+        assert found.previous.startswith("rst")
         ask(rt, [user("somebody else")])
         assert ask(rt, chat).report.cause is Cause.EVICTED
         assert ask(rt, chat, reuse=False).report.cause is Cause.DISABLED

@@ -21,7 +21,7 @@ def anthropic(found: Explanation | None, *, known: bool = True) -> dict[str, Any
     if found is None:
         return None
     kind = found.meaning.anthropic
-    return {"type": kind} if kind in _WITHOUT_TOKENS else {"type": kind, "cache_missed_input_tokens": found.tokens}
+    return {"type": kind} if kind in _WITHOUT_TOKENS else {"type": kind, "cache_missed_input_tokens": found.recomputed}
 
 
 def responses(found: Explanation | None, *, known: bool = True) -> dict[str, Any]:
@@ -36,6 +36,6 @@ def responses(found: Explanation | None, *, known: bool = True) -> dict[str, Any
     return {
         "type": "cache_miss",
         "reason": kind,
-        "cache_missed_tokens": found.tokens,
+        "cache_missed_tokens": found.recomputed,
         "comparison_reusable_tokens": found.token,
     }

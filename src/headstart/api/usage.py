@@ -53,14 +53,14 @@ def headstart(summary: Summary) -> dict[str, Any]:
 def explained(found: Explanation | None) -> dict[str, Any]:
     """Why not more was reused: the coarse word and the place as ever, the cause, what it cost and how to avoid it."""
     if found is None:
-        return dict.fromkeys(("reason", "diverged_at", "cause")) | {"missed": 0, "seconds": 0.0, "mend": None}
+        return dict.fromkeys(("reason", "diverged_at", "cause")) | {"recomputed": 0, "seconds": 0.0, "hint": None}
     return {
         "reason": found.meaning.reason,
         "diverged_at": found.diverged_at,
         "cause": found.cause.value,
-        "missed": found.tokens,
+        "recomputed": found.recomputed,
         "seconds": rounded(found.seconds),
-        "mend": found.meaning.mend.with_flags,
+        "hint": found.meaning.hint.with_flags,
     }
 
 

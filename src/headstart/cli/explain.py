@@ -122,11 +122,11 @@ def _page(answer: dict[str, Any]) -> Text:
         line("place", _place(found))
         before = _shown(found["before"])
         line("", Text("… ").append(before, "dim").append("▼"))
-        line("now", Text("… ").append(before, "dim").append(_shown(found["ours"]), "green"))
-        line("before", Text("… ").append(before, "dim").append(_shown(found["theirs"]), "red"))
+        line("current", Text("… ").append(before, "dim").append(_shown(found["current"]), "green"))
+        line("previous", Text("… ").append(before, "dim").append(_shown(found["previous"]), "red"))
     seconds = f", {found['seconds']:,.3g} s" if found["seconds"] else ""
-    line("cost", f"about {count(found['missed'], 'token')} computed again{seconds}")
-    line("avoid", found["mend"])
+    line("cost", f"about {count(found['recomputed'], 'token')} computed again{seconds}")
+    line("hint", found["hint"])
     return page
 
 

@@ -1,4 +1,4 @@
-"""Causes: why tokens were computed that could have been reused, what each is called elsewhere, and how to avoid it."""
+"""Causes: why tokens were computed again, what other servers call each reason, and how to avoid it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Literal
 from headstart.names import Spelled, option
 
 Where = Literal["tools", "system", "messages", "template"]
-"""The part of a request in which two prompts part. `template`: what the chat template adds around the other three."""
+"""The part of a request in which two prompts differ first. `template`: what the chat template adds around the others."""
 
 
 class Cause(StrEnum):
-    """Why a prompt could not be reused; see `CAUSES` for what each means."""
+    """Why tokens of a prompt were computed again. `CAUSES` has the meaning of each."""
 
     MODEL = "model_changed"
     TEMPLATE = "template_changed"
@@ -22,7 +22,7 @@ class Cause(StrEnum):
     MESSAGE = "message_changed"
     COMPACTED = "context_compacted"
     REASONING = "reasoning_stripped"
-    SPELLED = "spelled_otherwise"
+    REPLY_TOKENS = "reply_tokens_differ"
     EVICTED = "evicted"
     CHECKPOINT = "no_checkpoint"
     DERIVED = "derived"
@@ -34,12 +34,12 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a cause is called by others, and says to people.
+    """The names of a cause in other APIs, and its texts for people.
 
     Attributes:
-        reason: the coarser word that `headstart.reason` has had from the beginning.
-        anthropic: `type` of `diagnostics.cache_miss_reason`.
-        responses: `reason` of a `cache_miss` in `prompt_cache_diagnostics`, or the `type` of another of its forms.
+        reason: the broader class of the cause, in `headstart.reason`.
+        anthropic: `type` in Anthropic's `diagnostics.cache_miss_reason`.
+        responses: in OpenAI's `prompt_cache_diagnostics`, the `reason` of a `cache_miss`, or another `type`.
         what: what happened.
     """
 
@@ -47,12 +47,12 @@ class Meaning:
     anthropic: str
     responses: str
     what: str
-    _mend: str
+    _hint: str
 
     @property
-    def mend(self) -> Spelled:
-        """How to avoid it: as a text the library's words, `with_flags` the command line's."""
-        return Spelled(self._mend)
+    def hint(self) -> Spelled:
+        """How to avoid it. `str` names options as the library does, `with_flags` as the command line does."""
+        return Spelled(self._hint)
 
 
 CAUSES: dict[Cause, Meaning] = {
@@ -61,106 +61,106 @@ CAUSES: dict[Cause, Meaning] = {
         "model_changed",
         "model_changed",
         "The request names another model.",
-        "Keep one model for a conversation; what one has computed is of no use to another.",
+        "Use one model for a conversation: a model cannot use the KV of another.",
     ),
     Cause.TEMPLATE: Meaning(
         "diverged",
         "unavailable",
         "input_changed",
-        "The same messages are rendered otherwise: by another template, with other options, or with a date of its own.",
-        f"Keep one {option('chat_template')}, and send the same chat_template_kwargs in every request of a conversation.",
+        "The template renders the same messages to other text: it is another template, has other options, or writes the date.",
+        f"Use one {option('chat_template')}, and send the same chat_template_kwargs in every request of a conversation.",
     ),
     Cause.TOOLS: Meaning(
         "diverged",
         "tools_changed",
         "tools_changed",
-        "The tools are not the same: one was added, removed, moved or described otherwise. They come before all messages.",
-        "Send the same tools in the same order in every request; withhold one with tool_choice rather than by leaving it out.",
+        "A tool was added, removed, moved or changed. Tools come before all messages.",
+        "Send the same tools in the same order in every request. To disable a tool, use tool_choice instead of leaving it out.",
     ),
     Cause.SYSTEM: Meaning(
         "diverged",
         "system_changed",
         "input_changed",
         "The system prompt differs.",
-        "Keep what changes (dates, status, file lists) out of it: say it in the latest user message instead.",
+        "Keep changing text (dates, status, file lists) out of the system prompt. Put it into the latest user message.",
     ),
     Cause.MESSAGE: Meaning(
         "diverged",
         "messages_changed",
         "input_changed",
-        "A message differs from what was sent or answered before.",
-        "Append to a conversation instead of editing it, and send replies back exactly as they came.",
+        "A message differs from the one that was sent or answered before.",
+        "Append to a conversation instead of editing it, and send replies back unchanged.",
     ),
     Cause.COMPACTED: Meaning(
         "diverged",
         "messages_changed",
         "context_compacted",
-        "The history was shortened: replaced by a summary, cut, or emptied of old tool results.",
-        f"Compact seldom and much at a time, or load the model with a larger {option('ctx')}, so that the client need not.",
+        "The history was shortened: replaced by a summary, cut, or stripped of old tool results.",
+        f"Compact rarely and much at a time, or load the model with a larger {option('ctx')}.",
     ),
     Cause.REASONING: Meaning(
         "diverged",
         "messages_changed",
         "input_changed",
-        "The reasoning of an earlier reply is no longer part of it: the client or the chat template removed it.",
-        f"Send reasoning_content back where the client can; else leave {option('settle', 'on')} and the engine a moment "
-        "between turns.",
+        "The client or the chat template removed the reasoning of an earlier reply.",
+        f"Send reasoning_content back if the client can. Otherwise use {option('settle', 'on')}, and leave the engine idle "
+        "for a moment between turns.",
     ),
-    Cause.SPELLED: Meaning(
+    Cause.REPLY_TOKENS: Meaning(
         "diverged",
         "unavailable",
         "unavailable",
-        "The text is the same, but the model had written it with other tokens than the tokenizer would.",
-        f"Leave {option('settle', 'on')}: a turn is then computed with the tokenizer's own tokens while the server is idle.",
+        "The text is the same, but the model produced other tokens for it than the tokenizer chooses.",
+        f"Use {option('settle', 'on')}: an idle server then computes a turn again with the tokenizer's own tokens.",
     ),
     Cause.EVICTED: Meaning(
         "evicted",
         "unavailable",
         "unavailable",
-        "It was known, but had to make room.",
-        f"Give {option('memory_budget')} or {option('disk_budget')} more, or pin what should stay (headstart cache pin).",
+        "It was cached, and has been evicted.",
+        f"Raise {option('memory_budget')} or {option('disk_budget')}, or pin the conversation (headstart cache pin).",
     ),
     Cause.CHECKPOINT: Meaning(
         "state",
         "unavailable",
         "unavailable",
-        "This model's state cannot be cut, and no checkpoint of it lay there.",
-        "Mark the end of what repeats (cache_control, prompt_cache_breakpoint): a checkpoint is taken there.",
+        "This model's state cannot be truncated, and there was no checkpoint at that position.",
+        "Mark the end of the repeated part (cache_control, prompt_cache_breakpoint): a checkpoint is taken there.",
     ),
     Cause.DERIVED: Meaning(
         "derived",
         "unavailable",
         "unavailable",
-        "Exact mode does not use what was computed while replying, and the turn was not settled yet.",
-        f"Leave {option('settle', 'on')} and the engine a moment between turns, or load the model with "
+        "Exact mode does not use KV from decoding, and the turn had not been settled yet.",
+        f"Use {option('settle', 'on')} and leave the engine idle for a moment between turns, or load the model with "
         f"{option('reuse', 'fast')}.",
     ),
     Cause.SALT: Meaning(
         "cold",
         "unavailable",
         "prompt_cache_key_changed",
-        "The two requests have different cache_salts.",
-        "Keep one cache_salt for all that may share; nothing is ever shared between two.",
+        "The two requests have different values of cache_salt.",
+        "Send one cache_salt for all requests that may share: requests with different salts never do.",
     ),
     Cause.FINGERPRINT: Meaning(
         "fingerprint",
         "model_changed",
         "model_changed",
-        "It is known only as computed by other weights, another engine or other settings.",
-        "Serve the same file with the same options, or warm the new set-up ahead of time (headstart warm).",
+        "It was computed before, but with other weights, another engine or other settings.",
+        "Serve the same file with the same options, or compute ahead of time with the new settings (headstart warm).",
     ),
     Cause.FIRST: Meaning(
         "cold",
         "previous_message_not_found",
         "comparison_response_not_found",
-        "Nothing like it is known: neither kept on disk nor among the latest requests since the server started.",
-        "Nothing to mend: the next request that begins like this one is faster. headstart warm computes ahead of time.",
+        "Nothing like it was found, neither on disk nor among the latest requests since the server started.",
+        "Nothing to do: the next request that begins like this one is faster. headstart warm computes prompts ahead of time.",
     ),
     Cause.DISABLED: Meaning(
         "disabled",
         "unavailable",
         "unavailable",
-        "The request asked to compute everything (cache_prompt: false, or log-probabilities of the prompt).",
+        "The request asked for a full computation (cache_prompt: false, or log-probabilities of the prompt).",
         "Leave cache_prompt out.",
     ),
 }

@@ -36,7 +36,7 @@ class Difference:
         message: index of the message that differs, as it was sent; None outside of messages.
         offset: of the difference in our rendered text.
         character: the same within the message's content, where `message` is known.
-        before, ours, theirs: the common text right before it, and both texts from there on.
+        before, current, previous: the common text right before it, and both texts from there on.
         summary: where in our rendered text a message stands that replaces others: from, to. It is new, whatever it quotes.
         fresh: whether nothing that is said from there on seems to be what the earlier prompt had.
         begins: whether no reply stands before it.
@@ -48,8 +48,8 @@ class Difference:
     offset: int
     character: int
     before: str
-    ours: str
-    theirs: str
+    current: str
+    previous: str
     summary: tuple[int, int] = (0, 0)
     fresh: bool = False
     begins: bool = False
@@ -69,18 +69,18 @@ def common_text(a: str, b: str) -> int:
     return low
 
 
-def difference(ours: Prompt, theirs: Record, recent: Sequence[Record] = ()) -> Difference | None:
-    """Where `ours` leaves the earlier prompt with its reply; None where it only continues or shortens that.
+def difference(current: Prompt, previous: Record, recent: Sequence[Record] = ()) -> Difference | None:
+    """Where `current` leaves the earlier prompt with its reply; None where it only continues or shortens that.
 
     Args:
         recent: other requests, the reply to one of which may be a summary that has replaced the history.
     """
-    at = common_text(ours.text, theirs.text)
-    if at in (len(ours.text), len(theirs.text)):
+    at = common_text(current.text, previous.text)
+    if at in (len(current.text), len(previous.text)):
         return None
-    if ours.source is None or theirs.source is None:
-        return _Pair(ours, theirs, at, ()).found(Cause.MESSAGE, "messages", None, at)  # a raw text has no parts
-    return _Pair(ours, theirs, at, recent).difference()
+    if current.source is None or previous.source is None:
+        return _Pair(current, previous, at, ()).found(Cause.MESSAGE, "messages", None, at)  # a raw text has no parts
+    return _Pair(current, previous, at, recent).difference()
 
 
 def _kept(a: Message, b: Message) -> bool:
@@ -95,23 +95,23 @@ def _kept(a: Message, b: Message) -> bool:
 class _Pair:
     """Two prompts whose texts part at `at`. Messages are counted as the template saw them: without dropped ones."""
 
-    def __init__(self, ours: Prompt, theirs: Record, at: int, recent: Sequence[Record]) -> None:
-        self.ours, self.theirs, self.at, self.recent = ours, theirs, at, recent
-        self.a: Sequence[Message] = ours.source.messages if ours.source else ()
-        self.b: Sequence[Message] = theirs.source.messages if theirs.source else ()
-        self._head = len(exchanges(self.a)[0]) if ours.dropped else 0
-        marks = ours.marks
-        self.marks = (*marks[: self._head], *marks[self._head + ours.dropped :]) if ours.dropped else marks
+    def __init__(self, current: Prompt, previous: Record, at: int, recent: Sequence[Record]) -> None:
+        self.current, self.previous, self.at, self.recent = current, previous, at, recent
+        self.a: Sequence[Message] = current.source.messages if current.source else ()
+        self.b: Sequence[Message] = previous.source.messages if previous.source else ()
+        self._head = len(exchanges(self.a)[0]) if current.dropped else 0
+        marks = current.marks
+        self.marks = (*marks[: self._head], *marks[self._head + current.dropped :]) if current.dropped else marks
 
     @property
     def _options(self) -> tuple[object, dict[str, object]]:
-        assert self.ours.source is not None
-        return self.ours.source.tools or None, dict(self.ours.source.template_kwargs)
+        assert self.current.source is not None
+        return self.current.source.tools or None, dict(self.current.source.template_kwargs)
 
     @property
     def _their_options(self) -> tuple[object, dict[str, object]]:
-        assert self.theirs.source is not None
-        return self.theirs.source.tools or None, dict(self.theirs.source.template_kwargs)
+        assert self.previous.source is not None
+        return self.previous.source.tools or None, dict(self.previous.source.template_kwargs)
 
     def found(
         self,
@@ -124,16 +124,16 @@ class _Pair:
         fresh: bool = False,
         begins: bool = False,
     ) -> Difference:
-        at, ours, theirs = self.at, self.ours.text, self.theirs.text
-        message = number if number is None or number < self._head else number + self.ours.dropped
-        texts = ours[max(0, at - BEFORE) : at], ours[at : at + WINDOW], theirs[at : at + WINDOW]
+        at, current, previous = self.at, self.current.text, self.previous.text
+        message = number if number is None or number < self._head else number + self.current.dropped
+        texts = current[max(0, at - BEFORE) : at], current[at : at + WINDOW], previous[at : at + WINDOW]
         return Difference(cause, where, message, at, character, *texts, summary=summary, fresh=fresh, begins=begins)
 
     def difference(self) -> Difference | None:
         number = self._message()
         if number is None:
             return self._around()
-        a, b = self.a[number], self.b[number] if number < len(self.b) else self.theirs.answer
+        a, b = self.a[number], self.b[number] if number < len(self.b) else self.previous.answer
         system = all(message.get("role") in ("system", "developer") for message in self.a[: number + 1])
         if not system and b.get("role") in ("system", "developer"):
             system = number == 0
@@ -150,7 +150,7 @@ class _Pair:
         # In the header of a message, or in one whose content is not in the text, nothing of it is common.
         character = min(max(0, self.at - mark), len(_content(a))) if mark >= 0 else 0
         if cause is Cause.COMPACTED:
-            new = mark >= 0 and a.get("role") != "tool" and key_of(a) not in self.theirs.known
+            new = mark >= 0 and a.get("role") != "tool" and key_of(a) not in self.previous.known
             summary = (mark, mark + len(_content(a))) if new else (0, 0)
             return self.found(cause, where, number, character, summary=summary)
         begins = not any(message.get("role") == "assistant" for message in self.a[: number + 1])
@@ -158,9 +158,9 @@ class _Pair:
 
     def _fresh(self, first: int) -> bool:
         """Whether no message from this one on is one of the earlier prompt's, or half of it."""
-        if not self.theirs.known.isdisjoint(map(key_of, self.a[first:])):
+        if not self.previous.known.isdisjoint(map(key_of, self.a[first:])):
             return False
-        return not any(map(_kept, self.a[first:], (*self.b, self.theirs.answer)[first:]))
+        return not any(map(_kept, self.a[first:], (*self.b, self.previous.answer)[first:]))
 
     def _message(self) -> int | None:
         """The message in which, or in whose header, the texts part because the messages differ."""
@@ -176,9 +176,9 @@ class _Pair:
     def _same(self, number: int) -> bool:
         if number < len(self.b):
             return nameless(self.a[number]) == nameless(self.b[number])
-        if number > len(self.b) or self.a[number].get("role") != "assistant" or not self.theirs.reply:
+        if number > len(self.b) or self.a[number].get("role") != "assistant" or not self.previous.reply:
             return True  # they had not got so far
-        return key_of(self.a[number]) == key_of(self.theirs.answer)
+        return key_of(self.a[number]) == key_of(self.previous.answer)
 
     def _around(self) -> Difference | None:
         """The messages at that place are the same, but not what is written around them."""
@@ -217,19 +217,19 @@ class _Pair:
     def _cut_out(self) -> bool:
         """Whether our text goes on as the earlier one does behind a piece that looks like reasoning."""
         start = max(0, self.at - _TAG)
-        ours, theirs = self.ours.text, self.theirs.text
+        current, previous = self.current.text, self.previous.text
         # The first tag may be common to both in part: `<` of `<think>` and of `<tool_call>`.
-        tag = _REASONING.search(theirs, start)
+        tag = _REASONING.search(previous, start)
         if tag is None or tag.start() > self.at + 2 or tag.end() <= self.at:
             return False
-        rest = ours[tag.start() : tag.start() + WINDOW].strip().split("<|")[0][: WINDOW // 2].strip()
-        return not _REASONING.match(ours, tag.start()) and (not rest or theirs.find(rest, tag.end()) >= 0)
+        rest = current[tag.start() : tag.start() + WINDOW].strip().split("<|")[0][: WINDOW // 2].strip()
+        return not _REASONING.match(current, tag.start()) and (not rest or previous.find(rest, tag.end()) >= 0)
 
     def _compacted(self, number: int, a: Message, b: Message) -> bool:
         """Whether history was taken away there."""
         if a.get("role") == b.get("role") == "tool":
             return number + 1 < len(self.a) and 2 * len(_content(a)) < len(_content(b))
-        known = {key: place for place, key in enumerate(self.theirs.keys)}
+        known = {key: place for place, key in enumerate(self.previous.keys)}
         for place in range(number, len(self.a)):
             there = known.get(key_of(self.a[place]))
             if there is not None:
@@ -237,7 +237,7 @@ class _Pair:
         if len(self.a) > len(self.b):
             return False
         said = _content(a)
-        for reply in (record.reply.strip() for record in (self.theirs, *self.recent)):
+        for reply in (record.reply.strip() for record in (self.previous, *self.recent)):
             if len(reply) >= _QUOTE and reply in said:
                 return True
         return len(self.b) - len(self.a) >= 2 and bool(_SUMMARY.search(said))

@@ -38,8 +38,8 @@ class Explanation:
         character: of the first difference, in that message's content or else in the rendered text.
         token: the first one that was not reused for this reason.
         before: up to 20 characters of common text right before the difference.
-        ours, theirs: 40 characters from there, of this prompt and of the earlier one.
-        tokens: about how many were computed that could have been reused but for this.
+        current, previous: 40 characters from there, of this prompt and of the earlier one.
+        recomputed: about how many tokens were computed that could have been reused but for this.
         seconds: what these took, by the measured speed of prefill; None as long as nothing was measured.
     """
 
@@ -49,9 +49,9 @@ class Explanation:
     character: int = 0
     token: int = 0
     before: str = ""
-    ours: str = ""
-    theirs: str = ""
-    tokens: int = 0
+    current: str = ""
+    previous: str = ""
+    recomputed: int = 0
     seconds: float | None = None
 
     @property
@@ -59,16 +59,16 @@ class Explanation:
         return CAUSES[self.cause]
 
     @property
-    def mend(self) -> str:
+    def hint(self) -> str:
         """How to avoid it, as the library says it."""
-        return str(self.meaning.mend)
+        return str(self.meaning.hint)
 
     @property
     def diverged_at(self) -> dict[str, Any] | None:
         """The first difference, as `headstart.diverged_at` has it; None if the texts do not part."""
         if self.where is None:
             return None
-        return {"message": self.message, "character": self.character, "ours": self.ours, "theirs": self.theirs}
+        return {"message": self.message, "character": self.character, "current": self.current, "previous": self.previous}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,11 @@ def alike(records: Sequence[Record], asked: Asked, than: Record | None, least: i
     if source is None:
         return None
     sizes = {key_of(message): len(str(message.get("content") or "")) for message in source.messages}
-    ours = frozenset(sizes)
-    new = ours - than.known if than is not None else ours
+    current = frozenset(sizes)
+    new = current - than.known if than is not None else current
 
     def common(record: Record) -> int:
-        return sum(sizes[key] for key in ours & record.known)
+        return sum(sizes[key] for key in current & record.known)
 
     best, most = None, (common(than) + least if than is not None else least, True)
     for record in reversed(records):
@@ -160,7 +160,7 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
     length, start = len(asked.prompt), cached.start
     lost = min(shared, length - 1) - start
     if not asked.reuse:
-        return _explained(Explanation(Cause.DISABLED, tokens=max(0, lost)), cached)
+        return _explained(Explanation(Cause.DISABLED, recomputed=max(0, lost)), cached)
     found: list[Explanation] = []
     if near is not None and lost >= cached.slack:
         found += _of_rows(near, cached, lost)
@@ -171,32 +171,32 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
             if record is not None:
                 found += _of_text(asked.prompt, record, cached, mine)
     if found:
-        most = max(found, key=lambda one: one.tokens)
-        new = most.where is not None and most.tokens < cached.slack and _goes_on(asked.prompt, mine, most.token)
+        most = max(found, key=lambda one: one.recomputed)
+        new = most.where is not None and most.recomputed < cached.slack and _goes_on(asked.prompt, mine, most.token)
         return None if new else _explained(most, cached)
     if start >= length - 1 or (near is not None and shared >= max(SLACK, length // 2)):
         return None
     if (known := min(cached.otherwise(), length - 1) - start) > 0:
-        return _explained(Explanation(Cause.TEMPLATE, token=start, tokens=known), cached)
+        return _explained(Explanation(Cause.TEMPLATE, token=start, recomputed=known), cached)
     if start < cached.grid:
         known = cached.elsewhere()
-        return _explained(Explanation(Cause.FINGERPRINT if known else Cause.FIRST, tokens=known), cached)
+        return _explained(Explanation(Cause.FINGERPRINT if known else Cause.FIRST, recomputed=known), cached)
     return None
 
 
 def compare(
-    ours: Prompt, theirs: Prompt | Record, *, grid: int, pace: float | None, characters: Callable[[Tokens], int]
+    current: Prompt, previous: Prompt | Record, *, grid: int, pace: float | None, characters: Callable[[Tokens], int]
 ) -> Explanation | None:
     """What a request would compute again right after another one, in a cache that forgets nothing."""
-    shared = common_prefix(ours.tokens, theirs.tokens)
-    record = theirs
+    shared = common_prefix(current.tokens, previous.tokens)
+    record = previous
     if not isinstance(record, Record):
         record = Record(b"", record.text, record.tokens, len(record), source=record.source, salt=record.salt)
-    start = 0 if ours.salt != theirs.salt else shared // grid * grid
+    start = 0 if current.salt != previous.salt else shared // grid * grid
     cached = Cached(start, grid, False, True, _nothing, _nothing, _nothing, characters, pace)
-    if ours.salt != theirs.salt:
-        return _explained(Explanation(Cause.SALT, tokens=shared), cached)
-    found = _of_text(ours, record, cached)
+    if current.salt != previous.salt:
+        return _explained(Explanation(Cause.SALT, recomputed=shared), cached)
+    found = _of_text(current, record, cached)
     return _explained(found[0], cached) if found else None
 
 
@@ -205,7 +205,7 @@ def _nothing() -> int:
 
 
 def _explained(found: Explanation, cached: Cached) -> Explanation:
-    return found if cached.pace is None else replace(found, seconds=found.tokens * cached.pace)
+    return found if cached.pace is None else replace(found, seconds=found.recomputed * cached.pace)
 
 
 def _goes_on(prompt: Prompt, records: Sequence[Record], shared: int) -> bool:
@@ -224,7 +224,7 @@ def _of_rows(near: Record, cached: Cached, lost: int) -> list[Explanation]:
     else:
         # What is there all the same was cheaper to compute than to bring in.
         lost -= max(0, cached.rows() - cached.start)
-    return [Explanation(cause, token=cached.start, tokens=lost)] if lost >= cached.slack else []
+    return [Explanation(cause, token=cached.start, recomputed=lost)] if lost >= cached.slack else []
 
 
 def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Record] = ()) -> list[Explanation]:
@@ -238,12 +238,12 @@ def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Re
         return [spelled]
     if there is None or (there.fresh and (there.begins or _goes_on(prompt, recent, shared))):
         return []  # another conversation has nothing of this one, nor a turn of what another one got for its own
-    missed = _again(prompt, record, cached, shared, there)
-    if missed and 0 < shared - cached.start < cached.slack:
-        missed += shared - cached.start  # what is left of a block is computed again with what is behind it
+    recomputed = _again(prompt, record, cached, shared, there)
+    if recomputed and 0 < shared - cached.start < cached.slack:
+        recomputed += shared - cached.start  # what is left of a block is computed again with what is behind it
     had = len(record.tokens) - min(shared, cached.start)
-    missed = min(missed, had, len(prompt) - 1 - cached.start)
-    if missed < cached.slack and cached.start > shared:
+    recomputed = min(recomputed, had, len(prompt) - 1 - cached.start)
+    if recomputed < cached.slack and cached.start > shared:
         return []
     return [
         Explanation(
@@ -253,9 +253,9 @@ def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Re
             there.character,
             shared,
             there.before,
-            there.ours,
-            there.theirs,
-            max(0, missed),
+            there.current,
+            there.previous,
+            max(0, recomputed),
         )
     ]
 
@@ -290,7 +290,7 @@ def _spelled(prompt: Prompt, record: Record, cached: Cached, shared: int, there:
         return None
     at = cached.characters(prompt.tokens[:shared])
     behind = max(1, len(prompt.text) - at)
-    missed = round((same - at) * (len(prompt) - shared) / behind)
-    if missed < least:
+    recomputed = round((same - at) * (len(prompt) - shared) / behind)
+    if recomputed < least:
         return None
-    return Explanation(Cause.SPELLED, token=shared, tokens=min(missed, len(prompt) - 1 - cached.start))
+    return Explanation(Cause.REPLY_TOKENS, token=shared, recomputed=min(recomputed, len(prompt) - 1 - cached.start))

@@ -1,7 +1,7 @@
-"""Overlap: how much of a sequence another one has too, wherever it stands there.
+"""Overlap: how much of one sequence also occurs in another one, at any position.
 
-A run of items that both have counts, a shorter one is a coincidence. What ours has twice counts twice only if theirs has it
-twice: a quotation of a text that is still there is new.
+Only runs of at least `run` items count; a shorter run is a coincidence. A run that occurs twice in `current` counts twice only
+if it occurs twice in `previous`: a quotation of text that is still there is new text.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FE
 """Odd numbers, so that no bit of an item is lost."""
 
 
-def overlap(ours: npt.NDArray[Any], theirs: npt.NDArray[Any], run: int) -> npt.NDArray[np.bool_]:
-    """Which items of `ours` are part of a run that `theirs` has too, in O(n log n).
+def overlap(current: npt.NDArray[Any], previous: npt.NDArray[Any], run: int) -> npt.NDArray[np.bool_]:
+    """Marks the items of `current` that lie in a run of `previous`. Takes O(n log n).
 
     Args:
-        ours, theirs: integers; tokens, or the characters of a text.
-        run: items that are no coincidence; at least 1.
+        current, previous: integers (tokens, or the characters of a text), one dimension.
+        run: length of the shortest run that is no coincidence; at least 1.
+
+    Returns:
+        One boolean for each item of `current`.
     """
-    if min(len(ours), len(theirs)) < run:
-        return np.zeros(len(ours), np.bool_)
-    mine, other = _runs(ours, run), np.sort(_runs(theirs, run))
+    if min(len(current), len(previous)) < run:
+        return np.zeros(len(current), np.bool_)
+    mine, other = _runs(current, run), np.sort(_runs(previous, run))
     order = np.argsort(mine, kind="stable")
     mine = mine[order]
     times = np.searchsorted(other, mine, "right") - np.searchsorted(other, mine, "left")
-    earlier = np.arange(len(mine)) - np.searchsorted(mine, mine, "left")  # of its equals in ours
+    earlier = np.arange(len(mine)) - np.searchsorted(mine, mine, "left")  # equal runs before it in `current`
     # Where a run begins one more covers each item, and behind its end one less.
-    edges = np.zeros(len(ours) + 1, np.int64)
+    edges = np.zeros(len(current) + 1, np.int64)
     begins = order[earlier < times]
     edges[begins] += 1
     edges[begins + run] -= 1

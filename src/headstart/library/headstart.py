@@ -406,9 +406,7 @@ class Headstart:
         params = given.params(self.runtime.sampling)
         prompt = self.runtime.text_prompt(text, salt=given.salt, spelled=params.reuse)
         grammar = self._model.plain_grammar(given.format())
-        return _Prepared(
-            Request(prompt, params.sampling, params.max_tokens, params.stop, reuse=params.reuse, grammar=grammar)
-        )
+        return _Prepared(Request(prompt, params.sampling, params.max_tokens, params.stop, reuse=params.reuse, grammar=grammar))
 
     def _serve(self, prepared: _Prepared, stream: bool) -> Reply | Stream:
         running = Stream(lambda sink: self.runtime.submit(prepared.request, sink), prepared)
@@ -485,7 +483,7 @@ def open(
         settings: fields of `Settings`. The disk tier is on; `cache_dir=None` turns it off.
 
     Raises:
-        ConfigError: a setting that does not exist or cannot work; the message names the mend.
+        ConfigError: a setting that does not exist or cannot work; the message names the remedy.
         ModelError: the file is missing, broken or unsupported.
     """
     names = [field.name for field in dataclasses.fields(Settings) if field.name != "model"]

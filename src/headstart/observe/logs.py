@@ -151,7 +151,7 @@ def finished(caller: Caller, summary: Summary, reasons: Sequence[str], seconds: 
         seconds=round(seconds, 3),
         finish=",".join(dict.fromkeys(reasons)),
         cause=found.cause.value if found is not None else None,
-        **({"missed": found.tokens} if found is not None and found.tokens else {}),
+        **({"recomputed": found.recomputed} if found is not None and found.recomputed else {}),
         **({"dropped": summary.dropped} if summary.dropped else {}),
     )
 

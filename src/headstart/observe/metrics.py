@@ -52,7 +52,7 @@ class Metrics:
         self._computed = counter("headstart:computed_tokens", "Prompt tokens that were computed.").labels(model)
         self._restored = counter("headstart:restored_tokens", "Prompt tokens loaded from a tier.", "tier")
         self._misses = counter("headstart:misses", "Requests that did not reuse all they might have, by cause.", "cause")
-        self._missed = counter("headstart:missed_tokens", "Prompt tokens computed that could have been reused.", "cause")
+        self._recomputed = counter("headstart:recomputed_tokens", "Prompt tokens computed again, by cause.", "cause")
         self._refused = counter("headstart:refused", "Calls answered with an error, by status.", "status")
         self._ttft = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", LONG)
         self._gap = histogram("vllm:inter_token_latency_seconds", "Between pieces of a reply.", SHORT)
@@ -83,7 +83,7 @@ class Metrics:
             self._restored.labels(self._model, tier).inc(tokens)
         if (found := summary.explanation) is not None:
             self._misses.labels(self._model, found.cause.value).inc()
-            self._missed.labels(self._model, found.cause.value).inc(found.tokens)
+            self._recomputed.labels(self._model, found.cause.value).inc(found.recomputed)
         for reason in reasons:
             self._success.labels(self._model, reason).inc()
         self._e2e.observe(seconds)

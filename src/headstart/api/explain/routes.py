@@ -106,15 +106,15 @@ def _account(found: Explanation | None) -> dict[str, Any]:
         "explanation": {
             "cause": found.cause.value,
             "what": found.meaning.what,
-            "mend": found.meaning.mend.with_flags,
+            "hint": found.meaning.hint.with_flags,
             "where": found.where,
             "message": found.message,
             "character": found.character,
             "token": found.token,
             "before": found.before,
-            "ours": found.ours,
-            "theirs": found.theirs,
-            "missed": found.tokens,
+            "current": found.current,
+            "previous": found.previous,
+            "recomputed": found.recomputed,
             "seconds": rounded(found.seconds),
         },
         "anthropic": anthropic(found),
@@ -130,9 +130,9 @@ def _compared(service: Service, runtime: Runtime, request: HttpRequest, pair: Pa
     shared = common_prefix(earlier.tokens, later.tokens)
     models = {str(body["model"]).casefold() for body in (pair.a, pair.b) if body.get("model") is not None}
     if len(models) > 1 and not all(map(service.serves, models)):
-        found: Explanation | None = Explanation(Cause.MODEL, tokens=shared)
+        found: Explanation | None = Explanation(Cause.MODEL, recomputed=shared)
     elif pair.b.get("cache_prompt") is False:
-        found = Explanation(Cause.DISABLED, tokens=shared)
+        found = Explanation(Cause.DISABLED, recomputed=shared)
     else:
         found = runtime.compare(later, earlier)
     return {"prompt": len(later), "shared": shared, **_account(found)}
