@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.conversations import generated
-from benchmarks.lines import GRID, Lines, Result, Shape, prepare, replay
+from benchmarks.lines import BLOCK_SIZE, Lines, Result, Shape, prepare, replay
 from benchmarks.recordings import recorded
 from headstart.prefix_cache.checkpoints import PLACEMENTS
 from headstart.units import show_size
@@ -31,7 +31,7 @@ def measure(lines: Lines, console: Console) -> Iterator[tuple[str, list[Result],
     runs = [("unlimited", SHAPES[0], float("inf"))]
     if lines.name.endswith(COMPETE):
         for shape in SHAPES:
-            budgets = (part * lines.blocks * GRID * shape.row_bytes for part in PARTS)
+            budgets = (part * lines.blocks * BLOCK_SIZE * shape.kv_bytes_per_token for part in PARTS)
             runs += ((f"{shape.name}, {show_size(budget)}", shape, budget) for budget in budgets)
     for memory, shape, budget in runs:
         results: list[Result] = []

@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.servers import demo_model
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
-from headstart.interfaces.engine import Rows, Span, Step
+from headstart.interfaces.engine import KVSegment, Span, Step
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -76,11 +76,11 @@ def main() -> None:
         engine.prefill(0, tokens[at : at + most], logits=False)
     row(f"prefill of {given.depth:,} tokens", [time.perf_counter() - begun], "s")
     if engine.traits.stateful:
-        rows = np.empty(given.depth * engine.shape.row_bytes, np.uint8)
+        rows = np.empty(given.depth * engine.shape.kv_bytes_per_token, np.uint8)
         state = np.empty(engine.shape.state_bytes, np.uint8)
-        engine.export_rows(0, [Span(0, given.depth, rows)])
+        engine.export_kv(0, [Span(0, given.depth, rows)])
         state = state[: engine.export_checkpoint(0, state)]
-        pieces = [Rows(rows, given.depth, given.depth)]
+        pieces = [KVSegment(rows, given.depth, given.depth)]
         row("brought back", [timed(lambda: engine.import_checkpoint(1, pieces, state)) for _ in range(given.rounds)], "s", 3)
         again = []
         for _ in range(given.rounds):

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from benchmarks.conversations import Text, Workload
 from headstart.interfaces.tokens import as_tokens
-from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, last_grid_point, root_id
+from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, last_block_boundary, root_id
 from headstart.prefix_cache.checkpoints import LOOSE, Placement, firm, worth
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.reuse_model import About
 
-GRID = 64
+BLOCK_SIZE = 64
 _ROOT = root_id(b"replay", "")
 _TIER = "memory"
 
@@ -31,7 +31,7 @@ class Shape:
     """Sizes of a model in bytes: a token's rows, and a checkpoint."""
 
     name: str
-    row_bytes: int
+    kv_bytes_per_token: int
     state_bytes: int
 
 
@@ -49,13 +49,13 @@ class Lines:
     """A workload, with its ids.
 
     Attributes:
-        grid: tokens of a block in `chain`; 1 where a trace has hashes of blocks in place of tokens.
+        block_size: tokens of a block in `chain`; 1 where a trace has hashes of blocks in place of tokens.
         blocks: different ones.
         ends: those of them that nothing goes on from.
     """
 
     name: str
-    grid: int
+    block_size: int
     lines: tuple[Line, ...]
     blocks: int
     ends: int
@@ -83,26 +83,26 @@ class Result:
 def prepare(workload: Workload) -> Lines:
     """Chains of a workload, and what an infinite cache would have of each."""
     unit = workload.texts[0].unit
-    grid = GRID if unit == 1 else 1
-    index, found = Index(grid), []
+    block_size = BLOCK_SIZE if unit == 1 else 1
+    index, found = Index(block_size), []
     for text in workload.texts:
-        chain = Chain(_ROOT, grid, as_tokens(text.units.repeat(max(1, unit // GRID))))
+        chain = Chain(_ROOT, block_size, as_tokens(text.units.repeat(max(1, unit // BLOCK_SIZE))))
         match = index.match(chain, len(chain), canonical_only=True, partial=True)
-        found.append(Line(text, chain, match.tokens * (GRID // grid)))
+        found.append(Line(text, chain, match.tokens * (BLOCK_SIZE // block_size)))
         for number in range(len(match.blocks), len(chain.ids)):
             index.add(_block(chain, number), _TIER, canonical=True)
         tail = chain.block(len(chain.ids))
         if len(tail):
             parent = chain.parent_of(len(chain.ids))
-            index.add(Entry(block_id(parent, tail), parent, tail, len(chain.ids) * grid), _TIER, canonical=True)
+            index.add(Entry(block_id(parent, tail), parent, tail, len(chain.ids) * block_size), _TIER, canonical=True)
     ids = {piece for line in found for piece in line.chain.ids}
     parents = {line.chain.parent_of(number) for line in found for number in range(len(line.chain.ids))}
-    return Lines(workload.name, grid, tuple(found), len(ids), len(ids - parents))
+    return Lines(workload.name, block_size, tuple(found), len(ids), len(ids - parents))
 
 
 def replay(lines: Lines, placement: Placement, shape: Shape, budget: float = math.inf) -> Result:
     """Replays a workload. `budget`: bytes for rows and checkpoints together."""
-    cache = _Cache(lines.grid, placement, shape, budget)
+    cache = _Cache(lines.block_size, placement, shape, budget)
     prompt = optimum = computed = most = 0
     for line in lines.lines:
         start = cache.serve(line)
@@ -118,12 +118,12 @@ def replay(lines: Lines, placement: Placement, shape: Shape, budget: float = mat
 class _Cache:
     """Index and retention as the server uses them. `on_line`: how many checkpoints the line has that was served last."""
 
-    def __init__(self, grid: int, placement: Placement, shape: Shape, budget: float) -> None:
+    def __init__(self, block_size: int, placement: Placement, shape: Shape, budget: float) -> None:
         self.on_line = 0
         self._placement = placement
         self._shape = shape
         self._room = budget
-        self._index = Index(grid)
+        self._index = Index(block_size)
         self._worth: dict[bytes, float] = {}
         self._states: dict[bytes, Entry] = {}
         self._retention = Retention(_TIER, self._index, self._saved_per_byte)
@@ -136,13 +136,13 @@ class _Cache:
         chain, now = line.chain, line.text.at
         known, siblings = self._retention.seen(chain.ids)
         rows = list(self._index.match(chain, len(chain), canonical_only=True, partial=False).blocks)
-        branch = len(rows) * GRID
+        branch = len(rows) * BLOCK_SIZE
         start = max((point for point in self._held(chain, line.text.length) if point <= branch), default=0)
         for entry in rows:
             entry.pins += 1
             self._retention.use(entry, now)
         if start:
-            self._retention.use(self._states[chain.ids[start // GRID - 1]], now)
+            self._retention.use(self._states[chain.ids[start // BLOCK_SIZE - 1]], now)
         for number in range(len(rows), len(chain.ids)):
             entry = _block(chain, number)
             if not self._admit(entry, now):
@@ -151,8 +151,8 @@ class _Cache:
                 break
             entry.pins += 1
             rows.append(entry)
-        self._mark(line, start, branch, len(rows) * GRID)
-        about = About.of(len(chain.ids), new=line.text.length - known * GRID, siblings=siblings, reply=-1)
+        self._mark(line, start, branch, len(rows) * BLOCK_SIZE)
+        about = About.of(len(chain.ids), new=line.text.length - known * BLOCK_SIZE, siblings=siblings, reply=-1)
         self._retention.replied([*chain.ids, *map(checkpoint_id, chain.ids)], about)
         for entry in rows:
             entry.pins -= 1
@@ -161,46 +161,46 @@ class _Cache:
     def _mark(self, line: Line, start: int, branch: int, limit: int) -> None:
         """Takes the checkpoints of a prefill, as far as there are rows, and thins the line."""
         length, chain = line.text.length, line.chain
-        firmly = firm(length, GRID, branch, line.text.landmarks)
+        firmly = firm(length, BLOCK_SIZE, branch, line.text.landmarks)
         held = self._held(chain, length)
         stay = self._staying(line, held)
-        for point in self._placement.points(start, length, GRID, branch, line.text.landmarks):
-            if point <= limit and chain.ids[point // GRID - 1] not in self._states:
+        for point in self._placement.points(start, length, BLOCK_SIZE, branch, line.text.landmarks):
+            if point <= limit and chain.ids[point // BLOCK_SIZE - 1] not in self._states:
                 before = stay if point in firmly else held
                 gap = point - next((other for other in reversed(before) if other < point), 0)
                 if self._take(chain, point, gap, line.text.at, firmly=point in firmly):
                     insort(held, point)
                     stay = self._staying(line, held) if point in firmly else stay
         held = self._held(chain, length)
-        gone = self._placement.surplus(held, last_grid_point(length, GRID), self._staying(line, held))
+        gone = self._placement.surplus(held, last_block_boundary(length, BLOCK_SIZE), self._staying(line, held))
         for point in gone:
-            self._drop(self._states[chain.ids[point // GRID - 1]])
+            self._drop(self._states[chain.ids[point // BLOCK_SIZE - 1]])
         self.on_line = len(held) - len(gone)
 
     def _held(self, chain: Chain, length: int) -> list[int]:
         """Positions of the checkpoints on a line, ascending."""
-        ids = chain.ids[: last_grid_point(length, GRID) // GRID]
-        return [number * GRID + GRID for number, piece in enumerate(ids) if piece in self._states]
+        ids = chain.ids[: last_block_boundary(length, BLOCK_SIZE) // BLOCK_SIZE]
+        return [number * BLOCK_SIZE + BLOCK_SIZE for number, piece in enumerate(ids) if piece in self._states]
 
     def _staying(self, line: Line, held: list[int]) -> list[int]:
         """Those of them that stay, however the line grows."""
-        marks = {mark // GRID * GRID for mark in (line.text.landmarks.anchor, line.text.landmarks.turn)}
-        return [point for point in held if point in marks or self._index.parts(line.chain.ids[point // GRID - 1])]
+        marks = {mark // BLOCK_SIZE * BLOCK_SIZE for mark in (line.text.landmarks.anchor, line.text.landmarks.turn)}
+        return [point for point in held if point in marks or self._index.parts(line.chain.ids[point // BLOCK_SIZE - 1])]
 
     def _take(self, chain: Chain, point: int, gap: int, now: float, *, firmly: bool) -> bool:
-        block = _block(chain, point // GRID - 1)
+        block = _block(chain, point // BLOCK_SIZE - 1)
         entry = Entry(checkpoint_id(block.id), block.id, block.tokens, block.start, state=True)
-        self._worth[entry.id] = worth(gap, self._shape.state_bytes, self._shape.row_bytes, firm=firmly)
+        self._worth[entry.id] = worth(gap, self._shape.state_bytes, self._shape.kv_bytes_per_token, firm=firmly)
         if self._admit(entry, now):
             return True
         self._retention.refuse(entry, now)
         return False
 
     def _saved_per_byte(self, entry: Entry) -> float:
-        return self._worth[entry.id] if entry.state else LOOSE / self._shape.row_bytes
+        return self._worth[entry.id] if entry.state else LOOSE / self._shape.kv_bytes_per_token
 
     def _bytes(self, entry: Entry) -> int:
-        return self._shape.state_bytes if entry.state else GRID * self._shape.row_bytes
+        return self._shape.state_bytes if entry.state else BLOCK_SIZE * self._shape.kv_bytes_per_token
 
     def _admit(self, entry: Entry, now: float) -> bool:
         while self._room < self._bytes(entry):
@@ -232,4 +232,4 @@ class _Cache:
 
 
 def _block(chain: Chain, number: int) -> Entry:
-    return Entry(chain.ids[number], chain.parent_of(number), chain.block(number), number * chain.grid)
+    return Entry(chain.ids[number], chain.parent_of(number), chain.block(number), number * chain.block_size)

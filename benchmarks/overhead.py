@@ -23,9 +23,9 @@ from benchmarks.servers import demo_model
 from benchmarks.workloads import text
 from headstart.config import GIB, Settings
 from headstart.engines.llama import LlamaEngine
-from headstart.engines.llama import rows as llama_rows
+from headstart.engines.llama import kv_transfer as kv_transfer
 from headstart.interfaces.conversation import Conversation
-from headstart.interfaces.engine import Rows
+from headstart.interfaces.engine import KVSegment
 from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.planner import Costs, Mode, plan
 from headstart.serving.runtime import Runtime
@@ -63,11 +63,11 @@ def main() -> None:
     with Runtime(engine, settings) as rt:
         chat = conversation(rt, given.tokens)
         prompt = rt.chat_prompt(Conversation(tuple(chat)))
-        chain = Chain(root_id(engine.fingerprint, ""), engine.traits.grid, prompt.tokens)
-        slot, length = rt.scheduler.slots[0], len(chain) // engine.traits.grid * engine.traits.grid
+        chain = Chain(root_id(engine.fingerprint, ""), engine.traits.block_size, prompt.tokens)
+        slot, length = rt.scheduler.slots[0], len(chain) // engine.traits.block_size * engine.traits.block_size
         rng = np.random.default_rng(0)
-        data = rng.integers(0, 1 << 8, length * engine.shape.row_bytes, dtype=np.uint8)
-        engine.import_rows(0, [Rows(data, length, length)])
+        data = rng.integers(0, 1 << 8, length * engine.shape.kv_bytes_per_token, dtype=np.uint8)
+        engine.import_kv(0, [KVSegment(data, length, length)])
         slot.assign(chain, length, length)
         slot.dirty = True
         saved = timed(lambda: rt.cache.saves.save(slot), 1)
@@ -75,7 +75,7 @@ def main() -> None:
 
         def know() -> None:
             fresh = rt.chat_prompt(Conversation(tuple(chat)))
-            known = Chain(root_id(engine.fingerprint, ""), engine.traits.grid, fresh.tokens)
+            known = Chain(root_id(engine.fingerprint, ""), engine.traits.block_size, fresh.tokens)
             assert plan(known, rt.cache.index, [slot.view()], costs, mode) is not None
 
         def show(name: str, values: list[float]) -> float:
@@ -94,19 +94,20 @@ def main() -> None:
         assert chosen.restored >= length
         restored: list[float] = []
         bare: list[float] = []
-        target = np.empty(length * engine.shape.row_bytes, np.uint8)
+        target = np.empty(length * engine.shape.kv_bytes_per_token, np.uint8)
         target[:] = data
         blob = np.empty(engine.shape.transfer_bytes, np.uint8)
         context = engine._context
         for _ in range(given.rounds):
             restored += timed(lambda: rt.cache.restorer.restore(slot, chain, chosen), 1)
-            size = llama_rows.read(context, 0, blob)
+            size = kv_transfer.read(context, 0, blob)
             begun = time.perf_counter()
             np.copyto(target, data)
-            llama_rows.write(context, 0, blob[:size])
+            kv_transfer.write(context, 0, blob[:size])
             bare.append(time.perf_counter() - begun)
         ours = show(
-            f"restore {chosen.restored} tokens from memory ({chosen.restored * engine.shape.row_bytes >> 20} MiB)", restored
+            f"restore {chosen.restored} tokens from memory ({chosen.restored * engine.shape.kv_bytes_per_token >> 20} MiB)",
+            restored,
         )
         floor = show("  the floor: one copy of the bytes + llama.cpp's bare set", bare)
         console = Console()

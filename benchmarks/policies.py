@@ -71,7 +71,7 @@ def tuned(data: Path, dice: random.Random | None = None) -> list[Workload]:
         held = sessions[len(sessions) // 2 :]
         if dice:
             dice.shuffle(held)
-        found.append(Workload(read(held, grid=512, name="coding agents")))
+        found.append(Workload(read(held, block_size=512, name="coding agents")))
     return found
 
 

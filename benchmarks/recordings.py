@@ -97,6 +97,7 @@ def _traced(path: Path, name: str) -> Workload:
     """A trace that says nothing of messages."""
     trace = read([path])
     texts = (
-        Text(one.blocks, trace.grid, one.prompt, Landmarks(header=one.prompt), one.at) for one in trace.requests[:REQUESTS]
+        Text(one.blocks, trace.block_size, one.prompt, Landmarks(header=one.prompt), one.at)
+        for one in trace.requests[:REQUESTS]
     )
     return Workload(name, tuple(texts))

@@ -20,7 +20,7 @@ from benchmarks.servers import demo_model
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama.padding import NO_PADDING, TILE
-from headstart.interfaces.engine import Rows, Span
+from headstart.interfaces.engine import KVSegment, Span
 
 CALLS = (8, 16, 24, 32, 48, 63)
 DEPTHS = (512, 2048, 7168)
@@ -37,9 +37,9 @@ def main() -> None:
     engine = LlamaEngine.load(Settings(model, ctx=DEPTHS[-1] + _SPAN, slots=1, threads=given.threads, memory_budget=0))
     padding = engine._padding
     tokens = np.random.default_rng(0).integers(1000, 2000, _SPAN).astype(np.int32)
-    rows = np.empty(_SPAN * engine.shape.row_bytes, np.uint8)
+    rows = np.empty(_SPAN * engine.shape.kv_bytes_per_token, np.uint8)
     engine.prefill(0, tokens, logits=False)
-    engine.export_rows(0, [Span(0, _SPAN, rows)])
+    engine.export_kv(0, [Span(0, _SPAN, rows)])
 
     def seconds(depth: int, n: int) -> float:
         begun = time.perf_counter()
@@ -52,7 +52,7 @@ def main() -> None:
         "tokens before it", "of the call", "as it is, ms", "as a tile, ms", "ratio (median of pairs)", "reckoned", "padded"
     )
     for depth in DEPTHS:
-        engine.import_rows(0, [Rows(rows, _SPAN, _SPAN)] * (depth // _SPAN))
+        engine.import_kv(0, [KVSegment(rows, _SPAN, _SPAN)] * (depth // _SPAN))
         for n in CALLS:
             bare, full = [], []
             for _ in range(given.rounds):

@@ -22,8 +22,8 @@ from headstart.interfaces.engine import (
     Engine,
     Facts,
     Grammar,
+    KVSegment,
     Logits,
-    Rows,
     Sampler,
     Sampling,
     Shape,
@@ -34,7 +34,7 @@ from headstart.interfaces.engine import (
 from headstart.serving.request import Delta, Event, Failed, Finished, Request
 from headstart.serving.runtime import Runtime
 
-ORDER, WIDTH, GRID, CTX, SLOTS = 4, 64, 32, 4096, 2
+ORDER, WIDTH, BLOCK_SIZE, CTX, SLOTS = 4, 64, 32, 4096, 2
 END = Control("<|end|>", 256)
 
 
@@ -51,7 +51,7 @@ class Bytes:
     def tokenize(self, text: str) -> list[int]:
         return list(text.encode("utf-8", "surrogatepass"))
 
-    def piece(self, token: int) -> bytes:
+    def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < END.id else END.text.encode()
 
 
@@ -74,8 +74,8 @@ class Attention(Engine):
         self.tokenizer = Bytes()
         self.grammars = Grammars(self.tokenizer)
         # Every token is computed alone, so it matters neither how a prompt is cut into calls nor who computes a row.
-        self.traits = Traits(grid=GRID, decode_is_prefill=True)
-        self.shape = Shape(SLOTS, CTX, 8 * GRID, row_bytes=4 * WIDTH * (ORDER + 1), transfer_bytes=0)
+        self.traits = Traits(block_size=BLOCK_SIZE, decode_is_prefill=True)
+        self.shape = Shape(SLOTS, CTX, 8 * BLOCK_SIZE, kv_bytes_per_token=4 * WIDTH * (ORDER + 1), transfer_bytes=0)
         self.facts = Facts("own", "one attention layer in numpy")
         self.embedding = random.standard_normal((Bytes.n_vocab, WIDTH), np.float32) / np.float32(WIDTH**0.5)
         self.fingerprint = blake2b(b"own engine 1" + self.embedding.tobytes()).digest()
@@ -134,15 +134,15 @@ class Attention(Engine):
     def truncate(self, slot: int, length: int) -> None:
         self.lengths[slot] = length
 
-    def export_rows(self, slot: int, spans: Sequence[Span]) -> None:
+    def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
         for span in spans:
             rows = np.concatenate([part[slot, span.start : span.stop] for part in (self.keys, self.values)], axis=1)
             span.data[: rows.nbytes] = rows.reshape(-1).view(np.uint8)
 
-    def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
+    def import_kv(self, slot: int, pieces: Sequence[KVSegment]) -> None:
         self.lengths[slot] = 0
         for piece in pieces:
-            rows = piece.data[: piece.take * self.shape.row_bytes].view(np.float32).reshape(piece.take, -1)
+            rows = piece.data[: piece.take * self.shape.kv_bytes_per_token].view(np.float32).reshape(piece.take, -1)
             at = self.lengths[slot]
             self.keys[slot, at : at + piece.take], self.values[slot, at : at + piece.take] = np.split(
                 rows, [ORDER * WIDTH], axis=1

@@ -10,7 +10,7 @@ import numpy as np
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama.blob import Form
-from headstart.interfaces.engine import Rows, Span
+from headstart.interfaces.engine import KVSegment, Span
 
 # One thread: threads that wait for each other are slow beyond measure where something else wants the cores.
 SMALL = Settings(ctx=1024, slots=3, threads=1, memory_budget=0)
@@ -30,11 +30,11 @@ def fill(engine: LlamaEngine, slot: int, tokens: Any, *sizes: int, logits: bool 
     assert engine.length(slot) > start
 
 
-def export(engine: LlamaEngine, slot: int, *points: int) -> list[Rows]:
+def export(engine: LlamaEngine, slot: int, *points: int) -> list[KVSegment]:
     """Rows between these points."""
-    spans = [Span(a, b, np.full((b - a) * engine.shape.row_bytes, 7, np.uint8)) for a, b in pairwise(points)]
-    engine.export_rows(slot, spans)
-    return [Rows(span.data, span.stop - span.start, span.stop - span.start) for span in spans]
+    spans = [Span(a, b, np.full((b - a) * engine.shape.kv_bytes_per_token, 7, np.uint8)) for a, b in pairwise(points)]
+    engine.export_kv(slot, spans)
+    return [KVSegment(span.data, span.stop - span.start, span.stop - span.start) for span in spans]
 
 
 def checkpoint(engine: LlamaEngine, slot: int) -> Any:
@@ -51,10 +51,10 @@ def last_cells(blob: Any, form: Form, tokens: int, cells: int) -> Any:
     part = form.window.size(tokens)
     at = len(blob) - form.recurrence - part
     window = form.window.open(blob[at : at + part], 0, tokens)
-    seen = np.empty(cells * form.window.row_bytes, np.uint8)
+    seen = np.empty(cells * form.window.kv_bytes_per_token, np.uint8)
     window.cut(tokens - cells, tokens, seen)
     again = np.zeros(form.window.size(cells), np.uint8)
-    form.window.join([Rows(seen, cells, cells)], again)
+    form.window.join([KVSegment(seen, cells, cells)], again)
     form.window.cells_of(again, 8, cells)["position"] += tokens - cells
     return np.concatenate([blob[:at], again, blob[at + part :]])
 

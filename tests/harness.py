@@ -100,7 +100,7 @@ def check(runtime: Runtime) -> None:
 
 def speak_plainly(engine: Engine) -> Engine:
     """Has a model say ASCII only, the likeliest first. Of random weights' half characters no client can send anything back."""
-    pieces = [engine.tokenizer.piece(token) for token in range(engine.tokenizer.n_vocab)]
+    pieces = [engine.tokenizer.token_bytes(token) for token in range(engine.tokenizer.n_vocab)]
     hidden = {control.id for control in engine.tokenizer.controls} - engine.tokenizer.eog
     plain = [token in engine.tokenizer.eog or (piece.isascii() and piece.strip() != b"") for token, piece in enumerate(pieces)]
     mask = np.array([0.0 if good and token not in hidden else -np.inf for token, good in enumerate(plain)], np.float32)

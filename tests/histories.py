@@ -124,7 +124,7 @@ class Lab:
                 restored = max(restored, self._compare(dice, chat))
             chats.append(chat)
         self.tally.histories += 1
-        self.tally.restoring += restored >= 2 * self.runtime.engine.traits.grid
+        self.tally.restoring += restored >= 2 * self.runtime.engine.traits.block_size
 
     def _message(self, dice: random.Random) -> str:
         return text(dice, dice.randint(1, max(2, self.words // 6)))
@@ -192,7 +192,7 @@ class Lab:
 def canonical_chains(runtime: Runtime) -> list[list[Entry]]:
     """Every known chain of canonical blocks, from its root as far as it is canonical."""
     index = runtime.cache.index
-    blocks = {entry.id: entry for entry in index if entry.canonical and len(entry.tokens) == index.grid}
+    blocks = {entry.id: entry for entry in index if entry.canonical and len(entry.tokens) == index.block_size}
     chains = []
     for last in set(blocks) - {entry.parent for entry in blocks.values()}:
         chain, piece = [], blocks.get(last)
@@ -210,6 +210,6 @@ def cold_blocks(engine: Engine, chain: list[Entry]) -> list[bytes]:
     tokens = np.concatenate([entry.tokens for entry in chain])
     for at in range(0, len(tokens), engine.shape.batch):
         engine.prefill(0, tokens[at : at + engine.shape.batch], logits=False)
-    rows = [np.empty(len(entry.tokens) * engine.shape.row_bytes, np.uint8) for entry in chain]
-    engine.export_rows(0, [Span(entry.start, entry.stop, data) for entry, data in zip(chain, rows, strict=True)])
+    rows = [np.empty(len(entry.tokens) * engine.shape.kv_bytes_per_token, np.uint8) for entry in chain]
+    engine.export_kv(0, [Span(entry.start, entry.stop, data) for entry, data in zip(chain, rows, strict=True)])
     return [data.tobytes() for data in rows]

@@ -24,14 +24,14 @@ from headstart.serving.runtime import Handle, Runtime
 from live import wait_until
 from talks import talk
 
-GRID = 64
+BLOCK_SIZE = 64
 MEMORY = 128 << 20
 """Bytes for rows, beside the engine's own buffer (which may take half of a budget)."""
 
 
 def load(model: Path, *, slots: int, ctx: int = 2048) -> LlamaEngine:
     """Unproved: each number of slots and each context would be proved anew. What is computed is compared by these tests."""
-    return LlamaEngine.load(Settings(str(model), ctx=ctx, slots=slots), grid=GRID)
+    return LlamaEngine.load(Settings(str(model), ctx=ctx, slots=slots), block_size=BLOCK_SIZE)
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def written(rt: Runtime) -> None:
 def _is_written(rt: Runtime) -> bool:
     rt.scheduler.wake()  # so that it takes note of what the disk has done
     for slot in rt.scheduler.slots:
-        for piece in Chain(slot.root, GRID, slot.tokens[: slot.canonical]).ids:
+        for piece in Chain(slot.root, BLOCK_SIZE, slot.tokens[: slot.canonical]).ids:
             entry = rt.cache.index.get(piece)
             if entry is None or "disk" not in entry.copies:
                 return False

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headstart.interfaces.engine import Bytes, Engine, Logits, Rows, Sampler, Sampling, Span, Step
+from headstart.interfaces.engine import Bytes, Engine, KVSegment, Logits, Sampler, Sampling, Span, Step
 
 Reply = str | Sequence[int]
 """A text, as the tokenizer spells it, or the tokens themselves; an end token follows by itself."""
@@ -93,16 +93,16 @@ class Scripted(Engine):
     def truncate(self, slot: int, length: int) -> None:
         self.engine.truncate(slot, length)
 
-    def export_rows(self, slot: int, spans: Sequence[Span]) -> None:
-        self.engine.export_rows(slot, spans)
+    def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
+        self.engine.export_kv(slot, spans)
 
-    def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
-        self.engine.import_rows(slot, pieces)
+    def import_kv(self, slot: int, pieces: Sequence[KVSegment]) -> None:
+        self.engine.import_kv(slot, pieces)
 
     def export_checkpoint(self, slot: int, out: Bytes) -> int:
         return self.engine.export_checkpoint(slot, out)
 
-    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+    def import_checkpoint(self, slot: int, pieces: Sequence[KVSegment], state: Bytes) -> None:
         self.engine.import_checkpoint(slot, pieces, state)
 
     def rewind(self, slot: int, length: int, state: Bytes) -> None:

@@ -16,10 +16,10 @@ import pytest
 from harness import Answer, Messages, Oracle, assistant, system, user
 from headstart.engines.llama import LlamaEngine
 from headstart.interfaces.tokens import Tokens, common_prefix
-from headstart.prefix_cache.blocks import Chain, last_grid_point
+from headstart.prefix_cache.blocks import Chain, last_block_boundary
 from headstart.serving.runtime import Runtime
 from process import SHARED, serving
-from restarts import GRID, ask, assert_near, assert_same, load, running, written
+from restarts import BLOCK_SIZE, ask, assert_near, assert_same, load, running, written
 from talks import talk
 
 CTX = 2048
@@ -59,7 +59,7 @@ def engine(demo_model: Path) -> Iterator[LlamaEngine]:
 
 def all_canonical(rt: Runtime, prompt: Tokens) -> bool:
     """Whether the disk has all of a prompt but its open tail, and none of it derived."""
-    chain = Chain(rt.scheduler.slots[0].root, GRID, prompt[: last_grid_point(len(prompt), GRID)])
+    chain = Chain(rt.scheduler.slots[0].root, BLOCK_SIZE, prompt[: last_block_boundary(len(prompt), BLOCK_SIZE)])
     entries = [rt.cache.index.get(piece) for piece in chain.ids]
     return all(entry is not None and entry.copies.get("disk") for entry in entries)
 
@@ -98,7 +98,9 @@ def test_four_requests(engine: LlamaEngine, tmp_path: Path, mode: str, restart: 
 
     _, second, third, fourth = answers
     change = common_prefix(third.prompt, second.prompt)
-    assert GRID < change < len(rt.prompter.chat(talk([opening(STATUS[2])])).tokens) - GRID, "in the middle of the system prompt"
+    assert BLOCK_SIZE < change < len(rt.prompter.chat(talk([opening(STATUS[2])])).tokens) - BLOCK_SIZE, (
+        "in the middle of the system prompt"
+    )
     assert third.report.computed <= len(third.prompt) - change + 64
     for answer, cost, earlier in ((second, costs[1], answers[0]), (fourth, costs[3], third)):
         unsettled = len(earlier.finish.tokens) if mode == "exact" else 0

@@ -25,22 +25,27 @@ from talks import talk
 CTX, SLOTS = 1024, 2
 
 
-def load(model: Path, *, slots: int, grid: int | None = None, threads: int | None = 1) -> LlamaEngine:
+def load(model: Path, *, slots: int, block_size: int | None = None, threads: int | None = 1) -> LlamaEngine:
     # Threads of a tiny model wait for each other more than they compute.
     settings = Settings(model=str(model), ctx=CTX, slots=slots, threads=threads, memory_budget=0)
-    return LlamaEngine.load(settings, grid=grid)
+    return LlamaEngine.load(settings, block_size=block_size)
 
 
 def cold_one(model: Path, threads: int | None = 1) -> LlamaEngine:
     """For cold runs, which need no proofs: nothing is restored there."""
-    return load(model, slots=1, grid=64, threads=threads)
+    return load(model, slots=1, block_size=64, threads=threads)
 
 
 def budget(engine: Engine, blocks: int, states: int) -> int:
     """Bytes for so many blocks and checkpoints beside the engine's own buffer, as far as prompts of these histories grow it."""
     shape = engine.shape
-    rows = min(shape.ctx * shape.row_bytes, shape.transfer_bytes)
-    return blocks * engine.traits.grid * shape.row_bytes + states * shape.state_bytes + shape.transfer_bytes - rows * 5 // 8
+    rows = min(shape.ctx * shape.kv_bytes_per_token, shape.transfer_bytes)
+    return (
+        blocks * engine.traits.block_size * shape.kv_bytes_per_token
+        + states * shape.state_bytes
+        + shape.transfer_bytes
+        - rows * 5 // 8
+    )
 
 
 @contextmanager
@@ -108,7 +113,7 @@ def histories_on_tiny(tiny_model: Path, cold: Engine, count: int) -> None:
 
 
 def histories_on_demo(demo_model: Path, cold: Engine, count: int) -> None:
-    with lab(load(demo_model, slots=SLOTS, grid=64, threads=None), cold, owners=2, blocks=min(15, count)) as made:
+    with lab(load(demo_model, slots=SLOTS, block_size=64, threads=None), cold, owners=2, blocks=min(15, count)) as made:
         for seed in range(count):
             made.run(seed)
         assert_exact(made, events(count))
@@ -170,8 +175,8 @@ def test_exact_on_the_real_model_for_long(demo_model: Path, cold_demo: Engine) -
 
 
 def test_exact_on_the_fake() -> None:
-    """The same histories on an engine whose numerics are stricter than any real one's: thousands of grid points."""
-    shape = {"ctx": 8192, "grid": 16, "batch": 128}
+    """The same histories on an engine whose numerics are stricter than any real one's: thousands of block boundaries."""
+    shape = {"ctx": 8192, "block_size": 16, "batch": 128}
     with lab(FakeEngine(slots=SLOTS, **shape), FakeEngine(slots=1, **shape), blocks=1100) as made:
         for seed in range(60):
             made.run(seed)
@@ -187,11 +192,11 @@ def test_canonical_blocks_of_fast_mode_are_cold_ones(model: str, histories: int,
     warm: Engine
     if model != "fake":
         path, cold = request.getfixturevalue(f"{model}_model"), request.getfixturevalue(f"cold_{model}")
-        warm, blocks = load(path, slots=SLOTS, grid=64, threads=1 if model == "tiny" else None), 200
+        warm, blocks = load(path, slots=SLOTS, block_size=64, threads=1 if model == "tiny" else None), 200
     else:
-        shape = {"ctx": 8192, "grid": 16, "batch": 128}
+        shape = {"ctx": 8192, "block_size": 16, "batch": 128}
         warm, cold, blocks = FakeEngine(slots=SLOTS, **shape), FakeEngine(slots=1, **shape), 1000
-    with lab(warm, cold, reuse="fast", blocks=blocks, owners=20, longest=warm.traits.grid + 16) as made:
+    with lab(warm, cold, reuse="fast", blocks=blocks, owners=20, longest=warm.traits.block_size + 16) as made:
         for seed in range(histories):
             made.run(seed)
         runtime, checked = made.runtime, 0
@@ -224,7 +229,7 @@ def restored_again(runtime: Runtime, cold: Engine, spoil: bool) -> tuple[bytes, 
         assert rows is not None
         rows[7 * 64 + 1] ^= 0x04
     answer = ask(runtime, chat, max_tokens=1, keep_logits=True)
-    assert answer.report.restored >= 2 * runtime.engine.traits.grid
+    assert answer.report.restored >= 2 * runtime.engine.traits.block_size
     assert answer.logits is not None
     return answer.logits.tobytes(), cold_logits(cold, answer.prompt)
 
@@ -233,14 +238,14 @@ def restored_again(runtime: Runtime, cold: Engine, spoil: bool) -> tuple[bytes, 
 @pytest.mark.parametrize("model", ["tiny", pytest.param("demo", marks=pytest.mark.slow)])
 def test_one_perturbed_row_shows(model: str, spoil: bool, request: pytest.FixtureRequest) -> None:
     path, cold = request.getfixturevalue(f"{model}_model"), request.getfixturevalue(f"cold_{model}")
-    with lab(load(path, slots=SLOTS, grid=64), cold, blocks=100) as made:
+    with lab(load(path, slots=SLOTS, block_size=64), cold, blocks=100) as made:
         warm, expected = restored_again(made.runtime, cold, spoil)
     assert (warm == expected) is not spoil
 
 
 def test_a_grid_of_32_shows(tiny_model: Path) -> None:
-    cold = load(tiny_model, slots=1, grid=32)
-    with lab(load(tiny_model, slots=SLOTS, grid=32), cold) as made:
+    cold = load(tiny_model, slots=1, block_size=32)
+    with lab(load(tiny_model, slots=SLOTS, block_size=32), cold) as made:
         for seed in range(20):
             made.run(seed)
         assert made.tally.restoring > 0
@@ -254,7 +259,7 @@ def test_a_derived_row_served_as_canonical_shows(model: str, tiny_model: Path, c
     if model == "tiny":
         warm, cold = load(tiny_model, slots=SLOTS), cold_tiny
     else:
-        warm, cold = FakeEngine(slots=SLOTS, ctx=8192, grid=16), FakeEngine(slots=1, ctx=8192, grid=16)
+        warm, cold = FakeEngine(slots=SLOTS, ctx=8192, block_size=16), FakeEngine(slots=1, ctx=8192, block_size=16)
     assert not warm.traits.decode_is_prefill
     warm.traits = dataclasses.replace(warm.traits, decode_is_prefill=True)
     with lab(warm, cold) as made:

@@ -33,7 +33,7 @@ SCRIPTS = Path(__file__).parent / "node"
 NO_NETWORK = re.compile(r"\b(ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ETIMEDOUT|ENETUNREACH|EHOSTUNREACH|ENOTCACHED)\b")
 
 KEY = "sk-right"
-GRID = 16
+BLOCK_SIZE = 16
 THOUGHT = "<think>\nTwo cities.\n</think>\n\n"
 ARGUMENTS = [{"city": "Oslo", "days": 3}, {"city": "Rome", "days": 1}]
 CALLS = ['<tool_call>\n{"name": "weather", "arguments": ' + json.dumps(one) + "}\n</tool_call>" for one in ARGUMENTS]
@@ -97,7 +97,7 @@ def run(scripts: Path, name: str, server: Server, model: str = "fake") -> Any:
 def server() -> Iterator[Server]:
     """Two slots of 4,096 tokens; the template knows tools and strips old reasoning."""
     engine = Scripted(
-        FakeEngine(slots=2, ctx=4096, grid=GRID, batch=512, tokenizer=FakeTokenizer(chat_template=templates.TOOLS))
+        FakeEngine(slots=2, ctx=4096, block_size=BLOCK_SIZE, batch=512, tokenizer=FakeTokenizer(chat_template=templates.TOOLS))
     )
     with Runtime(engine, Settings(memory_budget=64 << 20)) as runtime:
         with serving(runtime, model_id="fake", key=KEY, api_keys=(KEY,)) as served:
@@ -123,7 +123,7 @@ def performed(scripts: Path, name: str, server: Server, *replies: str) -> Any:
 def grows(turns: list[tuple[int, int, int]]) -> None:
     """Whether each of (prompt, reply, cached) has what the turn before it had computed and said."""
     for (prompt, reply, _), (longer, _, cached) in pairwise(turns):
-        assert prompt + reply - GRID <= cached < longer
+        assert prompt + reply - BLOCK_SIZE <= cached < longer
 
 
 def of_chat(usage: Any) -> tuple[int, int, int]:
@@ -199,7 +199,7 @@ def test_responses(scripts: Path, server: Server) -> None:
     assert (found["stateless"]["output_text"], found["stored"]["output_text"]) == ("It rains.", "It pours.")
     (longer, _, cached), (same, _, again) = of_response(found["stateless"]["usage"]), of_response(found["stored"]["usage"])
     assert longer == same
-    assert prompt + reply - GRID <= cached <= again
+    assert prompt + reply - BLOCK_SIZE <= cached <= again
     assert found["parsed"] == found["parsed_stream"] == json.loads(RIVER)
 
 
@@ -293,7 +293,7 @@ def bundled(demo_model: Path, tmp_path: Path) -> Iterator[Server]:
     )
 
     def load() -> Runtime:
-        return Runtime(LlamaEngine.load(settings, grid=64), settings)
+        return Runtime(LlamaEngine.load(settings, block_size=64), settings)
 
     with serving(load, model_id="demo", key=KEY, api_keys=(KEY,)) as served:
         yield served

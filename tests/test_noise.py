@@ -94,7 +94,7 @@ def early(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def engine(tiny_model: Path) -> Iterator[Scripted]:
-    loaded = Scripted(LlamaEngine.load(Settings(str(tiny_model), ctx=4096, slots=2, threads=1), grid=64))
+    loaded = Scripted(LlamaEngine.load(Settings(str(tiny_model), ctx=4096, slots=2, threads=1), block_size=64))
     yield loaded
     loaded.engine.close()
 
@@ -183,7 +183,7 @@ def test_noise_costs_nothing(engine: Scripted, tmp_path: Path, kind: type[Speake
 def test_noise_costs_nothing_where_state_cannot_be_cut(tmp_path: Path) -> None:
     """The environment is said behind the user's question: the reasoning is taken back to behind that."""
     settings = Settings(str(tiny.write(tmp_path / "hybrid.gguf", "qwen35")), ctx=2048, slots=2, threads=1)
-    engine = Scripted(LlamaEngine.load(settings, grid=64))
+    engine = Scripted(LlamaEngine.load(settings, block_size=64))
     with serve(engine, TOOLS, tmp_path) as server:
         for cost in converse(server, oracle_of(server), ClaudeCode(1), SCRIPT):
             assert cost.fair, cost

@@ -13,10 +13,10 @@ import pytest
 from harness import Answer, Messages, Oracle, assistant, converse, system, user
 from headstart.engines.llama import LlamaEngine
 from headstart.interfaces.tokens import common_prefix
-from headstart.prefix_cache.blocks import last_grid_point
+from headstart.prefix_cache.blocks import last_block_boundary
 from headstart.serving.runtime import Runtime
 from live import Server, serving
-from restarts import GRID, abort, ask, assert_near, assert_same, bits, load, occupied, running, written
+from restarts import BLOCK_SIZE, abort, ask, assert_near, assert_same, bits, load, occupied, running, written
 from talks import talk
 
 HANDBOOK = files("headstart").joinpath("data/handbook.txt").read_text("utf-8")
@@ -66,7 +66,7 @@ def assert_right(mode: str, answers: list[Answer], engine: LlamaEngine) -> None:
 
 def kv(engine: LlamaEngine, tokens: int) -> int:
     """Bytes of their rows."""
-    return tokens * engine.shape.row_bytes
+    return tokens * engine.shape.kv_bytes_per_token
 
 
 # ── quant.cpp: sessions by `user`, ten accumulating turns ────────────────────────────────────────────────────────────
@@ -206,9 +206,9 @@ def test_ds4_ten_turns_of_a_growing_chat_write_each_row_once(growth: tuple[str, 
     assert grown.objects == sorted(grown.objects), "nothing had to be pruned"
     assert 0.8 * final <= grown.objects[-1] <= grown.disk <= 1.1 * final
     if mode == "exact":
-        blocks = (last_grid_point(len(answer.prompt), GRID) for answer in grown.answers)
+        blocks = (last_block_boundary(len(answer.prompt), BLOCK_SIZE) for answer in grown.answers)
         assert all(size >= kv(engines(1), tokens) for size, tokens in zip(grown.objects, blocks, strict=False)), "and soon"
-    assert grown.saved * kv(engines(1), GRID) <= 1.1 * final
+    assert grown.saved * kv(engines(1), BLOCK_SIZE) <= 1.1 * final
     if grown.physical >= grown.disk:  # otherwise the system does not count what goes to this folder
         assert grown.physical <= 1.1 * final + (1 << 20), "a journal of the file system's own beside it"
 
@@ -218,7 +218,7 @@ def test_ds4_a_prompt_as_long_as_the_context_is_written_once(engines: Engines, t
     """In three requests, each a continuation of the one before; then it is there after a restart, to the bit."""
     engine = engines(1, ctx)
     tokens = (engine.tokenizer.tokenize(HANDBOOK) * 8)[: ctx - 1]
-    own = kv(engine, last_grid_point(len(tokens), GRID))
+    own = kv(engine, last_block_boundary(len(tokens), BLOCK_SIZE))
     seen: list[tuple[int, int]] = []
     with running(engine, "exact", tmp_path) as rt:
         rt.watch(lambda request: lambda event: seen.append((occupied(tmp_path), len(rt.scheduler.slots[0]))))
@@ -229,10 +229,10 @@ def test_ds4_a_prompt_as_long_as_the_context_is_written_once(engines: Engines, t
     assert seen
     assert all(size <= 1.02 * kv(engine, done) for size, done in seen if done >= 256), "while it is computed, too"
     assert own < occupied(tmp_path) <= 1.02 * own
-    assert sum(path.stat().st_size for path in (tmp_path / "objects").iterdir()) == own + len(tokens) // GRID * 4096
+    assert sum(path.stat().st_size for path in (tmp_path / "objects").iterdir()) == own + len(tokens) // BLOCK_SIZE * 4096
     with running(engine, "exact", tmp_path) as rt:
         again = ask(rt, rt.text_prompt(tokens), max_tokens=1)
-        assert again.report.computed == len(tokens) - last_grid_point(len(tokens), GRID)
+        assert again.report.computed == len(tokens) - last_block_boundary(len(tokens), BLOCK_SIZE)
         assert rt.cache.disk.counters["saved"] == 0
     assert bits(again) == bits(first)
     if ctx > CTX:
@@ -294,13 +294,13 @@ def test_ds4_no_length_is_excluded_from_one_token_to_a_few_blocks(engines: Engin
             assert (report.prompt, report.cached, report.computed) == (len(prompt), 0, len(prompt))
         for prompt in prompts:
             report = ask(rt, rt.text_prompt(prompt), max_tokens=1).report
-            tail = len(prompt) - last_grid_point(len(prompt), GRID) if mode == "exact" else 1
+            tail = len(prompt) - last_block_boundary(len(prompt), BLOCK_SIZE) if mode == "exact" else 1
             assert (report.cached, report.computed) == (len(prompt) - tail, tail), "displaced by the others, and back"
         written(rt)
     with running(engine, mode, tmp_path) as rt:
         for prompt in prompts:
             report = ask(rt, rt.text_prompt(prompt), max_tokens=1).report
-            whole = len(prompt) // GRID * GRID if mode == "fast" else last_grid_point(len(prompt), GRID)
+            whole = len(prompt) // BLOCK_SIZE * BLOCK_SIZE if mode == "fast" else last_block_boundary(len(prompt), BLOCK_SIZE)
             assert report.computed == max(1, len(prompt) - whole), "open tails are not on disk"
             assert report.tiers == ({"disk": report.cached} if report.cached else {})
 
@@ -319,10 +319,10 @@ def test_lucebox_an_aborted_request_leaves_nobody_with_anothers_rows(engines: En
     with running(engine, mode) as rt:
         prompt = {name: rt.text_prompt(tokens) for name, tokens in (("a", a), ("tiny", tiny), ("b", b))}
         answers = [ask(rt, prompt["a"])]
-        assert abort(rt, prompt["tiny"]) == GRID
+        assert abort(rt, prompt["tiny"]) == BLOCK_SIZE
         answers.append(ask(rt, prompt["b"]))
         assert rt.scheduler.slots[0].tokens[: len(b)].tolist() == b, "it has A's slot"
-        for tokens, known in ((shortened, len(shortened)), (longer, len(a)), (tiny, GRID)):
+        for tokens, known in ((shortened, len(shortened)), (longer, len(a)), (tiny, BLOCK_SIZE)):
             answer = ask(rt, rt.text_prompt(tokens))
             assert answer.report.computed <= len(tokens) - known + 64
             answers.append(answer)
@@ -337,7 +337,7 @@ def test_lucebox_an_aborted_giant_is_not_mistaken_for_a_whole_one(engines: Engin
     giant, other = text[:300], text[700:770]
     with running(engine, mode, tmp_path) as rt:
         done = abort(rt, rt.text_prompt(giant))
-        assert GRID <= done < len(giant)
+        assert BLOCK_SIZE <= done < len(giant)
         ask(rt, rt.text_prompt(other))
         written(rt)
     with running(engine, mode, tmp_path) as rt:
@@ -361,7 +361,7 @@ def test_mlx_single_messages_and_short_conversations_are_reused(engines: Engines
         for known, answer in ((first, again), (hello, second)):
             new = len(answer.prompt) - common_prefix(answer.prompt, known.prompt)
             assert answer.report.computed <= max(1, new) + (63 if mode == "exact" else 0)
-        assert again.report.cached >= GRID
+        assert again.report.cached >= BLOCK_SIZE
     assert_right(mode, [again, second], engine)
 
 
@@ -403,7 +403,7 @@ def test_mlx_branches_leave_each_other_as_they_were(engines: Engines, tmp_path: 
 def stored(rt: Runtime) -> dict[bytes, bytes]:
     """Canonical rows in memory."""
     return {
-        entry.id: data[: len(entry.tokens) * rt.engine.shape.row_bytes].tobytes()
+        entry.id: data[: len(entry.tokens) * rt.engine.shape.kv_bytes_per_token].tobytes()
         for entry in list(rt.cache.index)
         if entry.canonical and (data := rt.cache.memory.read(entry.id)) is not None
     }

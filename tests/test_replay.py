@@ -18,17 +18,17 @@ from headstart.traces import Request, Trace, read, sample
 COSTS = Costs(0.5, 10.0)
 
 
-def trace(*prompts: str, step: float = 10.0, grid: int = 4) -> Trace:
+def trace(*prompts: str, step: float = 10.0, block_size: int = 4) -> Trace:
     """Each letter is a block."""
     requests = (
-        Request(number * step, as_tokens([ord(letter) for letter in prompt]), len(prompt) * grid + 1, 100)
+        Request(number * step, as_tokens([ord(letter) for letter in prompt]), len(prompt) * block_size + 1, 100)
         for number, prompt in enumerate(prompts)
     )
-    return Trace("test", grid, tuple(requests))
+    return Trace("test", block_size, tuple(requests))
 
 
 def hits(found: Trace, policy: str, blocks: int) -> int:
-    return replay(found, policy, blocks * found.grid, COSTS).hit // found.grid
+    return replay(found, policy, blocks * found.block_size, COSTS).hit // found.block_size
 
 
 def test_an_infinite_cache_hits_all_that_was_there() -> None:
@@ -154,7 +154,7 @@ def test_recorded_traffic_is_never_much_worse_off_than_under_lru(data_dir: Path 
     place = data_dir / name
     if place.is_dir():
         sessions = sorted(place.iterdir())
-        found, first = read(sessions[len(sessions) // 2 :], grid=512 if name == "claude-code" else None), 0
+        found, first = read(sessions[len(sessions) // 2 :], block_size=512 if name == "claude-code" else None), 0
     else:
         found = read([place])
         first = len(found.requests) // 2

@@ -67,7 +67,7 @@ def test_a_restart_changes_no_bit(tmp_path: Path, demo_model: Path) -> None:
     chat: list[dict[str, Any]] = [{"role": "system", "content": text(2, 300)}, {"role": "user", "content": "Say something."}]
     logits = []
     for folder in (tmp_path, tmp_path, None):
-        with Runtime(LlamaEngine.load(settings, grid=64), Settings(**_with(settings, cache_dir=folder))) as rt:
+        with Runtime(LlamaEngine.load(settings, block_size=64), Settings(**_with(settings, cache_dir=folder))) as rt:
             answer = ask_runtime(rt, chat, sampling=GREEDY, max_tokens=4, keep_logits=True)
             logits.append(answer)
     kept, restored, cold = logits

@@ -98,7 +98,7 @@ def test_clients_that_abort_at_random(tiny_model: Path, seconds: float) -> None:
     assert set(seen) <= {"200", "429", "aborted"}, seen
     assert len(answers) > 20
     cold = Settings(str(tiny_model), ctx=2048, slots=1, threads=1, reuse="exact", memory_budget=0)
-    with Runtime(LlamaEngine.load(cold, grid=64), cold) as rt:
+    with Runtime(LlamaEngine.load(cold, block_size=64), cold) as rt:
         for (number, seed, tokens), text in answers.items():
             request = Request(
                 rt.chat_prompt(talk(conversation(number))),

@@ -39,7 +39,7 @@ def test_mooncake(tmp_path: Path) -> None:
     trace = read([path])
     assert blocks(trace) == [(0.0, [0, 1]), (0.5, []), (3.0, [0])]
     assert [request.prompt for request in trace.requests] == [1025, 100, 1024]
-    assert (trace.grid, trace.requests[0].reply, trace.tokens) == (512, 7, 2149)
+    assert (trace.block_size, trace.requests[0].reply, trace.tokens) == (512, 7, 2149)
 
 
 def test_sessions_are_kept_apart_and_begin_one_after_another(tmp_path: Path) -> None:
@@ -69,11 +69,11 @@ def test_text_is_cut_into_blocks(tmp_path: Path) -> None:
 
 def test_a_coarser_grid_hits_no_more(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", mooncake(0, [1, 2, 3, 4, 5], 9999), mooncake(9, [1, 2, 3, 7, 8], 9999))
-    trace = read([path], grid=1024)
+    trace = read([path], block_size=1024)
     assert [ids for _, ids in blocks(trace)] == [[1, 3], [1, 5]]
-    assert trace.grid == 1024
+    assert trace.block_size == 1024
     with pytest.raises(ConfigError, match="multiple"):
-        read([path], grid=600)
+        read([path], block_size=600)
 
 
 def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
@@ -107,6 +107,6 @@ def test_the_generated_trace_is_a_trace() -> None:
 def test_recorded_traffic_repeats_as_it_is_said_to(data_dir: Path | None, name: str, repeats: float) -> None:
     if data_dir is None:
         pytest.skip("needs recorded traffic: see HEADSTART_DATA")
-    trace = read([data_dir / name], grid=512)
+    trace = read([data_dir / name], block_size=512)
     total = sum(len(request.blocks) for request in trace.requests)
     assert 1 - working_set(trace) / 512 / total == pytest.approx(repeats, abs=0.03)

@@ -1,9 +1,9 @@
 """Replay: what a trace would have found in a cache of some size, under each policy, and what it could have found at best.
 
-The cache is the real one, without the rows: `core.blocks.Chain` makes the ids, `core.index.Index` matches them and
-`core.retention.Retention` decides; victims go before newcomers come, nothing goes before what hangs on it, a hit counts for all
-ancestors, and what a request stands on stays while it is served. A block is one token of the simulated grid, so blocks are of
-equal size and cost, and hits are counted in them.
+The cache is the real one, without KV: `prefix_cache/blocks.Chain` computes ids, `prefix_cache/index.Index` matches them, and
+`prefix_cache/eviction.Retention` decides what to evict. Eviction happens before admission, children are evicted before their
+parents, and a hit counts for all ancestors. The blocks of a running request are pinned. Each block is one token of the
+simulation, so all blocks have the same size and cost, and hits are counted in blocks.
 
 The trace says nothing of the blocks that replies leave behind: their tokens are counted as computed when they come back as part
 of a prompt, for every policy alike.
@@ -61,7 +61,7 @@ def working_set(trace: Trace) -> int:
     known: set[bytes] = set()
     for request in trace.requests:
         known.update(chain_of(request).ids)
-    return len(known) * trace.grid
+    return len(known) * trace.block_size
 
 
 def replay(trace: Trace, policy: str, budget: int, costs: Costs, *, first: int = 0, half_life: float = 60.0) -> Result:
@@ -71,13 +71,13 @@ def replay(trace: Trace, policy: str, budget: int, costs: Costs, *, first: int =
         budget: tokens that fit; whole blocks of them are used.
         first: the first request that is counted; the cache sees all.
     """
-    room = budget // trace.grid
-    serve = _Optimum(trace, room).serve if policy == OPTIMUM else Cache(policy, room, trace.grid, costs, half_life).serve
+    room = budget // trace.block_size
+    serve = _Optimum(trace, room).serve if policy == OPTIMUM else Cache(policy, room, trace.block_size, costs, half_life).serve
     hit = prompt = 0
     for number, request in enumerate(trace.requests):
         found = serve(number, request)
         if number >= first:
-            hit += found * trace.grid
+            hit += found * trace.block_size
             prompt += request.prompt
     return Result(policy, budget, prompt, hit, hit * costs.seconds)
 
@@ -89,18 +89,18 @@ def closed(result: Result, lru: Result, optimum: Result) -> float | None:
 
 
 def chain_of(request: Request) -> Chain:
-    """The blocks of a request's prompt, one token of the simulated grid each."""
+    """The blocks of a request's prompt, one token of a simulated block size of 1 each."""
     return Chain(_ROOT, 1, request.blocks)
 
 
 class Cache:
-    """Index and retention, as `serving/cache` uses them. `room`: blocks that fit, of `grid` tokens each.
+    """Index and retention, as `serving/cache` uses them. `room`: blocks that fit, of `block_size` tokens each.
 
     As there, new rows are copied out when the reply is over: what is known of the request by then counts when they are let in.
     """
 
-    def __init__(self, policy: str, room: int, grid: int, costs: Costs, half_life: float = 60.0) -> None:
-        self._room, self._grid = room, grid
+    def __init__(self, policy: str, room: int, block_size: int, costs: Costs, half_life: float = 60.0) -> None:
+        self._room, self._block_size = room, block_size
         self._index = Index(1)
         value = costs.seconds / costs.bytes
         self.retention = Retention(_TIER, self._index, lambda _: value, policy, half_life)
@@ -130,7 +130,7 @@ class Cache:
 
     def _about(self, request: Request, known: int, siblings: int) -> About:
         """What is known of a request when its reply is over; of its blocks `known` have been seen before."""
-        new = request.prompt - known * self._grid
+        new = request.prompt - known * self._block_size
         return About.of(len(request.blocks), new=new, siblings=siblings, reply=request.reply, called=request.called)
 
     def _make_room(self, newcomer: Entry, now: float, about: About) -> bool:

@@ -50,10 +50,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order of their coming, with blocks of `grid` tokens."""
+    """Requests in the order of their coming, with blocks of `block_size` tokens."""
 
     name: str
-    grid: int
+    block_size: int
     requests: tuple[Request, ...]
 
     @property
@@ -62,11 +62,11 @@ class Trace:
         return sum(request.prompt for request in self.requests)
 
 
-def read(paths: Sequence[Path], *, grid: int | None = None, every: float = EVERY, name: str | None = None) -> Trace:
+def read(paths: Sequence[Path], *, block_size: int | None = None, every: float = EVERY, name: str | None = None) -> Trace:
     """Reads a trace: one file, a folder of sessions, or the files of several.
 
     Args:
-        grid: tokens of a block, a multiple of the recorded size; that size by default.
+        block_size: tokens of a block, a multiple of the recorded size; that size by default.
         every: seconds between the beginnings of two sessions.
 
     Raises:
@@ -76,7 +76,7 @@ def read(paths: Sequence[Path], *, grid: int | None = None, every: float = EVERY
     if not files:
         raise ConfigError(f"There is no trace in {', '.join(map(str, paths))}.")
     requests: list[Request] = []
-    grids: set[int] = set()
+    block_sizes: set[int] = set()
     numbers: Numbers = {}
     for number, file in enumerate(files):
         try:
@@ -87,14 +87,14 @@ def read(paths: Sequence[Path], *, grid: int | None = None, every: float = EVERY
         except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error) as error:
             why = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{file} is not a trace: {why}; `headstart replay --help` names the forms.") from error
-        grids.add(native)
+        block_sizes.add(native)
         requests += [replace(one, at=begin + one.at) for one in found]
-    if len(grids) > 1:
+    if len(block_sizes) > 1:
         raise ConfigError("These traces have blocks of different sizes; replay them apart.")
-    native = grids.pop()
-    wanted = grid or native
+    native = block_sizes.pop()
+    wanted = block_size or native
     if wanted % native:
-        raise ConfigError(f"The blocks of this trace have {native} tokens; a grid must be a multiple of that, not {wanted}.")
+        raise ConfigError(f"This trace has blocks of {native} tokens; the block size must be a multiple of that, not {wanted}.")
     requests.sort(key=lambda request: request.at)
     return Trace(name or paths[0].name.split(".")[0], wanted, tuple(_coarser(requests, wanted // native)))
 
@@ -154,12 +154,12 @@ def _text(line: dict[str, Any], numbers: Numbers) -> Request:
     return Request(line["timestamp"] / 1e6, as_tokens(blocks), len(text) // _CHARACTERS, len(reply) // _CHARACTERS)
 
 
-def whole(prompt: int, grid: int) -> int:
+def whole(prompt: int, block_size: int) -> int:
     """Whole blocks before the last token of a prompt: what follows is always computed."""
-    return max(0, (prompt - 1) // grid)
+    return max(0, (prompt - 1) // block_size)
 
 
-def sample(seed: int = 0, seconds: int = 1800, grid: int = 64) -> Trace:
+def sample(seed: int = 0, seconds: int = 1800, block_size: int = 64) -> Trace:
     """A generated trace, for want of a recorded one: chats, agents in a loop of tools, questions to documents, one-shots."""
     dice = random.Random(seed)
     fresh = iter(range(1, 1 << 31))
@@ -168,7 +168,7 @@ def sample(seed: int = 0, seconds: int = 1800, grid: int = 64) -> Trace:
     found: list[Request] = []
 
     def ask(at: float, blocks: list[int], reply: int) -> None:
-        found.append(Request(at, as_tokens(blocks), len(blocks) * grid + dice.randint(1, grid), reply))
+        found.append(Request(at, as_tokens(blocks), len(blocks) * block_size + dice.randint(1, block_size), reply))
 
     at = 0.0
     while at < seconds:
@@ -192,7 +192,7 @@ def sample(seed: int = 0, seconds: int = 1800, grid: int = 64) -> Trace:
                 ask(at, [*documents[popular], next(fresh)], dice.randint(4, 40))
             case "once":
                 ask(at, [next(fresh) for _ in range(dice.randint(5, 120))], dice.randint(200, 900))
-    return Trace("sample", grid, tuple(sorted(found, key=lambda request: request.at)))
+    return Trace("sample", block_size, tuple(sorted(found, key=lambda request: request.at)))
 
 
 def _turns(dice: random.Random, more: float) -> int:

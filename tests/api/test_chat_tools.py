@@ -312,7 +312,7 @@ def test_a_reply_with_a_call_settles(server: Server) -> None:
     wait_until(lambda: not settle.pending)
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "passwd hosts"}
     answer = ask(server, [*question, message.model_dump(exclude_none=True), result], tools=[LS])
-    assert answer.headstart["computed"] <= len("passwd hosts") + 2 * HEADER + 8  # the grid of the fake engine is 8
+    assert answer.headstart["computed"] <= len("passwd hosts") + 2 * HEADER + 8  # the block size of the fake engine is 8
 
 
 @pytest.mark.parametrize("arguments", ['{"path": nope}\n</tool_call>', '{"path": "/e'])

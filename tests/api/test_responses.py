@@ -70,7 +70,7 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
     tokenizer = FakeTokenizer(chat_template=templates.TOOLS)
-    engine = Scripted(FakeEngine(slots=2, ctx=8192, grid=16, batch=512, tokenizer=tokenizer))
+    engine = Scripted(FakeEngine(slots=2, ctx=8192, block_size=16, batch=512, tokenizer=tokenizer))
     with Runtime(engine, Settings(memory_budget=32 << 20)) as runtime:
         with serving(runtime, model_id="fake") as server:
             yield Stage(server, engine, runtime)
@@ -605,7 +605,7 @@ def test_an_agents_loop_as_codex_sends_it(stage: Stage) -> None:
     follow = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And tomorrow?"}]}
     third = turn([*items, *map(returned, second["items"]), follow], "Sun.")
     new = len("<|im_end|>") + len("And tomorrow?") + 40
-    assert third["headstart"]["computed"] <= new + stage.engine.traits.grid
+    assert third["headstart"]["computed"] <= new + stage.engine.traits.block_size
     other = turn([*head[:2], {**head[2], "content": fresh("another session")}], "Yes.")
     shared = len("You are an agent. ") * 40 + len("Sandbox: read-only. ") * 20
     assert other["usage"]["input_tokens_details"]["cached_tokens"] >= shared

@@ -87,7 +87,7 @@ def test_the_table_has_the_policies_that_were_asked_for(replay: Run, trace: Path
         (("--bytes-per-token", "inf"), "'--bytes-per-token': inf is not a finite number"),
         (("--every", "inf"), "'--every': inf is not a finite number"),
         (("--policy", "best"), "it is none of value"),
-        (("--grid", "100"), "multiple"),
+        (("--block-size", "100"), "multiple"),
     ],
 )
 def test_mistakes_are_one_line(replay: Run, trace: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -105,4 +105,4 @@ def test_what_is_no_trace_is_told_the_forms(replay: Run, tmp_path: Path) -> None
 
 
 def test_without_a_trace_one_is_generated(replay: Run) -> None:
-    assert "sample: 874 requests" in replay("--budget", "10%", "--policy", "lru", "--grid", "64")
+    assert "sample: 874 requests" in replay("--budget", "10%", "--policy", "lru", "--block-size", "64")

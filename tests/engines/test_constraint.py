@@ -35,14 +35,14 @@ def fake() -> FakeEngine:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[LlamaEngine]:
-    engine = LlamaEngine.load(SMALL, grid=64)
+    engine = LlamaEngine.load(SMALL, block_size=64)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
 def small(tiny_model: Path) -> Iterator[LlamaEngine]:
-    engine = LlamaEngine.load(replace(SMALL, model=str(tiny_model), slots=1, ctx=4096), grid=64)
+    engine = LlamaEngine.load(replace(SMALL, model=str(tiny_model), slots=1, ctx=4096), block_size=64)
     yield engine
     engine.close()
 
@@ -81,7 +81,7 @@ def draw(engine: Engine, grammar: Grammar, sampling: Sampling = GREEDY, prompt: 
 
 
 def text_of(engine: Engine, tokens: list[int]) -> str:
-    return b"".join(engine.tokenizer.piece(token) for token in tokens if token not in engine.tokenizer.eog).decode()
+    return b"".join(engine.tokenizer.token_bytes(token) for token in tokens if token not in engine.tokenizer.eog).decode()
 
 
 def write(engine: Engine, grammar: Grammar, sampling: Sampling = GREEDY) -> str:
@@ -141,7 +141,9 @@ def test_drawing_leaves_the_logits_as_they_are(engine: Engine) -> None:
     drawn = engine.sample(0, held)
     assert (engine.logits(0) == before).all()
     assert engine.sample(0, free) == before.argmax() != drawn
-    digits = [token for token in range(engine.tokenizer.n_vocab) if re.fullmatch(rb"[0-9]+", engine.tokenizer.piece(token))]
+    digits = [
+        token for token in range(engine.tokenizer.n_vocab) if re.fullmatch(rb"[0-9]+", engine.tokenizer.token_bytes(token))
+    ]
     assert drawn == max(digits, key=lambda token: before[token])
 
 
@@ -215,7 +217,7 @@ def test_forced_texts_are_spelled_exactly_whatever_the_tokenizer_adds(kind: type
 
 @pytest.mark.slow
 def test_sentencepiece_vocabularies(gemma_model: Path) -> None:
-    engine = LlamaEngine.load(replace(SMALL, model=str(gemma_model), slots=1), grid=64)
+    engine = LlamaEngine.load(replace(SMALL, model=str(gemma_model), slots=1), block_size=64)
     try:
         value = {"type": "object", "properties": {"a name": {"enum": ["größe", " x"]}}, "required": ["a name"]}
         value["additionalProperties"] = False

@@ -18,7 +18,7 @@ from driving import checkpoint, export, fill, last_cells, tokens_of
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama.blob import Form
-from headstart.interfaces.engine import Rows, Step
+from headstart.interfaces.engine import KVSegment, Step
 
 SLOW_THREADS = [pytest.param(threads, marks=pytest.mark.slow) for threads in (3, 4)]
 WINDOW = 512
@@ -51,13 +51,13 @@ def digest(engine: LlamaEngine, slot: int) -> str:
     return sha256(engine.logits(slot).tobytes()).hexdigest()
 
 
-def saved(engine: LlamaEngine, slot: int) -> tuple[list[Rows], Any]:
+def saved(engine: LlamaEngine, slot: int) -> tuple[list[KVSegment], Any]:
     return export(engine, slot, 0, engine.length(slot)), checkpoint(engine, slot) if engine.traits.stateful else None
 
 
-def put(engine: LlamaEngine, slot: int, rows: list[Rows], state: Any) -> None:
+def put(engine: LlamaEngine, slot: int, rows: list[KVSegment], state: Any) -> None:
     if state is None:
-        engine.import_rows(slot, rows)
+        engine.import_kv(slot, rows)
     else:
         engine.import_checkpoint(slot, rows, state)
 
@@ -73,7 +73,7 @@ def assert_decoding_is_exact(engine: LlamaEngine, depths: tuple[int, ...] = (448
     """Also of a slot that goes back behind where its own content came from, and when others are full."""
     tokens = tokens_of(engine, max(depths))
     engine.truncate(0, 0)
-    kept: dict[int, tuple[list[Rows], Any, list[str]]] = {}
+    kept: dict[int, tuple[list[KVSegment], Any, list[str]]] = {}
     for depth in depths:
         start = engine.length(0)
         fill(engine, 0, tokens[start:depth], *_calls(depth - start, engine.shape.batch))

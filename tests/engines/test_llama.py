@@ -72,7 +72,7 @@ def test_tokenising_in_pieces_equals_tokenising_whole(demo: LlamaEngine) -> None
             messages = [{"role": "system", "content": text}, {"role": role, "content": text}]
             prompt = prompter.chat(talk(messages))
             assert prompt.tokens.tolist() == tokenizer.tokenize_special(prompt.text)
-            assert b"".join(map(tokenizer.piece, prompt.tokens.tolist())).decode() == prompt.text
+            assert b"".join(map(tokenizer.token_bytes, prompt.tokens.tolist())).decode() == prompt.text
 
 
 def test_a_typed_control_token_stays_text(demo: LlamaEngine) -> None:
@@ -81,9 +81,9 @@ def test_a_typed_control_token_stays_text(demo: LlamaEngine) -> None:
     for control in tokenizer.controls:
         tokens = tokenizer.tokenize(f"a{control.text}b")
         assert not controls & set(tokens)
-        assert b"".join(map(tokenizer.piece, tokens)).decode() == f"a{control.text}b"
+        assert b"".join(map(tokenizer.token_bytes, tokens)).decode() == f"a{control.text}b"
         assert tokenizer.tokenize_special(control.text) == [control.id]
-        assert tokenizer.piece(control.id) == control.text.encode()
+        assert tokenizer.token_bytes(control.id) == control.text.encode()
 
 
 def test_what_the_vocabulary_says(demo: LlamaEngine) -> None:
@@ -93,7 +93,7 @@ def test_what_the_vocabulary_says(demo: LlamaEngine) -> None:
     assert "<|im_end|>" in {names[token] for token in tokenizer.eog}
     assert tokenizer.names["eos_token"] == "<|im_end|>"
     assert tokenizer.bos is None
-    assert b"".join(tokenizer.piece(token) for token in tokenizer.tokenize("🤷🏽‍♀️")).decode() == "🤷🏽‍♀️"
+    assert b"".join(tokenizer.token_bytes(token) for token in tokenizer.tokenize("🤷🏽‍♀️")).decode() == "🤷🏽‍♀️"
     assert tokenizer.tokenize("lone \ud800 surrogate")
 
 
@@ -103,41 +103,41 @@ def test_what_the_vocabulary_says(demo: LlamaEngine) -> None:
 @pytest.mark.parametrize("kv_type", ["f16", "bf16", "q8_0"])
 def test_rows_come_back_as_they_went(tiny_model: Path, kv_type: Any) -> None:
     engine = LlamaEngine.load(replace(SMALL, model=str(tiny_model), kv_type=kv_type))
-    row = engine.shape.row_bytes
+    row = engine.shape.kv_bytes_per_token
     fill(engine, 0, tokens_of(engine, 300))
     fill(engine, 2, tokens_of(engine, 90, seed=2))
     whole = export(engine, 0, 0, 300)[0]
     pieces = export(engine, 0, 0, 1, 64, 131, 300)
-    engine.import_rows(1, pieces)
+    engine.import_kv(1, pieces)
     assert engine.length(1) == 300
     assert export(engine, 1, 0, 300)[0].data.tobytes() == whole.data.tobytes()
     # A part of the last piece, out of buffers with something behind their rows.
     longer = [replace(piece, data=np.concatenate([piece.data, np.full(99, 9, np.uint8)])) for piece in pieces]
-    engine.import_rows(1, [*longer[:3], replace(longer[3], take=50)])
+    engine.import_kv(1, [*longer[:3], replace(longer[3], take=50)])
     assert engine.length(1) == 181
     assert export(engine, 1, 0, 181)[0].data.tobytes() == export(engine, 0, 0, 181)[0].data.tobytes()
     assert export(engine, 1, 130, 181)[0].data.tobytes() == export(engine, 0, 130, 181)[0].data.tobytes()
     assert engine.length(2) == 90
     out = np.full(11 * row, 5, np.uint8)
-    engine.export_rows(0, [Span(20, 30, out)])
+    engine.export_kv(0, [Span(20, 30, out)])
     assert (out[10 * row :] == 5).all()
     assert engine.shape.transfer_bytes >= engine.shape.ctx * row
     engine.close()
 
 
 def test_restored_equals_cold_on_the_grid(demo: LlamaEngine) -> None:
-    grid, tokens = demo.traits.grid, tokens_of(demo, 330)
+    block_size, tokens = demo.traits.block_size, tokens_of(demo, 330)
     tail = tokens[320:]
     fill(demo, 0, tokens[:320])
     fill(demo, 0, tail, logits=True)
     cold = demo.logits(0)
     fill(demo, 2, tokens_of(demo, 77, seed=3))  # a neighbour
-    rows = export(demo, 0, *range(0, 321, grid))
+    rows = export(demo, 0, *range(0, 321, block_size))
     for kept in (1, 3, 5):
         demo.release()
-        demo.import_rows(1, rows[:kept])
+        demo.import_kv(1, rows[:kept])
         if kept < 5:
-            fill(demo, 1, tokens[kept * grid : 320])
+            fill(demo, 1, tokens[kept * block_size : 320])
         fill(demo, 1, tail, logits=True)
         assert demo.logits(1).tobytes() == cold.tobytes()
 
@@ -149,21 +149,21 @@ def test_a_flipped_bit_in_a_restored_row_changes_the_logits(demo: LlamaEngine) -
     fill(demo, 0, tokens[128:], logits=True)
     cold = demo.logits(0)
     half = len(rows.data) // 2
-    row = demo.shape.row_bytes // 60  # 30 layers, K and V
+    row = demo.shape.kv_bytes_per_token // 60  # 30 layers, K and V
     for at in (1, 64 * row + 1, half + 1):  # signs in K of tokens 0 and 64, and in V of token 0, in the first layer
         rows.data[at] ^= 0x80
-        demo.import_rows(1, [rows])
+        demo.import_kv(1, [rows])
         rows.data[at] ^= 0x80
         fill(demo, 1, tokens[128:], logits=True)
         assert demo.logits(1).tobytes() != cold.tobytes()
-    demo.import_rows(1, [rows])
+    demo.import_kv(1, [rows])
     fill(demo, 1, tokens[128:], logits=True)
     assert demo.logits(1).tobytes() == cold.tobytes()
 
 
 def test_a_grid_of_32_breaks_exactness(demo_model: Path) -> None:
-    engine = LlamaEngine.load(replace(SMALL, model=str(demo_model)), grid=32)
-    assert engine.traits.grid == 32
+    engine = LlamaEngine.load(replace(SMALL, model=str(demo_model)), block_size=32)
+    assert engine.traits.block_size == 32
     tokens = tokens_of(engine, 96)
     fill(engine, 0, tokens)
     fill(engine, 1, tokens, 32, 64)
@@ -192,13 +192,13 @@ def test_refused_moves_leave_a_known_state(small: LlamaEngine) -> None:
     with pytest.raises(EngineError, match="holds 100 tokens"):
         export(small, 0, 50, 101)
     with pytest.raises(EngineError, match="too few"):
-        small.export_rows(0, [Span(0, 10, np.empty(9 * small.shape.row_bytes, np.uint8))])
+        small.export_kv(0, [Span(0, 10, np.empty(9 * small.shape.kv_bytes_per_token, np.uint8))])
     for bad in ([replace(rows, take=101)], [replace(rows, data=rows.data[:-1])], [rows] * 11):
         fill(small, 1, tokens_of(small, 5))
         with pytest.raises(EngineError):
-            small.import_rows(1, bad)
+            small.import_kv(1, bad)
         assert small.length(1) == 0
-    small.import_rows(0, [])
+    small.import_kv(0, [])
     assert small.length(0) == 0
 
 
@@ -286,7 +286,7 @@ def test_sampling(demo: LlamaEngine) -> None:
 
 
 def test_traits_are_measured(demo: LlamaEngine) -> None:
-    assert demo.traits.grid == 64
+    assert demo.traits.block_size == 64
     assert demo.traits.chunking
     assert demo.traits.canonical
     assert demo.traits.sliceable
@@ -326,7 +326,7 @@ def test_the_fingerprint_is_what_changes_numbers(tiny_model: Path, tmp_path: Pat
     assert print_of(replace(base, slots=1, ctx=512, threads=2, model=str(copy))) == same
     assert print_of(replace(base, model=str(other))) != same
     assert print_of(replace(base, kv_type="q8_0")) != same
-    assert print_of(base, grid=32) != same
+    assert print_of(base, block_size=32) != same
     adapters = [tiny.write_adapter(tmp_path / f"{seed}.gguf", seed) for seed in (0, 1)]
     assert len({print_of(replace(base, lora=adapter)) for adapter in adapters} | {same}) == 3
     monkeypatch.setattr(llama_identity, "devices", lambda: ["a card"])

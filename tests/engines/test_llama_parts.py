@@ -19,7 +19,7 @@ from headstart.engines.llama.fit import Fit, Needs, fit
 from headstart.engines.llama.identity import digest_of
 from headstart.engines.llama.part import Layout, LayoutError, parse
 from headstart.errors import ConfigError
-from headstart.interfaces.engine import Rows
+from headstart.interfaces.engine import KVSegment
 
 GIB = 1 << 30
 
@@ -33,9 +33,9 @@ def layouts(draw: st.DrawFn) -> Layout:
     return Layout(draw(st.integers(1, 4)), len(keys), (*keys, *values[: len(keys)]), draw(st.sampled_from([0, 12])))
 
 
-def dice(layout: Layout, tokens: int, take: int | None = None) -> Rows:
-    data = np.random.default_rng(tokens).integers(0, 256, tokens * layout.row_bytes, np.uint8)
-    return Rows(data, tokens, tokens if take is None else take)
+def dice(layout: Layout, tokens: int, take: int | None = None) -> KVSegment:
+    data = np.random.default_rng(tokens).integers(0, 256, tokens * layout.kv_bytes_per_token, np.uint8)
+    return KVSegment(data, tokens, tokens if take is None else take)
 
 
 @given(layout=layouts(), blank=st.integers(0, 9), sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4))
@@ -47,11 +47,11 @@ def test_what_is_joined_can_be_opened_and_cut(layout: Layout, blank: int, sizes:
     part = layout.open(data, 0, tokens)
     start = blank
     if blank:
-        out = np.empty(blank * layout.row_bytes, np.uint8)
+        out = np.empty(blank * layout.kv_bytes_per_token, np.uint8)
         part.cut(0, blank, out)
         assert not out.any()
     for piece in pieces:
-        out = np.empty(piece.take * layout.row_bytes, np.uint8)
+        out = np.empty(piece.take * layout.kv_bytes_per_token, np.uint8)
         part.cut(start, start + piece.take, out)
         start += piece.take
         taken, before = 0, 0
@@ -73,16 +73,16 @@ def test_a_layout_is_read_off_one_part(layout: Layout, tokens: int, behind: byte
     size = layout.size(tokens)
     data = np.concatenate([np.zeros(size, np.uint8), np.frombuffer(behind, np.uint8)])
     layout.join([dice(layout, tokens)], data)
-    assert parse(data, tokens, 12 + layout.row_bytes) == layout
+    assert parse(data, tokens, 12 + layout.kv_bytes_per_token) == layout
     for wrong in (-1, 1, 12):
         with pytest.raises(LayoutError):
-            parse(data[:size], tokens, 12 + layout.row_bytes + wrong)
+            parse(data[:size], tokens, 12 + layout.kv_bytes_per_token + wrong)
 
 
 def test_another_form_is_not_accepted() -> None:
     layout = Layout(2, 1, ((1, 8), (1, 8)))
     data = np.zeros(layout.size(3), np.uint8)
-    layout.join([Rows(np.arange(48, dtype=np.uint8), 3, 3)], data)
+    layout.join([KVSegment(np.arange(48, dtype=np.uint8), 3, 3)], data)
     trans = 8 + 3 * 12
     for at, word in ((0, 3), (4, 4), (8, 5), (12, 2), (trans, 1), (trans + 4, 2), (trans + 8, 2), (trans + 12, 16)):
         changed = data.copy()
@@ -114,7 +114,7 @@ def test_blobs_are_taken_apart_and_put_together(
     rows: Layout | None, window: Layout | None, size: int, seen: int, before: int
 ) -> None:
     form, tokens = Form(MAGIC, rows, window, size), before + seen
-    pieces = [dice(rows, tokens)] if rows is not None else [Rows(np.empty(0, np.uint8), tokens, tokens)]
+    pieces = [dice(rows, tokens)] if rows is not None else [KVSegment(np.empty(0, np.uint8), tokens, tokens)]
     cells = seen if window is not None else 0
     state = np.concatenate(
         [
@@ -132,7 +132,7 @@ def test_blobs_are_taken_apart_and_put_together(
         # llama.cpp does not give back what the window no longer sees.
         whole, partial = last_cells(whole, form, tokens, cells), last_cells(partial, form, tokens, cells)
     opened = form.open(whole, tokens)
-    assert (opened.rows is None) == (rows is None)
+    assert (opened.kv is None) == (rows is None)
     out = np.full(len(state) + 4, 9, np.uint8)
     for blob, part in ((whole, False), (partial, True)):
         assert form.cut_checkpoint(form.open(blob, tokens, partial=part), tokens, out) == len(state)
@@ -154,8 +154,8 @@ def test_blobs_are_taken_apart_and_put_together(
         with pytest.raises(LayoutError):
             form.check(damage, tokens)
     if before == 0:  # a window that holds all, as at load
-        each = 12 + (rows.row_bytes if rows is not None else -12)
-        beside = 12 + window.row_bytes if window is not None else 0
+        each = 12 + (rows.kv_bytes_per_token if rows is not None else -12)
+        beside = 12 + window.kv_bytes_per_token if window is not None else 0
         assert learn(whole, partial, tokens, each=each + beside, each_partial=beside) == form
         if len(partial) > 8:
             partial[-1] ^= 1

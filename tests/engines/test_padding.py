@@ -19,7 +19,7 @@ from headstart.engines.llama.identity import devices, work
 from headstart.engines.llama.load import open_model
 from headstart.engines.llama.padding import NO_PADDING, PROCESSORS, TILE, Padding, Work, processor, tiles
 from headstart.errors import EngineError
-from headstart.interfaces.engine import GREEDY, Rows, Span, Step
+from headstart.interfaces.engine import GREEDY, KVSegment, Span, Step
 
 DEEP = 512
 SMOLLM = Work(weights=134_515_008 - 49_152 * 576, layers=30, heads=9, key=64, value=64)
@@ -184,10 +184,10 @@ def test_what_is_kept_is_the_beginning_of_a_tile(engine: LlamaEngine, n: int) ->
         engine.prefill(slot, tokens[:TILE], logits=True)
         return engine.logits(slot).tobytes()
 
-    def rows(stop: int) -> Rows:
-        data = np.empty(stop * engine.shape.row_bytes, np.uint8)
-        engine.export_rows(0, [Span(0, stop, data)])
-        return Rows(data, stop, stop)
+    def rows(stop: int) -> KVSegment:
+        data = np.empty(stop * engine.shape.kv_bytes_per_token, np.uint8)
+        engine.export_kv(0, [Span(0, stop, data)])
+        return KVSegment(data, stop, stop)
 
     begin()
     engine.prefill(0, tokens[DEEP:], logits=True)
@@ -203,7 +203,7 @@ def test_what_is_kept_is_the_beginning_of_a_tile(engine: LlamaEngine, n: int) ->
     assert rows(DEEP + n).data.tobytes() == kept.data.tobytes()
 
     engine.truncate(1, 0)
-    engine.import_rows(1, [kept])
+    engine.import_kv(1, [kept])
     assert went_on(1) == further
 
 
@@ -220,8 +220,8 @@ def test_nothing_that_comes_later_sees_it(tiny_model: Path, threads: int) -> Non
     tokens = np.random.default_rng(threads).integers(3, 250, 1024).astype(np.int32)
 
     def rows(slot: int, start: int, stop: int) -> bytes:
-        data = np.empty((stop - start) * engine.shape.row_bytes, np.uint8)
-        engine.export_rows(slot, [Span(start, stop, data)])
+        data = np.empty((stop - start) * engine.shape.kv_bytes_per_token, np.uint8)
+        engine.export_kv(slot, [Span(start, stop, data)])
         return data.tobytes()
 
     def continued(slot: int, start: int) -> bytes:
@@ -249,7 +249,7 @@ def test_nothing_that_comes_later_sees_it(tiny_model: Path, threads: int) -> Non
     engine.prefill(0, tokens[DEEP:stop], logits=False)
     kept = np.frombuffer(rows(0, 0, stop), np.uint8)
     engine.truncate(1, 0)
-    engine.import_rows(1, [Rows(kept, stop, stop)])
+    engine.import_kv(1, [KVSegment(kept, stop, stop)])
     assert continued(0, stop) == continued(1, stop)
     engine.close()
 
@@ -283,7 +283,7 @@ def test_what_cannot_be_cut_off_is_an_error_and_leaves_nothing(engine: LlamaEngi
 
 
 def test_a_grid_that_is_no_tile_is_not_padded(tiny_model: Path) -> None:
-    engine = LlamaEngine.load(Settings(model=str(tiny_model), ctx=1024, slots=1, threads=1), grid=32)
+    engine = LlamaEngine.load(Settings(model=str(tiny_model), ctx=1024, slots=1, threads=1), block_size=32)
     assert engine._padding is NO_PADDING
     engine.close()
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from headstart.engines.proof import MOST_TOKENS, prove
-from headstart.interfaces.engine import Bytes, Logits, Rows, Step, Traits
+from headstart.interfaces.engine import Bytes, KVSegment, Logits, Step, Traits
 from headstart.testing.fake_engine import FakeEngine
 
 TOKENS = np.random.default_rng(0).integers(0, 256, MOST_TOKENS).astype(np.int32)
 
 
 def options(**more: Any) -> dict[str, Any]:
-    return {"slots": 2, "ctx": 2304, "grid": 64, "batch": 512, **more}
+    return {"slots": 2, "ctx": 2304, "block_size": 64, "batch": 512, **more}
 
 
 def proved(engine: FakeEngine, window: int = 0) -> Traits:
@@ -32,13 +32,17 @@ def proved(engine: FakeEngine, window: int = 0) -> Traits:
 
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("ctx", [256, 512, 1024, 2304])
-@pytest.mark.parametrize("row_bytes", [16, 0, None])
-def test_what_is_exact_is_found_exact(slots: int, ctx: int, row_bytes: int | None) -> None:
-    sliceable = row_bytes is None
+@pytest.mark.parametrize("kv_bytes_per_token", [16, 0, None])
+def test_what_is_exact_is_found_exact(slots: int, ctx: int, kv_bytes_per_token: int | None) -> None:
+    sliceable = kv_bytes_per_token is None
     traits = proved(
-        FakeEngine(**options(slots=slots, ctx=ctx, batch=256, row_bytes=row_bytes or 16 * sliceable, sliceable=sliceable))
+        FakeEngine(
+            **options(
+                slots=slots, ctx=ctx, batch=256, kv_bytes_per_token=kv_bytes_per_token or 16 * sliceable, sliceable=sliceable
+            )
+        )
     )
-    assert (traits.grid, traits.chunking, traits.exact, traits.movable) == (64, True, True, True)
+    assert (traits.block_size, traits.chunking, traits.exact, traits.movable) == (64, True, True, True)
     assert not traits.decode_is_prefill
 
 
@@ -59,9 +63,9 @@ def test_calls_of_the_largest_size_are_compared() -> None:
 
 @pytest.mark.parametrize("sliceable", [True, False])
 def test_calls_of_other_sizes_that_give_other_bits(sliceable: bool) -> None:
-    traits = proved(FakeEngine(**options(grid=512, chunking=False, sliceable=sliceable)))
+    traits = proved(FakeEngine(**options(block_size=512, chunking=False, sliceable=sliceable)))
     assert not traits.chunking
-    assert (traits.grid, traits.canonical) == (512, True)
+    assert (traits.block_size, traits.canonical) == (512, True)
 
 
 def test_decoding_that_is_prefill() -> None:
@@ -80,7 +84,7 @@ class Drifting(FakeEngine):
 class WrongState(FakeEngine):
     """Imports the state of other tokens."""
 
-    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+    def import_checkpoint(self, slot: int, pieces: Sequence[KVSegment], state: Bytes) -> None:
         super().import_checkpoint(slot, pieces, _flipped(state))
 
 
@@ -106,7 +110,7 @@ class Stale(FakeEngine):
 
     stale: frozenset[int] = frozenset()
 
-    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+    def import_checkpoint(self, slot: int, pieces: Sequence[KVSegment], state: Bytes) -> None:
         super().import_checkpoint(slot, pieces, state)
         self.stale |= {slot}
 
@@ -181,11 +185,11 @@ class Wandering(FakeEngine):
         super().rewind(slot, length, state)
         self._note(slot, "rewound")
 
-    def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
-        super().import_rows(slot, pieces)
+    def import_kv(self, slot: int, pieces: Sequence[KVSegment]) -> None:
+        super().import_kv(slot, pieces)
         self._note(slot, "restored")
 
-    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+    def import_checkpoint(self, slot: int, pieces: Sequence[KVSegment], state: Bytes) -> None:
         super().import_checkpoint(slot, pieces, state)
         self._note(slot, "restored")
 
@@ -200,8 +204,8 @@ class Wandering(FakeEngine):
 @pytest.mark.parametrize("way", ["rewound", "restored"])
 @pytest.mark.parametrize(("behind", "chunking"), [(0, True), (600, True), (1100, True), (600, False)])
 def test_decoding_that_depends_on_the_way_is_found_out(way: str, sliceable: bool, behind: int, chunking: bool) -> None:
-    grid = 64 if chunking else 512
-    engine = Wandering(**options(sliceable=sliceable, grid=grid, chunking=chunking))
+    block_size = 64 if chunking else 512
+    engine = Wandering(**options(sliceable=sliceable, block_size=block_size, chunking=chunking))
     engine.ways, engine.behind = frozenset({way}), behind
     traits = proved(engine)
     assert traits.canonical, "the logits of prompts are right"

@@ -14,19 +14,19 @@ import pytest
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import identity as llama_identity
-from headstart.engines.llama.engine import GRID
+from headstart.engines.llama.engine import BLOCK_SIZE
 from headstart.engines.proof import MOST_TOKENS
 from headstart.engines.proven import MEMO, STILL, Proven
-from headstart.interfaces.engine import Bytes, Logits, Rows, Traits
+from headstart.interfaces.engine import Bytes, KVSegment, Logits, Traits
 from headstart.testing.fake_engine import FakeEngine
 
 TOKENS = np.random.default_rng(0).integers(0, 256, MOST_TOKENS).astype(np.int32)
-ANSWER = {True: GRID + 3 * 8, False: GRID + 2 * 8}
+ANSWER = {True: BLOCK_SIZE + 3 * 8, False: BLOCK_SIZE + 2 * 8}
 """Tokens of the answer's prompts, by whether rows are all there is: a block, and the tail behind it, restored, and deep."""
 
 
 def fake(kind: type[FakeEngine] = FakeEngine, **more: Any) -> FakeEngine:
-    return kind(**{"slots": 2, "ctx": 2048, "grid": GRID, "batch": 512, **more})
+    return kind(**{"slots": 2, "ctx": 2048, "block_size": BLOCK_SIZE, "batch": 512, **more})
 
 
 def load(
@@ -34,7 +34,7 @@ def load(
 ) -> tuple[Traits, int]:
     """Of a new process: the traits, and how many tokens were computed for them."""
     engine = engine or fake()
-    traits = Proven(folder, identity, anew).traits(engine, TOKENS, block=GRID, window=0)
+    traits = Proven(folder, identity, anew).traits(engine, TOKENS, block=BLOCK_SIZE, window=0)
     assert [engine.length(slot) for slot in range(engine.shape.slots)] == [0] * engine.shape.slots
     return traits, engine.prefilled
 
@@ -49,10 +49,10 @@ class Another(FakeEngine):
 class Forgetful(FakeEngine):
     """Does not get back what it moved."""
 
-    def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
-        super().import_rows(slot, [Rows(piece.data ^ np.uint8(1), piece.tokens, piece.take) for piece in pieces])
+    def import_kv(self, slot: int, pieces: Sequence[KVSegment]) -> None:
+        super().import_kv(slot, [KVSegment(piece.data ^ np.uint8(1), piece.tokens, piece.take) for piece in pieces])
 
-    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+    def import_checkpoint(self, slot: int, pieces: Sequence[KVSegment], state: Bytes) -> None:
         super().import_checkpoint(slot, pieces, state ^ np.uint8(1))
 
 
@@ -61,7 +61,7 @@ class Unsteady(FakeEngine):
 
     def prefill(self, slot: int, tokens: Any, *, logits: bool) -> None:
         super().prefill(slot, tokens, logits=logits)
-        if len(tokens) > GRID:
+        if len(tokens) > BLOCK_SIZE:
             self._slots[slot].low[self.length(slot) - 1] ^= np.uint8(self.calls % 251 + 1)
 
 
@@ -183,7 +183,7 @@ def test_of_a_real_engine(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.
         traits, fingerprint = engine.traits, engine.fingerprint
         engine.close()
         assert traits.exact
-        seen.add((fingerprint, traits.grid, traits.chunking, traits.decode_is_prefill))
+        seen.add((fingerprint, traits.block_size, traits.chunking, traits.decode_is_prefill))
         return STILL in traits.notes
 
     seen: set[tuple[bytes, int, bool, bool]] = set()

@@ -15,12 +15,11 @@ from llama_cpp import llama_cpp as lib
 
 import tiny
 from driving import SMALL, checkpoint, empty, export, fill, tokens_of
-from headstart.engines.llama import LlamaEngine
+from headstart.engines.llama import LlamaEngine, kv_transfer
 from headstart.engines.llama import part as llama_part
-from headstart.engines.llama import rows as llama_rows
 from headstart.engines.llama.blob import Form
 from headstart.errors import EngineError
-from headstart.interfaces.engine import Rows, Span, Step
+from headstart.interfaces.engine import KVSegment, Span, Step
 from headstart.serving.memory_budget import Room
 
 WINDOWS = ("gemma3", "gpt-oss")
@@ -83,7 +82,7 @@ def on(engine: LlamaEngine, tokens: Any, slot: int) -> bytes:
     return engine.logits(slot).tobytes()
 
 
-def checkpoints(engine: LlamaEngine, tokens: Any, points: tuple[int, ...], slot: int = 0) -> dict[int, tuple[Rows, Any]]:
+def checkpoints(engine: LlamaEngine, tokens: Any, points: tuple[int, ...], slot: int = 0) -> dict[int, tuple[KVSegment, Any]]:
     """Rows and checkpoints at these lengths, taken on the way; the slot then holds the tokens up to the last point."""
     engine.truncate(slot, 0)
     taken = {}
@@ -105,9 +104,9 @@ def test_traits_and_sizes(engine: LlamaEngine, kind: str) -> None:
     assert traits.stateful
     assert traits.canonical, traits.notes
     assert traits.chunking
-    assert traits.grid == 64
+    assert traits.block_size == 64
     assert not traits.decode_is_prefill
-    assert (shape.row_bytes == 0) == (kind in (*STATE_ONLY, WINDOWED_LFM2))
+    assert (shape.kv_bytes_per_token == 0) == (kind in (*STATE_ONLY, WINDOWED_LFM2))
     assert [engine.length(slot) for slot in range(shape.slots)] == [0, 0, 0]
     assert engine.facts.details["state_bytes"] == shape.state_bytes
     sizes = []
@@ -118,7 +117,7 @@ def test_traits_and_sizes(engine: LlamaEngine, kind: str) -> None:
         sizes.append(len(checkpoint(engine, 0)))
     assert sizes[1] == sizes[2] == shape.state_bytes, "what the shape says is had when the window is full"
     assert (sizes[0] < sizes[1]) == (kind in (*WINDOWS, WINDOWED_LFM2))
-    assert shape.transfer_bytes >= shape.ctx * shape.row_bytes + shape.state_bytes
+    assert shape.transfer_bytes >= shape.ctx * shape.kv_bytes_per_token + shape.state_bytes
     with pytest.raises(EngineError, match="no room"):
         engine.export_checkpoint(0, np.empty(shape.state_bytes - 1, np.uint8))
     with pytest.raises(EngineError, match="no checkpoint of 0 tokens"):
@@ -138,7 +137,7 @@ def test_what_was_imported_comes_out_again_whatever_the_slot(engine: LlamaEngine
     assert whole.data.tobytes() == export(engine, 2, 0, 192)[0].data.tobytes()
     # Another number of slots, another context.
     expected = cold(engine, tokens)
-    other = LlamaEngine.load(replace(SMALL, model=str(write(folder, kind)), slots=1, ctx=512), grid=64)
+    other = LlamaEngine.load(replace(SMALL, model=str(write(folder, kind)), slots=1, ctx=512), block_size=64)
     assert other.fingerprint == engine.fingerprint
     other.import_checkpoint(0, [whole], state)
     assert on(other, tokens, 0) == expected
@@ -195,14 +194,14 @@ def assert_exact(engine: LlamaEngine) -> None:
 
 @pytest.mark.parametrize("plans", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_random_plans_equal_cold(engine: LlamaEngine, plans: int) -> None:
-    """Sequences in random calls on the grid, left and taken up again at random points in random slots."""
+    """Sequences in random calls at block boundaries, left and taken up again at random points in random slots."""
     dice = np.random.default_rng(plans)
     for _ in range(plans):
         tokens = tokens_of(engine, int(dice.integers(130, 1000)), seed=int(dice.integers(1 << 30)))
         expected = cold(engine, tokens)
         blocks = (len(tokens) - 1) // 64
         empty(engine)
-        saved: dict[int, tuple[Rows, Any]] = {}
+        saved: dict[int, tuple[KVSegment, Any]] = {}
         slot = 0
         for _ in range(6):
             if saved and dice.random() < 0.8:
@@ -265,7 +264,7 @@ def test_a_checkpoint_of_another_length_is_refused(engine: LlamaEngine) -> None:
     with refused(engine, 2, tokens, expected, "cannot go back"):
         engine.rewind(2, 64, state)
     with refused(engine, 2, tokens, expected, "without their checkpoint"):
-        engine.import_rows(2, [rows])
+        engine.import_kv(2, [rows])
     short_rows = replace(rows, data=rows.data[:-1], take=64 if len(rows.data) else 65)
     with refused(engine, 2, tokens, expected, "do not hold"):
         engine.import_checkpoint(2, [short_rows], state)
@@ -291,8 +290,8 @@ def test_broken_checkpoints_are_refused(engine: LlamaEngine, kind: str) -> None:
 
 
 def recurrence(engine: LlamaEngine) -> int:
-    assert engine._rows is not None
-    return engine._rows._form.recurrence
+    assert engine._kv_transfer is not None
+    return engine._kv_transfer._form.recurrence
 
 
 def test_a_set_that_fails_halfway_leaves_nothing(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,10 +370,10 @@ def test_a_state_without_rows_goes_too(engine: LlamaEngine) -> None:
     tokens = tokens_of(engine, 150)
     expected = cold(engine, tokens)
     _, state = checkpoints(engine, tokens_of(engine, 300, seed=9), (256,))[256]
-    assert engine._rows is not None
+    assert engine._kv_transfer is not None
     blob = np.zeros(len(state) + (1 << 20), np.uint8)
-    blob = blob[: engine._rows._form.join(None, state, blob)]
-    assert llama_rows.write(engine._context, 1, blob, llama_rows.PARTIAL) == len(blob)
+    blob = blob[: engine._kv_transfer._form.join(None, state, blob)]
+    assert kv_transfer.write(engine._context, 1, blob, kv_transfer.PARTIAL) == len(blob)
     engine.truncate(1, 0)
     assert on(engine, tokens, 1) == expected
 
@@ -404,23 +403,23 @@ def test_a_form_that_is_not_known_moves_nothing(folder: Path, monkeypatch: pytes
     out = np.empty(9999, np.uint8)
     for attempt in (
         lambda: engine.truncate(1, 200),
-        lambda: engine.export_rows(1, [Span(0, 1, out)]),
+        lambda: engine.export_kv(1, [Span(0, 1, out)]),
         lambda: engine.export_checkpoint(1, out),
     ):
         with pytest.raises(EngineError):
             attempt()
     assert engine.length(1) == 301
     with refused(engine, 1, tokens, expected):
-        engine.import_rows(1, [Rows(out, 1, 1)])
+        engine.import_kv(1, [KVSegment(out, 1, 1)])
     with refused(engine, 1, tokens, expected):
-        engine.import_checkpoint(1, [Rows(out, 1, 1)], out)
+        engine.import_checkpoint(1, [KVSegment(out, 1, 1)], out)
     with refused(engine, 1, tokens, expected):
         engine.rewind(1, 1, out)
     engine.close()
 
 
 @pytest.mark.parametrize(("window", "depth"), [(100, 320), (1100, 1216)])
-def test_a_window_off_the_grid(folder: Path, window: int, depth: int) -> None:
+def test_a_window_off_the_boundaries(folder: Path, window: int, depth: int) -> None:
     """Its cells are restored into the tiles in which they were computed; one that is too long to be proved too."""
     path = write(folder, "gemma3", window)
     engine = LlamaEngine.load(replace(SMALL, model=str(path), ctx=2048))
@@ -500,13 +499,13 @@ def test_gemma_is_exact_beyond_its_window(gemma: LlamaEngine) -> None:
 def test_what_moving_takes_is_counted_whole(engine: LlamaEngine) -> None:
     """Windows and recurrent state are as large in a short conversation as in a long one."""
     shape = engine.shape
-    options = {"ctx": shape.ctx, "row_bytes": shape.row_bytes, "transfer_bytes": shape.transfer_bytes}
+    options = {"ctx": shape.ctx, "kv_bytes_per_token": shape.kv_bytes_per_token, "transfer_bytes": shape.transfer_bytes}
     anything: Any = None
     room = Room(anything, anything, anything, anything, anything, release=engine.release, keeps_on="", **options)
     empty(engine)
     for tokens in (1, 63, 200, 300):
         fill(engine, 0, tokens_of(engine, tokens))
-        assert llama_rows.size(engine._context, 0) <= room.transfer(engine.length(0)) <= shape.transfer_bytes
+        assert kv_transfer.size(engine._context, 0) <= room.transfer(engine.length(0)) <= shape.transfer_bytes
         engine.truncate(0, 0)
-    assert llama_rows.size(engine._context, 0, llama_rows.PARTIAL) <= room.transfer(0)
+    assert kv_transfer.size(engine._context, 0, kv_transfer.PARTIAL) <= room.transfer(0)
     assert room.transfer(shape.ctx) == pytest.approx(shape.transfer_bytes, rel=0.01)

@@ -22,7 +22,7 @@ from headstart.testing.fake_engine import CHATML, FakeTokenizer
 from talks import talk
 
 PROMPTER = Prompter(FakeTokenizer(), Template(CHATML, {}))
-GRID = 8
+BLOCK_SIZE = 8
 
 
 def prompt(*contents: str, roles: str = "sua", **options: Any) -> Prompt:
@@ -38,20 +38,20 @@ def remembered(asked: Prompt, root: bytes = b"r", **options: Any) -> Record:
 
 
 def characters(tokens: Tokens) -> int:
-    return sum(len(PROMPTER.tokenizer.piece(token)) for token in tokens.tolist())
+    return sum(len(PROMPTER.tokenizer.token_bytes(token)) for token in tokens.tolist())
 
 
 def cached(start: int = 0, **options: Any) -> Cached:
     given = {
         "exact": False,
         "sliceable": True,
-        "rows": lambda: 0,
+        "known_kv": lambda: 0,
         "elsewhere": lambda: 0,
         "otherwise": lambda: 0,
         "characters": characters,
         "pace": 0.5,
     }
-    return Cached(start, GRID, **{**given, **options})
+    return Cached(start, BLOCK_SIZE, **{**given, **options})
 
 
 def explained(asked: Prompt, *records: Record, start: int = 0, root: bytes = b"r", **options: Any) -> Explanation | None:
@@ -110,7 +110,7 @@ WORDS = st.text("abc \n", min_size=8, max_size=40).filter(lambda text: text.stri
 PARTS = st.lists(st.tuples(WORDS, st.sampled_from(["", "OLD"])), min_size=1, max_size=4)
 
 
-@given(st.lists(PARTS, min_size=1, max_size=5), st.integers(0, GRID - 1), st.booleans())
+@given(st.lists(PARTS, min_size=1, max_size=5), st.integers(0, BLOCK_SIZE - 1), st.booleans())
 def test_what_is_missed_is_what_both_have_behind_the_first_change(
     messages: list[list[tuple[str, str]]], less: int, more: bool
 ) -> None:
@@ -173,7 +173,7 @@ def test_derived_and_checkpoint() -> None:
     for options, cause in (
         ({"exact": True, "start": 40}, Cause.DERIVED),
         ({"exact": True, "start": 0}, Cause.EVICTED),
-        ({"sliceable": False, "rows": lambda: 80}, Cause.CHECKPOINT),
+        ({"sliceable": False, "known_kv": lambda: 80}, Cause.CHECKPOINT),
         ({"sliceable": False}, Cause.EVICTED),
     ):
         found = explained(again, record, **options)
@@ -184,8 +184,8 @@ def test_derived_and_checkpoint() -> None:
 def test_what_is_there_and_was_cheaper_to_compute_is_not_evicted() -> None:
     earlier = prompt("system", "a question of some length", "an answer of some length")
     again = prompt("system", "a question of some length", "an answer of some length")
-    assert explained(again, remembered(earlier), start=16, rows=lambda: len(earlier)) is None
-    partly = explained(again, remembered(earlier), start=16, rows=lambda: 40)
+    assert explained(again, remembered(earlier), start=16, known_kv=lambda: len(earlier)) is None
+    partly = explained(again, remembered(earlier), start=16, known_kv=lambda: 40)
     assert partly is not None
     assert (partly.cause, partly.recomputed) == (Cause.EVICTED, len(earlier) - 1 - 40)
 
@@ -215,7 +215,7 @@ def test_the_rest_of_a_block_is_missed_with_what_is_behind_it() -> None:
 
 
 def test_less_than_a_block_behind_what_was_found_beyond_the_difference_is_no_miss() -> None:
-    """As where settling has computed another spelling of a turn up to its last grid point."""
+    """As where settling has computed another spelling of a turn up to its last block boundary."""
     earlier, now = (prompt("system", "a question", text) for text in ("an answer", "An answer"))
     shared = common_prefix(earlier.tokens, now.tokens)
     assert explained(now, remembered(earlier), start=shared) is not None
@@ -316,7 +316,7 @@ def test_what_was_asked_with_another_salt_is_never_told(tenant: str) -> None:
 
 def test_two_salts_that_the_caller_says_are_told() -> None:
     one, other = prompt("system", "a question", salt="a"), prompt("system", "a question", salt="b")
-    found = compare(other, one, grid=GRID, pace=0.5, characters=characters)
+    found = compare(other, one, block_size=BLOCK_SIZE, pace=0.5, characters=characters)
     assert found == Explanation(Cause.SALT, recomputed=len(one), seconds=len(one) * 0.5)
 
 
@@ -339,9 +339,9 @@ def test_the_nearest_is_the_one_with_most_in_common() -> None:
     near, shared = nearest([same, other], asked.tokens)
     assert near is other, "tools come first, so their conversation has hardly a token in common"
     assert shared > 20
-    assert alike([same, other], Asked(b"r", asked), near, GRID) is same
-    assert alike([other], Asked(b"r", asked), near, GRID) is None
-    found = explained(asked, same, other, start=shared // GRID * GRID)
+    assert alike([same, other], Asked(b"r", asked), near, BLOCK_SIZE) is same
+    assert alike([other], Asked(b"r", asked), near, BLOCK_SIZE) is None
+    found = explained(asked, same, other, start=shared // BLOCK_SIZE * BLOCK_SIZE)
     assert found is not None
     assert (found.cause, found.where) == (Cause.TOOLS, "tools")
 
@@ -377,11 +377,11 @@ def test_raw_texts_have_a_place_too() -> None:
 
 def test_compare_is_what_a_cache_that_forgets_nothing_would_miss() -> None:
     one, other = prompt("Monday", "a question", "an answer", "more"), prompt("Tuesday", "a question", "an answer", "more")
-    found = compare(other, one, grid=GRID, pace=0.5, characters=characters)
+    found = compare(other, one, block_size=BLOCK_SIZE, pace=0.5, characters=characters)
     assert found is not None
     assert (found.cause, found.message, found.character) == (Cause.SYSTEM, 0, 0)
     assert len("a question an answer more") < found.recomputed < len(other)
-    assert compare(one, one, grid=GRID, pace=0.5, characters=characters) is None
+    assert compare(one, one, block_size=BLOCK_SIZE, pace=0.5, characters=characters) is None
 
 
 def test_the_history_is_bounded_in_number_and_bytes() -> None:

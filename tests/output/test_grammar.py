@@ -33,7 +33,7 @@ def tokens(demo_model: Path) -> Iterator[LLTokenizer]:
     model = open_model(demo_model, 0, lambda _: None)
     vocabulary = LlamaTokenizer(model)
     controls = {control.id for control in vocabulary.controls}
-    pieces = [b"\xff" * (token in controls) + vocabulary.piece(token) for token in range(vocabulary.n_vocab)]
+    pieces = [b"\xff" * (token in controls) + vocabulary.token_bytes(token) for token in range(vocabulary.n_vocab)]
     yield LLTokenizer.from_llamacpp(
         tokens=pieces,
         vocab_ptr=llama_cpp.llama_model_get_vocab(model),

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.interfaces.tokens import as_tokens, common_prefix
-from headstart.prefix_cache.blocks import Chain, block_id, last_grid_point, root_id
+from headstart.prefix_cache.blocks import Chain, block_id, last_block_boundary, root_id
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 GRIDS = st.integers(1, 9)
 
 
-def chain(tokens: list[int], grid: int, salt: str = "", fingerprint: bytes = b"model") -> Chain:
-    return Chain(root_id(fingerprint, salt), grid, as_tokens(tokens))
+def chain(tokens: list[int], block_size: int, salt: str = "", fingerprint: bytes = b"model") -> Chain:
+    return Chain(root_id(fingerprint, salt), block_size, as_tokens(tokens))
 
 
 def test_canonical_form_is_a_contract() -> None:
@@ -34,25 +34,25 @@ def test_canonical_form_is_a_contract() -> None:
 
 
 @given(TOKENS, TOKENS, GRIDS)
-def test_ids_are_content(a: list[int], b: list[int], grid: int) -> None:
+def test_ids_are_content(a: list[int], b: list[int], block_size: int) -> None:
     """Two chains share exactly the ids of the whole blocks of their common prefix: same id, same history."""
-    ours, theirs = chain(a, grid).ids, chain(b, grid).ids
-    shared = common_prefix(as_tokens(a), as_tokens(b)) // grid
+    ours, theirs = chain(a, block_size).ids, chain(b, block_size).ids
+    shared = common_prefix(as_tokens(a), as_tokens(b)) // block_size
     assert ours[:shared] == theirs[:shared]
     assert not set(ours[shared:]) & set(theirs)
-    assert len(set(ours)) == len(ours) == len(a) // grid
+    assert len(set(ours)) == len(ours) == len(a) // block_size
 
 
 @given(TOKENS, GRIDS, st.data())
-def test_chain_of_a_prefix_is_a_prefix_of_the_chain(tokens: list[int], grid: int, data: st.DataObject) -> None:
+def test_chain_of_a_prefix_is_a_prefix_of_the_chain(tokens: list[int], block_size: int, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(tokens)))
-    part, whole = chain(tokens[:cut], grid).ids, chain(tokens, grid).ids
+    part, whole = chain(tokens[:cut], block_size).ids, chain(tokens, block_size).ids
     assert part == whole[: len(part)]
 
 
 @given(TOKENS, GRIDS)
-def test_chain_is_made_of_block_ids(tokens: list[int], grid: int) -> None:
-    whole = chain(tokens, grid)
+def test_chain_is_made_of_block_ids(tokens: list[int], block_size: int) -> None:
+    whole = chain(tokens, block_size)
     for number, piece in enumerate(whole.ids):
         assert piece == block_id(whole.parent_of(number), whole.block(number))
     assert whole.parent_of(0) == whole.root
@@ -77,10 +77,10 @@ def test_common_prefix(a: list[int], b: list[int]) -> None:
 
 
 @given(st.integers(1, 1000), GRIDS)
-def test_last_grid_point(length: int, grid: int) -> None:
-    point = last_grid_point(length, grid)
-    assert point % grid == 0
-    assert 1 <= length - point <= grid, "the open tail is never empty and never more than a block"
+def test_last_block_boundary(length: int, block_size: int) -> None:
+    point = last_block_boundary(length, block_size)
+    assert point % block_size == 0
+    assert 1 <= length - point <= block_size, "the open tail is never empty and never more than a block"
 
 
 def test_tokens_cannot_change() -> None:

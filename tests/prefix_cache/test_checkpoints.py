@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headstart.interfaces.landmarks import Landmarks
-from headstart.prefix_cache.blocks import last_grid_point
+from headstart.prefix_cache.blocks import last_block_boundary
 from headstart.prefix_cache.checkpoints import GAP, NEAR, PLACEMENTS, Placement, cells, firm, worth
 
-GRID = 64
+BLOCK_SIZE = 64
 EXAMPLES = settings(deadline=None)
 LATTICE = PLACEMENTS["lattice"]
 GRIDS = st.sampled_from([16, 48, 64, 256, 512, 1024])
@@ -28,7 +28,7 @@ class Line:
     """A conversation that grows, and goes back; it computes from its deepest checkpoint that fits."""
 
     placement: Placement = LATTICE
-    grid: int = GRID
+    block_size: int = BLOCK_SIZE
     anchor: int = 0
     length: int = 0
     held: list[int] = field(default_factory=list)
@@ -43,15 +43,15 @@ class Line:
         """The next prompt: of the text so far it keeps the first `back` tokens. How many tokens are computed for it."""
         known = self.length if back is None else back
         self.length = known + tokens
-        start = self.before(min(known, last_grid_point(self.length, self.grid)))
+        start = self.before(min(known, last_block_boundary(self.length, self.block_size)))
         if back is not None:
-            self.branches.add(back // self.grid * self.grid)
+            self.branches.add(back // self.block_size * self.block_size)
         self.held = [point for point in self.held if point <= known]
         landmarks = Landmarks(min(self.anchor, self.length), turn, self.length)
-        points = self.placement.points(start, self.length, self.grid, known, landmarks)
+        points = self.placement.points(start, self.length, self.block_size, known, landmarks)
         self.held = sorted({*self.held, *points})
-        kept = {mark // self.grid * self.grid for mark in (landmarks.anchor, turn)} | self.branches
-        gone = self.placement.surplus(self.held, last_grid_point(self.length, self.grid), sorted(kept))
+        kept = {mark // self.block_size * self.block_size for mark in (landmarks.anchor, turn)} | self.branches
+        gone = self.placement.surplus(self.held, last_block_boundary(self.length, self.block_size), sorted(kept))
         assert not kept & {*gone}
         self.held = [point for point in self.held if point not in gone]
         return self.length - start
@@ -59,7 +59,7 @@ class Line:
 
 def lattice(length: int) -> set[int]:
     """The points of the lattice on a line of `length` tokens."""
-    end = last_grid_point(length, GRID)
+    end = last_block_boundary(length, BLOCK_SIZE)
     return {start for start, _ in cells(end)}
 
 
@@ -67,9 +67,9 @@ def lattice(length: int) -> set[int]:
 @given(TURNS, st.integers(0, 20_000), st.integers(1, 12), st.sampled_from([48, 64, 256, 1024]))
 @example([64] * 50, 100, 3, 64)
 @example([4_096, 1, 1], 70, 2, 64)
-def test_a_growing_chat_holds_few(turns: list[int], anchor: int, every: int, grid: int) -> None:
+def test_a_growing_chat_holds_few(turns: list[int], anchor: int, every: int, block_size: int) -> None:
     """6 + log2(n / 512), whatever the sizes of its turns; `every` so many of them a user says something."""
-    line, turn = Line(grid=grid, anchor=anchor), 0
+    line, turn = Line(block_size=block_size, anchor=anchor), 0
     for number, tokens in enumerate(turns):
         if number % every == 0:
             turn = line.length + tokens
@@ -79,29 +79,29 @@ def test_a_growing_chat_holds_few(turns: list[int], anchor: int, every: int, gri
 
 @EXAMPLES
 @given(TURNS, GRIDS, st.data())
-def test_going_back_costs_no_more_than_the_way(turns: list[int], grid: int, data: st.DataObject) -> None:
+def test_going_back_costs_no_more_than_the_way(turns: list[int], block_size: int, data: st.DataObject) -> None:
     """At most a gap of the lattice near the end; farther back, at most twice the way from the end."""
-    line = Line(grid=grid)
+    line = Line(block_size=block_size)
     for tokens in turns:
         line.grow(tokens)
         position = data.draw(st.integers(0, line.length))
         way, lost = line.length - position, position - line.before(position)
-        assert lost < GAP + grid if way <= NEAR else lost <= 2 * way + grid, (line.length, position, line.held)
+        assert lost < GAP + block_size if way <= NEAR else lost <= 2 * way + block_size, (line.length, position, line.held)
 
 
-@pytest.mark.parametrize("grid", [48, 64])
-def test_going_back_anywhere(grid: int) -> None:
+@pytest.mark.parametrize("block_size", [48, 64])
+def test_going_back_anywhere(block_size: int) -> None:
     """The same for all positions of some lengths, and the bound is no looser than it must be."""
     worst = 0.0
     for length in (65, 600, 1_500, 2_560, 2_624, 4_097, 8_256, 12_289, 33_000, 65_600, 126_977):
-        line = Line(grid=grid)
+        line = Line(block_size=block_size)
         line.grow(length)
         for position in range(length + 1):
             way, lost = length - position, position - line.before(position)
             if way <= NEAR:
-                assert lost < GAP + grid
+                assert lost < GAP + block_size
             else:
-                worst = max(worst, lost / (way + grid))
+                worst = max(worst, lost / (way + block_size))
     assert 1.5 < worst <= 2
 
 
@@ -120,7 +120,7 @@ def test_a_grown_line_holds_what_a_fresh_one_would_take(turns: list[int]) -> Non
 def test_what_a_longer_line_keeps_a_shorter_one_has_kept(one: int, other: int, blocks: set[int]) -> None:
     """Also where the lattice has holes, because checkpoints were evicted or never taken."""
     short, long = sorted((one, other))
-    held = sorted(block * GRID for block in blocks)
+    held = sorted(block * BLOCK_SIZE for block in blocks)
     reached = [point for point in held if point <= short]
     kept = {*reached} - {*LATTICE.surplus(reached, short)}
     assert {point for point in LATTICE.keep(held, long) if point <= short} <= kept
@@ -134,26 +134,26 @@ def test_the_second_request_on_a_branch_finds_it(turns: list[int], data: st.Data
     for tokens in turns:
         line.grow(tokens)
     back = data.draw(st.integers(1, line.length))
-    first = line.grow(GRID + 1, back=back)
-    assert first <= 2 * GRID + max(GAP + GRID, 2 * (sum(turns) - back))
-    assert line.grow(data.draw(st.integers(1, 5_000)), back=back) - (line.length - back) < GRID
-    assert line.grow(1, back=line.length - 1) <= GRID, "the same prompt again"
+    first = line.grow(BLOCK_SIZE + 1, back=back)
+    assert first <= 2 * BLOCK_SIZE + max(GAP + BLOCK_SIZE, 2 * (sum(turns) - back))
+    assert line.grow(data.draw(st.integers(1, 5_000)), back=back) - (line.length - back) < BLOCK_SIZE
+    assert line.grow(1, back=line.length - 1) <= BLOCK_SIZE, "the same prompt again"
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
 @EXAMPLES
 @given(st.integers(0, 40_000), st.integers(1, 40_000), GRIDS, POSITIONS, LANDMARKS)
 def test_points_are_grid_points_of_the_prefill(
-    name: str, start: int, length: int, grid: int, branch: int, landmarks: Landmarks
+    name: str, start: int, length: int, block_size: int, branch: int, landmarks: Landmarks
 ) -> None:
-    """Ascending, on the grid, behind the start; the last one always; the same whatever was asked before."""
+    """Ascending, at block boundaries, behind the start; the last one always; the same whatever was asked before."""
     placement = PLACEMENTS[name]
-    points = placement.points(start, length, grid, branch, landmarks)
-    end = last_grid_point(length, grid)
+    points = placement.points(start, length, block_size, branch, landmarks)
+    end = last_block_boundary(length, block_size)
     assert [*points] == sorted({*points})
-    assert all(point % grid == 0 and start < point <= end for point in points)
+    assert all(point % block_size == 0 and start < point <= end for point in points)
     assert (end in points) == (start < end)
-    whole = placement.points(0, length, grid, branch, landmarks)
+    whole = placement.points(0, length, block_size, branch, landmarks)
     assert points == tuple(point for point in whole if point > start)
 
 
@@ -162,7 +162,7 @@ def test_points_are_grid_points_of_the_prefill(
 @given(st.sets(st.integers(1, 700)), st.sets(st.integers(1, 700)), st.integers(0, 200))
 def test_surplus_spares_what_it_must(name: str, blocks: set[int], spared: set[int], behind: int) -> None:
     """The deepest stays, and what must; thinning twice is thinning once."""
-    held, kept = sorted(block * GRID for block in blocks), sorted(block * GRID for block in spared)
+    held, kept = sorted(block * BLOCK_SIZE for block in blocks), sorted(block * BLOCK_SIZE for block in spared)
     end = (held[-1] if held else 0) + behind
     gone = PLACEMENTS[name].surplus(held, end, kept)
     assert [*gone] == sorted({*held} & {*gone})
@@ -173,24 +173,24 @@ def test_surplus_spares_what_it_must(name: str, blocks: set[int], spared: set[in
 
 @EXAMPLES
 @given(st.integers(1, 40_000), GRIDS, POSITIONS, LANDMARKS)
-def test_firm_points_are_taken(length: int, grid: int, branch: int, landmarks: Landmarks) -> None:
+def test_firm_points_are_taken(length: int, block_size: int, branch: int, landmarks: Landmarks) -> None:
     """Landmarks and the branch point, rounded down: never a state that has seen a token behind them."""
-    points = firm(length, grid, branch, landmarks)
-    assert points <= {*LATTICE.points(0, length, grid, branch, landmarks)}
-    end = last_grid_point(length, grid)
+    points = firm(length, block_size, branch, landmarks)
+    assert points <= {*LATTICE.points(0, length, block_size, branch, landmarks)}
+    end = last_block_boundary(length, block_size)
     for mark in (branch, *landmarks):
-        assert mark // grid == 0 or mark // grid * grid > end or mark // grid * grid in points
+        assert mark // block_size == 0 or mark // block_size * block_size > end or mark // block_size * block_size in points
 
 
 def test_short_prompts_have_points_too() -> None:
     """A single message of 200 tokens; a system prompt of 130 and a question."""
-    assert LATTICE.points(0, 200, GRID, 0, Landmarks(0, 190, 190)) == (128, 192)
-    assert LATTICE.points(0, 300, GRID, 0, Landmarks(130, 290, 290)) == (128, 256)
-    assert LATTICE.points(0, 64, GRID, 0, Landmarks(0, 60, 60)) == ()
+    assert LATTICE.points(0, 200, BLOCK_SIZE, 0, Landmarks(0, 190, 190)) == (128, 192)
+    assert LATTICE.points(0, 300, BLOCK_SIZE, 0, Landmarks(130, 290, 290)) == (128, 256)
+    assert LATTICE.points(0, 64, BLOCK_SIZE, 0, Landmarks(0, 60, 60)) == ()
 
 
 def test_a_long_prompt_takes_a_gap_near_its_end_and_doubles_it_before() -> None:
-    points = LATTICE.points(0, 40_000, GRID, 0, Landmarks())
+    points = LATTICE.points(0, 40_000, BLOCK_SIZE, 0, Landmarks())
     assert points == (16_384, 24_576, 32_768, 36_864, 37_376, 37_888, 38_400, 38_912, 39_424, 39_936)
 
 
@@ -202,7 +202,7 @@ def test_a_loop_of_tools_comes_back_to_its_turn() -> None:
         line.grow(1_500, turn=1_300)
     assert line.length == 13_300
     stripped = line.grow(700, back=1_305, turn=1_900)
-    assert stripped - 700 <= 5 + GRID
+    assert stripped - 700 <= 5 + BLOCK_SIZE
 
 
 def test_a_checkpoint_is_worth_its_gap() -> None:
@@ -218,7 +218,7 @@ def test_a_checkpoint_is_worth_its_gap() -> None:
 def test_other_placements() -> None:
     """What they are compared for: see `PLACEMENTS`."""
     landmarks = Landmarks(1_000, 9_000, 20_000, (5_000,))
-    taken = {name: placement.points(0, 20_010, GRID, 3_000, landmarks) for name, placement in PLACEMENTS.items()}
+    taken = {name: placement.points(0, 20_010, BLOCK_SIZE, 3_000, landmarks) for name, placement in PLACEMENTS.items()}
     assert taken["last"] == (19_968,)
     assert taken["marconi"] == (2_944, 19_968)
     assert taken["messages"] == (960, 4_992, 8_192, 8_960, 16_384, 19_968)

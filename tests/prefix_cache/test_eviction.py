@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from test_index import GRID, ROOT, TOKENS, pieces_of
+from test_index import BLOCK_SIZE, ROOT, TOKENS, pieces_of
 
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
@@ -21,20 +21,20 @@ class Tier:
     """Pieces of one size under a budget counted in pieces."""
 
     def __init__(self, policy: str = "value", budget: int = 10**6) -> None:
-        self.index = Index(GRID)
+        self.index = Index(BLOCK_SIZE)
         self.retention = Retention("memory", self.index, lambda entry: 1.0 + entry.start / 1000, policy, 3600.0)
         self.budget = budget
         self.evicted: list[Entry] = []
 
     def serve(self, tokens: list[int], now: float) -> int:
         """One request: hits what is known, saves the rest; returns the tokens that were known."""
-        chain = Chain(ROOT, GRID, as_tokens(tokens))
+        chain = Chain(ROOT, BLOCK_SIZE, as_tokens(tokens))
         found = self.index.match(chain, len(tokens), canonical_only=True, partial=False)
         for number, piece in enumerate(chain.ids):
             if number >= len(found.blocks):
                 if len(self.index) >= self.budget:
                     self.evict()
-                entry = Entry(piece, chain.parent_of(number), chain.block(number), number * GRID)
+                entry = Entry(piece, chain.parent_of(number), chain.block(number), number * BLOCK_SIZE)
                 self.index.add(entry, "memory", canonical=True)
             known = self.index.get(piece)
             assert known is not None
@@ -42,7 +42,7 @@ class Tier:
         return found.tokens
 
     def replied(self, tokens: list[int], reply: int) -> None:
-        ids = Chain(ROOT, GRID, as_tokens(tokens)).ids
+        ids = Chain(ROOT, BLOCK_SIZE, as_tokens(tokens)).ids
         self.retention.replied(ids, About.of(len(ids), new=1, siblings=0, reply=reply))
 
     def evict(self) -> Entry:
@@ -55,7 +55,7 @@ class Tier:
 
 
 def prompt(owner: int, blocks: int) -> list[int]:
-    return [owner] * (blocks * GRID)
+    return [owner] * (blocks * BLOCK_SIZE)
 
 
 def test_use_refreshes_recency() -> None:
@@ -82,7 +82,7 @@ def test_end_of_a_chain_goes_before_its_beginning() -> None:
     for policy in POLICIES:
         tier = Tier(policy)
         tier.serve(prompt(1, 5), now=0.0)
-        assert [tier.evict().start // GRID for _ in range(5)] == [4, 3, 2, 1, 0], policy
+        assert [tier.evict().start // BLOCK_SIZE for _ in range(5)] == [4, 3, 2, 1, 0], policy
 
 
 def test_hot_shared_prefix_outlives_one_shot_giants() -> None:
@@ -154,9 +154,9 @@ def test_oversized_entry_does_not_drain_the_tier() -> None:
     tier = Tier(budget=40)
     for now in range(5):
         tier.serve(prompt(1, 10), now=float(now))
-    chain = Chain(ROOT, GRID, as_tokens(prompt(9, 400)))
+    chain = Chain(ROOT, BLOCK_SIZE, as_tokens(prompt(9, 400)))
     for number, piece in enumerate(chain.ids):
-        entry = Entry(piece, chain.parent_of(number), chain.block(number), number * GRID)
+        entry = Entry(piece, chain.parent_of(number), chain.block(number), number * BLOCK_SIZE)
         if len(tier.index) >= tier.budget:
             victim = tier.retention.victim()
             assert victim is not None
@@ -165,7 +165,7 @@ def test_oversized_entry_does_not_drain_the_tier() -> None:
             tier.evict()
         tier.index.add(entry, "memory", canonical=True)
         tier.retention.use(entry, 5.0)
-    assert tier.serve(prompt(1, 10), now=5.5) == 10 * GRID
+    assert tier.serve(prompt(1, 10), now=5.5) == 10 * BLOCK_SIZE
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -193,7 +193,7 @@ def test_what_was_seen_is_told_from_what_is_new() -> None:
     tier = Tier()
 
     def seen(tokens: list[int]) -> tuple[int, int]:
-        return tier.retention.seen(Chain(ROOT, GRID, as_tokens(tokens)).ids)
+        return tier.retention.seen(Chain(ROOT, BLOCK_SIZE, as_tokens(tokens)).ids)
 
     one, other, third = (prompt(1, 2) + prompt(after, 2) for after in (2, 3, 4))
     assert seen(one) == (0, -1)
@@ -208,13 +208,13 @@ def test_what_was_seen_is_told_from_what_is_new() -> None:
         tier.evict()
     assert seen(one) == (4, 0)
     assert seen(third) == (2, 2)
-    chain = Chain(ROOT, GRID, as_tokens(third))
+    chain = Chain(ROOT, BLOCK_SIZE, as_tokens(third))
     for number in (2, 3):
-        tier.retention.refuse(Entry(chain.ids[number], chain.parent_of(number), chain.block(number), number * GRID), 3.0)
+        tier.retention.refuse(Entry(chain.ids[number], chain.parent_of(number), chain.block(number), number * BLOCK_SIZE), 3.0)
     assert seen(third) == (4, 0)
     assert seen(prompt(1, 2)) == (2, 3)
-    state = Entry(checkpoint_id(chain.ids[3]), chain.ids[3], chain.block(3), 3 * GRID, state=True)
-    tail = Entry(b"t" * 32, chain.ids[3], chain.block(0)[:1], 4 * GRID)
+    state = Entry(checkpoint_id(chain.ids[3]), chain.ids[3], chain.block(3), 3 * BLOCK_SIZE, state=True)
+    tail = Entry(b"t" * 32, chain.ids[3], chain.block(0)[:1], 4 * BLOCK_SIZE)
     for piece in (state, tail):  # neither goes on with other tokens
         tier.retention.refuse(piece, 4.0)
     assert seen(third) == (4, 0)
@@ -242,7 +242,7 @@ class RetentionMachine(RuleBasedStateMachine):
     def start(self, policy: str) -> None:
         self.policy = policy
         self.now = 0.0
-        self.index = Index(GRID)
+        self.index = Index(BLOCK_SIZE)
         self.retention = Retention("memory", self.index, self.saved, policy, HALF_LIFE)
         self.uses: dict[BlockId, list[float]] = {}
         self.abouts: dict[BlockId, About] = {}
@@ -250,7 +250,7 @@ class RetentionMachine(RuleBasedStateMachine):
 
     @staticmethod
     def saved(entry: Entry) -> float:
-        return 1.0 + entry.start / GRID + len(entry.tokens)
+        return 1.0 + entry.start / BLOCK_SIZE + len(entry.tokens)
 
     def rank(self, entry: Entry) -> float:
         uses = self.uses[entry.id]

@@ -10,22 +10,23 @@ from headstart.interfaces.tokens import BlockId, as_tokens, common_prefix
 from headstart.prefix_cache.blocks import Chain, block_id, root_id
 from headstart.prefix_cache.index import Entry, Index
 
-GRID = 3
+BLOCK_SIZE = 3
 ROOT = root_id(b"model", "")
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=4 * GRID)
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=4 * BLOCK_SIZE)
 TIERS = st.sampled_from(["memory", "disk"])
 
 
 def pieces_of(tokens: list[int]) -> list[Entry]:
     """All blocks of a token sequence and its open tail."""
-    chain = Chain(ROOT, GRID, as_tokens(tokens))
+    chain = Chain(ROOT, BLOCK_SIZE, as_tokens(tokens))
     found = [
-        Entry(piece, chain.parent_of(number), chain.block(number), number * GRID) for number, piece in enumerate(chain.ids)
+        Entry(piece, chain.parent_of(number), chain.block(number), number * BLOCK_SIZE)
+        for number, piece in enumerate(chain.ids)
     ]
-    rest = as_tokens(tokens[len(found) * GRID :])
+    rest = as_tokens(tokens[len(found) * BLOCK_SIZE :])
     if len(rest):
         parent = chain.parent_of(len(found))
-        found.append(Entry(block_id(parent, rest), parent, rest, len(found) * GRID))
+        found.append(Entry(block_id(parent, rest), parent, rest, len(found) * BLOCK_SIZE))
     return found
 
 
@@ -34,7 +35,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = Index(GRID)
+        self.index = Index(BLOCK_SIZE)
         self.copies: dict[BlockId, dict[str, bool]] = {}
 
     @rule(tokens=TOKENS, tier=TIERS, canonical=st.booleans(), data=st.data())
@@ -60,7 +61,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(tokens=TOKENS, canonical_only=st.booleans(), partial=st.booleans(), data=st.data())
     def match(self, tokens: list[int], canonical_only: bool, partial: bool, data: st.DataObject) -> None:
         limit = data.draw(st.integers(0, len(tokens)))
-        chain = Chain(ROOT, GRID, as_tokens(tokens))
+        chain = Chain(ROOT, BLOCK_SIZE, as_tokens(tokens))
         found = self.index.match(chain, limit, canonical_only=canonical_only, partial=partial)
 
         def usable(piece: BlockId) -> bool:
@@ -68,10 +69,10 @@ class IndexMachine(RuleBasedStateMachine):
             return any(copies.values()) if canonical_only else bool(copies)
 
         whole = 0
-        while whole < limit // GRID and usable(chain.ids[whole]):
+        while whole < limit // BLOCK_SIZE and usable(chain.ids[whole]):
             whole += 1
         assert [entry.id for entry in found.blocks] == list(chain.ids[:whole])
-        rest = as_tokens(tokens[whole * GRID : limit])
+        rest = as_tokens(tokens[whole * BLOCK_SIZE : limit])
         fitting = [
             common_prefix(entry.tokens, rest)
             for entry in self.index
@@ -83,7 +84,7 @@ class IndexMachine(RuleBasedStateMachine):
         if found.tail is not None:
             assert found.tail.tokens[: found.take].tobytes() == rest[: found.take].tobytes()
         canonical = [any(self.copies[entry.id].values()) for entry in found.blocks]
-        assert found.canonical == ([*canonical, False].index(False)) * GRID
+        assert found.canonical == ([*canonical, False].index(False)) * BLOCK_SIZE
 
     @rule(tokens=TOKENS)
     def covered(self, tokens: list[int]) -> None:

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from headstart.interfaces.engine import Traits
 from headstart.interfaces.tokens import Tokens, as_tokens, common_prefix
-from headstart.prefix_cache.blocks import Chain, block_id, last_grid_point, root_id
+from headstart.prefix_cache.blocks import Chain, block_id, last_block_boundary, root_id
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.planner import Costs, Mode, Plan, SlotView, keepable, next_call, plan, restorable
 from headstart.testing.fake_engine import FakeEngine
 
-GRID = 4
+BLOCK_SIZE = 4
 ROOT, OTHER = root_id(b"model", ""), root_id(b"model", "another tenant")
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=5 * GRID)
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=5 * BLOCK_SIZE)
 MODES = st.builds(
-    lambda exact, decode, sliceable: Mode(exact, Traits(GRID, decode_is_prefill=decode, sliceable=sliceable)),
+    lambda exact, decode, sliceable: Mode(exact, Traits(BLOCK_SIZE, decode_is_prefill=decode, sliceable=sliceable)),
     st.booleans(),
     st.booleans(),
     st.sampled_from([True, True, True, False]),
@@ -25,19 +25,19 @@ MODES = st.builds(
 
 
 def chain(tokens: list[int]) -> Chain:
-    return Chain(ROOT, GRID, as_tokens(tokens))
+    return Chain(ROOT, BLOCK_SIZE, as_tokens(tokens))
 
 
 @st.composite
 def indices(draw: st.DrawFn) -> Index:
     """Some pieces of some conversations, canonical or derived, with gaps."""
-    index = Index(GRID)
+    index = Index(BLOCK_SIZE)
     for tokens in draw(st.lists(TOKENS, max_size=4)):
         whole = chain(tokens)
         parents = [whole.parent_of(number) for number in range(len(whole.ids) + 1)]
-        parts = [(whole.block(number), number * GRID) for number in range(len(whole.ids))]
-        if len(tokens) % GRID:
-            parts.append((as_tokens(tokens[len(whole.ids) * GRID :]), len(whole.ids) * GRID))
+        parts = [(whole.block(number), number * BLOCK_SIZE) for number in range(len(whole.ids))]
+        if len(tokens) % BLOCK_SIZE:
+            parts.append((as_tokens(tokens[len(whole.ids) * BLOCK_SIZE :]), len(whole.ids) * BLOCK_SIZE))
         for parent, (part, start) in zip(parents, parts, strict=False):
             if draw(st.integers(0, 4)):
                 entry = Entry(block_id(parent, part), parent, part, start)
@@ -49,8 +49,8 @@ def indices(draw: st.DrawFn) -> Index:
 def slot_views(draw: st.DrawFn) -> list[SlotView]:
     views = []
     for number in range(draw(st.integers(1, 3))):
-        tokens = draw(st.lists(st.integers(0, 1), max_size=5 * GRID))
-        canonical = draw(st.integers(0, len(tokens) // GRID)) * GRID
+        tokens = draw(st.lists(st.integers(0, 1), max_size=5 * BLOCK_SIZE))
+        canonical = draw(st.integers(0, len(tokens) // BLOCK_SIZE)) * BLOCK_SIZE
         root = draw(st.sampled_from([ROOT, ROOT, OTHER]))
         used = draw(st.floats(0, 100))
         views.append(SlotView(number, root, as_tokens(tokens), canonical, draw(st.booleans()), used))
@@ -93,7 +93,7 @@ def test_plan(tokens: list[int], index: Index, slots: list[SlotView], mode: Mode
         assert_restorable(found, ours, index, mode)
     if mode.exact and not mode.any_cut:
         assert found.canonical == found.start
-        assert found.start % GRID == 0
+        assert found.start % BLOCK_SIZE == 0
     if reuse:
         best = found.computed * costs.prefill + found.restored * costs.restore
         oldest = min(free.values(), key=lambda slot: (slot.last_used, slot.number))
@@ -111,25 +111,31 @@ def test_plan(tokens: list[int], index: Index, slots: list[SlotView], mode: Mode
 
 def test_rows_are_not_restored_over_themselves() -> None:
     """Of the only slot a prompt needs all but the end; memory has as much of it, in the same form."""
-    tokens, index = [0] * 5 * GRID, Index(GRID)
-    ours, held = chain(tokens), chain([*tokens[: 3 * GRID], *[1] * GRID])
+    tokens, index = [0] * 5 * BLOCK_SIZE, Index(BLOCK_SIZE)
+    ours, held = chain(tokens), chain([*tokens[: 3 * BLOCK_SIZE], *[1] * BLOCK_SIZE])
     for number in range(3):
         block = held.block(number)
-        index.add(Entry(held.ids[number], held.parent_of(number), block, number * GRID), "memory", canonical=True)
-    mode, costs = Mode(False, Traits(GRID)), Costs(prefill=1e-3, restore=1e-6)
-    for canonical, restored in ((4 * GRID, 0), (GRID, 3)):  # canonical rows are worth a copy
+        index.add(Entry(held.ids[number], held.parent_of(number), block, number * BLOCK_SIZE), "memory", canonical=True)
+    mode, costs = Mode(False, Traits(BLOCK_SIZE)), Costs(prefill=1e-3, restore=1e-6)
+    for canonical, restored in ((4 * BLOCK_SIZE, 0), (BLOCK_SIZE, 3)):  # canonical rows are worth a copy
         slot = SlotView(0, ROOT, held.tokens, canonical, True, 0.0)
         found = plan(ours, index, [slot], costs, mode)
         assert found is not None
-        assert (found.start, len(found.restore)) == (3 * GRID, restored)
+        assert (found.start, len(found.restore)) == (3 * BLOCK_SIZE, restored)
 
 
 def test_a_long_slot_is_not_cut_where_another_loses_nothing() -> None:
-    long, short = chain([*[0] * 3 * GRID, *[1] * 100 * GRID]), chain([0] * 2 * GRID)
+    long, short = chain([*[0] * 3 * BLOCK_SIZE, *[1] * 100 * BLOCK_SIZE]), chain([0] * 2 * BLOCK_SIZE)
     slots = [SlotView(number, ROOT, one.tokens, len(one), True, float(number)) for number, one in enumerate((long, short))]
-    found = plan(chain([0] * 5 * GRID), Index(GRID), slots, Costs(prefill=1e-3, restore=1e-4), Mode(False, Traits(GRID)))
+    found = plan(
+        chain([0] * 5 * BLOCK_SIZE),
+        Index(BLOCK_SIZE),
+        slots,
+        Costs(prefill=1e-3, restore=1e-4),
+        Mode(False, Traits(BLOCK_SIZE)),
+    )
     assert found is not None
-    assert (found.slot, found.keep) == (1, 2 * GRID)
+    assert (found.slot, found.keep) == (1, 2 * BLOCK_SIZE)
 
 
 def assert_restorable(found: Plan, ours: Chain, index: Index, mode: Mode) -> None:
@@ -144,7 +150,7 @@ def assert_restorable(found: Plan, ours: Chain, index: Index, mode: Mode) -> Non
         assert entry.tokens[:take].tolist() == ours.tokens[taken : taken + take].tolist()
         assert 0 < take <= len(entry.tokens)
         assert not mode.exact or entry.canonical
-        assert last or take == GRID
+        assert last or take == BLOCK_SIZE
         taken += take
     assert taken == found.start == found.restored
     assert all(entry.canonical for entry in found.restore if entry.stop <= found.canonical)
@@ -153,18 +159,18 @@ def assert_restorable(found: Plan, ours: Chain, index: Index, mode: Mode) -> Non
 @given(TOKENS, slot_views(), MODES)
 def test_keepable(tokens: list[int], slots: list[SlotView], mode: Mode) -> None:
     for slot in slots:
-        kept, ours = keepable(slot, chain(tokens), Index(GRID), mode).tokens, as_tokens(tokens)
+        kept, ours = keepable(slot, chain(tokens), Index(BLOCK_SIZE), mode).tokens, as_tokens(tokens)
         assert 0 <= kept < len(tokens)
         assert kept <= common_prefix(slot.tokens, ours)
         if kept and slot.root != ROOT:
             raise AssertionError("another tenant's rows")
         if mode.exact and not mode.any_cut:
             assert kept <= slot.canonical
-            assert kept % GRID == 0
+            assert kept % BLOCK_SIZE == 0
         elif mode.traits.sliceable and slot.root == ROOT:
             shared = min(common_prefix(slot.tokens, ours), len(tokens) - 1)
-            assert shared - kept < GRID, "fast mode gives back less than a block"
-            assert kept == shared or kept < slot.canonical or kept % GRID == 0
+            assert shared - kept < BLOCK_SIZE, "fast mode gives back less than a block"
+            assert kept == shared or kept < slot.canonical or kept % BLOCK_SIZE == 0
 
 
 @given(TOKENS, indices(), MODES)
@@ -178,7 +184,7 @@ def test_restorable(tokens: list[int], index: Index, mode: Mode) -> None:
         assert found.tail is None or (mode.any_cut and found.tail.canonical)
 
 
-LENGTHS = st.one_of(st.integers(1, 6 * GRID), st.integers(1, 6).map(lambda blocks: blocks * GRID))
+LENGTHS = st.one_of(st.integers(1, 6 * BLOCK_SIZE), st.integers(1, 6).map(lambda blocks: blocks * BLOCK_SIZE))
 
 
 def calls(start: int, length: int, canonical: int, limit: int, traits: Traits) -> list[tuple[int, int]]:
@@ -187,37 +193,37 @@ def calls(start: int, length: int, canonical: int, limit: int, traits: Traits) -
     while start < length:
         size = next_call(start, length, canonical, limit, traits)
         assert size >= 1
-        if start == canonical and start % traits.grid == 0 and size % traits.grid == 0 and start + size < length:
+        if start == canonical and start % traits.block_size == 0 and size % traits.block_size == 0 and start + size < length:
             canonical = start + size
         made.append((start, start + size))
         start += size
     return made
 
 
-@given(LENGTHS, st.integers(1, 8 * GRID), st.booleans(), st.data())
+@given(LENGTHS, st.integers(1, 8 * BLOCK_SIZE), st.booleans(), st.data())
 def test_next_call_on_canonical_ground(length: int, limit: int, chunking: bool, data: st.DataObject) -> None:
-    """Whole blocks from a grid point on, then the open tail in one call: the same pieces wherever a warm run starts."""
-    traits = Traits(GRID, chunking=chunking)
-    end = last_grid_point(length, GRID)
-    start = data.draw(st.integers(0, end // GRID)) * GRID
+    """Whole blocks from a block boundary on, then the open tail in one call: the same pieces wherever a warm run starts."""
+    traits = Traits(BLOCK_SIZE, chunking=chunking)
+    end = last_block_boundary(length, BLOCK_SIZE)
+    start = data.draw(st.integers(0, end // BLOCK_SIZE)) * BLOCK_SIZE
     made = calls(start, length, start, limit, traits)
     assert [stop for _, stop in made[:-1]] == [begin for begin, _ in made[1:]]
     assert made[0][0] == start
     assert made[-1] == (end, length), "the tail is a call of its own"
     for begin, stop in made[:-1]:
-        assert begin % GRID == stop % GRID == 0
-        assert stop - begin <= max(GRID, limit)
-        assert chunking or stop - begin == GRID
+        assert begin % BLOCK_SIZE == stop % BLOCK_SIZE == 0
+        assert stop - begin <= max(BLOCK_SIZE, limit)
+        assert chunking or stop - begin == BLOCK_SIZE
 
 
-@given(st.integers(1, 6 * GRID), st.integers(1, 8 * GRID), st.data())
+@given(st.integers(1, 6 * BLOCK_SIZE), st.integers(1, 8 * BLOCK_SIZE), st.data())
 def test_next_call_on_derived_ground(length: int, limit: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, length - 1))
     canonical = data.draw(st.integers(0, start))
-    made = calls(start, length, canonical, limit, Traits(GRID))
+    made = calls(start, length, canonical, limit, Traits(BLOCK_SIZE))
     assert made[0][0] == start
     assert made[-1][1] == length
-    assert all(stop - begin <= max(GRID, limit) for begin, stop in made)
+    assert all(stop - begin <= max(BLOCK_SIZE, limit) for begin, stop in made)
 
 
 @settings(max_examples=150, deadline=None)
@@ -226,9 +232,9 @@ def test_warm_calls_give_the_bits_of_cold_ones(
     length: int, cold_limit: int, warm_limit: int, chunking: bool, data: st.DataObject
 ) -> None:
     """On an engine whose bits depend on how calls are cut: any grid point, any stall target, the same logits."""
-    engine = FakeEngine(grid=GRID, batch=6 * GRID, ctx=64, slots=2, chunking=chunking)
+    engine = FakeEngine(block_size=BLOCK_SIZE, batch=6 * BLOCK_SIZE, ctx=64, slots=2, chunking=chunking)
     tokens = np.arange(length, dtype=np.int32)
-    start = data.draw(st.integers(0, last_grid_point(length, GRID) // GRID)) * GRID
+    start = data.draw(st.integers(0, last_block_boundary(length, BLOCK_SIZE) // BLOCK_SIZE)) * BLOCK_SIZE
 
     def compute(slot: int, begin: int, stop: int, limit: int) -> None:
         for first, last in calls(begin, stop, begin, limit, engine.traits):
@@ -247,9 +253,9 @@ def test_warm_calls_give_the_bits_of_cold_ones(
 
 
 def known(tokens: list[int], *, canonical: bool = True) -> Index:
-    index, whole = Index(GRID), chain(tokens)
+    index, whole = Index(BLOCK_SIZE), chain(tokens)
     for number, piece in enumerate(whole.ids):
-        entry = Entry(piece, whole.parent_of(number), whole.block(number), number * GRID)
+        entry = Entry(piece, whole.parent_of(number), whole.block(number), number * BLOCK_SIZE)
         index.add(entry, "memory", canonical=canonical)
     return index
 
@@ -259,47 +265,47 @@ def idle(tokens: Tokens | None = None, canonical: int = 0, number: int = 0) -> S
 
 
 def test_prompt_ending_exactly_on_a_grid_point() -> None:
-    tokens = list(range(3 * GRID))
+    tokens = list(range(3 * BLOCK_SIZE))
     for exact in (True, False):
-        found = plan(chain(tokens), known(tokens), [idle()], Costs(), Mode(exact, Traits(GRID)))
+        found = plan(chain(tokens), known(tokens), [idle()], Costs(), Mode(exact, Traits(BLOCK_SIZE)))
         assert found is not None
-        start = 2 * GRID if exact else 3 * GRID - 1
-        assert (found.start, found.computed, found.canonical) == (start, 3 * GRID - start, 2 * GRID)
+        start = 2 * BLOCK_SIZE if exact else 3 * BLOCK_SIZE - 1
+        assert (found.start, found.computed, found.canonical) == (start, 3 * BLOCK_SIZE - start, 2 * BLOCK_SIZE)
 
 
 def test_prompt_shorter_than_one_block() -> None:
-    for length in range(1, GRID):
-        found = plan(chain([7] * length), known([7] * 8), [idle()], Costs(), Mode(True, Traits(GRID)))
+    for length in range(1, BLOCK_SIZE):
+        found = plan(chain([7] * length), known([7] * 8), [idle()], Costs(), Mode(True, Traits(BLOCK_SIZE)))
         assert found is not None
         assert (found.start, found.computed) == (0, length)
-        assert next_call(0, length, 0, 64, Traits(GRID)) == length
+        assert next_call(0, length, 0, 64, Traits(BLOCK_SIZE)) == length
 
 
 def test_identical_prompt_again_computes_its_last_token() -> None:
     """The prefix covers the whole prompt: nothing forwarded, stale logits."""
-    tokens = as_tokens(range(2 * GRID + 1))
+    tokens = as_tokens(range(2 * BLOCK_SIZE + 1))
     for exact in (True, False):
-        slot = idle(tokens, canonical=2 * GRID)
-        found = plan(chain(tokens.tolist()), Index(GRID), [slot], Costs(), Mode(exact, Traits(GRID)))
+        slot = idle(tokens, canonical=2 * BLOCK_SIZE)
+        found = plan(chain(tokens.tolist()), Index(BLOCK_SIZE), [slot], Costs(), Mode(exact, Traits(BLOCK_SIZE)))
         assert found is not None
-        assert found.keep == 2 * GRID
+        assert found.keep == 2 * BLOCK_SIZE
         assert found.computed == 1
 
 
 def test_exact_mode_ignores_derived_rows() -> None:
-    tokens = list(range(3 * GRID + 1))
+    tokens = list(range(3 * BLOCK_SIZE + 1))
     index = known(tokens, canonical=False)
-    exact = plan(chain(tokens), index, [idle()], Costs(), Mode(True, Traits(GRID)))
-    fast = plan(chain(tokens), index, [idle()], Costs(), Mode(False, Traits(GRID)))
+    exact = plan(chain(tokens), index, [idle()], Costs(), Mode(True, Traits(BLOCK_SIZE)))
+    fast = plan(chain(tokens), index, [idle()], Costs(), Mode(False, Traits(BLOCK_SIZE)))
     assert exact is not None
     assert fast is not None
-    assert (exact.start, fast.start, fast.canonical) == (0, 3 * GRID, 0)
+    assert (exact.start, fast.start, fast.canonical) == (0, 3 * BLOCK_SIZE, 0)
 
 
 def test_another_tenant_gets_nothing() -> None:
-    tokens = list(range(3 * GRID + 1))
+    tokens = list(range(3 * BLOCK_SIZE + 1))
     theirs = replace(chain(tokens), root=OTHER)
-    found = plan(theirs, known(tokens), [idle(as_tokens(tokens), 12)], Costs(), Mode(False, Traits(GRID)))
+    found = plan(theirs, known(tokens), [idle(as_tokens(tokens), 12)], Costs(), Mode(False, Traits(BLOCK_SIZE)))
     assert found is not None
     assert found.start == 0
 
@@ -307,7 +313,7 @@ def test_another_tenant_gets_nothing() -> None:
 def test_slot_is_chosen_by_what_it_saves() -> None:
     tokens = list(range(20))
     slots = [idle(), idle(as_tokens(tokens[:8]), 8, 1), idle(as_tokens(tokens[:16]), 16, 2)]
-    found = plan(chain(tokens), Index(GRID), slots, Costs(), Mode(True, Traits(GRID)))
+    found = plan(chain(tokens), Index(BLOCK_SIZE), slots, Costs(), Mode(True, Traits(BLOCK_SIZE)))
     assert found is not None
     assert (found.slot, found.keep) == (2, 16)
 
@@ -316,7 +322,7 @@ def test_a_conversation_goes_on_in_its_slot_also_in_exact_mode() -> None:
     """What was decoded there is of no use in exact mode, so nothing is lost by cutting it off: no rows are moved."""
     tokens = list(range(20))
     slots = [idle(), idle(as_tokens([*tokens[:16], 98, 99]), 16, 1)]
-    found = plan(chain(tokens), known(tokens), slots, Costs(), Mode(True, Traits(GRID)))
+    found = plan(chain(tokens), known(tokens), slots, Costs(), Mode(True, Traits(BLOCK_SIZE)))
     assert found is not None
     assert (found.slot, found.keep) == (1, 16)
 
@@ -324,6 +330,6 @@ def test_a_conversation_goes_on_in_its_slot_also_in_exact_mode() -> None:
 def test_restoring_takes_the_slot_that_was_longest_unused() -> None:
     tokens = list(range(20))
     slots = [replace(idle(number=number), last_used=used) for number, used in enumerate([3.0, 1.0, 2.0])]
-    found = plan(chain(tokens), known(tokens), slots, Costs(), Mode(True, Traits(GRID)))
+    found = plan(chain(tokens), known(tokens), slots, Costs(), Mode(True, Traits(BLOCK_SIZE)))
     assert found is not None
     assert (found.slot, found.restored) == (1, 16)

@@ -7,45 +7,45 @@ from hypothesis import strategies as st
 
 from headstart.interfaces.engine import Traits
 from headstart.interfaces.tokens import as_tokens, common_prefix
-from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, last_grid_point, root_id
+from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, last_block_boundary, root_id
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.planner import Costs, Mode, SlotView, keepable, known, next_call, plan, restorable
 
-GRID = 4
+BLOCK_SIZE = 4
 ROOT = root_id(b"model", "")
-TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=6 * GRID + 2)
-MODES = st.booleans().map(lambda exact: Mode(exact, Traits(GRID, sliceable=False)))
+TEXTS = st.lists(st.integers(0, 1), min_size=1, max_size=6 * BLOCK_SIZE + 2)
+MODES = st.booleans().map(lambda exact: Mode(exact, Traits(BLOCK_SIZE, sliceable=False)))
 
 
 def chain(tokens: list[int]) -> Chain:
-    return Chain(ROOT, GRID, as_tokens(tokens))
+    return Chain(ROOT, BLOCK_SIZE, as_tokens(tokens))
 
 
 @st.composite
 def indices(draw: st.DrawFn) -> Index:
     """Some rows and some checkpoints of some texts, tails included, in two tiers, canonical or not."""
-    index = Index(GRID)
+    index = Index(BLOCK_SIZE)
     for tokens in draw(st.lists(TEXTS, max_size=5)):
         line = chain(tokens)
-        ends = [*range(GRID, len(tokens) + 1, GRID)] + ([len(tokens)] if len(tokens) % GRID else [])
+        ends = [*range(BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE)] + ([len(tokens)] if len(tokens) % BLOCK_SIZE else [])
         for end in ends:
-            start = (end - 1) // GRID * GRID
-            piece, parent = as_tokens(tokens[start:end]), line.parent_of(start // GRID)
+            start = (end - 1) // BLOCK_SIZE * BLOCK_SIZE
+            piece, parent = as_tokens(tokens[start:end]), line.parent_of(start // BLOCK_SIZE)
             key = block_id(parent, piece)
             tier = draw(st.sampled_from(["memory", "disk"]))
             if draw(st.integers(0, 7)):
-                index.add(Entry(key, parent, piece, start), tier, canonical=draw(st.booleans()) and len(piece) == GRID)
+                index.add(Entry(key, parent, piece, start), tier, canonical=draw(st.booleans()) and len(piece) == BLOCK_SIZE)
             if draw(st.booleans()):
                 entry = Entry(checkpoint_id(key), key, piece, start, state=True)
-                index.add(entry, tier, canonical=draw(st.booleans()) and len(piece) == GRID)
+                index.add(entry, tier, canonical=draw(st.booleans()) and len(piece) == BLOCK_SIZE)
     index.check()
     return index
 
 
 def possible(index: Index, ours: Chain, end: int, exact: bool) -> bool:
     """Whether the first `end` tokens are restorable: all rows up to there, and the checkpoint at that very place."""
-    for number in range(-(-end // GRID)):
-        piece = as_tokens(ours.tokens[number * GRID : min(end, (number + 1) * GRID)])
+    for number in range(-(-end // BLOCK_SIZE)):
+        piece = as_tokens(ours.tokens[number * BLOCK_SIZE : min(end, (number + 1) * BLOCK_SIZE)])
         key = block_id(ours.parent_of(number), piece)
         rows = index.get(key)
         if rows is None or not rows.usable(canonical_only=exact):
@@ -61,7 +61,7 @@ def test_the_longest_restorable_prefix_is_found(tokens: list[int], index: Index,
     ends = [end for end in range(1, len(tokens)) if possible(index, ours, end, mode.exact)]
     # Tails are looked for behind the last known block: where a longer piece is known, the tail in its place is history.
     reach = index.match(ours, len(tokens) - 1, canonical_only=mode.exact, partial=False).tokens
-    best = max([end for end in ends if end % GRID == 0 or end > reach], default=0)
+    best = max([end for end in ends if end % BLOCK_SIZE == 0 or end > reach], default=0)
     assert found.tokens == best
     if best:
         assert found.state is not None
@@ -79,7 +79,7 @@ def test_plans(tokens: list[int], index: Index, mode: Mode, live: list[tuple[lis
     ours = chain(tokens)
     slots = [SlotView(9, ROOT, as_tokens([]), 0, True, 0.0)]
     for number, (held, share, free) in enumerate(live):
-        canonical = int(share * len(held)) // GRID * GRID
+        canonical = int(share * len(held)) // BLOCK_SIZE * BLOCK_SIZE
         slots.append(SlotView(number, ROOT, as_tokens(held), canonical, free, number + 1.0))
     found = plan(ours, index, slots, Costs(), mode)
     assert found is not None
@@ -101,20 +101,20 @@ def test_plans(tokens: list[int], index: Index, mode: Mode, live: list[tuple[lis
     for slot in slots:
         if slot.free and found.start == 0:
             assert keepable(slot, ours, index, mode).tokens == 0
-    assert known(ours, index, slots) >= restorable(index, ours, mode).tokens // GRID * GRID
+    assert known(ours, index, slots) >= restorable(index, ours, mode).tokens // BLOCK_SIZE * BLOCK_SIZE
 
 
-@given(st.integers(1, 8 * GRID), st.integers(1, 40), st.sets(st.integers(1, 8), max_size=4), st.data())
+@given(st.integers(1, 8 * BLOCK_SIZE), st.integers(1, 40), st.sets(st.integers(1, 8), max_size=4), st.data())
 def test_calls_end_where_checkpoints_are_wanted(length: int, limit: int, blocks: set[int], data: st.DataObject) -> None:
-    stops = [block * GRID for block in blocks]
+    stops = [block * BLOCK_SIZE for block in blocks]
     at = data.draw(st.integers(0, length - 1))
-    canonical = at if at % GRID == 0 and data.draw(st.booleans()) else 0
-    seen, end = [], last_grid_point(length, GRID)
+    canonical = at if at % BLOCK_SIZE == 0 and data.draw(st.booleans()) else 0
+    seen, end = [], last_block_boundary(length, BLOCK_SIZE)
     while at < length:
-        size = next_call(at, length, canonical, limit, Traits(GRID, sliceable=False), stops)
+        size = next_call(at, length, canonical, limit, Traits(BLOCK_SIZE, sliceable=False), stops)
         assert size > 0
         if at == canonical and at < end:
-            assert size % GRID == 0
+            assert size % BLOCK_SIZE == 0
             canonical = at + size
         seen.append(at + size)
         at += size

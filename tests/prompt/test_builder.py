@@ -38,7 +38,7 @@ def prompter(tokenizer: FakeTokenizer | None = None, **options: Any) -> Prompter
 
 
 def spelled(prompt: Prompt, tokenizer: FakeTokenizer) -> bytes:
-    return b"".join(map(tokenizer.piece, prompt.tokens.tolist()))
+    return b"".join(map(tokenizer.token_bytes, prompt.tokens.tolist()))
 
 
 def controls_of(prompt: Prompt) -> list[int]:
@@ -253,7 +253,7 @@ def spellings(draw: st.DrawFn) -> tuple[str, list[int]]:
     tokens: list[int] = []
     for word in draw(st.lists(st.sampled_from(["the ", "world", "he", "wor", "ld", "x", "é"]), min_size=1, max_size=6)):
         tokens += draw(st.sampled_from([list(word.encode()), WORDS.tokenize(word)]))
-    return b"".join(map(WORDS.piece, tokens)).decode(), tokens
+    return b"".join(map(WORDS.token_bytes, tokens)).decode(), tokens
 
 
 @given(spellings(), st.text("the world", max_size=8))

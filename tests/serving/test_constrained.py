@@ -102,7 +102,7 @@ def test_a_grammar_that_fails_on_the_way_ends_its_request_and_nothing_else(runti
     assert re.fullmatch("[pq]{40}", beside.answer().text)
     assert runtime.scheduler.running == 0
     again = ask(runtime, CHAT, grammar=CODE)
-    assert again.report.computed <= runtime.engine.traits.grid, "its prompt was computed, and is still there"
+    assert again.report.computed <= runtime.engine.traits.block_size, "its prompt was computed, and is still there"
     cold = Runtime(FakeEngine(slots=2))
     try:
         assert ask(cold, CHAT, grammar=CODE).text == again.text
@@ -160,4 +160,4 @@ def test_a_call_that_comes_back_goes_on_with_the_tokens_that_it_was_made_of() ->
         plain = runtime.chat_prompt(talk([*CHAT, assistant(answer.text), user("And now?")]))
         assert START.id not in plain.tokens[at : at + len(said)].tolist(), "spelled in content it is plain text"
         follow: Answer = ask(runtime, [*CHAT, back, user("And now?")])
-        assert follow.report.computed <= len(prompt) - at - len(said) + runtime.engine.traits.grid
+        assert follow.report.computed <= len(prompt) - at - len(said) + runtime.engine.traits.block_size

@@ -23,12 +23,12 @@ from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from headstart.tiers.disk.format import decode, header_size
 from talks import talk
 
-GRID = 8
+BLOCK_SIZE = 8
 SYSTEM = "You answer in the words of the house, and never in others. " * 4
 
 
 def start(folder: Path, mode: str = "exact", *, seed: int = 0, budget: int = 1 << 20, disk: int = 1 << 30) -> Runtime:
-    engine = FakeEngine(slots=2, ctx=2048, grid=GRID, seed=seed)
+    engine = FakeEngine(slots=2, ctx=2048, block_size=BLOCK_SIZE, seed=seed)
     settings = Settings(reuse=mode, memory_budget=budget, cache_dir=folder, disk_budget=disk)  # type: ignore[arg-type]
     return Runtime(engine, settings)
 
@@ -50,15 +50,15 @@ def test_a_restart_computes_what_was_not_there(tmp_path: Path, mode: str) -> Non
         written(rt)
     with start(tmp_path, mode) as rt:
         answer, expected = converse(rt, oracle, chat, "and another question")
-        assert answer.report.computed <= expected + 16 + GRID
+        assert answer.report.computed <= expected + 16 + BLOCK_SIZE
         assert answer.report.tiers == {"disk": answer.report.restored}
         again = ask(rt, chat[:-1])
         assert "disk" not in again.report.tiers, "it is in memory now"
-    with Runtime(FakeEngine(slots=2, ctx=2048, grid=GRID), Settings(reuse=mode)) as cold:  # type: ignore[arg-type]
+    with Runtime(FakeEngine(slots=2, ctx=2048, block_size=BLOCK_SIZE), Settings(reuse=mode)) as cold:  # type: ignore[arg-type]
         assert ask(cold, chat[:-1], keep_logits=True).logits is not None
 
 
-@pytest.mark.parametrize("cut", range(1, GRID + 1))
+@pytest.mark.parametrize("cut", range(1, BLOCK_SIZE + 1))
 def test_a_block_that_is_used_in_part_counts_in_part(tmp_path: Path, cut: int) -> None:
     with start(tmp_path, "fast") as rt:
         ask(rt, [system(SYSTEM), user("a")])
@@ -72,7 +72,7 @@ def test_how_replies_were_spelled_is_known_after_a_restart(tmp_path: Path) -> No
     words = [a + b for a in "etaoin" for b in "etaoin"]
 
     def opened(mode: str = "fast", folder: Path | None = tmp_path) -> Runtime:
-        engine = FakeEngine(ctx=4096, grid=GRID, alphabet=b"etaoin", tokenizer=FakeTokenizer(words))
+        engine = FakeEngine(ctx=4096, block_size=BLOCK_SIZE, alphabet=b"etaoin", tokenizer=FakeTokenizer(words))
         return Runtime(engine, Settings(memory_budget=4 << 20, cache_dir=folder, reuse=mode))  # type: ignore[arg-type]
 
     chat, respelled = [system(SYSTEM)], 0
@@ -86,7 +86,7 @@ def test_how_replies_were_spelled_is_known_after_a_restart(tmp_path: Path) -> No
     assert respelled >= 3
     with opened() as rt:
         again = ask(rt, chat[:-1])
-        assert again.report.computed <= GRID
+        assert again.report.computed <= BLOCK_SIZE
         assert again.text == ask(rt, chat[:-1]).text
     with opened("exact") as rt, opened("exact", None) as cold:
         assert ask(rt, chat[:-1]).text == ask(cold, chat[:-1]).text, "exact mode spells as the tokenizer does"
@@ -121,7 +121,7 @@ def test_a_full_disk_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.Mo
         while not rt.cache.disk.counters["faults"]:
             assert time.monotonic() < until
             time.sleep(0.01)
-        assert ask(rt, chat).report.tiers["disk"] >= len(SYSTEM) - GRID
+        assert ask(rt, chat).report.tiers["disk"] >= len(SYSTEM) - BLOCK_SIZE
 
 
 def test_a_clean_stop_keeps_replies_too(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_clean_stop_keeps_replies_too(tmp_path: Path) -> None:
         converse(rt, oracle, chat, "question", max_tokens=100, ignore_eos=True)
     with start(tmp_path, "fast") as rt:
         answer, expected = converse(rt, oracle, chat, "and another question")
-        assert answer.report.computed <= expected + GRID
+        assert answer.report.computed <= expected + BLOCK_SIZE
 
 
 def test_a_second_process_finds_what_the_first_computed(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_second_process_finds_what_the_first_computed(tmp_path: Path) -> None:
         written(one)
         time.sleep(0.6)
         second = ask(two, [system(SYSTEM), user("b")])
-        assert second.report.tiers["disk"] >= len(SYSTEM) - GRID
+        assert second.report.tiers["disk"] >= len(SYSTEM) - BLOCK_SIZE
         assert first.report.restored == 0
 
 
@@ -177,11 +177,11 @@ def test_what_is_known_of_a_request_is_known_on_disk(tmp_path: Path, called: boo
         ask(rt, [system(SYSTEM), user("b")], max_tokens=40, ignore_eos=True, returns=returns)
     with closing(sqlite3.connect(tmp_path / "index.sqlite")) as db:
         known = [About(*about) for about in db.execute("SELECT sort, weight FROM objects ORDER BY start, number")]
-    assert len({about.weight for about in known[: len(SYSTEM) // GRID]}) == 1
+    assert len({about.weight for about in known[: len(SYSTEM) // BLOCK_SIZE]}) == 1
     pieces = round(1 / known[0].weight)
-    assert pieces >= len(SYSTEM) // GRID
+    assert pieces >= len(SYSTEM) // BLOCK_SIZE
     expected = About.of(pieces, new=1, siblings=1, reply=40, called=called)
-    assert set(known[: len(SYSTEM) // GRID]) == {expected}, "the second request has used them last"
+    assert set(known[: len(SYSTEM) // BLOCK_SIZE]) == {expected}, "the second request has used them last"
 
 
 def test_a_request_that_is_cancelled_is_known_as_far_as_it_went(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_request_that_is_cancelled_is_known_as_far_as_it_went(tmp_path: Path) 
         pending.until(Started)
         pending.handle.cancel()
         prompt = len(rt.chat_prompt(talk([system(SYSTEM), user("a")])).tokens)
-        expected = {About.of(prompt // GRID, new=prompt, siblings=-1, reply=-1)}
+        expected = {About.of(prompt // BLOCK_SIZE, new=prompt, siblings=-1, reply=-1)}
         known, until = set[About](), time.monotonic() + 10
         while known != expected:
             assert time.monotonic() < until, known
@@ -205,7 +205,7 @@ def test_each_row_is_written_once(tmp_path: Path) -> None:
         for turn in range(10):
             converse(rt, oracle, chat, f"question {turn}")
             written(rt)
-        blocks = len(rt.chat_prompt(talk(chat)).tokens) // GRID
+        blocks = len(rt.chat_prompt(talk(chat)).tokens) // BLOCK_SIZE
         assert rt.cache.disk.counters["saved"] <= 1.1 * blocks
     with start(tmp_path) as rt:
         ask(rt, chat[:-1])
@@ -219,7 +219,7 @@ def test_a_long_request_is_on_disk_before_it_ends(tmp_path: Path, monkeypatch: p
         pending = submit(rt, [system(SYSTEM), user("a")], max_tokens=1500, ignore_eos=True)
         pending.until(Started)
         until = time.monotonic() + 10
-        while rt.cache.disk.counters["saved"] < len(SYSTEM) // GRID:
+        while rt.cache.disk.counters["saved"] < len(SYSTEM) // BLOCK_SIZE:
             assert rt.scheduler.running, "too late"
             assert time.monotonic() < until
             time.sleep(0.001)
@@ -231,7 +231,7 @@ def test_a_burst_larger_than_the_queue_gets_to_disk_all_the_same(tmp_path: Path,
     with start(tmp_path) as rt:
         ask(rt, [system(SYSTEM), user("a")], max_tokens=1)
         until = time.monotonic() + 10
-        while rt.cache.disk.counters["saved"] < len(SYSTEM) // GRID:
+        while rt.cache.disk.counters["saved"] < len(SYSTEM) // BLOCK_SIZE:
             assert time.monotonic() < until
             time.sleep(0.01)
         assert rt.cache.disk.counters["skipped_full"] > 0
@@ -248,7 +248,7 @@ def test_what_memory_evicts_is_on_disk_replies_too(tmp_path: Path) -> None:
         chat += [assistant(first.text), user("go on")]
         rt.scheduler._admission.pace.prefill = 1.0  # the fake engine computes faster than any disk reads
         second = ask(rt, chat)
-        assert second.report.tiers["disk"] >= first.report.prompt + 200 - 2 * GRID
+        assert second.report.tiers["disk"] >= first.report.prompt + 200 - 2 * BLOCK_SIZE
 
 
 def test_of_what_is_too_long_a_half_is_restored_and_nothing_else_suffers(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_of_what_is_too_long_a_half_is_restored_and_nothing_else_suffers(tmp_pat
     ctx, row = 2048, 64
 
     def budgeted(share: float) -> Runtime:
-        engine = FakeEngine(slots=2, ctx=ctx, grid=GRID, row_bytes=row, transfer_bytes=ctx * row)
+        engine = FakeEngine(slots=2, ctx=ctx, block_size=BLOCK_SIZE, kv_bytes_per_token=row, transfer_bytes=ctx * row)
         rt = Runtime(engine, Settings(memory_budget=int(share * ctx * row), cache_dir=tmp_path, settle="off"))
         rt.scheduler._admission.pace.prefill = 1.0  # the fake engine computes faster than any disk reads
         return rt
@@ -273,7 +273,7 @@ def test_of_what_is_too_long_a_half_is_restored_and_nothing_else_suffers(tmp_pat
         for other in "qwe":
             ask(rt, [system(other * 40), user("b")])
         report = ask(rt, short).report
-        assert report.computed <= 2 * GRID
+        assert report.computed <= 2 * BLOCK_SIZE
         assert rt.cache.memory.used <= rt.cache.memory.budget
     with budgeted(1) as rt:  # while a reply runs, which reads in rounds
         running = submit(rt, [user("go on")], max_tokens=1500, ignore_eos=True)
@@ -286,7 +286,7 @@ def test_of_what_is_too_long_a_half_is_restored_and_nothing_else_suffers(tmp_pat
         ask(rt, [system("y" * 1850), user("a")])
         written(rt)
         assert rt.cache.store.room.claimed > 0.9 * rt.cache.memory.budget
-        assert ask(rt, short).report.computed <= 2 * GRID
+        assert ask(rt, short).report.computed <= 2 * BLOCK_SIZE
         assert rt.cache.store.room.claimed < 0.25 * rt.cache.memory.budget
 
 
@@ -353,7 +353,7 @@ def test_a_bad_object_is_a_miss(tmp_path: Path, damage: str, reason: str) -> Non
         assert dict(rt.cache.disk.counters) == {f"fault_{reason}": 1}
         written(rt)
     with start(tmp_path) as rt:
-        assert ask(rt, chat).report.restored >= len(SYSTEM) - GRID, "it was written anew"
+        assert ask(rt, chat).report.restored >= len(SYSTEM) - BLOCK_SIZE, "it was written anew"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -381,7 +381,7 @@ def test_a_damaged_catalogue_is_made_anew_from_the_objects(tmp_path: Path) -> No
     (tmp_path / "index.sqlite").write_bytes(b"garbage" * 1000)
     with start(tmp_path) as rt:
         time.sleep(0.6)
-        assert ask(rt, chat).report.tiers["disk"] >= len(SYSTEM) - GRID
+        assert ask(rt, chat).report.tiers["disk"] >= len(SYSTEM) - BLOCK_SIZE
 
 
 def test_a_cancelled_prefill_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_a_cancelled_prefill_is_there_after_a_restart(tmp_path: Path) -> None:
         pending.handle.cancel()
     with start(tmp_path) as rt:
         answer = ask(rt, chat)
-        assert answer.report.computed <= GRID
+        assert answer.report.computed <= BLOCK_SIZE
         assert ask(rt, [*chat, assistant(answer.text), user("b")]).text is not None
 
 

@@ -26,7 +26,7 @@ from headstart.tiers import parallel_read, write_behind
 from headstart.tiers.disk import Disk, Label, schema
 from headstart.tiers.disk import store as disk_store
 
-GRID = 8
+BLOCK_SIZE = 8
 CODES = {
     errno.ENOSPC: (sqlite3.OperationalError, sqlite3.SQLITE_FULL, "database or disk is full"),
     errno.EIO: (sqlite3.OperationalError, sqlite3.SQLITE_IOERR, "disk I/O error"),
@@ -140,7 +140,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start(folder: Path | None, *, disk: int = BUDGET, **options: Any) -> Runtime:
     settings = Settings(reuse="exact", memory_budget=64 << 10, cache_dir=folder, disk_budget=disk, **options)
-    return Runtime(FakeEngine(slots=2, ctx=512, grid=GRID), settings)
+    return Runtime(FakeEngine(slots=2, ctx=512, block_size=BLOCK_SIZE), settings)
 
 
 def chat(number: int) -> list[dict[str, Any]]:

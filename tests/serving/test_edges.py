@@ -13,7 +13,7 @@ from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 
-GRID = 8
+BLOCK_SIZE = 8
 PLAIN = (
     "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -21,7 +21,7 @@ PLAIN = (
 
 
 def runtime(template: str | None, mode: str = "fast", words: tuple[str, ...] = ()) -> Runtime:
-    engine = FakeEngine(slots=2, ctx=4096, grid=GRID, tokenizer=FakeTokenizer(words, chat_template=template))
+    engine = FakeEngine(slots=2, ctx=4096, block_size=BLOCK_SIZE, tokenizer=FakeTokenizer(words, chat_template=template))
     return Runtime(engine, Settings(reuse=mode, memory_budget=1 << 20))  # type: ignore[arg-type]
 
 
@@ -39,7 +39,7 @@ def test_a_model_without_a_template_or_control_tokens_is_reused_as_any_other(tem
         oracle, chat = Oracle(), [system("Be brief. " * 8)]
         for turn in range(4):
             answer, expected = converse(rt, oracle, chat, f"question {turn}")
-            slack = 8 if mode == "fast" else 16 + 8 + GRID
+            slack = 8 if mode == "fast" else 16 + 8 + BLOCK_SIZE
             assert answer.report.computed <= 1.02 * expected + slack
 
 
@@ -57,14 +57,14 @@ def test_a_template_without_control_tokens_still_matches_the_spelling() -> None:
 
 
 @pytest.mark.parametrize("mode", ["fast", "exact"])
-@pytest.mark.parametrize("length", [1, GRID - 1, GRID, GRID + 1, 3 * GRID, 3 * GRID + 1])
+@pytest.mark.parametrize("length", [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE, 3 * BLOCK_SIZE + 1])
 def test_prompts_at_the_grid_and_below_a_block(length: int, mode: str) -> None:
-    """A prompt that ends on a grid point leaves a whole block as its open tail; one below a block is all tail."""
+    """A prompt that ends on a block boundary leaves a whole block as its open tail; one below a block is all tail."""
     with runtime(None, mode) as rt:
         prompt = rt.text_prompt([65 + number % 26 for number in range(length)])
         logits = [Pending(rt, Request(prompt, sampling=GREEDY, max_tokens=1, keep_logits=True)).answer() for _ in range(2)]
         assert logits[0].report.computed == length
-        whole = (length - 1) // GRID * GRID
+        whole = (length - 1) // BLOCK_SIZE * BLOCK_SIZE
         if mode == "exact":
             assert logits[1].report.computed == length - whole
             assert logits[0].logits is not None
@@ -75,10 +75,10 @@ def test_prompts_at_the_grid_and_below_a_block(length: int, mode: str) -> None:
 
 
 def test_a_character_split_over_tokens_arrives_whole() -> None:
-    engine = FakeEngine(slots=1, ctx=512, grid=GRID, alphabet="äöüß€".encode())
+    engine = FakeEngine(slots=1, ctx=512, block_size=BLOCK_SIZE, alphabet="äöüß€".encode())
     with Runtime(engine, Settings(memory_budget=1 << 20)) as rt:
         answer = ask(rt, [user("sprich")], max_tokens=40)
         deltas = [event.text for event in answer.events if hasattr(event, "text")]
         assert "".join(deltas) == answer.text
-        sent = b"".join(engine.tokenizer.piece(token) for token in answer.finish.tokens if token < 256)
+        sent = b"".join(engine.tokenizer.token_bytes(token) for token in answer.finish.tokens if token < 256)
         assert answer.text == sent.decode("utf-8", "replace")

@@ -84,7 +84,7 @@ def test_the_oracle_sees_what_is_kept(tmp_path: Path) -> None:
 KINDS: dict[str, dict[str, Any]] = {
     "rows": {},
     "state": {"sliceable": False},
-    "state alone": {"sliceable": False, "row_bytes": 0},
+    "state alone": {"sliceable": False, "kv_bytes_per_token": 0},
     "rigid": {"movable": False},
 }
 

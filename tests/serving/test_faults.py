@@ -21,12 +21,12 @@ from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from talks import talk
 
-GRID = 8
+BLOCK_SIZE = 8
 SYSTEM = "You answer in the words of the house. " * 4
 
 
 def runtime(mode: str = "exact", *, slots: int = 2, budget: int = 1 << 20, queue: int = 64, **options: object) -> Runtime:
-    engine = FakeEngine(slots=slots, ctx=2048, grid=GRID, **options)  # type: ignore[arg-type]
+    engine = FakeEngine(slots=slots, ctx=2048, block_size=BLOCK_SIZE, **options)  # type: ignore[arg-type]
     return Runtime(engine, Settings(reuse=mode, memory_budget=budget, queue=queue))  # type: ignore[arg-type]
 
 
@@ -68,7 +68,7 @@ def test_two_users_never_share_a_session() -> None:
 def test_an_identical_prompt_computes_at_least_one_token(mode: str) -> None:
     """Fault: a prefix that covers the whole prompt samples from stale logits, or an empty rest kills the server."""
     with runtime(mode) as rt:
-        for length in (1, GRID - 1, GRID, GRID + 1, 2 * GRID, 2 * GRID + 1, 5 * GRID):
+        for length in (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE, 2 * BLOCK_SIZE + 1, 5 * BLOCK_SIZE):
             prompt = rt.text_prompt([65 + number % 20 for number in range(length)])
             texts = set()
             for _ in range(3):
@@ -96,7 +96,7 @@ def test_tokens_behind_a_stop_text_do_not_reach_the_next_turn() -> None:
 
 @pytest.mark.parametrize("size", [4, 8, 12, 20])
 def test_a_long_stop_text_costs_the_next_turn_nothing(size: int) -> None:
-    with Runtime(FakeEngine(slots=2, ctx=2048, grid=64), Settings(memory_budget=64 << 20)) as rt:
+    with Runtime(FakeEngine(slots=2, ctx=2048, block_size=64), Settings(memory_budget=64 << 20)) as rt:
         chat, options = [system(f"{size}" + "s" * 300), user("q")], {"max_tokens": 60, "ignore_eos": True}
         free = ask(rt, chat, **options).text  # type: ignore[arg-type]
         oracle = Oracle()
@@ -161,7 +161,7 @@ def test_a_forged_turn_stays_text() -> None:
 
 def test_the_budget_is_never_exceeded_and_the_shared_prefix_survives() -> None:
     """Faults: the limit enforced after allocating; a hot prefix evicted before one-shot giants; recency not refreshed."""
-    cell = GRID * 16
+    cell = BLOCK_SIZE * 16
     with runtime("fast", budget=80 * cell, slots=1) as rt:
         hot = [system(SYSTEM), user("daily")]
         for number in range(40):
@@ -169,21 +169,21 @@ def test_the_budget_is_never_exceeded_and_the_shared_prefix_survives() -> None:
             ask(rt, [user(f"giant {number} " * 20)], max_tokens=2)
             assert rt.cache.memory.used <= rt.cache.memory.budget
             if number > 2:
-                assert ask(rt, hot, max_tokens=2).report.computed <= 2 * GRID
+                assert ask(rt, hot, max_tokens=2).report.computed <= 2 * BLOCK_SIZE
         assert rt.cache.store.counters["evicted"] > 0
         settled(rt)
 
 
 def test_one_oversized_conversation_does_not_drain_the_cache() -> None:
     """Fault: one entry larger than the budget evicts everything, then itself."""
-    cell = GRID * 16
+    cell = BLOCK_SIZE * 16
     with runtime("fast", budget=40 * cell, slots=1) as rt:
         hot = [system(SYSTEM[:60]), user("daily")]
         for _ in range(3):
             ask(rt, hot, max_tokens=2)
             ask(rt, [user("x")], max_tokens=2)
         ask(rt, [user("giant " * 200)], max_tokens=2)
-        assert ask(rt, hot, max_tokens=2).report.computed <= 2 * GRID
+        assert ask(rt, hot, max_tokens=2).report.computed <= 2 * BLOCK_SIZE
         assert rt.cache.store.counters["skipped_budget"] > 0  # and it was said
         settled(rt)
 
@@ -268,12 +268,12 @@ def test_a_corrupted_row_would_be_seen() -> None:
         settled(rt)
         piece = rt.scheduler.slots[0].ids
         assert piece
-        entry = next(entry for entry in rt.cache.index if entry.start == 2 * GRID and entry.id not in piece)
+        entry = next(entry for entry in rt.cache.index if entry.start == 2 * BLOCK_SIZE and entry.id not in piece)
         data = rt.cache.memory.read(entry.id)
         assert data is not None
         data[3] ^= 1
         warm, fresh = ask(rt, a, keep_logits=True), cold(a, keep_logits=True)
-        assert warm.report.restored > 3 * GRID
+        assert warm.report.restored > 3 * BLOCK_SIZE
         assert warm.logits is not None
         assert fresh.logits is not None
         assert warm.logits.tobytes() != fresh.logits.tobytes()
@@ -394,7 +394,7 @@ def test_a_reply_ends_where_the_context_ends() -> None:
 
 
 def test_sliding_drops_the_oldest_exchanges_and_hits_again() -> None:
-    engine = FakeEngine(slots=1, ctx=1024, grid=GRID)
+    engine = FakeEngine(slots=1, ctx=1024, block_size=BLOCK_SIZE)
     with Runtime(engine, Settings(overflow="slide", memory_budget=1 << 20)) as rt:
         chat: Messages = [system("short")]
         dropped = []
@@ -497,7 +497,7 @@ def test_an_option_that_the_engine_chokes_on_fails_its_request_and_frees_its_slo
 def test_rows_that_cannot_be_moved_need_no_memory() -> None:
     """A model with state has no row size: it is served, and nothing is stored."""
     engine = FakeEngine(sliceable=False, canonical=False)
-    engine.shape = dataclasses.replace(engine.shape, row_bytes=0)
+    engine.shape = dataclasses.replace(engine.shape, kv_bytes_per_token=0)
     with Runtime(engine, Settings()) as rt:
         assert ask(rt, [user("hello")]).text
         settled(rt)
@@ -505,7 +505,7 @@ def test_rows_that_cannot_be_moved_need_no_memory() -> None:
 
 def test_newcomers_are_let_in_when_they_come_again_although_the_tier_is_full_of_used_rows() -> None:
     """Fault: what was used twice keeps every new conversation out."""
-    cell = GRID * 16
+    cell = BLOCK_SIZE * 16
     with runtime("fast", slots=1, budget=60 * cell) as rt:
         for number in range(12):
             for _ in range(2):
@@ -515,7 +515,7 @@ def test_newcomers_are_let_in_when_they_come_again_although_the_tier_is_full_of_
         for _ in range(3):
             ask(rt, chat, max_tokens=1)
             ask(rt, [user("z")], max_tokens=1)
-        assert ask(rt, chat, max_tokens=1).report.computed <= 2 * GRID
+        assert ask(rt, chat, max_tokens=1).report.computed <= 2 * BLOCK_SIZE
         settled(rt)
 
 
@@ -523,7 +523,7 @@ def test_newcomers_are_let_in_when_they_come_again_although_the_tier_is_full_of_
 def test_a_fresh_conversation_is_not_the_first_victim(pace: float) -> None:
     """Fault: memory full of chats that have ended, each used often, keeps all newcomers out."""
     now = 0.0
-    with Runtime(FakeEngine(slots=1, ctx=2048, grid=GRID), Settings(memory_budget=600 * 16 * GRID)) as rt:
+    with Runtime(FakeEngine(slots=1, ctx=2048, block_size=BLOCK_SIZE), Settings(memory_budget=600 * 16 * BLOCK_SIZE)) as rt:
         rt.cache.store.clock = lambda: now
         oracle = Oracle()
         old = [[system(f"old {name} " + "s" * 100)] for name in range(6)]
@@ -541,14 +541,14 @@ def test_a_fresh_conversation_is_not_the_first_victim(pace: float) -> None:
 
 
 def test_rows_that_others_wait_for_are_let_in_even_when_memory_is_full() -> None:
-    cell = GRID * 16
+    cell = BLOCK_SIZE * 16
     with runtime("fast", slots=4, budget=60 * cell) as rt:
         for number in range(12):
             for _ in range(3):
                 ask(rt, [user(f"regular {number} " * 6)], max_tokens=1)
         answer = submit(rt, [user("four of me, please " * 8)], choices=4).answer()
         computed = sum(finish.report.computed for finish in answer.finishes.values())
-        assert computed <= len(answer.prompt) + 3 * GRID
+        assert computed <= len(answer.prompt) + 3 * BLOCK_SIZE
         settled(rt)
 
 
@@ -570,7 +570,7 @@ def test_a_first_call_does_not_trust_a_guess() -> None:
         assert isinstance(engine, FakeEngine)
         first = submit(rt, [user("x" * 400)])
         first.until(Progress)
-        assert engine.largest <= GRID or engine.calls > 1
+        assert engine.largest <= BLOCK_SIZE or engine.calls > 1
         first.answer()
 
 

@@ -40,14 +40,14 @@ from headstart.tiers.memory import Memory
 from headstart.tiers.no_disk import NoDisk
 from talks import talk
 
-GRID = 8  # of the fake; a byte is a token there
+BLOCK_SIZE = 8  # of the fake; a byte is a token there
 ALICE, BOB = (salt(POLICIES["key"], tenant, None, None) for tenant in ("alice", "bob"))
 SYSTEM = "You answer in the words of the house, and never in others. " * 4
 
 
 def start(folder: Path | None = None, mode: str = "fast", *, memory: int = 1 << 20, **options: object) -> Runtime:
     given = {"reuse": mode, "memory_budget": memory, "cache_dir": folder, "settle": "off", **options}
-    return Runtime(FakeEngine(slots=2, ctx=2048, grid=GRID), Settings(**given))  # type: ignore[arg-type]
+    return Runtime(FakeEngine(slots=2, ctx=2048, block_size=BLOCK_SIZE), Settings(**given))  # type: ignore[arg-type]
 
 
 def overwrite(rt: Runtime) -> None:
@@ -85,7 +85,7 @@ def check(rt: Runtime, chat: list[dict[str, str]], tier: str) -> None:
             break  # or hers is overwritten
     report = ask(rt, chat, salt=ALICE, max_tokens=1).report
     found = {"live": report.live, **report.tiers}
-    assert found[tier] > len(SYSTEM) - GRID, "it was not where it is looked for: nothing was tested"
+    assert found[tier] > len(SYSTEM) - BLOCK_SIZE, "it was not where it is looked for: nothing was tested"
 
 
 def test_an_open_tail_is_its_tenants_own() -> None:
@@ -106,7 +106,7 @@ def test_an_open_tail_is_its_tenants_own() -> None:
 def test_nobody_waits_for_another_tenants_prompt(other: str, waits: bool) -> None:
     """Who asks for what is being computed waits for it: that must not tell what another one is asking."""
     told: queue.SimpleQueue[tuple[str, Event]] = queue.SimpleQueue()
-    with Runtime(FakeEngine(slots=2, ctx=2048, grid=GRID, delay=0.005), Settings(memory_budget=1 << 20)) as rt:
+    with Runtime(FakeEngine(slots=2, ctx=2048, block_size=BLOCK_SIZE, delay=0.005), Settings(memory_budget=1 << 20)) as rt:
         for name, who in (("first", ALICE), ("second", other)):
             prompt = rt.chat_prompt(talk([system(SYSTEM * 4), user("a")], salt=who))
             rt.submit(Request(prompt, GREEDY, max_tokens=1), lambda event, name=name: told.put((name, event)))  # type: ignore[misc]
@@ -137,7 +137,7 @@ class Counting(FakeTokenizer):
 @pytest.mark.parametrize("overflow", ["error", "slide"])
 def test_what_is_remembered_of_texts_is_its_tenants_own(overflow: str) -> None:
     tokenizer = Counting()
-    engine = FakeEngine(slots=2, ctx=2048, grid=GRID, tokenizer=tokenizer)
+    engine = FakeEngine(slots=2, ctx=2048, block_size=BLOCK_SIZE, tokenizer=tokenizer)
     with Runtime(engine, Settings(overflow=overflow)) as rt:  # type: ignore[arg-type]
         turns = [turn(f"{number} {SYSTEM}") for number in range(9) for turn in (user, assistant)]
         chat = [system(SYSTEM), *turns, user("?")]
@@ -153,7 +153,7 @@ def test_what_is_remembered_of_texts_is_its_tenants_own(overflow: str) -> None:
 def test_how_a_reply_was_spelled_is_its_tenants_own() -> None:
     """Not even a salt that contains the bytes of another one's prompt is taken for that."""
     words = [a + b for a in "etaoin" for b in "etaoin"]
-    engine = FakeEngine(ctx=4096, grid=GRID, alphabet=b"etaoin", tokenizer=FakeTokenizer(words))
+    engine = FakeEngine(ctx=4096, block_size=BLOCK_SIZE, alphabet=b"etaoin", tokenizer=FakeTokenizer(words))
     with Runtime(engine, Settings(memory_budget=4 << 20)) as rt:
         for number in range(20):
             chat = [user(f"speak {number}")]
@@ -194,7 +194,7 @@ class Tier:
     CELL = 4096
 
     def __init__(self, cells: int, most: NoQuota) -> None:
-        self.index = Index(GRID)
+        self.index = Index(BLOCK_SIZE)
         self.memory = Memory(self.CELL, cells * self.CELL, 0, most)
         self.retention = Retention("memory", self.index, lambda entry: 1.0)
         self.counters: Counter[str] = Counter()
@@ -206,7 +206,7 @@ class Tier:
             spill,
             self.counters,
             ctx=64,
-            row_bytes=0,
+            kv_bytes_per_token=0,
             transfer_bytes=0,
             release=list,
             keeps_on="disk",
@@ -215,12 +215,12 @@ class Tier:
     def serve(self, owner: int, conversation: int, blocks: int, now: float, *, needed: bool) -> None:
         """Saves all that there is room for of a conversation's blocks, which stay pinned meanwhile as those of a slot do."""
         root = root_id(b"model", f"{owner}{OWNER_END}{conversation % 2}")
-        chain = Chain(root, GRID, as_tokens([conversation] * (blocks * GRID)))
+        chain = Chain(root, BLOCK_SIZE, as_tokens([conversation] * (blocks * BLOCK_SIZE)))
         known = [entry for piece in chain.ids if (entry := self.index.get(piece)) is not None]
         for entry in known:
             entry.pins += 1
         wanted = [
-            Entry(piece, chain.parent_of(number), chain.block(number), number * GRID, owner=owner_of(root))
+            Entry(piece, chain.parent_of(number), chain.block(number), number * BLOCK_SIZE, owner=owner_of(root))
             for number, piece in enumerate(chain.ids)
             if self.index.get(piece) is None
         ]
@@ -335,7 +335,7 @@ def test_a_flood_of_requests_leaves_another_tenants_conversation(share: float, s
     """What the engine's buffer, the flood and the others take, each up to its quota, leaves room for the conversation."""
     with start(memory=128 * 128, tenant_memory=share) as rt:
         rt.cache.store.clock = itertools.count(step=0.05).__next__  # what a piece is worth changes with time
-        chat = [system(SYSTEM[: 16 * GRID]), user("hello")]
+        chat = [system(SYSTEM[: 16 * BLOCK_SIZE]), user("hello")]
         for _ in range(2):
             ask(rt, chat, salt=BOB, max_tokens=1)
             overwrite(rt)
@@ -345,7 +345,7 @@ def test_a_flood_of_requests_leaves_another_tenants_conversation(share: float, s
                 ask(rt, [user(f"{number} " + "x" * 200)], salt=flood, max_tokens=1)
                 overwrite(rt)
         report = ask(rt, chat, salt=BOB, max_tokens=1).report
-        assert (report.cached >= 16 * GRID) is stays
+        assert (report.cached >= 16 * BLOCK_SIZE) is stays
         harness.check(rt)
 
 
@@ -356,9 +356,9 @@ SIZE = 8192
 
 def blocks_of(owner: int, conversation: int, count: int) -> list[Label]:
     root = root_id(b"model", f"{owner}{OWNER_END}{conversation % 2}")
-    chain = Chain(root, GRID, as_tokens([conversation] * (count * GRID)))
+    chain = Chain(root, BLOCK_SIZE, as_tokens([conversation] * (count * BLOCK_SIZE)))
     return [
-        Label(piece, chain.parent_of(number), b"f" * 32, number * GRID, tuple(chain.block(number).tolist()), True, 1.0)
+        Label(piece, chain.parent_of(number), b"f" * 32, number * BLOCK_SIZE, tuple(chain.block(number).tolist()), True, 1.0)
         for number, piece in enumerate(chain.ids)
     ]
 
@@ -454,7 +454,7 @@ def difference(rt: Runtime, pairs: int, asker: str, dice: random.Random) -> tupl
 def test_time_does_not_tell_what_another_tenant_has_asked() -> None:
     """In one of three rounds, as one in twenty fails by chance and a busy machine more: what is there shows in all."""
     dice = random.Random(0)
-    engine = FakeEngine(slots=1, ctx=512, grid=GRID, delay=0.002)
+    engine = FakeEngine(slots=1, ctx=512, block_size=BLOCK_SIZE, delay=0.002)
     with Runtime(engine, Settings(memory_budget=64 << 20, settle="off")) as rt:
         seen, chance = difference(rt, 100, ALICE, dice)
         assert seen > 0.05, "a hit must show in what is measured"

@@ -16,7 +16,7 @@ from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from talks import talk
 
-GRID = 8  # of the fake; a byte is a token there
+BLOCK_SIZE = 8  # of the fake; a byte is a token there
 SYSTEM = "You answer in the words of the house. " * 8
 MEMORY = 64 << 20
 
@@ -24,7 +24,7 @@ Make = Callable[..., Runtime]
 
 
 def runtime(mode: str = "fast", slots: int = 4, **options: object) -> Runtime:
-    engine = FakeEngine(slots=slots, ctx=4096, grid=GRID, **options)  # type: ignore[arg-type]
+    engine = FakeEngine(slots=slots, ctx=4096, block_size=BLOCK_SIZE, **options)  # type: ignore[arg-type]
     return Runtime(engine, Settings(reuse=mode, memory_budget=MEMORY))  # type: ignore[arg-type]
 
 
@@ -36,9 +36,9 @@ def make(request: pytest.FixtureRequest, tiny_model: Path) -> Make:
         settings = Settings(str(tiny_model), ctx=4096, slots=slots, threads=1, reuse=mode, memory_budget=MEMORY)  # type: ignore[arg-type]
         engine: Engine
         if request.param == "fake":
-            engine = FakeEngine(slots=slots, ctx=4096, grid=GRID)
+            engine = FakeEngine(slots=slots, ctx=4096, block_size=BLOCK_SIZE)
         else:
-            engine = LlamaEngine.load(settings, grid=64)
+            engine = LlamaEngine.load(settings, block_size=64)
         return Runtime(engine, settings)
 
     return build
@@ -51,10 +51,10 @@ def prelude(rt: Runtime) -> str:
 
 def bound(rt: Runtime, expected: int, reply: int = 16, *, inside: bool = False) -> float:
     """Tokens that a request may compute. `inside`: it leaves an earlier text in its middle, not at its end."""
-    grid = rt.engine.traits.grid
+    block_size = rt.engine.traits.block_size
     if rt.reuse == "exact":
-        return 1.02 * expected + reply + 8 + grid
-    return 1.02 * expected + (grid if inside else 8)
+        return 1.02 * expected + reply + 8 + block_size
+    return 1.02 * expected + (block_size if inside else 8)
 
 
 @pytest.mark.parametrize("mode", ["fast", "exact"])
@@ -117,7 +117,7 @@ def test_four_concurrent_requests_compute_their_prefix_once(make: Make) -> None:
         pending = [submit(rt, messages) for messages in prompts]
         reports = [one.answer().report for one in pending]
         total = sum(report.computed for report in reports)
-        assert total <= shared + sum(report.prompt - shared + rt.engine.traits.grid for report in reports)
+        assert total <= shared + sum(report.prompt - shared + rt.engine.traits.block_size for report in reports)
         if isinstance(rt.engine, FakeEngine):
             assert total == rt.engine.prefilled  # what is reported is what entered the engine
 
@@ -138,7 +138,7 @@ def test_n_choices_compute_the_prompt_once_even_above_the_slots() -> None:
         assert len(answer.finishes) == 5
         assert len(set(answer.texts.values())) == 1  # greedy
         computed = sum(finish.report.computed for finish in answer.finishes.values())
-        assert computed <= len(answer.prompt) + 4 * GRID
+        assert computed <= len(answer.prompt) + 4 * BLOCK_SIZE
 
 
 def test_a_cancelled_prefill_keeps_its_finished_blocks() -> None:
@@ -152,7 +152,7 @@ def test_a_cancelled_prefill_keeps_its_finished_blocks() -> None:
         pending.handle.cancel()
         report = ask(rt, messages).report
         assert isinstance(done, Progress)
-        assert report.cached >= done.done - GRID
+        assert report.cached >= done.done - BLOCK_SIZE
 
 
 def test_single_messages_and_short_conversations_hit() -> None:
@@ -161,7 +161,7 @@ def test_single_messages_and_short_conversations_hit() -> None:
         first = ask(rt, [user("hi")])
         again = ask(rt, [user("hi")])
         assert first.report.cached == 0
-        assert again.report.computed <= GRID
+        assert again.report.computed <= BLOCK_SIZE
         assert ask(rt, [user("hi"), assistant(first.text), user("and?")]).report.cached >= len(first.prompt)
 
 
@@ -171,13 +171,13 @@ def test_a_hit_does_not_move_an_entry_out() -> None:
         ask(rt, base)
         for number in range(5):
             ask(rt, [user(f"somebody else entirely {number}")])
-            assert ask(rt, base).report.computed <= GRID
+            assert ask(rt, base).report.computed <= BLOCK_SIZE
 
 
 def test_a_reply_spelled_otherwise_is_a_hit_in_fast_mode() -> None:
     """The model's tokens for a text are not always the tokenizer's choice."""
     words = [a + b for a in "etaoin" for b in "etaoin"]
-    engine = FakeEngine(ctx=4096, grid=GRID, alphabet=b"etaoin", tokenizer=FakeTokenizer(words))
+    engine = FakeEngine(ctx=4096, block_size=BLOCK_SIZE, alphabet=b"etaoin", tokenizer=FakeTokenizer(words))
     with Runtime(engine, Settings(memory_budget=4 << 20)) as rt:
         respelled = 0
         for number in range(8):
@@ -199,14 +199,14 @@ def test_a_salt_separates_tenants_in_live_slots_and_memory() -> None:
             ask(rt, messages, salt="alice")
         assert ask(rt, messages, salt="bob").report.cached == 0
         assert ask(rt, messages).report.cached == 0
-        assert ask(rt, messages, salt="alice").report.computed <= GRID
+        assert ask(rt, messages, salt="alice").report.computed <= BLOCK_SIZE
 
 
 def test_a_model_that_cannot_be_cut_only_ever_grows() -> None:
     """Fault: state that cannot be rewound is served after a mismatch; or a slid window claims to be trimmable."""
     with runtime(sliceable=False, movable=False) as rt:
         chat = [system(SYSTEM), user("one")]
-        cold = Runtime(FakeEngine(ctx=4096, grid=GRID, sliceable=False, movable=False), Settings())
+        cold = Runtime(FakeEngine(ctx=4096, block_size=BLOCK_SIZE, sliceable=False, movable=False), Settings())
         first = ask(rt, chat)
         grown = [*chat, assistant(first.text), user("two")]
         assert ask(rt, grown).report.live >= len(first.prompt)

@@ -76,20 +76,25 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             tokenizer = FakeTokenizer(chat_template=template) if template else FakeTokenizer()
             rows = 0 if kind == "pure" else 16
             engine = FakeEngine(
-                slots=slots, ctx=16384, grid=16, sliceable=kind == "attention", row_bytes=rows or 16, tokenizer=tokenizer
+                slots=slots,
+                ctx=16384,
+                block_size=16,
+                sliceable=kind == "attention",
+                kv_bytes_per_token=rows or 16,
+                tokenizer=tokenizer,
             )
             return Runtime(engine, Settings(**settings))
         path = tmp_path_factory.getbasetemp() / f"{kind}-{hash(template)}.gguf"
         if not path.exists():
             tiny.write(path, kind, **({"chat_template": template} if template else {}))
         chosen = Settings(str(path), ctx=8192, slots=slots, threads=1, **settings)
-        return Runtime(LlamaEngine.load(chosen, grid=64), chosen)
+        return Runtime(LlamaEngine.load(chosen, block_size=64), chosen)
 
     return build
 
 
-def grid(rt: Runtime) -> int:
-    return rt.engine.traits.grid
+def block_size(rt: Runtime) -> int:
+    return rt.engine.traits.block_size
 
 
 def say(rt: Runtime, messages: Messages, reply: str, **options: Any) -> Answer:
@@ -112,7 +117,7 @@ def test_a_settled_turn_costs_its_new_message(make: Make, mode: str) -> None:
             expected = oracle.cost(rt.chat_prompt(talk(chat)).tokens)
             answer = say(rt, chat, SYSTEM * 2)
             oracle.learn(answer)
-            assert answer.report.computed <= expected + HEADER + grid(rt)
+            assert answer.report.computed <= expected + HEADER + block_size(rt)
             settled(rt)
         assert rt.snapshot()["settle"]["turns"] == 4
 
@@ -128,7 +133,7 @@ def test_stripped_reasoning_costs_nothing(make: Make, mode: str) -> None:
             answer = say(rt, chat, thought + "\n</think>\n\nThe answer is in the house. " + SYSTEM)
             if turn:
                 new = len(rt.engine.tokenizer.tokenize(f"question {turn}"))
-                assert answer.report.computed <= new + HEADER + grid(rt)
+                assert answer.report.computed <= new + HEADER + block_size(rt)
             settled(rt)
 
 
@@ -143,14 +148,14 @@ def test_ten_turns_of_long_reasoning(make: Make) -> None:
         for turn in range(10):
             chat.append(user(f"question {turn}"))
             said = say(rt, chat, thought + "\n</think>\n\n" + answer)
-            assert not turn or said.report.computed <= len(tokenize(f"question {turn}")) + HEADER + grid(rt)
+            assert not turn or said.report.computed <= len(tokenize(f"question {turn}")) + HEADER + block_size(rt)
             settled(rt)
 
 
 def tokens_of(rt: Runtime, text: str, count: int) -> str:
     """The first `count` tokens of a text."""
     tokenizer = rt.engine.tokenizer
-    return b"".join(map(tokenizer.piece, tokenizer.tokenize(text)[:count])).decode()
+    return b"".join(map(tokenizer.token_bytes, tokenizer.tokenize(text)[:count])).decode()
 
 
 def test_a_tool_loop_and_what_the_next_question_strips_of_it(make: Make) -> None:
@@ -162,14 +167,14 @@ def test_a_tool_loop_and_what_the_next_question_strips_of_it(make: Make) -> None
             reply = thought + f'<tool_call>\n{{"name": "add", "arguments": {{"n": {call}}}}}\n</tool_call>'
             answer = say(rt, chat, reply, tools=CALCULATOR)
             oracle.learn(answer)
-            assert answer.report.computed <= 1.02 * expected + HEADER + (grid(rt) if call else 0)
+            assert answer.report.computed <= 1.02 * expected + HEADER + (block_size(rt) if call else 0)
             chat.append({"role": "tool", "content": f"the sum is {call * 3}", "tool_call_id": f"call_{call}"})
             settled(rt)
         say(rt, chat, thought + "It is 84.", tools=CALCULATOR)
         chat.append(user("And now?"))
         settled(rt)
         answer = say(rt, chat, "<think>\n\n</think>\n\nNothing.", tools=CALCULATOR)
-        assert answer.report.computed <= len(rt.engine.tokenizer.tokenize("And now?")) + HEADER + grid(rt)
+        assert answer.report.computed <= len(rt.engine.tokenizer.tokenize("And now?")) + HEADER + block_size(rt)
 
 
 def test_the_strip_without_time_to_settle_costs_what_it_leaves(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +195,7 @@ def test_the_strip_without_time_to_settle_costs_what_it_leaves(make: Make, monke
         chat.append(user("And now?"))
         left = len(rt.chat_prompt(talk(chat, tools=CALCULATOR))) - start
         answer = say(rt, chat, "Nothing.", tools=CALCULATOR)
-        assert answer.report.computed <= left + HEADER + grid(rt)
+        assert answer.report.computed <= left + HEADER + block_size(rt)
 
 
 def test_an_immediate_answer_of_a_tool_costs_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,8 +234,8 @@ def test_settled_bits_are_cold_bits(make: Make, mode: str) -> None:
         if mode == "exact":  # in fast mode the open tail of the live reply may be used behind what was settled
             assert answer.logits is not None
             assert answer.logits.tobytes() == cold_logits(cold.engine, answer.prompt)
-        chain = Chain(root_id(rt.engine.fingerprint, ""), grid(rt), stem.tokens)
-        entries = [rt.cache.index.get(piece) for piece in chain.ids[: (len(stem) - 1) // grid(rt)]]
+        chain = Chain(root_id(rt.engine.fingerprint, ""), block_size(rt), stem.tokens)
+        entries = [rt.cache.index.get(piece) for piece in chain.ids[: (len(stem) - 1) // block_size(rt)]]
         assert len(entries) >= 2
         assert all(entry is not None and entry.canonical for entry in entries)
 
@@ -245,7 +250,7 @@ def test_what_was_live_is_not_lost(make: Make) -> None:
         settled(rt)
         raw = [*first.prompt.tolist(), *first.finish.tokens[:-1], *rt.engine.tokenizer.tokenize(" and so on")]
         again = Pending(rt, Request(rt.text_prompt(raw), GREEDY, max_tokens=1)).answer()
-        assert again.report.computed <= len(rt.engine.tokenizer.tokenize(" and so on")) + grid(rt)
+        assert again.report.computed <= len(rt.engine.tokenizer.tokenize(" and so on")) + block_size(rt)
 
 
 def test_interrupted_settling_leaves_a_usable_prefix(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,9 +269,9 @@ def test_interrupted_settling_leaves_a_usable_prefix(make: Make, monkeypatch: py
         settled(rt)
         chat.append(user("two"))
         answer = say(rt, chat, "fine")
-        assert answer.report.computed <= len(rt.engine.tokenizer.tokenize("two")) + HEADER + grid(rt)
+        assert answer.report.computed <= len(rt.engine.tokenizer.tokenize("two")) + HEADER + block_size(rt)
         reply = len(rt.engine.tokenizer.tokenize(SYSTEM * 12))
-        assert steps["tokens"] <= 2 * (reply + HEADER + 2 * grid(rt)), "what was settled is not computed twice"
+        assert steps["tokens"] <= 2 * (reply + HEADER + 2 * block_size(rt)), "what was settled is not computed twice"
 
 
 def test_off_is_off(make: Make) -> None:
@@ -276,14 +281,14 @@ def test_off_is_off(make: Make) -> None:
         time.sleep(0.1)
         chat.append(user("two"))
         answer = say(rt, chat, "fine")
-        assert answer.report.computed > len(rt.engine.tokenizer.tokenize(SYSTEM * 6)) - grid(rt)
+        assert answer.report.computed > len(rt.engine.tokenizer.tokenize(SYSTEM * 6)) - block_size(rt)
         assert not rt.snapshot()["settle"]
 
 
 def test_a_reply_is_forgotten_as_it_was_spelled() -> None:
     """Settled text is spelled as the tokenizer does it; all later prompts have that spelling, earlier turns included."""
     tokenizer = FakeTokenizer(words=("house", "words"))
-    engine = FakeEngine(slots=2, ctx=8192, grid=16, tokenizer=tokenizer, sliceable=False)
+    engine = FakeEngine(slots=2, ctx=8192, block_size=16, tokenizer=tokenizer, sliceable=False)
     with Runtime(engine, Settings(memory_budget=64 << 20)) as rt:
         chat = [system(SYSTEM)]
         for turn in range(3):
@@ -301,7 +306,7 @@ def test_a_reply_is_forgotten_as_it_was_spelled() -> None:
 
 def test_dead_rows_leave_the_disk(tmp_path: Path) -> None:
     """Fault: dead branches of stripped reasoning fill the disk."""
-    engine = FakeEngine(slots=2, ctx=8192, grid=16, tokenizer=FakeTokenizer(chat_template=REASONING))
+    engine = FakeEngine(slots=2, ctx=8192, block_size=16, tokenizer=FakeTokenizer(chat_template=REASONING))
     with Runtime(engine, Settings(memory_budget=64 << 20, cache_dir=tmp_path)) as rt:
         chat = [system(SYSTEM), user("one")]
         say(rt, chat, "I think. " * 40 + "\n</think>\n\nThe answer.")
@@ -317,7 +322,9 @@ def test_dead_rows_leave_the_disk(tmp_path: Path) -> None:
 def test_dead_rows_do_not_come_back_at_the_end(tmp_path: Path) -> None:
     for sliceable in (True, False):
         folder = tmp_path / str(sliceable)
-        engine = FakeEngine(slots=2, ctx=8192, grid=16, sliceable=sliceable, tokenizer=FakeTokenizer(chat_template=REASONING))
+        engine = FakeEngine(
+            slots=2, ctx=8192, block_size=16, sliceable=sliceable, tokenizer=FakeTokenizer(chat_template=REASONING)
+        )
         with Runtime(engine, Settings(memory_budget=64 << 20, cache_dir=folder)) as rt:
             say(rt, [system(SYSTEM), user("one")], "I think. " * 40 + "\n</think>\n\nThe answer.")
             settled(rt)
@@ -330,7 +337,7 @@ def test_dead_rows_do_not_come_back_at_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [EngineError("cannot"), TypeError("cannot")])
 def test_a_failing_settle_harms_nobody(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is given up, and what slots are believed to hold is what they hold."""
-    engine = FakeEngine(slots=2, ctx=8192, grid=16)
+    engine = FakeEngine(slots=2, ctx=8192, block_size=16)
     with Runtime(engine, Settings(reuse="fast", memory_budget=64 << 20)) as rt:
         truncate, fails = engine.truncate, [True]
 
@@ -367,4 +374,4 @@ def test_nobody_waits_for_more_than_a_block(make: Make, monkeypatch: pytest.Monk
         say(rt, chat, SYSTEM * 8)
         settled(rt)
         assert sizes
-        assert max(sizes) <= grid(rt)
+        assert max(sizes) <= block_size(rt)

@@ -52,13 +52,15 @@ def build(kind: str, folder: Path, mode: str = "fast", slots: int = 4, **options
     options = {"memory_budget": MEMORY} | options
     engine: Engine
     if kind in ("fake", "pure"):
-        engine = FakeEngine(slots=slots, ctx=8192, grid=16, sliceable=False, row_bytes=0 if kind == "pure" else 16)
+        engine = FakeEngine(
+            slots=slots, ctx=8192, block_size=16, sliceable=False, kv_bytes_per_token=0 if kind == "pure" else 16
+        )
         return Runtime(engine, Settings(reuse=mode, **options))  # type: ignore[arg-type]
     path = folder / f"{kind}.gguf"
     if not path.exists():
         tiny.write(path, kind)
     settings = Settings(str(path), ctx=4096, slots=slots, threads=1, reuse=mode, **options)  # type: ignore[arg-type]
-    return Runtime(speak_plainly(LlamaEngine.load(settings, grid=64)), settings)
+    return Runtime(speak_plainly(LlamaEngine.load(settings, block_size=64)), settings)
 
 
 @pytest.fixture(params=KINDS)
@@ -72,8 +74,8 @@ def prelude(rt: Runtime) -> str:
     return SYSTEM * (2 if isinstance(rt.engine, FakeEngine) else 16)
 
 
-def grid(rt: Runtime) -> int:
-    return rt.engine.traits.grid
+def block_size(rt: Runtime) -> int:
+    return rt.engine.traits.block_size
 
 
 def test_the_trait_is_what_these_tests_are_about(make: Make) -> None:
@@ -89,11 +91,11 @@ def test_retention_is_told_of_a_request_by_rows_and_checkpoints(make: Make) -> N
         for other in range(2):
             ask(rt, [user(f"{other} something else entirely")])
         prompt = rt.chat_prompt(talk(messages))
-        ids = Chain(root_id(rt.engine.fingerprint, prompt.salt), grid(rt), prompt.tokens).ids
+        ids = Chain(root_id(rt.engine.fingerprint, prompt.salt), block_size(rt), prompt.tokens).ids
         held = [entry for entry in rt.cache.index if entry.id in {*ids, *map(checkpoint_id, ids)}]
         assert any(entry.state for entry in held)
         about = {rt.cache.store.retention.about(entry.id) for entry in held if rt.cache.memory.name in entry.copies}
-        pieces = (len(prompt.tokens) + reply.report.completion - 1) // grid(rt)
+        pieces = (len(prompt.tokens) + reply.report.completion - 1) // block_size(rt)
         expected = About.of(pieces, new=len(prompt.tokens), siblings=-1, reply=reply.report.completion, called=False)
         assert about == {expected}
 
@@ -117,7 +119,7 @@ def test_a_chat_that_lost_its_slot(make: Make) -> None:
         oracle, chat = Oracle(), [system(prelude(rt))]
         for turn in range(4):
             answer, expected = converse(rt, oracle, chat, f"question {turn}", max_tokens=70, ignore_eos=True)
-            assert answer.report.computed <= 1.02 * expected + HEADER + grid(rt)
+            assert answer.report.computed <= 1.02 * expected + HEADER + block_size(rt)
             for other in range(2):
                 ask(rt, [user(f"{turn} {other} something else entirely")])
 
@@ -127,7 +129,7 @@ def test_exact_mode_pays_for_the_last_reply(make: Make) -> None:
         oracle, chat = Oracle(), [system(prelude(rt))]
         for turn in range(4):
             answer, expected = converse(rt, oracle, chat, f"question {turn}", max_tokens=40, ignore_eos=True)
-            assert answer.report.computed <= expected + 40 + HEADER + grid(rt)
+            assert answer.report.computed <= expected + 40 + HEADER + block_size(rt)
 
 
 def test_new_chats_under_one_system_prompt(make: Make) -> None:
@@ -136,7 +138,7 @@ def test_new_chats_under_one_system_prompt(make: Make) -> None:
         oracle = Oracle()
         for number in range(6):
             answer, expected = converse(rt, oracle, [system(prelude(rt))], f"{number} is my question")
-            assert answer.report.computed <= 1.02 * expected + grid(rt)
+            assert answer.report.computed <= 1.02 * expected + block_size(rt)
             assert number == 0 or expected < answer.report.prompt / 2
 
 
@@ -148,7 +150,7 @@ def test_four_at_once_with_a_shared_prefix(make: Make) -> None:
         answers = [each.answer() for each in pending]
         alone = min(answer.report.prompt for answer in answers)
         shared = min(common_prefix(answers[0].prompt, answer.prompt) for answer in answers[1:])
-        assert sum(answer.report.computed for answer in answers) <= 4 * (alone - shared + grid(rt)) + 1.02 * shared
+        assert sum(answer.report.computed for answer in answers) <= 4 * (alone - shared + block_size(rt)) + 1.02 * shared
 
 
 def test_many_users_on_few_slots(make: Make) -> None:
@@ -158,7 +160,7 @@ def test_many_users_on_few_slots(make: Make) -> None:
         for turn in range(3):
             for number, chat in enumerate(chats):
                 answer, expected = converse(rt, oracle, chat, f"{chr(65 + number)} is who asks question {turn}")
-                assert answer.report.computed <= 1.02 * expected + grid(rt)
+                assert answer.report.computed <= 1.02 * expected + block_size(rt)
 
 
 @pytest.mark.parametrize("mode", ["fast", "exact"])
@@ -169,7 +171,7 @@ def test_regenerate(make: Make, mode: str) -> None:
             converse(rt, oracle, chat, f"question {turn}", max_tokens=40, ignore_eos=True)
         for _ in range(2):
             again = ask(rt, chat[:-1])
-            assert again.report.computed <= grid(rt)
+            assert again.report.computed <= block_size(rt)
 
 
 def test_a_cancelled_prompt_is_not_computed_again(make: Make) -> None:
@@ -187,7 +189,7 @@ def test_a_cancelled_prompt_is_not_computed_again(make: Make) -> None:
         pending.handle.cancel()
         ask(rt, [user("another takes the slot")])
         retry = ask(rt, chat)
-        assert retry.report.computed <= total - done + grid(rt)
+        assert retry.report.computed <= total - done + block_size(rt)
 
 
 def lattice_gap(before: int) -> int:
@@ -217,7 +219,7 @@ def test_first_divergence_costs_the_way_to_the_lattice_and_only_once(make: Make)
                 expected = oracle.cost(answer.prompt)
                 oracle.learn(answer)
                 whole = len(rt.chat_prompt(talk(chat)))
-                extra = grid(rt) if number else lattice_gap(whole - len(answer.prompt) + expected) + grid(rt)
+                extra = block_size(rt) if number else lattice_gap(whole - len(answer.prompt) + expected) + block_size(rt)
                 assert answer.report.computed <= 1.02 * expected + extra + HEADER
 
 
@@ -226,10 +228,10 @@ def test_first_divergence_costs_the_way_to_the_lattice_and_only_once(make: Make)
 
 def checkpoints(rt: Runtime, tokens: Tokens) -> int:
     """How many memory holds on the line of `tokens`, those of open tails included."""
-    chain = Chain(root_id(rt.engine.fingerprint, ""), grid(rt), tokens)
+    chain = Chain(root_id(rt.engine.fingerprint, ""), block_size(rt), tokens)
     line = set(chain.ids)
     rows = [entry for entry in rt.cache.index if not entry.state]
-    pieces = [entry for entry in rows if entry.id in line or (entry.parent in line and len(entry.tokens) < grid(rt))]
+    pieces = [entry for entry in rows if entry.id in line or (entry.parent in line and len(entry.tokens) < block_size(rt))]
     states = [rt.cache.index.checkpoint(entry.id, canonical_only=False) for entry in pieces]
     return sum(state is not None and rt.cache.memory.name in state.copies for state in states)
 
@@ -254,7 +256,7 @@ def test_a_growing_chat_keeps_few_checkpoints_and_each_row_once(make: Make) -> N
 def test_an_evicted_checkpoint_takes_its_rows_along() -> None:
     """Rows behind the last checkpoint of a line are of no use: they must not fill the memory."""
     cell, state = 16 * 16, 48
-    engine = FakeEngine(slots=1, ctx=4096, grid=16, sliceable=False, row_bytes=16)
+    engine = FakeEngine(slots=1, ctx=4096, block_size=16, sliceable=False, kv_bytes_per_token=16)
     with Runtime(engine, Settings(memory_budget=60 * cell + 10 * state)) as rt:
         for number in range(30):
             ask(rt, [user(f"{number} is a conversation of its own, and this is all of it. " * 2)])
@@ -295,7 +297,7 @@ def test_a_checkpoint_from_a_later_state_shows(make: Make, naive: bool) -> None:
         ask(rt, chat, max_tokens=30, ignore_eos=True)
         for other in range(2):
             ask(rt, [user(f"{other}")], max_tokens=1)
-        chain = tokens[: (len(tokens) - 1) // grid(rt) * grid(rt)]
+        chain = tokens[: (len(tokens) - 1) // block_size(rt) * block_size(rt)]
         if naive:
             spoil(rt, [system(prelude(rt) * 2), user("Another, and rather longer, question: what is it not?")], chain)
         warm, answer = logits_of(rt, chat)
@@ -317,8 +319,8 @@ def spoil(rt: Runtime, chat: Messages, chain: Tokens) -> None:
 
     def swap() -> None:  # on the engine's thread, between two requests
         engine.truncate(0, 0)
-        for at in range(0, len(other), grid(rt)):
-            engine.prefill(0, other[at : at + grid(rt)], logits=False)
+        for at in range(0, len(other), block_size(rt)):
+            engine.prefill(0, other[at : at + block_size(rt)], logits=False)
         engine.export_checkpoint(0, data)
         rt.scheduler.slots[0].truncate(0)
         engine.truncate(0, 0)
@@ -363,13 +365,13 @@ def test_two_branches_do_not_change_each_other(make: Make) -> None:
 
 @pytest.mark.parametrize("operation", ["export checkpoint", "import checkpoint", "rewind", "export"])
 def test_a_failing_checkpoint_is_a_miss(operation: str) -> None:
-    engine = FakeEngine(slots=2, ctx=4096, grid=16, sliceable=False)
+    engine = FakeEngine(slots=2, ctx=4096, block_size=16, sliceable=False)
     with Runtime(engine, Settings(reuse="exact", memory_budget=MEMORY)) as rt:
         chat = [system(SYSTEM * 4), user("one")]
         for number in range(6):
             engine.fail_next(operation, 1 + number % 2)  # type: ignore[arg-type]
             warm, answer = logits_of(rt, chat)
-            assert warm == cold_logits(FakeEngine(slots=1, ctx=4096, grid=16, sliceable=False), answer.prompt)
+            assert warm == cold_logits(FakeEngine(slots=1, ctx=4096, block_size=16, sliceable=False), answer.prompt)
             engine._failures.clear()
             ask(rt, [user(f"{number} in between")])
             ask(rt, [user(f"{number} and again")])
@@ -396,12 +398,12 @@ def test_a_checkpoint_of_another_length_is_refused(make: Make) -> None:
 
 def test_what_does_not_fit_into_memory_is_restored_in_part(tmp_path: Path) -> None:
     """A line that is longer than memory goes on from its deepest checkpoint that fits, not from nothing."""
-    engine = FakeEngine(slots=1, ctx=8192, grid=16, sliceable=False)
+    engine = FakeEngine(slots=1, ctx=8192, block_size=16, sliceable=False)
     settings = Settings(memory_budget=60 * 16 * 16, cache_dir=tmp_path, settle="off")
     chat = [system("x" * 1800), user("one")]
     with Runtime(engine, settings) as rt:
         ask(rt, chat, max_tokens=1)
-    engine = FakeEngine(slots=1, ctx=8192, grid=16, sliceable=False)
+    engine = FakeEngine(slots=1, ctx=8192, block_size=16, sliceable=False)
     with Runtime(engine, settings) as rt:
         rt.scheduler._admission.pace.prefill = 1.0
         report = ask(rt, chat, max_tokens=1).report
@@ -437,7 +439,7 @@ def test_a_restart(make: Make, tmp_path: Path, mode: str, monkeypatch: pytest.Mo
     for turn in range(3):
         with make(mode, cache_dir=tmp_path) as rt:
             answer, expected = converse(rt, oracle, chat, f"question {turn}", max_tokens=30, ignore_eos=True)
-            assert answer.report.computed <= expected + HEADER + grid(rt)
+            assert answer.report.computed <= expected + HEADER + block_size(rt)
             assert not turn or answer.report.tiers["disk"]
             if mode == "exact":
                 warm, again = logits_of(rt, chat[:-1])

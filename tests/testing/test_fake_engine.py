@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.errors import EngineError
-from headstart.interfaces.engine import GREEDY, Rows, Sampling, Span, Step
+from headstart.interfaces.engine import GREEDY, KVSegment, Sampling, Span, Step
 from headstart.testing.fake_engine import LOW, NOISE, FakeEngine
 
-GRID, WIDTH = 8, 16
+BLOCK_SIZE, WIDTH = 8, 16
 
 
 def engine(**options: Any) -> FakeEngine:
-    return FakeEngine(**{"slots": 2, "ctx": 128, "grid": GRID, "batch": 64, "row_bytes": WIDTH, **options})
+    return FakeEngine(**{"slots": 2, "ctx": 128, "block_size": BLOCK_SIZE, "batch": 64, "kv_bytes_per_token": WIDTH, **options})
 
 
 def feed(fake: FakeEngine, slot: int, tokens: list[int], *sizes: int) -> bytes:
@@ -33,7 +33,7 @@ def feed(fake: FakeEngine, slot: int, tokens: list[int], *sizes: int) -> bytes:
 
 def rows(fake: FakeEngine, slot: int, start: int, stop: int) -> Any:
     data = np.zeros((stop - start) * WIDTH, np.uint8)
-    fake.export_rows(slot, [Span(start, stop, data)])
+    fake.export_kv(slot, [Span(start, stop, data)])
     return data
 
 
@@ -54,9 +54,9 @@ def test_restored_rows_give_the_same_bits(data: st.DataObject) -> None:
     feed(ours, 0, TEXT, 32)
     cuts = sorted({0, 40, *data.draw(st.lists(st.integers(1, 39), max_size=4))})
     take = data.draw(st.integers(1, cuts[-1] - cuts[-2]))
-    pieces = [Rows(rows(ours, 0, a, b), b - a, b - a) for a, b in pairwise(cuts)]
-    pieces[-1] = Rows(pieces[-1].data, pieces[-1].tokens, take)
-    theirs.import_rows(1, pieces)
+    pieces = [KVSegment(rows(ours, 0, a, b), b - a, b - a) for a, b in pairwise(cuts)]
+    pieces[-1] = KVSegment(pieces[-1].data, pieces[-1].tokens, take)
+    theirs.import_kv(1, pieces)
     kept = cuts[-2] + take
     assert theirs.length(1) == kept
     ours.truncate(0, kept)
@@ -70,20 +70,20 @@ def test_any_changed_byte_of_any_row_shows(token: int, byte: int, flip: int) -> 
     fake = engine()
     feed(fake, 0, TEXT, 32)
     whole = rows(fake, 0, 0, 40)
-    fake.import_rows(1, [Rows(whole, 40, 40)])
+    fake.import_kv(1, [KVSegment(whole, 40, 40)])
     clean = feed(fake, 1, [7])
     whole.reshape(-1)[token * WIDTH + byte] ^= flip
-    fake.import_rows(1, [Rows(whole, 40, 40)])
+    fake.import_kv(1, [KVSegment(whole, 40, 40)])
     assert feed(fake, 1, [7]) != clean
 
 
 def test_shuffled_pieces_show() -> None:
     fake = engine()
     feed(fake, 0, TEXT, 32)
-    blocks = [Rows(rows(fake, 0, at, at + GRID), GRID, GRID) for at in (0, 8, 16)]
-    fake.import_rows(1, blocks)
+    blocks = [KVSegment(rows(fake, 0, at, at + BLOCK_SIZE), BLOCK_SIZE, BLOCK_SIZE) for at in (0, 8, 16)]
+    fake.import_kv(1, blocks)
     clean = feed(fake, 1, [7])
-    fake.import_rows(1, [blocks[0], blocks[2], blocks[1]])
+    fake.import_kv(1, [blocks[0], blocks[2], blocks[1]])
     assert feed(fake, 1, [7]) != clean
 
 
@@ -157,7 +157,7 @@ def test_limits_are_errors() -> None:
     with pytest.raises(EngineError, match="cannot cut"):
         fake.truncate(0, 41)
     with pytest.raises(EngineError, match="cannot be imported"):
-        fake.import_rows(0, [Rows(np.zeros(8, np.uint8), 1, 1)])
+        fake.import_kv(0, [KVSegment(np.zeros(8, np.uint8), 1, 1)])
     assert fake.length(0) == 0
 
 
@@ -173,27 +173,27 @@ def checkpoint(fake: FakeEngine, slot: int) -> Any:
     return out[:size]
 
 
-def at(fake: FakeEngine, slot: int, length: int, tokens: list[int] = TEXT) -> tuple[Rows, Any]:
+def at(fake: FakeEngine, slot: int, length: int, tokens: list[int] = TEXT) -> tuple[KVSegment, Any]:
     """Rows and checkpoint of the first `length` tokens, computed in one call; the slot holds them."""
     fake.truncate(slot, 0)
     feed(fake, slot, tokens[:length])
-    data = np.zeros(length * fake.shape.row_bytes, np.uint8)
-    fake.export_rows(slot, [Span(0, length, data)])
-    return Rows(data, length, length), checkpoint(fake, slot)
+    data = np.zeros(length * fake.shape.kv_bytes_per_token, np.uint8)
+    fake.export_kv(slot, [Span(0, length, data)])
+    return KVSegment(data, length, length), checkpoint(fake, slot)
 
 
-WIDTHS = pytest.mark.parametrize("row_bytes", [WIDTH, 0])
+WIDTHS = pytest.mark.parametrize("kv_bytes_per_token", [WIDTH, 0])
 
 
 @WIDTHS
-def test_rows_and_their_checkpoint_give_the_same_bits(row_bytes: int) -> None:
-    ours, theirs = (stateful(row_bytes=row_bytes) for _ in range(2))
+def test_rows_and_their_checkpoint_give_the_same_bits(kv_bytes_per_token: int) -> None:
+    ours, theirs = (stateful(kv_bytes_per_token=kv_bytes_per_token) for _ in range(2))
     assert ours.traits.stateful
     for length in (8, 16, 40):
         at(ours, 0, length)
-        spans = [Span(a, b, np.zeros((b - a) * row_bytes, np.uint8)) for a, b in ((0, 3), (3, length))]
-        ours.export_rows(0, spans)
-        pieces, state = [Rows(s.data, s.stop - s.start, s.stop - s.start) for s in spans], checkpoint(ours, 0)
+        spans = [Span(a, b, np.zeros((b - a) * kv_bytes_per_token, np.uint8)) for a, b in ((0, 3), (3, length))]
+        ours.export_kv(0, spans)
+        pieces, state = [KVSegment(s.data, s.stop - s.start, s.stop - s.start) for s in spans], checkpoint(ours, 0)
         cold = feed(ours, 0, [7, 8, 9])
         theirs.import_checkpoint(1, pieces, state)
         assert theirs.length(1) == length
@@ -201,8 +201,8 @@ def test_rows_and_their_checkpoint_give_the_same_bits(row_bytes: int) -> None:
 
 
 @WIDTHS
-def test_a_rewind_gives_the_same_bits(row_bytes: int) -> None:
-    fake = stateful(row_bytes=row_bytes)
+def test_a_rewind_gives_the_same_bits(kv_bytes_per_token: int) -> None:
+    fake = stateful(kv_bytes_per_token=kv_bytes_per_token)
     cold = feed(fake, 1, [*TEXT[:16], 9, 9, 9], 16)
     _, state = at(fake, 0, 16)
     feed(fake, 0, TEXT[16:])
@@ -217,8 +217,8 @@ def test_a_rewind_gives_the_same_bits(row_bytes: int) -> None:
 
 
 @WIDTHS
-def test_a_state_of_other_tokens_or_calls_shows(row_bytes: int) -> None:
-    fake = stateful(row_bytes=row_bytes)
+def test_a_state_of_other_tokens_or_calls_shows(kv_bytes_per_token: int) -> None:
+    fake = stateful(kv_bytes_per_token=kv_bytes_per_token)
     piece, state = at(fake, 0, 16)
     cold = feed(fake, 0, [9])
     _, others = at(fake, 0, 16, [1, *TEXT])
@@ -236,9 +236,9 @@ def test_a_state_of_other_tokens_or_calls_shows(row_bytes: int) -> None:
     for one in (state, calls, others):
         fake.import_checkpoint(1, [piece], one)
         assert (feed(fake, 1, [9]) == cold) == (one is state)
-        new.append(np.zeros(row_bytes, np.uint8))
-        fake.export_rows(1, [Span(16, 17, new[-1])])
-    if row_bytes:
+        new.append(np.zeros(kv_bytes_per_token, np.uint8))
+        fake.export_kv(1, [Span(16, 17, new[-1])])
+    if kv_bytes_per_token:
         high = [row[:-LOW].tobytes() for row in new]
         assert high[0] == high[1] != high[2], "rows are made of tokens, whatever the calls"
         assert len({row[-LOW:].tobytes() for row in new}) == 3
@@ -254,8 +254,8 @@ def test_rows_of_other_tokens_show_beside_the_right_state() -> None:
 
 
 @WIDTHS
-def test_a_checkpoint_of_another_length_is_refused(row_bytes: int) -> None:
-    fake = stateful(row_bytes=row_bytes)
+def test_a_checkpoint_of_another_length_is_refused(kv_bytes_per_token: int) -> None:
+    fake = stateful(kv_bytes_per_token=kv_bytes_per_token)
     long, late = at(fake, 0, 40)
     piece, state = at(fake, 0, 16)
     bad = (late, state[:-1], np.concatenate([state, state[:1]]), np.zeros(0, np.uint8), np.full(len(state), 255, np.uint8))
@@ -291,7 +291,7 @@ def test_states_stay_live_and_are_emptied_with_their_slot() -> None:
     assert feed(fake, 1, TEXT, 32) == cold, "nothing is left of the sequence before"
     assert feed(fake, 1, [65]) != feed(stateful(seed=1), 1, [*TEXT, 65])
     with pytest.raises(EngineError, match="without a checkpoint"):
-        fake.import_rows(1, [Rows(rows(fake, 0, 0, 8), 8, 8)])
+        fake.import_kv(1, [KVSegment(rows(fake, 0, 0, 8), 8, 8)])
     assert fake.length(1) == 0
     with pytest.raises(EngineError, match="no checkpoint"):
         fake.export_checkpoint(1, np.empty(99, np.uint8))
@@ -312,15 +312,15 @@ def test_what_cannot_be_moved() -> None:
     out = np.empty(999, np.uint8)
     for refused in (
         lambda: fake.truncate(0, 8),
-        lambda: fake.export_rows(0, [Span(0, 1, out)]),
+        lambda: fake.export_kv(0, [Span(0, 1, out)]),
         lambda: fake.export_checkpoint(0, out),
     ):
         with pytest.raises(EngineError):
             refused()
     assert fake.length(0) == 40
     for refused in (
-        lambda: fake.import_rows(0, [Rows(out, 1, 1)]),
-        lambda: fake.import_checkpoint(0, [Rows(out, 1, 1)], out),
+        lambda: fake.import_kv(0, [KVSegment(out, 1, 1)]),
+        lambda: fake.import_checkpoint(0, [KVSegment(out, 1, 1)], out),
         lambda: fake.rewind(0, 1, out),
     ):
         feed(fake, 0, TEXT)
@@ -365,7 +365,7 @@ def test_injected_failures() -> None:
         rows(fake, 0, 0, 40)
     fake.fail_next("import")
     with pytest.raises(EngineError, match="import"):
-        fake.import_rows(1, [Rows(clean, 40, 40)])
+        fake.import_kv(1, [KVSegment(clean, 40, 40)])
     assert fake.length(1) == 0
     fake.fail_next("decode")
     with pytest.raises(EngineError, match="decode"):

@@ -62,18 +62,20 @@ def facts(runtime: Runtime) -> dict[str, str]:
         told["slots"] += f", more than the {trained:,} that the model was trained on"
     elif shape.ctx < min(trained, AGENTS):
         told["slots"] += ", fewer than coding agents need: give --ctx more, or --kv-type q8_0, or a smaller model"
-    if shape.row_bytes:
+    if shape.kv_bytes_per_token:
         kind = details.get("kv_type", "")
-        told["keys and values"] = f"{kind}, {show_size(shape.row_bytes)} a token".removeprefix(", ")
+        told["keys and values"] = f"{kind}, {show_size(shape.kv_bytes_per_token)} a token".removeprefix(", ")
         budget = runtime.cache.memory.budget
-        told["cache"] = f"{show_size(budget)} of memory for {count(budget // shape.row_bytes, 'token')} besides those in slots"
-        whole = budget // (shape.row_bytes + shape.transfer_bytes // shape.ctx)
+        told["cache"] = (
+            f"{show_size(budget)} of memory for {count(budget // shape.kv_bytes_per_token, 'token')} besides those in slots"
+        )
+        whole = budget // (shape.kv_bytes_per_token + shape.transfer_bytes // shape.ctx)
         if whole < shape.ctx:
             told["cache"] += f"; of one conversation no more than {whole:,} can come back: give more --memory-budget"
     if engine.traits.stateful:
         told["checkpoints"] = f"{show_size(shape.state_bytes)} each"
-        if shape.row_bytes:
-            told["checkpoints"] += f", as much as {count(shape.state_bytes // shape.row_bytes, 'token')}"
+        if shape.kv_bytes_per_token:
+            told["checkpoints"] += f", as much as {count(shape.state_bytes // shape.kv_bytes_per_token, 'token')}"
     if settings.expire is not None:
         told["expire"] = f"nothing is kept longer than {show_time(settings.expire)}"
     disk = runtime.cache.disk
@@ -117,12 +119,12 @@ def figures(runtime: Runtime) -> dict[str, Any]:
         "slots": shape.slots,
         "ctx": shape.ctx,
         "ctx_train": details.get("ctx_train"),
-        "block_size": engine.traits.grid,
+        "block_size": engine.traits.block_size,
         "kv_type": details.get("kv_type"),
-        "kv_bytes_per_token": shape.row_bytes,
+        "kv_bytes_per_token": shape.kv_bytes_per_token,
         "checkpoint_bytes": shape.state_bytes,
         "memory_budget_bytes": memory.budget,
-        "memory_budget_tokens": memory.budget // shape.row_bytes if shape.row_bytes else None,
+        "memory_budget_tokens": memory.budget // shape.kv_bytes_per_token if shape.kv_bytes_per_token else None,
         "disk_budget_bytes": disk.budget,
         "disk_blocks": len(disk),
         "cache_dir": str(settings.cache_dir) if disk.on else None,

@@ -88,15 +88,15 @@ def check_walk(runtime: Runtime, seconds: float, progress: Callable[[float], Non
     engine, dice = runtime.engine, random.Random(0)
     special = {control.id for control in engine.tokenizer.controls} | engine.tokenizer.eog
     words = [token for token in range(engine.tokenizer.n_vocab) if token not in special]
-    grid = engine.traits.grid
+    block_size = engine.traits.block_size
     texts: list[list[int]] = [[]]
     begun, compared, cached, wrong = time.monotonic(), 0, 0, 0
     while (passed := time.monotonic() - begun) < seconds:
         progress(passed)
         known = dice.choice(texts)
-        room = min(runtime.ctx - 2, max(4 * grid, runtime.scheduler.prefills(PROMPT_SECONDS)))
+        room = min(runtime.ctx - 2, max(4 * block_size, runtime.scheduler.prefills(PROMPT_SECONDS)))
         kept = known[: dice.choice([len(known), len(known), dice.randint(0, len(known))])][: room - 1]
-        tokens = kept + dice.choices(words, k=dice.randint(1, min(room - len(kept), 3 * grid)))
+        tokens = kept + dice.choices(words, k=dice.randint(1, min(room - len(kept), 3 * block_size)))
         prompt = runtime.text_prompt(tokens)
         warm, report = _compute(runtime, prompt)
         cold, _ = _compute(runtime, prompt, reuse=False)
@@ -113,9 +113,11 @@ def _traits(engine: Engine) -> str:
     if not traits.movable:
         parts = "nothing can be moved: only a slot that goes on is reused"
     elif traits.stateful:
-        parts = "rows and state" if engine.shape.row_bytes else "state alone"
+        parts = "rows and state" if engine.shape.kv_bytes_per_token else "state alone"
         parts += ": reused from checkpoints"
-    return f"{parts}; a grid of {count(traits.grid, 'token')}" + (", calls over several blocks" if traits.chunking else "")
+    return f"{parts}; blocks of {count(traits.block_size, 'token')}" + (
+        ", calls over several blocks" if traits.chunking else ""
+    )
 
 
 def _exactness(traits: Traits) -> str:
@@ -129,10 +131,10 @@ def check_warm(runtime: Runtime) -> Check:
     engine = runtime.engine
     if not engine.traits.movable:
         return Check(True, "nothing to check: this model's state cannot be moved, so only a slot that just goes on is reused")
-    wanted = BLOCKS * engine.traits.grid
-    if wanted + engine.traits.grid >= runtime.ctx:
+    wanted = BLOCKS * engine.traits.block_size
+    if wanted + engine.traits.block_size >= runtime.ctx:
         ctx = count(runtime.ctx, "token")
-        return Check(True, f"nothing to check: a context of {ctx} holds too few blocks of {engine.traits.grid}")
+        return Check(True, f"nothing to check: a context of {ctx} holds too few blocks of {engine.traits.block_size}")
     words = "".join(f"{number} apples and {number + 7} pears. " for number in range(wanted))
     prompt = runtime.text_prompt(engine.tokenizer.tokenize(words)[: wanted + 9])
     cold, first = _compute(runtime, prompt)

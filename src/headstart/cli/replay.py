@@ -26,7 +26,7 @@ EPILOG = """
 
 `headstart replay conversation_trace.jsonl --budget 4GiB --bytes-per-token 131072`
 
-`headstart replay sessions/ --grid 512 --every 120 --policy value --policy lru --json`
+`headstart replay sessions/ --block-size 512 --every 120 --policy value --policy lru --json`
 
 Files are in the forms of Mooncake's traces (JSONL with `hash_ids`), of kv-cache-tester (a session a file, JSON or gzip),
 or JSONL with the whole prompt as `input` (a session a file). By default a token costs what it does with the bundled model
@@ -57,7 +57,7 @@ def replay(
         list[str] | None,
         typer.Option(metavar="NAME", help="Policy, or `optimum`; again for more.", show_default="all"),
     ] = None,
-    grid: Annotated[
+    block_size: Annotated[
         int | None,
         typer.Option(
             min=1, metavar="TOKENS", help="Size of a block: a multiple of the recorded one.", show_default="as recorded"
@@ -92,7 +92,9 @@ def replay(
     names = policy or simulator.policies()
     if unknown := [name for name in names if name not in simulator.policies()]:
         raise ConfigError(f"--policy {unknown[0]}: it is none of {', '.join(simulator.policies())}.")
-    trace = recorded.read(traces, grid=grid, every=every) if traces else recorded.sample(grid=grid or 64)
+    trace = (
+        recorded.read(traces, block_size=block_size, every=every) if traces else recorded.sample(block_size=block_size or 64)
+    )
     total = simulator.working_set(trace)
     costs = simulator.Costs(seconds_per_token, bytes_per_token)
     budgets = [_tokens(text, total, bytes_per_token) for text in budget or ["5%", "10%", "25%"]]
@@ -104,11 +106,13 @@ def replay(
     ]
     if as_json:
         found = [asdict(result) | {"computed": result.computed, "gap_closed": gap} for result, gap in _gaps(results)]
-        typer.echo(json.dumps({"trace": trace.name, "grid": trace.grid, "working_set": total, "results": found}, indent=1))
+        typer.echo(
+            json.dumps({"trace": trace.name, "block_size": trace.block_size, "working_set": total, "results": found}, indent=1)
+        )
         return
     Console().print(_table(results, names, bytes_per_token))
     size = f"{count(total, 'token')} ({show_size(total * bytes_per_token)})"
-    requests, block = count(len(trace.requests), "request"), count(trace.grid, "token")
+    requests, block = count(len(trace.requests), "request"), count(trace.block_size, "token")
     typer.echo(f"{trace.name}: {requests}; all different blocks of {block}: {size}")
 
 

@@ -105,7 +105,7 @@ def _warm(hs: Headstart, prompts: Sequence[Wanted], console: Console) -> Iterato
     engine, chains = hs.runtime.engine, list[Chain]()
 
     def watch(request: Request) -> Sink:
-        chains.append(Chain(root_id(engine.fingerprint, request.prompt.salt), engine.traits.grid, request.prompt.tokens))
+        chains.append(Chain(root_id(engine.fingerprint, request.prompt.salt), engine.traits.block_size, request.prompt.tokens))
         return _ignore
 
     hs.runtime.watch(watch)

@@ -239,7 +239,7 @@ class _Encoder:
         special = {control.id for control in tokenizer.controls} | tokenizer.eog
         self.eos_token_id = min(tokenizer.eog)
         self.special_token_ids = sorted(special)
-        self.tokens = [tokenizer.piece(token) for token in range(tokenizer.n_vocab)]
+        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.n_vocab)]
         self._tokenizer = tokenizer
         self._ids = {piece: token for token, piece in enumerate(self.tokens) if piece and token not in special}
         self._longest = max(map(len, self._ids))

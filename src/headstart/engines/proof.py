@@ -26,7 +26,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from headstart.errors import EngineError
-from headstart.interfaces.engine import Bytes, Engine, Logits, Rows, Span, Step, Traits
+from headstart.interfaces.engine import Bytes, Engine, KVSegment, Logits, Span, Step, Traits
 
 _TAIL = _DECODED = 8
 _SAID = _TAIL + _DECODED
@@ -51,11 +51,11 @@ class Saved:
     """The first `tokens` tokens of a slot: their rows, and the checkpoint at their end (no bytes without state)."""
 
     tokens: int
-    rows: Bytes
+    kv: Bytes
     state: Bytes
 
     def same(self, other: Saved) -> bool:
-        return self.tokens == other.tokens and _same(self.rows, other.rows) and _same(self.state, other.state)
+        return self.tokens == other.tokens and _same(self.kv, other.kv) and _same(self.state, other.state)
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,13 @@ class Prover:
         """What the slot holds. Raises Unmovable."""
         length = self.engine.length(slot)
         try:
-            return Saved(length, self.rows(slot, 0, length), self.state(slot))
+            return Saved(length, self.kv(slot, 0, length), self.state(slot))
         except EngineError as error:
             raise Unmovable(f"a slot cannot be exported: {error}") from error
 
-    def rows(self, slot: int, start: int, stop: int) -> Bytes:
-        out = np.empty((stop - start) * self.engine.shape.row_bytes, np.uint8)
-        self.engine.export_rows(slot, [Span(start, stop, out)])
+    def kv(self, slot: int, start: int, stop: int) -> Bytes:
+        out = np.empty((stop - start) * self.engine.shape.kv_bytes_per_token, np.uint8)
+        self.engine.export_kv(slot, [Span(start, stop, out)])
         return out
 
     def state(self, slot: int) -> Bytes:
@@ -155,12 +155,12 @@ class Prover:
 
     def put(self, saved: Saved, slot: int) -> None:
         """Imports it, and looks whether the slot then holds what was saved. Raises Unmovable."""
-        rows = [Rows(saved.rows, saved.tokens, saved.tokens)]
+        segments = [KVSegment(saved.kv, saved.tokens, saved.tokens)]
         try:
             if len(saved.state):
-                self.engine.import_checkpoint(slot, rows, saved.state)
+                self.engine.import_checkpoint(slot, segments, saved.state)
             else:
-                self.engine.import_rows(slot, rows)
+                self.engine.import_kv(slot, segments)
         except EngineError as error:
             raise Unmovable(f"a slot cannot be imported: {error}") from error
         if not self.saved(slot).same(saved):
@@ -170,8 +170,8 @@ class Prover:
         """Fills the first slot with copies of these rows, to `length`."""
         self.engine.truncate(0, 0)
         tokens = saved.tokens
-        pieces = [Rows(saved.rows, tokens, min(tokens, length - start)) for start in range(0, length, tokens)]
-        self.engine.import_rows(0, pieces)
+        segments = [KVSegment(saved.kv, tokens, min(tokens, length - start)) for start in range(0, length, tokens)]
+        self.engine.import_kv(0, segments)
 
     def stage(self, live: Sequence[int], again: Sequence[int]) -> tuple[Finding, Saved]:
         """All trials behind what the first slot holds, and what it holds then: also what it computed in the calls `live`.
@@ -219,7 +219,7 @@ def prove(engine: Engine, tokens: Tokens, *, block: int, window: int = 0, tell: 
 
     Args:
         tokens: ordinary tokens to compute on, at least `MOST_TOKENS`.
-        block: the smallest grid that there may be, in tokens.
+        block: the smallest possible block size, in tokens.
         window: tokens that the model's sliding windows see; 0 if it has none.
         tell: gets fractions from 0 to 1.
 
@@ -249,7 +249,7 @@ def answer(engine: Engine, tokens: Tokens, *, block: int) -> bytes | None:
         prover.put(saved, 0)
         if prover.reply() != reply:
             return None
-        found = [saved.rows.tobytes(), saved.state.tobytes(), reply.tail, reply.decoded]
+        found = [saved.kv.tobytes(), saved.state.tobytes(), reply.tail, reply.decoded]
         if engine.traits.sliceable:
             prover.deep(saved, min(_DEEP, engine.shape.ctx - _TAIL))
             found.append(prover.finish().tobytes())
@@ -318,16 +318,16 @@ def _decode_is_prefill(prover: Prover, whole: Saved, largest: int) -> bool:
     length = min(_DEEP, engine.shape.ctx - _TAIL - 1) - 3  # odd: inside a tile
     prover.deep(whole, length)
     logits = prover.finish()
-    computed = prover.rows(0, length, length + _TAIL)
+    computed = prover.kv(0, length, length + _TAIL)
     slots = [0]
     for neighbour in (False, True):
         if neighbour:
             if engine.shape.slots == 1:
                 break
             slots = [0, 1]
-            engine.import_rows(1, [Rows(whole.rows, whole.tokens, _ODD)])
+            engine.import_kv(1, [KVSegment(whole.kv, whole.tokens, _ODD)])
         prover.deep(whole, length)
-        if not _same(prover.decode(slots), logits) or not _same(prover.rows(0, length, length + _TAIL), computed):
+        if not _same(prover.decode(slots), logits) or not _same(prover.kv(0, length, length + _TAIL), computed):
             return False
     engine.truncate(0, 0)
     prover.feed([_ODD, largest - _ODD])
@@ -337,18 +337,22 @@ def _decode_is_prefill(prover: Prover, whole: Saved, largest: int) -> bool:
 def _without_chunking(prover: Prover, window: int) -> Traits:
     # Whatever a call's size does to the bits, the same call twice must give the same.
     engine = prover.engine
-    grid = engine.shape.batch
-    traits = Traits(grid, chunking=False, notes=(f"prefill in calls of different sizes gives different bits: grid of {grid}",))
-    if grid + _SAID > engine.shape.ctx:
+    block_size = engine.shape.batch
+    traits = Traits(
+        block_size,
+        chunking=False,
+        notes=(f"prefill calls of different sizes give different bits: blocks of {block_size} tokens",),
+    )
+    if block_size + _SAID > engine.shape.ctx:
         return replace(traits, canonical=False, decode_exact=False, notes=(*traits.notes, "a context is too short for one"))
     _empty(engine)
     findings = []
-    depth = _depth(prover, grid, grid, window)
-    finding, saved = prover.stage([grid], [grid])
+    depth = _depth(prover, block_size, block_size, window)
+    finding, saved = prover.stage([block_size], [block_size])
     findings.append(finding)
     if depth:
-        _go(prover, saved, depth, grid)
-        findings.append(prover.stage([grid], [grid])[0])
+        _go(prover, saved, depth, block_size)
+        findings.append(prover.stage([block_size], [block_size])[0])
     if not all(one.blocks and one.moved for one in findings):
         note = "the same prefill twice does not give the same bits"
         return replace(traits, canonical=False, decode_exact=False, notes=(*traits.notes, note))

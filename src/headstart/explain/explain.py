@@ -88,7 +88,7 @@ class Cached:
 
     Attributes:
         start: leading tokens that were not computed.
-        rows: leading tokens whose rows are known, with or without a checkpoint.
+        known_kv: leading tokens whose KV is known, with or without a checkpoint.
         elsewhere: leading tokens that are known from another fingerprint.
         otherwise: tokens of an earlier prompt with the same beginning that was rendered by another template.
         characters: how many characters some tokens spell.
@@ -96,10 +96,10 @@ class Cached:
     """
 
     start: int
-    grid: int
+    block_size: int
     exact: bool
     sliceable: bool
-    rows: Callable[[], int]
+    known_kv: Callable[[], int]
     elsewhere: Callable[[], int]
     otherwise: Callable[[], int]
     characters: Callable[[Tokens], int]
@@ -107,7 +107,7 @@ class Cached:
 
     @property
     def slack(self) -> int:
-        return self.grid + SLACK
+        return self.block_size + SLACK
 
 
 def nearest(records: Sequence[Record], tokens: Tokens) -> tuple[Record | None, int]:
@@ -163,7 +163,7 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
         return _explained(Explanation(Cause.DISABLED, recomputed=max(0, lost)), cached)
     found: list[Explanation] = []
     if near is not None and lost >= cached.slack:
-        found += _of_rows(near, cached, lost)
+        found += _of_kv(near, cached, lost)
     if length - max(start, shared) >= SLACK:
         least = cached.slack if shared >= min(SLACK, length) else 0
         other = alike(mine, asked, near, least)
@@ -178,22 +178,22 @@ def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanat
         return None
     if (known := min(cached.otherwise(), length - 1) - start) > 0:
         return _explained(Explanation(Cause.TEMPLATE, token=start, recomputed=known), cached)
-    if start < cached.grid:
+    if start < cached.block_size:
         known = cached.elsewhere()
         return _explained(Explanation(Cause.FINGERPRINT if known else Cause.FIRST, recomputed=known), cached)
     return None
 
 
 def compare(
-    current: Prompt, previous: Prompt | Record, *, grid: int, pace: float | None, characters: Callable[[Tokens], int]
+    current: Prompt, previous: Prompt | Record, *, block_size: int, pace: float | None, characters: Callable[[Tokens], int]
 ) -> Explanation | None:
     """What a request would compute again right after another one, in a cache that forgets nothing."""
     shared = common_prefix(current.tokens, previous.tokens)
     record = previous
     if not isinstance(record, Record):
         record = Record(b"", record.text, record.tokens, len(record), source=record.source, salt=record.salt)
-    start = 0 if current.salt != previous.salt else shared // grid * grid
-    cached = Cached(start, grid, False, True, _nothing, _nothing, _nothing, characters, pace)
+    start = 0 if current.salt != previous.salt else shared // block_size * block_size
+    cached = Cached(start, block_size, False, True, _nothing, _nothing, _nothing, characters, pace)
     if current.salt != previous.salt:
         return _explained(Explanation(Cause.SALT, recomputed=shared), cached)
     found = _of_text(current, record, cached)
@@ -214,16 +214,16 @@ def _goes_on(prompt: Prompt, records: Sequence[Record], shared: int) -> bool:
     return any(common_prefix(tokens, prompt.tokens) == len(tokens) for tokens in ended)
 
 
-def _of_rows(near: Record, cached: Cached, lost: int) -> list[Explanation]:
+def _of_kv(near: Record, cached: Cached, lost: int) -> list[Explanation]:
     """Why `lost` tokens that were known were computed all the same."""
     cause = Cause.EVICTED
-    if cached.exact and cached.start >= near.canonical // cached.grid * cached.grid:
+    if cached.exact and cached.start >= near.canonical // cached.block_size * cached.block_size:
         cause = Cause.DERIVED
     elif not cached.sliceable:
-        cause = Cause.CHECKPOINT if cached.rows() - cached.start >= cached.grid else cause
+        cause = Cause.CHECKPOINT if cached.known_kv() - cached.start >= cached.block_size else cause
     else:
         # What is there all the same was cheaper to compute than to bring in.
-        lost -= max(0, cached.rows() - cached.start)
+        lost -= max(0, cached.known_kv() - cached.start)
     return [Explanation(cause, token=cached.start, recomputed=lost)] if lost >= cached.slack else []
 
 

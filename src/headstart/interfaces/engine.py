@@ -1,19 +1,19 @@
-"""What headstart asks of an engine.
+"""The contract of an engine: what headstart calls, and what an engine must promise.
 
-An engine holds `shape.slots` live sequences of at most `shape.ctx` tokens each and computes on them. It knows tokens,
-logits and rows; it knows no requests, users or files. It is used from one thread; only the tokenizer may be called from
-several at once. (`examples/own_engine.py` implements the required part in about 100 lines.)
+An engine computes on `shape.slots` live sequences of at most `shape.ctx` tokens each. It knows tokens, logits and KV, and no
+requests, users or files. All calls come from one thread; only the tokenizer is called from several threads at once.
+`examples/own_engine.py` implements the required part in about 100 lines.
 
 Required: `tokenizer`, `traits`, `shape`, `fingerprint`, `prefill`, `decode`, `sampler`, `sample`, `logits`, `truncate`,
-`export_rows`, `import_rows`. Optional abilities are *traits*: data that the planner asks for, never a type that it tests;
-and `check_grammar`, for replies that follow a grammar.
+`export_kv`, `import_kv`. Optional abilities are *traits*: the planner reads them as data and never tests the engine's type.
+`check_grammar` is optional too; it is needed for replies that follow a grammar.
 
-Rows are opaque bytes: the rows of `n` consecutive tokens are one buffer of `n * shape.row_bytes` bytes whose inner order
-is the engine's own. What one engine exported, an engine with the same `fingerprint` can import, at the same positions.
+*KV* (keys and values) is opaque bytes. The KV of `n` consecutive tokens is one buffer of `n * shape.kv_bytes_per_token` bytes,
+in an order that only the engine knows. Engines with the same `fingerprint` can import each other's KV, at the same positions.
 
-A model may also have *state* that cannot be cut: recurrent layers, sliding windows. Its state at one length of a sequence
-is a *checkpoint*, opaque bytes too. It can be had only while the sequence is that long, and it fits only rows of the same
-tokens, up to that very length.
+A model may also have *state* that cannot be truncated: recurrent layers, sliding windows. A copy of that state at one length of
+a sequence is a *checkpoint*, also opaque bytes. It can be exported only while the sequence has exactly that length. It can be
+imported only with the KV of the same tokens, up to the same length.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ Logits = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A control token: its spelling in rendered text is the token, never plain text.
+    """A control token, such as `<|im_end|>`. Its text in a rendered prompt always means the token, never plain text.
 
-    `lstrip` / `rstrip`: the tokenizer swallows white space on that side of it.
+    Attributes:
+        lstrip, rstrip: whether the tokenizer removes white space on that side of the token.
     """
 
     text: str
@@ -53,7 +54,7 @@ class Tokenizer(Protocol):
     def n_vocab(self) -> int: ...
     @property
     def bos(self) -> Control | None:
-        """The token that every prompt must begin with; None if the model wants none."""
+        """The token that every prompt must begin with; None if the model needs none."""
 
     @property
     def controls(self) -> tuple[Control, ...]: ...
@@ -67,36 +68,37 @@ class Tokenizer(Protocol):
 
     @property
     def names(self) -> dict[str, str]:
-        """`bos_token`, `eos_token`, … as templates want them."""
+        """`bos_token`, `eos_token`, … for chat templates."""
 
     def tokenize(self, text: str) -> list[int]:
-        """Tokens of plain text: spellings of control tokens stay text; nothing is added at either end.
+        """Tokens of plain text. The texts of control tokens stay plain text, and nothing is added at either end.
 
-        The text is tokenised as it would be right after a control token.
+        The result is the same as directly after a control token.
         """
 
-    def piece(self, token: int) -> bytes:
-        """The bytes that a token stands for; of a control token, its spelling."""
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of a token's text; for a control token, the bytes of its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What this engine, with this model and these settings, was proved able to do.
+    """What this engine was proved to do, with this model and these settings.
 
     Attributes:
-        grid: tokens between two points at which canonical prefill may stop and go on without changing bits.
-        chunking: whether one prefill call may span several grid blocks without changing bits.
-        canonical: whether prefill from a grid point, after import or after compute, gives the same bits every time.
-        decode_exact: whether decoding gives the same bits however the tokens before came into the slot: computed there,
-            restored, or left by a rewind.
-        decode_is_prefill: whether rows born in decoding have the bits that prefill would give them.
-        sliceable: whether rows are all there is of a sequence, so that it can be cut at any token (full attention).
-            Without it a live sequence can only grow, or go back to a checkpoint.
-        movable: whether rows and checkpoints can be exported and imported. Without it only a slot that goes on is reused.
-        notes: what the proofs found, one line each, for `headstart doctor` and the log.
+        block_size: canonical prefill may stop and continue at multiples of this many tokens without changing any bit.
+        chunking: whether one prefill call may span several blocks without changing any bit.
+        canonical: whether prefill that starts at a block boundary gives the same bits every time, whether the KV before it was
+            imported or computed.
+        decode_exact: whether decoding gives the same bits, whether the KV before was computed in the slot, restored, or left by
+            a rewind.
+        decode_is_prefill: whether KV from decoding has the same bits as KV from prefill.
+        sliceable: whether a sequence consists of KV only (full attention), so that it can be truncated at any token. Otherwise
+            a live sequence can only grow, or go back to a checkpoint.
+        movable: whether KV and checkpoints can be exported and imported. Otherwise only a live slot can be reused.
+        notes: results of the proofs, one line each, for `headstart doctor` and the log.
     """
 
-    grid: int
+    block_size: int
     chunking: bool = True
     canonical: bool = True
     decode_exact: bool = True
@@ -107,12 +109,12 @@ class Traits:
 
     @property
     def exact(self) -> bool:
-        """Whether warm answers can have the bits of cold ones. Without it `--reuse exact` refuses to start."""
+        """Whether warm answers can be bit-identical to cold ones. Otherwise `--reuse exact` refuses to start."""
         return self.canonical and self.decode_exact
 
     @property
     def stateful(self) -> bool:
-        """Whether rows are worth something only together with a checkpoint at their end."""
+        """Whether KV is usable only together with a checkpoint at its end."""
         return self.movable and not self.sliceable
 
 
@@ -123,27 +125,30 @@ class Shape:
     Attributes:
         slots: live sequences.
         ctx: tokens a sequence can hold.
-        batch: most tokens of one prefill call; a multiple of the grid.
-        row_bytes: bytes of one token's rows, all layers, K and V; 0 in a model that has state only.
-        transfer_bytes: host bytes that the engine itself holds to move `ctx` tokens of rows in or out, with their state.
-        state_bytes: most bytes of a checkpoint; 0 where rows are all there is.
-        memory: host bytes that there are for what no slot holds, unless the user says how many.
+        batch: most tokens of one prefill call; a multiple of the block size.
+        kv_bytes_per_token: bytes of one token's KV in all layers; 0 in a model that has state only.
+        transfer_bytes: host bytes that the engine allocates to export or import `ctx` tokens of KV with their state.
+        state_bytes: most bytes of a checkpoint; 0 in a model without state.
+        memory: host bytes available for cached KV, unless the user sets a budget.
     """
 
     slots: int
     ctx: int
     batch: int
-    row_bytes: int
+    kv_bytes_per_token: int
     transfer_bytes: int
     state_bytes: int = 0
     memory: int = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """The first `take` of the `tokens` tokens whose rows lie in `data`.
+class KVSegment:
+    """KV of consecutive tokens, to be imported.
 
-    `data`: uint8, at least `tokens * row_bytes` long; what lies behind is ignored.
+    Attributes:
+        data: uint8, at least `tokens * kv_bytes_per_token` bytes; further bytes are ignored.
+        tokens: tokens whose KV is in `data`.
+        take: how many of them are imported, from the first on.
     """
 
     data: Bytes
@@ -153,7 +158,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where to put the rows of tokens [start, stop) of a sequence: `data` is at least that long, and is overwritten."""
+    """A destination for the KV of the tokens [start, stop) of a sequence. `data` is large enough, and is overwritten."""
 
     start: int
     stop: int
@@ -161,7 +166,7 @@ class Span:
 
 
 SEEDS = 2**32 - 1
-"""Seeds are below it. llama.cpp's have 32 bits, and it takes the last value as "draw one"."""
+"""All seeds are less than this. llama.cpp has 32-bit seeds and uses the last value for "choose a random seed"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +174,16 @@ class Sampling:
     """How to choose the next token. Defaults are llama-server's.
 
     Attributes:
-        temperature: how much chance there is; 0 always takes the likeliest token.
-        top_k: only so many of the likeliest tokens; 0 for all.
-        top_p: only the likeliest tokens that make up this share of probability together; 1 for all.
-        min_p: only tokens that are at least so likely, as a share of the likeliest; 0 for all.
-        repeat_penalty: divides the logits of tokens that were said; 1 for none.
-        presence_penalty: is taken from the logits of tokens that were said; 0 for none.
-        frequency_penalty: the same, once for each time that they were said.
-        penalty_last_n: how many of the latest tokens of the reply the penalties look at; -1 for all.
-        logit_bias: is added to the logits of these tokens; minus infinity forbids one.
-        seed: of the chances, modulo `SEEDS`; it grows by one with each choice of a request. None draws one.
+        temperature: randomness; 0 always takes the most likely token.
+        top_k: keep only this many of the most likely tokens; 0 keeps all.
+        top_p: keep only the most likely tokens that together reach this probability; 1 keeps all.
+        min_p: keep only tokens with at least this share of the most likely token's probability; 0 keeps all.
+        repeat_penalty: divides the logits of tokens that the reply already has; 1 for no penalty.
+        presence_penalty: is subtracted from the logits of tokens that the reply already has; 0 for no penalty.
+        frequency_penalty: the same, once for each occurrence.
+        penalty_last_n: the penalties look at this many of the latest tokens of the reply; -1 for all.
+        logit_bias: is added to the logits of these tokens; minus infinity forbids a token.
+        seed: of the random numbers, modulo `SEEDS`; each further choice of a request adds one. None chooses a random seed.
         logprobs: how many alternatives to report with every token; None reports nothing.
     """
 
@@ -202,13 +207,13 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a whole reply must be: a Lark grammar in llguidance's form, a JSON schema, or a regular expression.
+    """The form that a whole reply must have: a Lark grammar in llguidance's dialect, a JSON schema, or a regular expression.
 
-    In Lark, control tokens are named as they are spelled: `start: <|call|> "ls"`. Free text and strings never hold one.
+    In Lark, a control token is written by its name: `start: <|call|> "ls"`. Free text and strings never contain one.
 
     Attributes:
-        salt: whose it is. Nobody can tell by the time it takes what others have asked for.
-        ready: what `check_grammar` made of it; None before.
+        salt: the tenant's. Compiled grammars are kept by salt, so that no tenant can measure what others have requested.
+        ready: the compiled grammar, set by `check_grammar`; None before.
     """
 
     kind: Literal["lark", "json_schema", "regex"]
@@ -234,7 +239,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a person wants to know of a loaded model: name, parameters, sizes. Decides nothing."""
+    """Facts about a loaded model for people: name, parameters, sizes. Nothing depends on them."""
 
     name: str
     description: str = ""
@@ -250,7 +255,7 @@ class Engine(ABC):
     shape: Shape
     facts: Facts
     fingerprint: bytes
-    """Digest of all that makes numbers comparable: weights, engine and build, device, KV types, settings, grid."""
+    """Digest of everything that changes the numbers: weights, engine and build, device, KV types, settings, block size."""
 
     @abstractmethod
     def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
@@ -266,16 +271,17 @@ class Engine(ABC):
 
     @abstractmethod
     def sampler(self, sampling: Sampling, grammar: Grammar | None = None) -> Sampler:
-        """A fresh sampler, which draws only what `grammar` lets it. The caller closes it.
+        """A new sampler, which draws only tokens that `grammar` allows. The caller closes it.
 
-        `grammar`: one that `check_grammar` returned: then nothing is left to be compiled.
+        Args:
+            grammar: a result of `check_grammar`, so that nothing has to be compiled here.
         """
 
     @abstractmethod
     def sample(self, slot: int, sampler: Sampler) -> int:
-        """Draws the next token from the slot's current logits, which stay as they are, and lets the sampler remember it.
+        """Draws the next token from the slot's current logits, which do not change. The sampler remembers the token.
 
-        Raises EngineError if the sampler's grammar became too costly to follow; what the slot holds is still right.
+        Raises EngineError if the sampler's grammar became too expensive to follow; the slot's content is still valid.
         """
 
     @abstractmethod
@@ -290,62 +296,65 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def export_rows(self, slot: int, spans: Sequence[Span]) -> None:
-        """Copies rows out of `slot`. Cost: one pass over the whole slot, so ask for many spans at once.
+    def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
+        """Copies KV out of `slot`. Each call reads the whole slot once, so request many spans at once.
 
         Raises EngineError; the spans' data is then undefined.
         """
 
     @abstractmethod
-    def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
-        """Replaces the content of `slot` by the pieces, end to end from position 0. Needs the `sliceable` trait.
+    def import_kv(self, slot: int, segments: Sequence[KVSegment]) -> None:
+        """Replaces the content of `slot` by the segments, one after the other from position 0. Needs the `sliceable` trait.
 
         Raises EngineError; the slot is then empty.
         """
 
     @abstractmethod
     def length(self, slot: int) -> int:
-        """Tokens that `slot` holds, as the engine itself counts them."""
+        """Tokens in `slot`, as the engine itself counts them."""
 
-    # For models with the trait `stateful`, in place of `truncate` and `import_rows`.
+    # For models with the trait `stateful`, instead of `truncate` and `import_kv`.
 
     def export_checkpoint(self, slot: int, out: Bytes) -> int:
-        """Copies the checkpoint of `slot`, at the length that it has now, to the front of `out`; returns its bytes.
+        """Copies the checkpoint of `slot`, at its present length, to the front of `out`; returns the number of bytes.
 
         `out`: at least `shape.state_bytes` long. Raises EngineError; `out` is then undefined.
         """
-        raise EngineError("this engine has no state beside its rows")
+        raise EngineError("this engine has no state beside its KV")
 
-    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
-        """Replaces the content of `slot` by the pieces, end to end from position 0, and the checkpoint at their end.
+    def import_checkpoint(self, slot: int, segments: Sequence[KVSegment], state: Bytes) -> None:
+        """Replaces the content of `slot` by the segments, one after the other from position 0, and the checkpoint at their end.
 
-        `pieces`: they say how long the content is, also where rows have no bytes. `state`: exactly the bytes exported.
+        Args:
+            segments: they give the length of the content, also in a model whose KV has no bytes.
+            state: exactly the exported bytes.
+
         Raises EngineError, also if `state` is a checkpoint of another length; the slot is then empty.
         """
-        raise EngineError("this engine has no state beside its rows")
+        raise EngineError("this engine has no state beside its KV")
 
     def rewind(self, slot: int, length: int, state: Bytes) -> None:
-        """Goes back to the first `length` tokens of `slot`, whose checkpoint is `state`; their rows stay where they are.
+        """Goes back to the first `length` tokens of `slot`, whose checkpoint is `state`. Their KV stays in place.
 
-        There are no logits afterwards. `state`: exactly the bytes exported.
+        There are no logits afterwards. `state`: exactly the exported bytes.
         Raises EngineError, also if `state` is a checkpoint of another length; the slot is then empty.
         """
-        raise EngineError("this engine has no state beside its rows")
+        raise EngineError("this engine has no state beside its KV")
 
     def release(self) -> None:
-        """Gives the host memory back that moving rows takes (`Shape.transfer_bytes`), until they are moved again."""
+        """Frees the host memory for moving KV (`Shape.transfer_bytes`) until the next export or import."""
         return
 
     def check_grammar(self, grammar: Grammar, param: str | None = None) -> Grammar:
-        """The grammar, ready for `sampler`; takes up to some seconds. May be called from several threads at once.
+        """Compiles a grammar for `sampler`. Takes up to some seconds. May be called from several threads at once.
 
-        `engines.constraint` does it from the tokenizer alone. Raises InvalidRequest, about `param`, if it cannot be followed;
-        Overloaded if too many are in use.
+        `engines.constraint` implements this with the tokenizer alone. Raises InvalidRequest, naming `param`, if the grammar
+        cannot be followed; Overloaded if too many grammars are in use.
         """
         raise InvalidRequest("This engine cannot follow a grammar.", param=param)
 
     def forget_grammars(self) -> None:
-        """Forgets what `check_grammar` has made. Those that are ready stay so. May be called while others call that."""
+        """Drops the compiled grammars. Those in use stay valid. May be called while other threads call `check_grammar`."""
         return
 
     def close(self) -> None:

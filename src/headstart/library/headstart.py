@@ -150,7 +150,7 @@ class _Call:
         return self._reply
 
     def close(self) -> None:
-        """Cancels the request at the next token or grid point, if it is not complete; its finished blocks are kept.
+        """Cancels the request at the next token or block boundary, if it is not complete; its finished blocks are kept.
 
         Thread-safe: whoever waits for the next piece gets `Cancelled`.
         """

@@ -146,9 +146,9 @@ class _Gauges(Collector):
             ("used", "Bytes in use."),
             ("reserved", "Bytes of the budget that are neither in use nor free: the disk keeps some for its catalogue."),
             ("budget", "Bytes allowed."),
-            ("pieces", "Blocks and tails."),
+            ("entries", "Blocks, open tails and checkpoints."),
         ):
-            unit = "" if field == "pieces" else "_bytes"
+            unit = "" if field == "entries" else "_bytes"
             values: dict[tuple[str, ...], float] = {(name,): float(tier[field]) for name, tier in tiers.items()}
             yield gauge(f"headstart:store_{field}{unit}", text, values, "tier")
         for name, text in (

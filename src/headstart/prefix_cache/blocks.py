@@ -46,9 +46,9 @@ def checkpoint_id(piece: BlockId) -> BlockId:
     return blake3(b"headstart.checkpoint.1" + piece).digest()
 
 
-def last_grid_point(length: int, grid: int) -> int:
-    """The last grid point strictly before the last of `length` tokens: where the open tail begins."""
-    return max(0, (length - 1) // grid * grid)
+def last_block_boundary(length: int, block_size: int) -> int:
+    """The last block boundary strictly before the last of `length` tokens: where the open tail begins."""
+    return max(0, (length - 1) // block_size * block_size)
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Chain:
     """Tokens with the ids of all their whole blocks."""
 
     root: BlockId
-    grid: int
+    block_size: int
     tokens: Tokens
 
     @cached_property
     def ids(self) -> tuple[BlockId, ...]:
-        """One id for each of the `len(tokens) // grid` whole blocks."""
+        """One id for each of the `len(tokens) // block_size` whole blocks."""
         ids: list[BlockId] = []
         parent = self.root
         data = self.tokens.tobytes()
-        step = 4 * self.grid
-        for start in range(0, len(self.tokens) // self.grid * step, step):
+        step = 4 * self.block_size
+        for start in range(0, len(self.tokens) // self.block_size * step, step):
             parent = blake3(b"headstart.block.1" + parent + data[start : start + step]).digest()
             ids.append(parent)
         return tuple(ids)
@@ -76,7 +76,7 @@ class Chain:
         return self.ids[block - 1] if block else self.root
 
     def block(self, number: int) -> Tokens:
-        return self.tokens[number * self.grid : (number + 1) * self.grid]
+        return self.tokens[number * self.block_size : (number + 1) * self.block_size]
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -1,10 +1,10 @@
-"""Checkpoints: at which grid points a prefill takes them, which of them go as the line grows, and what one is worth.
+"""Checkpoints: at which block boundaries a prefill takes them, which of them go as the line grows, and what one is worth.
 
 A *line* is the chain of one prompt, from the root to its end. It has all its rows, but few checkpoints: each is as large as
 the rows of tens or thousands of tokens. A checkpoint can be had only while a prefill stands at its very position, so one that
 was thinned is not to be had again without computing all that leads there.
 
-Firm points are where requests are known to come back to: landmarks, branch points, the last grid point. The lattice between
+Firm points are where requests are known to come back to: landmarks, branch points, the last block boundary. The lattice between
 them bounds what is lost where somebody goes back for the first time.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from headstart.interfaces.landmarks import Landmarks
-from headstart.prefix_cache.blocks import last_grid_point
+from headstart.prefix_cache.blocks import last_block_boundary
 
 GAP = 512
 """Tokens between two points of the lattice near the end of a line."""
@@ -28,14 +28,14 @@ LOOSE = 0.5
 _MESSAGES_GAP = 8_192
 
 
-def firm(length: int, grid: int, branch: int, landmarks: Landmarks) -> frozenset[int]:
+def firm(length: int, block_size: int, branch: int, landmarks: Landmarks) -> frozenset[int]:
     """The firm points of a prompt of `length` tokens. `branch`: how many of them are known from other prompts; 0 if none."""
-    end = last_grid_point(length, grid)
-    marks = (mark // grid * grid for mark in (branch, *landmarks))
+    end = last_block_boundary(length, block_size)
+    marks = (mark // block_size * block_size for mark in (branch, *landmarks))
     return frozenset({end, *(mark for mark in marks if mark <= end)} - {0})
 
 
-def worth(gap: int, state_bytes: int, row_bytes: int, *, firm: bool) -> float:
+def worth(gap: int, state_bytes: int, kv_bytes_per_token: int, *, firm: bool) -> float:
     """Tokens of prefill that a checkpoint is expected to save, per byte: what `prefix_cache/eviction` ranks it by.
 
     With the last checkpoint of a line go the rows that it alone made useful, so they count too. Rows: `LOOSE` a token.
@@ -43,9 +43,9 @@ def worth(gap: int, state_bytes: int, row_bytes: int, *, firm: bool) -> float:
     Args:
         gap: tokens back to the checkpoint before it on its line, or to the beginning; for a firm one, to the one before it
             that stays when the line grows.
-        row_bytes: of one token.
+        kv_bytes_per_token: of one token.
     """
-    whole = gap / (state_bytes + gap * row_bytes)
+    whole = gap / (state_bytes + gap * kv_bytes_per_token)
     return whole if firm else min(whole, CHANCE * gap / state_bytes)
 
 
@@ -62,16 +62,16 @@ class Placement:
     marks: Marks
     keep: Keep
 
-    def points(self, start: int, length: int, grid: int, branch: int, landmarks: Landmarks) -> tuple[int, ...]:
-        """The grid points behind `start`, ascending, at which a prefill takes checkpoints; the last one is always among them.
+    def points(self, start: int, length: int, block_size: int, branch: int, landmarks: Landmarks) -> tuple[int, ...]:
+        """The block boundaries after `start`, ascending, where a prefill takes checkpoints, the last one included.
 
         Args:
             start: where the prefill begins.
             length: tokens of the prompt.
             branch: how many leading tokens of the prompt are known from other prompts; 0 if none are.
         """
-        end = last_grid_point(length, grid)
-        found = {end, *(mark // grid * grid for mark in self.marks(end, grid, branch, landmarks))}
+        end = last_block_boundary(length, block_size)
+        found = {end, *(mark // block_size * block_size for mark in self.marks(end, block_size, branch, landmarks))}
         return tuple(sorted(point for point in found if start < point <= end))
 
     def surplus(self, held: Sequence[int], end: int, kept: Collection[int] = ()) -> tuple[int, ...]:
@@ -120,14 +120,15 @@ def _firsts(held: Sequence[int], end: int) -> Iterator[int]:
 
 PLACEMENTS: dict[str, Placement] = {
     "lattice": Placement(
-        lambda end, grid, branch, landmarks: (*(_up(start, grid) for start, _ in cells(end)), branch, *landmarks), _firsts
+        lambda end, block_size, branch, landmarks: (*(_up(start, block_size) for start, _ in cells(end)), branch, *landmarks),
+        _firsts,
     ),
     "last": Placement(lambda *_: (), lambda *_: ()),
     "marconi": Placement(lambda _, __, branch, ___: (branch,), lambda held, _: held),
     "messages": Placement(
         lambda end, _, __, landmarks: (*range(_MESSAGES_GAP, end, _MESSAGES_GAP), *landmarks), lambda held, _: held
     ),
-    "every": Placement(lambda end, grid, _, __: range(grid, end, grid), lambda held, _: held),
+    "every": Placement(lambda end, block_size, _, __: range(block_size, end, block_size), lambda held, _: held),
 }
 """`lattice` is headstart's own. `last`: at the end only; `marconi`: also where prompts part (after Marconi, MLSys 2025);
-`messages`: at landmarks, and every 8,192 tokens (after mlx-lm's server); `every`: at each grid point."""
+`messages`: at landmarks, and every 8,192 tokens (after mlx-lm's server); `every`: at each block boundary."""

@@ -202,7 +202,7 @@ class Retention:
         usage = self._ghosts.pop(entry.id, None)
         if usage is None:
             before = self._usage.get(entry.parent) or self._ghosts.get(entry.parent)
-            if before is not None and not entry.state and len(entry.tokens) == self._index.grid:
+            if before is not None and not entry.state and len(entry.tokens) == self._index.block_size:
                 before.children += 1
             return Usage(1.0, now, 1, now / self._half_life)
         self._reuse.returned(usage, now)

@@ -1,6 +1,6 @@
 """Index: which pieces are known, and in which tier they lie. It answers without touching a tier.
 
-A *piece* is a block (`grid` tokens) or an open tail (fewer); both hang on the block before them. In models with state a
+A *piece* is a block (`block_size` tokens) or an open tail (fewer); both hang on the block before them. In models with state a
 *checkpoint* is a piece too: it hangs on the block or tail whose end it is at, and has that one's tokens. A piece has at most
 one copy in each tier, and each copy is canonical or derived.
 """
@@ -94,8 +94,8 @@ class Match:
 class Index:
     """All known pieces of one engine. Invariants: `check`."""
 
-    def __init__(self, grid: int) -> None:
-        self.grid = grid
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
         self._entries: dict[BlockId, Entry] = {}
         self._children: dict[tuple[BlockId, int], dict[BlockId, Entry]] = {}  # rows, by parent and first token
         self._following: dict[BlockId, dict[BlockId, Entry]] = {}  # rows, by parent
@@ -120,7 +120,7 @@ class Index:
         is found: a collision cannot serve another text's rows.
         """
         blocks: list[Entry] = []
-        for number, piece in enumerate(chain.ids[: limit // self.grid]):
+        for number, piece in enumerate(chain.ids[: limit // self.block_size]):
             entry = self._entries.get(piece)
             if entry is None or not entry.usable(canonical_only=canonical_only):
                 break
@@ -129,8 +129,8 @@ class Index:
             blocks.append(entry)
         if not partial:
             return Match(tuple(blocks))
-        done = len(blocks) * self.grid
-        rest = chain.tokens[done : min(limit, done + self.grid)]
+        done = len(blocks) * self.block_size
+        rest = chain.tokens[done : min(limit, done + self.block_size)]
         best, take = None, 0
         for entry in self._siblings(chain.parent_of(len(blocks)), rest):
             if entry.usable(canonical_only=canonical_only):
@@ -145,12 +145,12 @@ class Index:
         A tail must fit as a whole: its checkpoint is at its end.
         """
         blocks = self.match(chain, limit, canonical_only=canonical_only, partial=False).blocks
-        done = len(blocks) * self.grid
+        done = len(blocks) * self.block_size
         rest = chain.tokens[done:limit]
         best: Match | None = None
         for entry in self._siblings(chain.parent_of(len(blocks)), rest):
             length = len(entry.tokens)
-            if length == self.grid or not entry.usable(canonical_only=canonical_only):
+            if length == self.block_size or not entry.usable(canonical_only=canonical_only):
                 continue
             state = self.checkpoint(entry.id, canonical_only=canonical_only)
             if state is not None and common_prefix(entry.tokens, rest) == length > (0 if best is None else best.take):
@@ -232,8 +232,8 @@ class Index:
         for piece, entry in self._entries.items():
             assert entry.id == piece
             assert entry.copies, "an entry without a copy"
-            assert 1 <= len(entry.tokens) <= self.grid
-            assert entry.start % self.grid == 0
+            assert 1 <= len(entry.tokens) <= self.block_size
+            assert entry.start % self.block_size == 0
             if entry.state:
                 assert piece == checkpoint_id(entry.parent)
             else:

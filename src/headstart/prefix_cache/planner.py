@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headstart.interfaces.engine import Traits
 from headstart.interfaces.tokens import BlockId, Tokens, common_prefix
-from headstart.prefix_cache.blocks import Chain, last_grid_point
+from headstart.prefix_cache.blocks import Chain, last_block_boundary
 from headstart.prefix_cache.index import Entry, Index, Match
 
 
@@ -52,7 +52,7 @@ class Mode:
 
     @property
     def any_cut(self) -> bool:
-        """Whether computing on from any token, not only from a grid point, keeps rows canonical."""
+        """Whether computing on from any token, not only from a block boundary, keeps rows canonical."""
         return self.traits.decode_is_prefill
 
 
@@ -107,9 +107,9 @@ def _goes_on(held: int, shared: int) -> bool:
     return held - shared <= min(8, shared // 4)
 
 
-def _completes(chain: Chain, grid_point: int) -> bool:
-    """Whether a block that begins at `grid_point` would become canonical by computing the prompt from there."""
-    return last_grid_point(len(chain), chain.grid) > grid_point
+def _completes(chain: Chain, boundary: int) -> bool:
+    """Whether a block that begins at `boundary` would become canonical by computing the prompt from there."""
+    return last_block_boundary(len(chain), chain.block_size) > boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ def keepable(slot: SlotView, chain: Chain, index: Index, mode: Mode) -> Kept:
     """How much of `slot` can stay for the prompt `chain`.
 
     A prompt that goes on at the slot's end goes on at the very token. One that leaves the slot before returns to the last
-    checkpoint; or, where rows can be cut, to the last canonical grid point, if less than a block is lost by that and a block
-    of its own becomes canonical.
+    checkpoint; or, where KV can be truncated, to the last canonical block boundary, if less than a block is lost by that and a
+    block of its own becomes canonical.
     """
     if slot.root != chain.root:
         return Kept()
@@ -135,21 +135,21 @@ def keepable(slot: SlotView, chain: Chain, index: Index, mode: Mode) -> Kept:
         return Kept(usable) if usable == len(slot.tokens) else _rewound(usable, chain, index, mode)
     if mode.any_cut:
         return Kept(shared)
-    grid = mode.traits.grid
-    canonical = min(shared, slot.canonical) // grid * grid
+    block_size = mode.traits.block_size
+    canonical = min(shared, slot.canonical) // block_size * block_size
     if mode.exact:
         return Kept(canonical)
-    back = shared - canonical < grid and not _goes_on(len(slot.tokens), shared) and _completes(chain, canonical)
+    back = shared - canonical < block_size and not _goes_on(len(slot.tokens), shared) and _completes(chain, canonical)
     return Kept(canonical if back else shared)
 
 
 def _rewound(usable: int, chain: Chain, index: Index, mode: Mode) -> Kept:
     """The last checkpoint within the first `usable` tokens."""
-    grid = mode.traits.grid
-    for count in range(usable // grid if mode.traits.stateful else 0, 0, -1):
+    block_size = mode.traits.block_size
+    for count in range(usable // block_size if mode.traits.stateful else 0, 0, -1):
         state = index.checkpoint(chain.ids[count - 1], canonical_only=mode.exact and not mode.any_cut)
         if state is not None:
-            return Kept(count * grid, state)
+            return Kept(count * block_size, state)
     return Kept()
 
 
@@ -223,18 +223,18 @@ def _staying(slot: SlotView, keep: Kept, length: int) -> Plan:
 def next_call(position: int, length: int, canonical: int, limit: int, traits: Traits, stops: Iterable[int] = ()) -> int:
     """How many tokens the next prefill call takes, of those from `position` to `length`.
 
-    On canonical ground: whole blocks up to the last grid point, then the open tail in a call of its own, so that a warm run
+    On canonical ground: whole blocks up to the last block boundary, then the open tail in a call of its own, so that a warm run
     computes the same pieces as a cold one. On derived ground the pieces do not matter. `limit` (tokens) is what the stall
-    target allows; a call is never smaller than one block, but it ends at each of `stops`, which are grid points.
+    target allows; a call is never smaller than one block, but it ends at each of `stops`, which are block boundaries.
     """
-    grid = traits.grid
-    limit = max(grid, limit // grid * grid)
+    block_size = traits.block_size
+    limit = max(block_size, limit // block_size * block_size)
     limit = min([limit, *(stop - position for stop in stops if stop > position)])
-    end = last_grid_point(length, grid)
+    end = last_block_boundary(length, block_size)
     if position >= end:
         return length - position
-    if position != canonical or position % grid:
+    if position != canonical or position % block_size:
         return min(limit, length - position)
     if not traits.chunking:
-        return grid
+        return block_size
     return min(limit, end - position)

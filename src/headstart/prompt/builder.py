@@ -150,7 +150,7 @@ class Prompter:
     def stem(self, conversation: Conversation) -> Prompt:
         """What all continuations of a conversation begin with: what its prompts with two different next messages share.
 
-        One token more is in it, so that it ends behind a grid point even if all of it is on one. A conversation that waits
+        One token more is in it, so that it ends behind a block boundary even if all of it is on one. A conversation that waits
         for a reply is its own stem. Earlier replies are spelled as the tokenizer chooses, not as the model has.
 
         Raises:
@@ -274,7 +274,7 @@ class Prompter:
         return [piece for _, piece, _ in pieces] if next(meant) == next(meant) else []
 
     def _text(self, tokens: Tokens) -> str:
-        return b"".join(map(self.tokenizer.piece, tokens.tolist())).decode("utf-8", "replace")
+        return b"".join(map(self.tokenizer.token_bytes, tokens.tolist())).decode("utf-8", "replace")
 
     def forget(self, conversation: Conversation) -> list[bytes]:
         """Forgets how the replies in a conversation were spelled; returns the keys of what was known."""

@@ -114,7 +114,7 @@ class Piecewise:
             rest = text[one.spelling.end : end]
             behind = self._plain(rest, salt) if rest else _NONE
             # A tokenizer may add a space before a text of its own: then the bytes are not those asked for.
-            if b"".join(map(self._tokenizer.piece, behind.tolist())) != utf8(rest):
+            if b"".join(map(self._tokenizer.token_bytes, behind.tolist())) != utf8(rest):
                 work.add(self._plain(text, salt))
                 return
             parts += (behind, one.spelling.tokens)

@@ -88,9 +88,9 @@ class Admission:
         best = self._available(job) if others else 0
         for other in others:
             shared = min(common_prefix(other.chain.tokens, job.chain.tokens), len(job.chain) - 1)
-            shared = shared // traits.grid * traits.grid
+            shared = shared // traits.block_size * traits.block_size
             assert other.slot is not None
-            if shared > best and shared > len(other.slot) // traits.grid * traits.grid:
+            if shared > best and shared > len(other.slot) // traits.block_size * traits.block_size:
                 job.waits_for = other, shared
                 if traits.stateful:
                     other.points, other.firm = (*other.points, shared), other.firm | {shared}
@@ -135,10 +135,10 @@ class Admission:
         job.seen = self._cache.seen(job.chain, job.plan)
         self._cache.hit(job.chain, job.plan)
         if self._mode.traits.stateful:
-            grid, landmarks = self._mode.traits.grid, job.request.prompt.landmarks
-            job.points = self._placement.points(job.plan.start, len(job.chain), grid, branch, landmarks)
-            job.firm = firm(len(job.chain), grid, branch, landmarks)
-        slot.begin(job.started, job.about(len(job.chain) // self._mode.traits.grid), self._cache.store.wall())
+            block_size, landmarks = self._mode.traits.block_size, job.request.prompt.landmarks
+            job.points = self._placement.points(job.plan.start, len(job.chain), block_size, branch, landmarks)
+            job.firm = firm(len(job.chain), block_size, branch, landmarks)
+        slot.begin(job.started, job.about(len(job.chain) // self._mode.traits.block_size), self._cache.store.wall())
         return True
 
     def seat(self, chain: Chain, choice: Plan) -> Restored | None:
@@ -198,14 +198,14 @@ class Admission:
 
     def _explain(self, job: Job, start: int) -> Explanation | None:
         """Why more is computed than the request newly brings."""
-        request, traits, piece = job.request, self._mode.traits, self._engine.tokenizer.piece
+        request, traits, piece = job.request, self._mode.traits, self._engine.tokenizer.token_bytes
         asked = Asked(job.root, request.prompt, request.reuse, request.tenant, request.session)
         cached = Cached(
             start,
-            traits.grid,
+            traits.block_size,
             self._mode.exact,
             traits.sliceable,
-            rows=lambda: self._rows(job),
+            known_kv=lambda: self._rows(job),
             elsewhere=lambda: self._cache.elsewhere(job.chain, request.prompt.salt),
             otherwise=lambda: self._cache.otherwise(Opening.of(request.prompt, self._template)),
             characters=lambda tokens: len(b"".join(map(piece, tokens.tolist())).decode("utf-8", "replace")),

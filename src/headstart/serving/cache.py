@@ -56,21 +56,21 @@ class Cache:
         self.index, self.memory, self.disk = self.store.index, memory, self.store.disk
         self.checkpoints = StateCheckpoints(engine, mode, self.store)
         self.saves = KvSave(engine, mode, self.store, self.checkpoints)
-        row_bytes = engine.shape.row_bytes
-        self.fetch = Fetch(self.disk, self.store.room, self.store.label, row_bytes, lambda: self.store.clock())
+        kv_bytes_per_token = engine.shape.kv_bytes_per_token
+        self.fetch = Fetch(self.disk, self.store.room, self.store.label, kv_bytes_per_token, lambda: self.store.clock())
         self.restorer = Restorer(engine, mode, self.store.room, self.fetch, self.disk.name)
         self._stateful = mode.traits.stateful
-        self._grid = engine.traits.grid
+        self._block_size = engine.traits.block_size
 
     def hit(self, chain: Chain, plan: Plan) -> None:
         """Counts a use of all that the request stands on, wherever it was found."""
         now = self.store.clock()
-        pieces = [*chain.ids[: plan.start // self._grid], *([] if plan.state is None else [plan.state.id])]
+        pieces = [*chain.ids[: plan.start // self._block_size], *([] if plan.state is None else [plan.state.id])]
         for piece in pieces:
             entry = self.index.get(piece)
             if entry is not None and self.memory.name in entry.copies and piece not in self.fetch.fetched:
                 self.store.retention.use(entry, now)
-        if plan.restore and len(plan.restore[-1].tokens) != self._grid:
+        if plan.restore and len(plan.restore[-1].tokens) != self._block_size:
             self.store.retention.use(plan.restore[-1], now)
         if self.disk.on:
             self.disk.keep(())
@@ -86,12 +86,14 @@ class Cache:
             while blocks < len(chain.ids) and (piece := block_id(piece, chain.block(blocks))) in keys:
                 blocks += 1
             most = max(most, blocks)
-        return most * self._grid
+        return most * self._block_size
 
     def seen(self, chain: Chain, plan: Plan) -> tuple[int, int]:
         """Leading tokens of a prompt that were ever used here, and how many prompts went on behind them; -1 if none were."""
         blocks, siblings = self.store.retention.seen(chain.ids)
-        return (blocks * self._grid, siblings) if blocks * self._grid >= plan.start else (plan.start, 0)  # not saved yet
+        return (
+            (blocks * self._block_size, siblings) if blocks * self._block_size >= plan.start else (plan.start, 0)
+        )  # not saved yet
 
     def replied(self, slot: Slot, about: About) -> None:
         """Tells of the request that has used all that `slot` stands on, now that its reply is over."""
@@ -118,7 +120,7 @@ class Cache:
         """`stem` has taken the place of `ids`: what is derived of these blocks, and how they were spelled, leaves the disk."""
         stays, dead = set(stem.ids), set[BlockId]()
         for piece in reversed(ids):
-            after = [entry.id for entry in self.index.following(piece) if len(entry.tokens) == self._grid]
+            after = [entry.id for entry in self.index.following(piece) if len(entry.tokens) == self._block_size]
             entry = self.index.get(piece)
             if piece in stays or (entry is not None and entry.canonical) or not dead.issuperset(after):
                 break

@@ -19,7 +19,7 @@ class Detokenizer:
         stopped_by: the stop text that ended it.
     """
 
-    piece: Callable[[int], bytes]
+    token_bytes: Callable[[int], bytes]
     stop: tuple[str, ...] = ()
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -30,7 +30,7 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """Takes a token; returns the text that is certain now. After it, look at `stopped_by`."""
         self.tokens.append(token)
-        return self._settle(self._held + self._decoder.decode(self.piece(token)), final=False)
+        return self._settle(self._held + self._decoder.decode(self.token_bytes(token)), final=False)
 
     def end(self, token: int | None = None) -> str:
         """The reply ends, by `token` if given (it has no text); returns what was held back."""
@@ -56,7 +56,7 @@ class Detokenizer:
         text = utf8(self.text)
         at = count = 0
         for number, token in enumerate(self.tokens):
-            data = self.piece(token)
+            data = self.token_bytes(token)
             if not data or text[at : at + len(data)] != data:
                 break
             at += len(data)

@@ -129,7 +129,7 @@ class Expiry:
         def over(record: Record) -> bool:
             if due(record.salt, record.written):
                 return True
-            return bool(erased) and not set(Chain(record.root, index.grid, record.tokens).ids).isdisjoint(erased)
+            return bool(erased) and not set(Chain(record.root, index.block_size, record.tokens).ids).isdisjoint(erased)
 
         def given_up(turn: Turn) -> bool:
             return due(turn.prompt.salt, turn.written) or not set(turn.ids).isdisjoint(erased)

@@ -52,7 +52,7 @@ class Ticket:
         self.reports: dict[int, Report] = {}
 
     def cancel(self) -> None:
-        """Stops it at the next token or grid point; finished blocks are kept. Thread-safe, idempotent."""
+        """Stops it at the next token or block boundary; finished blocks are kept. Thread-safe, idempotent."""
         self.cancelled = True
 
     def emit(self, event: Event) -> None:
@@ -113,9 +113,9 @@ class Job:
         """One job for each choice."""
         request = ticket.request
         root = root_id(engine.fingerprint, request.prompt.salt)
-        chain = Chain(root, engine.traits.grid, request.prompt.tokens)
+        chain = Chain(root, engine.traits.block_size, request.prompt.tokens)
         hidden = frozenset(control.id for control in engine.tokenizer.controls) - request.visible
-        known = engine.tokenizer.piece
+        known = engine.tokenizer.token_bytes
 
         def piece(token: int) -> bytes:
             return b"" if token in hidden else known(token)  # most control tokens are no part of what was said
@@ -215,7 +215,7 @@ def log_softmax(logits: Logits) -> Logits:
 def token_logprob(logits: Logits, token: int, top: int, engine: Engine) -> TokenLogprob:
     """`token` under `logits`, with the `top` likeliest alternatives."""
     scores = log_softmax(logits)
-    piece = engine.tokenizer.piece
+    piece = engine.tokenizer.token_bytes
     best: list[int] = []
     if top:
         best = np.argpartition(-scores, min(top, len(scores) - 1))[:top].tolist()

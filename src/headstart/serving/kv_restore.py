@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from headstart.errors import EngineError
-from headstart.interfaces.engine import Engine, Rows
+from headstart.interfaces.engine import Engine, KVSegment
 from headstart.prefix_cache.blocks import Chain
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Mode, Plan
@@ -91,21 +91,21 @@ class Restorer:
         return replace(plan, restore=restore, take=take, start=start, canonical=min(canonical, start), state=state)
 
     def _import(self, slot: Slot, plan: Plan) -> bool:
-        pieces: list[Rows] = []
+        segments: list[KVSegment] = []
         for entry in plan.restore:
             data = self._memory.read(entry.id)
             assert data is not None  # it is at hand, and pinned
-            pieces.append(Rows(data, len(entry.tokens), len(entry.tokens)))
-        if pieces:
-            pieces[-1] = replace(pieces[-1], take=plan.take)
+            segments.append(KVSegment(data, len(entry.tokens), len(entry.tokens)))
+        if segments:
+            segments[-1] = replace(segments[-1], take=plan.take)
         state = None if plan.state is None else self._memory.read(plan.state.id)
         try:
             if state is None:
-                self._engine.import_rows(slot.number, pieces)
+                self._engine.import_kv(slot.number, segments)
             elif plan.keep:
                 self._engine.rewind(slot.number, plan.keep, state)
             else:
-                self._engine.import_checkpoint(slot.number, pieces, state)
+                self._engine.import_checkpoint(slot.number, segments, state)
         except EngineError as error:
             self._room.fault("import", error)
             slot.truncate(0)

@@ -32,7 +32,7 @@ class KvSave:
         self._mode = mode
         self._store = store
         self._checkpoints = checkpoints
-        self._grid = engine.traits.grid
+        self._block_size = engine.traits.block_size
         self._cost = 0.0  # seconds that the last copy out of a busy slot took
 
     def save(self, slot: Slot, *, needed: bool = False, spare: Sequence[Entry] = (), again: bool = False) -> None:
@@ -76,7 +76,7 @@ class KvSave:
         spans = [Span(entry.start, entry.stop, memory.cell(cell)) for (entry, _), cell in zip(wanted, cells, strict=False)]
         try:
             if spans and memory.cell_bytes:
-                self._engine.export_rows(slot.number, spans)
+                self._engine.export_kv(slot.number, spans)
         except BaseException as error:
             for cell in cells:
                 self._store.memory.release(cell)
@@ -106,8 +106,8 @@ class KvSave:
         """Whether a crash would lose finished blocks of `slot`."""
         if not (self._store.disk.on and slot.dirty):
             return False
-        last = (slot.canonical if self._mode.exact else len(slot)) // self._grid - 1
-        canonical = (last + 1) * self._grid <= slot.canonical
+        last = (slot.canonical if self._mode.exact else len(slot)) // self._block_size - 1
+        canonical = (last + 1) * self._block_size <= slot.canonical
         return last >= 0 and self._store.index.wants(slot.ids[last], self._store.memory.name, canonical=canonical)
 
     def _wanted(self, slot: Slot) -> list[tuple[Entry, bool]]:
@@ -116,20 +116,23 @@ class KvSave:
             return []
         found: list[tuple[Entry, bool]] = []
         tokens, name, owner = slot.tokens, self._store.memory.name, owner_of(slot.root)
-        whole = len(tokens) // self._grid
+        whole = len(tokens) // self._block_size
         for number, piece in enumerate(slot.ids):
-            start = number * self._grid
-            canonical = start + self._grid <= slot.canonical
+            start = number * self._block_size
+            canonical = start + self._block_size <= slot.canonical
             if (canonical or not self._mode.exact) and self._store.index.wants(piece, name, canonical=canonical):
-                block, written = as_tokens(tokens[start : start + self._grid]), slot.written(start, start + self._grid)
+                block, written = (
+                    as_tokens(tokens[start : start + self._block_size]),
+                    slot.written(start, start + self._block_size),
+                )
                 found.append((Entry(piece, slot.parent_of(number), block, start, owner=owner, written=written), canonical))
-        rest = tokens[whole * self._grid :]
+        rest = tokens[whole * self._block_size :]
         canonical = self._mode.any_cut
         if len(rest) and (canonical or not self._mode.exact):
             tail = as_tokens(rest)
             parent = slot.parent_of(whole)
-            written = slot.written(whole * self._grid)
-            entry = Entry(block_id(parent, tail), parent, tail, whole * self._grid, owner=owner, written=written)
+            written = slot.written(whole * self._block_size)
+            entry = Entry(block_id(parent, tail), parent, tail, whole * self._block_size, owner=owner, written=written)
             if self._mode.traits.stateful:  # rows in a longer piece would not do for a checkpoint at this very end
                 wanted = self._store.index.wants(entry.id, name, canonical=canonical)
             else:

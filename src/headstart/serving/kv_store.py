@@ -48,7 +48,7 @@ class KvStore:
         terms: Terms | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.index = Index(engine.traits.grid)
+        self.index = Index(engine.traits.block_size)
         self.memory = memory
         self.disk = NoDisk() if disk is None else disk
         self.seconds = 1e-3
@@ -59,7 +59,7 @@ class KvStore:
         self.openings = Openings()
         self.retention = Retention(memory.name, self.index, self._saved_per_byte, policy)
         self._stateful = mode.traits.stateful
-        self._row_bytes = engine.shape.row_bytes
+        self._kv_bytes_per_token = engine.shape.kv_bytes_per_token
         self._fingerprint = engine.fingerprint
         self.spill = Spill(
             self.index,
@@ -78,7 +78,7 @@ class KvStore:
             self.spill,
             self.counters,
             ctx=engine.shape.ctx,
-            row_bytes=engine.shape.row_bytes,
+            kv_bytes_per_token=engine.shape.kv_bytes_per_token,
             transfer_bytes=engine.shape.transfer_bytes,
             release=engine.release,
             keeps_on=self.disk.name,
@@ -87,7 +87,7 @@ class KvStore:
     def _saved_per_byte(self, entry: Entry) -> float:
         # In units of one token's prefill. That later tokens cost more is left out: it would rank the end of a long prompt
         # above the beginning of every other.
-        rows = self._row_bytes
+        rows = self._kv_bytes_per_token
         if entry.state:
             return worth(self.gap(entry), self.memory.state_bytes, rows, firm=entry.firm)
         if not rows:

@@ -44,7 +44,7 @@ class Room:
 
     Args:
         ctx: tokens that a slot holds.
-        row_bytes: of a token.
+        kv_bytes_per_token: of a token.
         transfer_bytes: what the engine itself takes to move as many as a slot holds, with their state.
         release: makes the engine give that back.
 
@@ -61,7 +61,7 @@ class Room:
         counters: Counter[str],
         *,
         ctx: int,
-        row_bytes: int,
+        kv_bytes_per_token: int,
         transfer_bytes: int,
         release: Callable[[], None],
         keeps_on: str,
@@ -73,7 +73,7 @@ class Room:
         self.counters = counters
         self._below = keeps_on
         self._ctx = ctx
-        self._row_bytes = row_bytes
+        self._kv_bytes_per_token = kv_bytes_per_token
         self._transfer_bytes = transfer_bytes
         self._release = release
         self.claimed = 0
@@ -135,7 +135,7 @@ class Room:
         """Bytes of the transfer buffer: what state takes at most, and rows in steps, so that a growing conversation claims now
         and then only.
         """
-        rows = min(self._ctx * self._row_bytes, self._transfer_bytes)
+        rows = min(self._ctx * self._kv_bytes_per_token, self._transfer_bytes)
         return self._transfer_bytes - rows + -(-_STEPS * tokens // self._ctx) * (-(-rows // _STEPS))
 
     @property
@@ -177,7 +177,7 @@ class Room:
         if entry is not None and not entry.pins:
             if self.memory.name in entry.copies:
                 self.drop(entry)
-            if len(entry.tokens) == self.index.grid:
+            if len(entry.tokens) == self.index.block_size:
                 self.spill.discard(piece)
             self.counters["thinned"] += 1
 

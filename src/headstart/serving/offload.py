@@ -75,7 +75,7 @@ class Spill:
     def lacking(self, entry: Entry) -> bool:
         """Whether the disk should have what memory has of a piece."""
         canonical = entry.copies.get(self._memory.name)
-        if canonical is None or not self._disk.on or len(entry.tokens) != self._index.grid or entry.id in self.writing:
+        if canonical is None or not self._disk.on or len(entry.tokens) != self._index.block_size or entry.id in self.writing:
             return False
         if entry.id in self._leaving or (entry.id in self._dead and not entry.canonical):
             return False
@@ -190,7 +190,7 @@ class Spill:
         return entry
 
     def _appeared(self, label: Label) -> None:
-        if label.start % self._index.grid == 0 and len(label.tokens) == self._index.grid:
+        if label.start % self._index.block_size == 0 and len(label.tokens) == self._index.block_size:
             tokens, state = as_tokens(label.tokens), label.kind == "state"
             entry = Entry(label.key, label.parent, tokens, label.start, state=state, owner=label.owner, written=label.written)
             self._index.add(entry, self._disk.name, canonical=label.canonical)

@@ -23,21 +23,26 @@ class Fetch:
 
     Args:
         label: what is written on the outside of an entry, of which the second argument says whether it is canonical.
-        row_bytes: of a token.
+        kv_bytes_per_token: of a token.
 
     Attributes:
         fetched: pieces that came for the request at hand, which counts as their use.
     """
 
     def __init__(
-        self, disk: NoDisk, room: Room, label: Callable[[Entry, bool], Label], row_bytes: int, clock: Callable[[], float]
+        self,
+        disk: NoDisk,
+        room: Room,
+        label: Callable[[Entry, bool], Label],
+        kv_bytes_per_token: int,
+        clock: Callable[[], float],
     ) -> None:
         self.fetched: set[BlockId] = set()
         self._disk = disk
         self._room = room
         self._memory = room.memory
         self._label = label
-        self._row_bytes = row_bytes
+        self._kv_bytes_per_token = kv_bytes_per_token
         self._clock = clock
         self._cost = 1e-3  # seconds that a piece takes
         self._lent: list[tuple[threading.Event, Cell]] = []  # to a disk that hangs
@@ -71,7 +76,9 @@ class Fetch:
             wanted.append((entry, cell))
         if not wanted:
             return True
-        sizes = [None if entry.state else len(entry.tokens) * self._row_bytes for entry, _ in wanted]  # a checkpoint's varies
+        sizes = [
+            None if entry.state else len(entry.tokens) * self._kv_bytes_per_token for entry, _ in wanted
+        ]  # a checkpoint's varies
         results = self._disk.read(
             [
                 (self._label(entry, entry.canonical), self._memory.cell(cell)[:size])

@@ -60,7 +60,7 @@ class Handle:
         return self._ticket.begun
 
     def cancel(self) -> None:
-        """Stops it at the next token or grid point; its finished blocks are kept. Thread-safe, idempotent, immediate."""
+        """Stops it at the next token or block boundary; its finished blocks are kept. Thread-safe, idempotent, immediate."""
         self._ticket.cancel()
         self._scheduler.wake()
 
@@ -105,7 +105,7 @@ class Runtime:
         self.prompter = Prompter(engine.tokenizer, template, spelling=settings.reuse == "fast")
         if self.chat_template.origin == "none":
             log.warning("chat template: %s", self.template_facts)
-        cell = engine.traits.grid * engine.shape.row_bytes
+        cell = engine.traits.block_size * engine.shape.kv_bytes_per_token
         budget = engine.shape.memory if settings.memory_budget is None else settings.memory_budget
         memory = Memory(cell, budget, engine.shape.state_bytes, quota(settings.tenant_memory, budget))
         self.clock = clock
@@ -307,7 +307,7 @@ class Runtime:
                 for slot in self.scheduler.slots
             ],
             "tiers": {
-                tier.name: {"used": tier.used, "reserved": tier.reserved, "budget": tier.budget, "pieces": len(tier)}
+                tier.name: {"used": tier.used, "reserved": tier.reserved, "budget": tier.budget, "entries": len(tier)}
                 for tier in (memory, disk)
                 if tier.budget
             },
@@ -320,10 +320,10 @@ class Runtime:
         with self.tokenizer_open() as tokenizer:
 
             def characters(tokens: Tokens) -> int:
-                return len(b"".join(map(tokenizer.piece, tokens.tolist())).decode("utf-8", "replace"))
+                return len(b"".join(map(tokenizer.token_bytes, tokens.tolist())).decode("utf-8", "replace"))
 
             pace = self.scheduler.pace
-            return compare(prompt, earlier, grid=self.engine.traits.grid, pace=pace, characters=characters)
+            return compare(prompt, earlier, block_size=self.engine.traits.block_size, pace=pace, characters=characters)
 
     def close(self, seconds: float | None = None) -> None:
         """Fails what is running, and frees the model. Idempotent.

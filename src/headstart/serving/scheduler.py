@@ -81,7 +81,7 @@ class Scheduler:
     ) -> None:
         self.engine = engine
         self.cache = cache
-        self.slots = [Slot(number, engine.shape, engine.traits.grid) for number in range(engine.shape.slots)]
+        self.slots = [Slot(number, engine.shape, engine.traits.block_size) for number in range(engine.shape.slots)]
         self.history = History() if explains else NoHistory()
         self.waiting: deque[Job] = deque()
         self._prompter = prompter
@@ -302,7 +302,7 @@ class Scheduler:
                 assert job.slot is not None
                 assert job.token is not None
                 job.slot.append(job.token, canonical=self._mode.any_cut)
-                if len(job.slot) % self.engine.traits.grid == 0:
+                if len(job.slot) % self.engine.traits.block_size == 0:
                     job.mark = self.cache.checkpoints.replace(job.slot, job.mark)
             # All are drawn before any is delivered: delivering wakes other threads, and they would compete for this one's time.
             for job, drawn in [(job, self._draw(job)) for job in batch]:
@@ -366,7 +366,7 @@ class Scheduler:
         except Exception as error:
             self._fail(job, error)
             return
-        if size >= self.engine.traits.grid:
+        if size >= self.engine.traits.block_size:
             self._admission.pace.prefilled(self._clock() - begun, size)
             self.cache.store.seconds = self._admission.pace.prefill
         job.computed += size
@@ -395,8 +395,8 @@ class Scheduler:
     def _is_canonical(self, slot: Slot, start: int, size: int, length: int) -> bool:
         if self._mode.any_cut:
             return True
-        grid = self.engine.traits.grid
-        return start == slot.canonical and start % grid == 0 and size % grid == 0 and start + size < length
+        block_size = self.engine.traits.block_size
+        return start == slot.canonical and start % block_size == 0 and size % block_size == 0 and start + size < length
 
     # ── end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 

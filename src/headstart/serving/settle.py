@@ -1,7 +1,7 @@
 """Settle: a finished turn is made canonical while the engine has nothing else to do.
 
 The conversation is rendered as the client will send it back, with a next message that nobody has sent yet, so that whatever
-the template strips or rewrites is stripped already, and prefilled up to the last grid point that all next messages have in
+the template strips or rewrites is stripped already, and prefilled up to the last block boundary that all next messages have in
 common. The next request then pays for its new message only, also where the reply had reasoning in it, also in exact mode.
 
 One step at a time, a request waits for one at most: a call, or rows that are copied into a slot. What was live is saved
@@ -19,7 +19,7 @@ from headstart.errors import HeadstartError, for_log
 from headstart.interfaces.conversation import Conversation, Message
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import BlockId, as_tokens
-from headstart.prefix_cache.blocks import Chain, last_grid_point, root_id
+from headstart.prefix_cache.blocks import Chain, last_block_boundary, root_id
 from headstart.prefix_cache.checkpoints import Placement, firm
 from headstart.prefix_cache.planner import Mode, next_call
 from headstart.prompt.builder import Prompt, Prompter
@@ -46,7 +46,7 @@ class Turn:
         reply: the message that the client will send back.
         ids: blocks of the prompt and the reply as they were computed.
         written: when its text was first kept, in seconds since 1970.
-        stem: what the client's next prompt will begin with, up to the token behind its last grid point.
+        stem: what the client's next prompt will begin with, up to the token behind its last block boundary.
         slot: where that was last computed.
     """
 
@@ -175,7 +175,7 @@ class Settle(NoSettle):
                     self._give_up(turn, "what it stands on cannot be restored")
                 return turn.misses < MISSES
         if not turn.points:
-            turn.points = self._placement.points(choice.start, len(stem), stem.grid, 0, turn.prompt.landmarks)
+            turn.points = self._placement.points(choice.start, len(stem), stem.block_size, 0, turn.prompt.landmarks)
         limit = min(self._engine.shape.batch, self._admission.pace.tokens(CALL))
         size = next_call(len(slot), len(stem), slot.canonical, limit, self._mode.traits, turn.points)
         tokens = stem.tokens[len(slot) : len(slot) + size]
@@ -185,7 +185,7 @@ class Settle(NoSettle):
         self.counters["tokens"] += size
         landmarks = turn.prompt.landmarks  # its turn is not over until the next one begins: that may still be a tool's
         if self._mode.traits.stateful and len(slot) in turn.points:
-            self._cache.checkpoints.take(slot, landmarks, firm=len(slot) in firm(len(stem), stem.grid, 0, landmarks))
+            self._cache.checkpoints.take(slot, landmarks, firm=len(slot) in firm(len(stem), stem.block_size, 0, landmarks))
         if len(slot) < end:
             return True
         self._cache.saves.save(slot)
@@ -195,9 +195,9 @@ class Settle(NoSettle):
 
     def _prepare(self, turn: Turn) -> Chain:
         stem = self._prompter.stem(_continued(turn))
-        end = last_grid_point(min(len(stem), self._engine.shape.ctx), self._mode.traits.grid)
+        end = last_block_boundary(min(len(stem), self._engine.shape.ctx), self._mode.traits.block_size)
         root = root_id(self._engine.fingerprint, turn.prompt.salt)
-        turn.stem = Chain(root, self._mode.traits.grid, as_tokens(stem.tokens[: end + 1]))
+        turn.stem = Chain(root, self._mode.traits.block_size, as_tokens(stem.tokens[: end + 1]))
         return turn.stem
 
     def _finish(self, turn: Turn) -> None:

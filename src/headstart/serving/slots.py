@@ -30,7 +30,7 @@ class Slot:
         forsaken: whether what it holds has been erased elsewhere: none of it may be saved.
     """
 
-    def __init__(self, number: int, shape: Shape, grid: int) -> None:
+    def __init__(self, number: int, shape: Shape, block_size: int) -> None:
         self.number = number
         self.root: BlockId = b""
         self.canonical = 0
@@ -44,7 +44,7 @@ class Slot:
         self.forsaken = False
         self._ends: list[int] = []  # of stretches of tokens that were first kept at the same time
         self._times: list[float] = []
-        self._grid = grid
+        self._block_size = block_size
         self._buffer = np.zeros(shape.ctx, dtype=np.int32)
         self._length = 0
         self._ids: list[BlockId] = []
@@ -61,10 +61,10 @@ class Slot:
     def ids(self) -> list[BlockId]:
         """Ids of its whole blocks."""
         tokens = self.tokens
-        while len(self._ids) < self._length // self._grid:
-            start = len(self._ids) * self._grid
+        while len(self._ids) < self._length // self._block_size:
+            start = len(self._ids) * self._block_size
             parent = self._ids[-1] if self._ids else self.root
-            self._ids.append(block_id(parent, tokens[start : start + self._grid]))
+            self._ids.append(block_id(parent, tokens[start : start + self._block_size]))
         return self._ids
 
     def parent_of(self, block: int) -> BlockId:
@@ -83,7 +83,7 @@ class Slot:
         self._ends, self._times = [min(end, length) for end, _ in written], [time for _, time in written]
         self._buffer[:length] = chain.tokens[:length]
         self._length = length
-        self._ids = list(chain.ids[: length // self._grid])
+        self._ids = list(chain.ids[: length // self._block_size])
         self.canonical = canonical
         self.dirty = False
         self.kept = True
@@ -114,7 +114,7 @@ class Slot:
             self._ends[-1] = min(self._ends[-1], length)
         self.forsaken = self.forsaken and bool(length)
         self.canonical = min(self.canonical, length)
-        del self._ids[length // self._grid :]
+        del self._ids[length // self._block_size :]
 
     def extend(self, tokens: Tokens, *, canonical: bool) -> None:
         """`tokens` were computed at its end; `canonical` if by a canonical call (or one that gives the same bits)."""

@@ -27,7 +27,7 @@ class StateCheckpoints:
         self._engine = engine
         self._mode = mode
         self._store = store
-        self._grid = engine.traits.grid
+        self._block_size = engine.traits.block_size
 
     def at(self, slot: Slot, landmarks: Landmarks = NOWHERE, *, firm: bool = True) -> Entry | None:
         """The checkpoint of `slot` as it is now; None if memory has one as good, or it is of no use."""
@@ -35,10 +35,10 @@ class StateCheckpoints:
             return None
         length = len(slot)
         canonical = slot.canonical == length
-        number, rest = divmod(length, self._grid)
+        number, rest = divmod(length, self._block_size)
         if not length or (self._mode.exact and (rest or not canonical)):
             return None
-        start = length - (rest or self._grid)
+        start = length - (rest or self._block_size)
         tokens = as_tokens(slot.tokens[start:])
         parent = block_id(slot.parent_of(number), tokens) if rest else slot.ids[number - 1]
         owner, written = owner_of(slot.root), slot.written(0, length)
@@ -48,11 +48,11 @@ class StateCheckpoints:
         store = self._store
         if entry.id in store.spill.writing or not store.index.wants(entry.id, store.memory.name, canonical=canonical):
             return None
-        stay = {mark // self._grid for mark in (landmarks.anchor, landmarks.turn)}
-        before = (at for at in range(start // self._grid, 0, -1) if self._store.marked(slot.ids[at - 1]))
+        stay = {mark // self._block_size for mark in (landmarks.anchor, landmarks.turn)}
+        before = (at for at in range(start // self._block_size, 0, -1) if self._store.marked(slot.ids[at - 1]))
         if firm:  # others may be gone when it is needed
             before = (at for at in before if at in stay or self._store.index.parts(slot.ids[at - 1]))
-        entry.gap = length - next(before, 0) * self._grid
+        entry.gap = length - next(before, 0) * self._block_size
         return entry
 
     def replace(self, slot: Slot, before: BlockId | None) -> BlockId | None:
@@ -100,13 +100,14 @@ class StateCheckpoints:
         if not self._mode.traits.stateful:
             return
         held = {entry.stop: entry for piece in slot.ids if (entry := self._store.index.get(checkpoint_id(piece))) is not None}
-        stay = {length // self._grid * self._grid for length in kept}
+        stay = {length // self._block_size * self._block_size for length in kept}
         stay |= {length for length, entry in held.items() if entry.pins or self._store.index.parts(entry.parent)}
         for length in placement.surplus(sorted(held), max(held, default=0), stay):
             self._store.room.discard(held[length].id)
         # Of the ends that the line once had, the last one stays: the client may go on from there after all.
         blocks = (
-            (slot.parent_of(number), slot.tokens[number * self._grid :][: self._grid]) for number in range(len(slot.ids) + 1)
+            (slot.parent_of(number), slot.tokens[number * self._block_size :][: self._block_size])
+            for number in range(len(slot.ids) + 1)
         )
         ends = [tail for parent, tokens in blocks for tail in self._store.index.covered(parent, tokens)]
         for tail in sorted(ends, key=lambda tail: tail.stop)[:-1]:

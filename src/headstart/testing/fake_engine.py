@@ -8,7 +8,7 @@ A row has two parts:
 
 Logits are drawn from all rows held, never from tokens kept aside, so a wrong, stale or shuffled row changes them. High
 parts decide their order (with gaps of `GAP`), low parts move them by less than `NOISE`: greedy replies depend on tokens
-only, while bit-exactness can fail. Low parts are canonical in whole blocks computed from a grid point on; the rows of a
+only, while bit-exactness can fail. Low parts are canonical in whole blocks computed from a block boundary on; the rows of a
 shorter or an unaligned call depend on that call, and rows born in decoding on the size of the batch.
 
 Where rows cannot be sliced, a slot has a state too: digests, high and low as well, of its earlier self and of each row as it
@@ -39,8 +39,8 @@ from headstart.interfaces.engine import (
     Engine,
     Facts,
     Grammar,
+    KVSegment,
     Logits,
-    Rows,
     Sampler,
     Sampling,
     Shape,
@@ -102,7 +102,7 @@ class FakeTokenizer:
             return list(data)
         return [self._words.get(found, found[0]) for found in self._split.findall(data)]
 
-    def piece(self, token: int) -> bytes:
+    def token_bytes(self, token: int) -> bytes:
         return self._pieces[token]
 
 
@@ -159,7 +159,7 @@ class FakeEngine(Engine):
     """Required contract; every trait can be chosen.
 
     Args:
-        row_bytes: 0 (which needs a state), or at least `2 * LOW`.
+        kv_bytes_per_token: 0 (which needs a state), or at least `2 * LOW`.
         state_bytes: most bytes of a checkpoint, where rows are not `sliceable`; short sequences have smaller ones.
         seed: the "weights".
         delay: seconds that each prefill and decode call takes.
@@ -180,9 +180,9 @@ class FakeEngine(Engine):
         *,
         slots: int = 4,
         ctx: int = 1024,
-        grid: int = 8,
+        block_size: int = 8,
         batch: int = 64,
-        row_bytes: int = 16,
+        kv_bytes_per_token: int = 16,
         transfer_bytes: int = 0,
         seed: int = 0,
         delay: float = 0.0,
@@ -195,34 +195,38 @@ class FakeEngine(Engine):
         alphabet: bytes = PRINTABLE,
         tokenizer: FakeTokenizer | None = None,
     ) -> None:
-        if batch % grid or (row_bytes < 2 * LOW and (row_bytes or sliceable)) or state_bytes < _LEAST_STATE:
+        if (
+            batch % block_size
+            or (kv_bytes_per_token < 2 * LOW and (kv_bytes_per_token or sliceable))
+            or state_bytes < _LEAST_STATE
+        ):
             raise ValueError(
-                f"batch must be a multiple of the grid, row_bytes at least {2 * LOW} (or 0, with a state), "
+                f"batch must be a multiple of block_size, kv_bytes_per_token at least {2 * LOW} (or 0, with a state), "
                 f"state_bytes at least {_LEAST_STATE}"
             )
         self.tokenizer: FakeTokenizer = tokenizer or FakeTokenizer()
         self.traits = Traits(
-            grid,
+            block_size,
             chunking=chunking,
             canonical=canonical,
             decode_is_prefill=decode_is_prefill,
             sliceable=sliceable,
             movable=movable,
         )
-        self.shape = Shape(slots, ctx, batch, row_bytes, transfer_bytes, state_bytes if self.traits.stateful else 0)
+        self.shape = Shape(slots, ctx, batch, kv_bytes_per_token, transfer_bytes, state_bytes if self.traits.stateful else 0)
         self.facts = Facts("fake", "deterministic digests", "fake", {"seed": seed})
         self.fingerprint = blake2b(
-            repr((seed, self.traits, row_bytes, state_bytes, alphabet)).encode(), digest_size=32
+            repr((seed, self.traits, kv_bytes_per_token, state_bytes, alphabet)).encode(), digest_size=32
         ).digest()
         self.delay = delay
         self.prefilled = self.decoded = self.calls = self.decodes = self.largest = self.exported = self.imported = 0
         self.checkpoints = self.rewinds = 0
-        self._width = max(0, row_bytes - LOW)  # of a row's high part
+        self._width = max(0, kv_bytes_per_token - LOW)  # of a row's high part
         self._most_state = state_bytes - _LENGTH - LOW
         self._key = blake2b(repr(seed).encode()).digest()
         self._likes = np.zeros(self.tokenizer.n_vocab, np.float32)
         self._likes[[*alphabet, END.id, *range(259, self.tokenizer.n_vocab)]] = 1000 * GAP
-        low = min(row_bytes, LOW)
+        low = min(kv_bytes_per_token, LOW)
         self._slots = [_Slot(np.zeros((ctx, self._width), np.uint8), np.zeros((ctx, low), np.uint8)) for _ in range(slots)]
         self._logits: dict[int, Logits] = {}
         self._grammars = Grammars(self.tokenizer)
@@ -292,13 +296,13 @@ class FakeEngine(Engine):
                 held.clear()
             self._logits.pop(slot, None)
 
-    def export_rows(self, slot: int, spans: Sequence[Span]) -> None:
+    def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
         with self._alone():
             held, width = self._slots[slot], self._width
             self._check_movable()
             for span in spans:
                 count = span.stop - span.start
-                if not 0 <= span.start < span.stop <= held.length or len(span.data) < count * self.shape.row_bytes:
+                if not 0 <= span.start < span.stop <= held.length or len(span.data) < count * self.shape.kv_bytes_per_token:
                     raise EngineError(f"cannot export [{span.start}, {span.stop}) of {held.length} tokens")
             if self._failing("export"):
                 for span in spans:
@@ -307,18 +311,18 @@ class FakeEngine(Engine):
             for span in spans:
                 count = span.stop - span.start
                 span.data[: count * width] = held.high[span.start : span.stop].reshape(-1)
-                span.data[count * width : count * self.shape.row_bytes] = held.low[span.start : span.stop].reshape(-1)
+                span.data[count * width : count * self.shape.kv_bytes_per_token] = held.low[span.start : span.stop].reshape(-1)
                 self.exported += count
 
-    def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
+    def import_kv(self, slot: int, segments: Sequence[KVSegment]) -> None:
         with self._alone():
             held = self._emptied(slot)
             if not self.traits.sliceable:
                 raise EngineError("rows of this model are worth nothing without a checkpoint")
             self._check_movable()
-            total = self._check_pieces(pieces)
+            total = self._check_segments(segments)
             self._fail("import")
-            self._put(held, pieces)
+            self._put(held, segments)
             held.length = total
 
     def export_checkpoint(self, slot: int, out: Bytes) -> int:
@@ -335,14 +339,14 @@ class FakeEngine(Engine):
             self.checkpoints += 1
             return len(data)
 
-    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
+    def import_checkpoint(self, slot: int, segments: Sequence[KVSegment], state: Bytes) -> None:
         with self._alone():
             held = self._emptied(slot)
             self._check_stateful()
-            total = self._check_pieces(pieces)
+            total = self._check_segments(segments)
             self._check_state(state, total)
             self._fail("import checkpoint")
-            self._put(held, pieces)
+            self._put(held, segments)
             self._set_state(held, state)
 
     def rewind(self, slot: int, length: int, state: Bytes) -> None:
@@ -365,8 +369,8 @@ class FakeEngine(Engine):
     def _kernels(self, start: int, count: int) -> list[bytes]:
         """What made each row of a prefill call; nothing for canonical rows."""
         traits = self.traits
-        whole = count // traits.grid * traits.grid if start % traits.grid == 0 else 0
-        if not traits.chunking and count != traits.grid:
+        whole = count // traits.block_size * traits.block_size if start % traits.block_size == 0 else 0
+        if not traits.chunking and count != traits.block_size:
             whole = 0
         if traits.decode_is_prefill:
             whole = count
@@ -437,12 +441,12 @@ class FakeEngine(Engine):
         if not self.traits.stateful:
             raise EngineError("this model has no checkpoints")
 
-    def _check_pieces(self, pieces: Sequence[Rows]) -> int:
-        """Tokens of the pieces."""
-        total = sum(piece.take for piece in pieces)
-        fits = all(0 < p.take <= p.tokens and len(p.data) >= p.tokens * self.shape.row_bytes for p in pieces)
+    def _check_segments(self, segments: Sequence[KVSegment]) -> int:
+        """Tokens of the segments."""
+        total = sum(segment.take for segment in segments)
+        fits = all(0 < p.take <= p.tokens and len(p.data) >= p.tokens * self.shape.kv_bytes_per_token for p in segments)
         if not fits or total > self.shape.ctx:
-            raise EngineError(f"these {len(pieces)} pieces of {total} tokens cannot be imported")
+            raise EngineError(f"these {len(segments)} segments of {total} tokens cannot be imported")
         return total
 
     def _check_state(self, state: Bytes, length: int) -> None:
@@ -450,12 +454,14 @@ class FakeEngine(Engine):
         if not length or says != length or len(state) != size:
             raise EngineError(f"a checkpoint of {says} tokens, {len(state)} bytes, where one of {length}, {size} was due")
 
-    def _put(self, held: _Slot, pieces: Sequence[Rows]) -> None:
+    def _put(self, held: _Slot, segments: Sequence[KVSegment]) -> None:
         at, width, low = 0, self._width, held.low.shape[1]
-        for piece in pieces:
-            held.high[at : at + piece.take] = piece.data[: piece.take * width].reshape(piece.take, width)
-            held.low[at : at + piece.take] = piece.data[piece.tokens * width :][: piece.take * low].reshape(piece.take, low)
-            at += piece.take
+        for segment in segments:
+            held.high[at : at + segment.take] = segment.data[: segment.take * width].reshape(segment.take, width)
+            held.low[at : at + segment.take] = segment.data[segment.tokens * width :][: segment.take * low].reshape(
+                segment.take, low
+            )
+            at += segment.take
         self.imported += at
 
     def _set_state(self, held: _Slot, state: Bytes) -> None:

@@ -124,7 +124,7 @@ async def props(request: HttpRequest) -> Response:
                 "reuse": runtime.reuse,
                 "chat_template": runtime.chat_template.told,
                 "overflow": runtime.overflow,
-                "grid": runtime.engine.traits.grid,
+                "block_size": runtime.engine.traits.block_size,
                 "notes": list(runtime.engine.traits.notes),
                 "tiers": runtime.snapshot()["tiers"] if request.scope["operator"] else {},
             },
@@ -162,7 +162,7 @@ def _text(runtime: Runtime, form: DetokenizeRequest) -> str:
     with runtime.tokenizer_open() as tokenizer:
         if any(token >= tokenizer.n_vocab for token in form.tokens):
             raise InvalidRequest(f"Invalid 'tokens': they must lie in [0, {tokenizer.n_vocab}).", param="tokens")
-        return b"".join(map(tokenizer.piece, form.tokens)).decode("utf-8", "replace")
+        return b"".join(map(tokenizer.token_bytes, form.tokens)).decode("utf-8", "replace")
 
 
 def _tokens(runtime: Runtime, form: TokenizeRequest, salt: str) -> list[Any]:
@@ -170,7 +170,7 @@ def _tokens(runtime: Runtime, form: TokenizeRequest, salt: str) -> list[Any]:
         tokens = _split(runtime, tokenizer, form, salt)
         if not form.with_pieces:
             return tokens
-        return [{"id": token, "piece": _readable(tokenizer.piece(token))} for token in tokens]
+        return [{"id": token, "piece": _readable(tokenizer.token_bytes(token))} for token in tokens]
 
 
 def _split(runtime: Runtime, tokenizer: Tokenizer, form: TokenizeRequest, salt: str) -> list[int]:

@@ -95,7 +95,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     if scored is not None:
         with runtime.tokenizer_open() as tokenizer:
             tokens = [int(prompt.tokens[0]) for prompt in prompts]
-            firsts = [TokenLogprob(token, tokenizer.piece(token), 0.0) for token in tokens]
+            firsts = [TokenLogprob(token, tokenizer.token_bytes(token), 0.0) for token in tokens]
     teller = Text(
         _head(service, runtime, "cmpl-"),
         requests,

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headstart.engines.llama.part import Layout, LayoutError, Part, find, parse, words
-from headstart.interfaces.engine import Bytes, Rows
+from headstart.interfaces.engine import Bytes, KVSegment
 
 _HEAD = 8
 _RECURRENCE = 12  # bytes of its head
@@ -43,7 +43,7 @@ _CHECKPOINT = 8  # bytes of its head
 class Opened:
     """The parts of a blob; None, or no bytes, where it has none."""
 
-    rows: Part | None
+    kv: Part | None
     window: Part | None
     recurrence: Bytes
 
@@ -58,19 +58,19 @@ class Form:
     """
 
     magic: int
-    rows: Layout | None
+    kv: Layout | None
     window: Layout | None = None
     recurrence: int = 0
 
     @property
-    def row_bytes(self) -> int:
-        return self.rows.row_bytes if self.rows is not None else 0
+    def kv_bytes_per_token(self) -> int:
+        return self.kv.kv_bytes_per_token if self.kv is not None else 0
 
     def size(self, tokens: int, cells: int) -> int:
         """Most bytes of a blob that llama.cpp writes for up to `tokens` > 0, up to `cells` of them in the window."""
-        rows = self.rows.size(tokens) if self.rows is not None else 0
+        kv = self.kv.size(tokens) if self.kv is not None else 0
         window = self.window.size(cells) if self.window is not None else 0
-        return _HEAD + rows + window + self.recurrence
+        return _HEAD + kv + window + self.recurrence
 
     def blank(self, checkpoint: Bytes) -> int:
         """Tokens that the window of a checked checkpoint no longer sees."""
@@ -79,7 +79,7 @@ class Form:
 
     def checkpoint_size(self, cells: int) -> int:
         """Bytes of a checkpoint with `cells` in its window."""
-        return _CHECKPOINT + (self.window.row_bytes * cells if self.window is not None else 0) + self.recurrence
+        return _CHECKPOINT + (self.window.kv_bytes_per_token * cells if self.window is not None else 0) + self.recurrence
 
     def open(self, blob: Bytes, tokens: int, *, partial: bool = False) -> Opened:
         """Checks that `blob` is of a sequence of `tokens`, in every part.
@@ -90,17 +90,17 @@ class Form:
         if words(blob, 0, _HEAD // 4)[0] != self.magic:
             raise LayoutError("a blob with another head")
         at, end = _HEAD, len(blob) - self.recurrence
-        rows = window = None
-        if self.rows is not None and not partial:
-            rows = self.rows.open(blob[at : at + self.rows.size(tokens)], 0, tokens)
-            at += len(rows.data)
+        kv = window = None
+        if self.kv is not None and not partial:
+            kv = self.kv.open(blob[at : at + self.kv.size(tokens)], 0, tokens)
+            at += len(kv.data)
         if self.window is not None:
             cells = find(blob[at:end])[1]
             window = self.window.open(blob[at:end], tokens - cells, cells)
             at = end
         recurrence = blob[at:]
         self._check_recurrence(recurrence, tokens)
-        return Opened(rows, window, recurrence)
+        return Opened(kv, window, recurrence)
 
     def _check_recurrence(self, data: Bytes, tokens: int) -> None:
         if len(data) != self.recurrence or (len(data) and words(data, 0, 3) != [1, tokens - 1, 0]):
@@ -127,7 +127,7 @@ class Form:
             raise LayoutError(f"a checkpoint of {len(checkpoint)} bytes with {cells} tokens in its window")
         self._check_recurrence(checkpoint[len(checkpoint) - self.recurrence :], tokens)
 
-    def join(self, pieces: Sequence[Rows] | None, checkpoint: Bytes | None, out: Bytes) -> int:
+    def join(self, segments: Sequence[KVSegment] | None, checkpoint: Bytes | None, out: Bytes) -> int:
         """Writes the blob of rows, end to end from position 0, and the checkpoint at their end to the front of `out`.
 
         Args:
@@ -140,12 +140,14 @@ class Form:
         """
         out[:_HEAD].view("<u4")[:] = (self.magic, 0)
         at = _HEAD
-        if self.rows is not None and pieces is not None:
-            at += self.rows.join(pieces, out[at:])
+        if self.kv is not None and segments is not None:
+            at += self.kv.join(segments, out[at:])
         if checkpoint is not None:
             if self.window is not None:
                 (cells,) = words(checkpoint, 4, 1)
-                at += self.window.join([Rows(checkpoint[_CHECKPOINT:], cells, cells)], out[at:], blank=self.blank(checkpoint))
+                at += self.window.join(
+                    [KVSegment(checkpoint[_CHECKPOINT:], cells, cells)], out[at:], blank=self.blank(checkpoint)
+                )
             out[at : at + self.recurrence] = checkpoint[len(checkpoint) - self.recurrence :]
             at += self.recurrence
         return at
@@ -166,9 +168,9 @@ def learn(full: Bytes, partial: Bytes, tokens: int, *, each: int, each_partial: 
     if full[end:].tobytes() != state.tobytes():
         raise LayoutError("a blob that does not end as its partial blob does")
     (magic,) = words(full, 0, 1)
-    rows = parse(full[_HEAD:end], tokens, each - each_partial) if end > _HEAD else None
+    kv = parse(full[_HEAD:end], tokens, each - each_partial) if end > _HEAD else None
     window = parse(state, tokens, each_partial) if each_partial else None
-    form = Form(magic, rows, window, len(state) - (window.size(tokens) if window is not None else 0))
+    form = Form(magic, kv, window, len(state) - (window.size(tokens) if window is not None else 0))
     form.open(full, tokens)
     if len(partial):
         form.open(partial, tokens, partial=True)

@@ -27,10 +27,9 @@ from headstart.engines import proof
 from headstart.engines.constraint import Grammars
 from headstart.engines.llama import file as llama_file
 from headstart.engines.llama import identity as llama_identity
+from headstart.engines.llama import kv_transfer, machine
 from headstart.engines.llama import load as llama_load
 from headstart.engines.llama import log as llama_log
-from headstart.engines.llama import machine
-from headstart.engines.llama import rows as llama_rows
 from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.fit import Needs, fit
@@ -46,8 +45,8 @@ from headstart.interfaces.engine import (
     Engine,
     Facts,
     Grammar,
+    KVSegment,
     Logits,
-    Rows,
     Sampler,
     Sampling,
     Shape,
@@ -56,7 +55,7 @@ from headstart.interfaces.engine import (
     Traits,
 )
 
-GRID = TILE
+BLOCK_SIZE = TILE
 """Where prefill may stop on llama.cpp: its attention kernels change at 64 tokens a call, and its tiles are 64 cells."""
 _READ, _LOADED = 0.2, 0.4  # share of progress: files digested, weights loaded; the rest is proofs
 _LAYOUT_TOKENS = 5
@@ -82,11 +81,11 @@ class LlamaEngine(Engine):
         self._lengths = [0] * slots
         self._blank = [0] * slots  # of how many of its first tokens a slot's windows hold blank cells
         self._outputs: dict[int, int] = {}  # slot → index in the last call's batch
-        self._rows: llama_rows.Transfer | None = None
+        self._kv_transfer: kv_transfer.Transfer | None = None
         self._padding = NO_PADDING
-        self._empty_size = llama_rows.size(context, 0)
-        self.shape = Shape(slots, ctx, min(llama_load.BATCH, ctx), row_bytes=0, transfer_bytes=0)
-        self.traits = Traits(GRID, canonical=False, decode_exact=False, sliceable=False, movable=False)
+        self._empty_size = kv_transfer.size(context, 0)
+        self.shape = Shape(slots, ctx, min(llama_load.BATCH, ctx), kv_bytes_per_token=0, transfer_bytes=0)
+        self.traits = Traits(BLOCK_SIZE, canonical=False, decode_exact=False, sliceable=False, movable=False)
         self.facts = Facts("")
         self.fingerprint = b""
 
@@ -96,14 +95,14 @@ class LlamaEngine(Engine):
         settings: Settings,
         *,
         progress: Callable[[float], None] | None = None,
-        grid: int | None = None,
+        block_size: int | None = None,
         anew: bool = False,
     ) -> LlamaEngine:
         """Loads the model that `settings` names, and proves what it can do.
 
         Args:
             progress: gets fractions from 0 to 1.
-            grid: use this grid, unproved (for tests that show what a wrong one does).
+            block_size: use this block size, unproved (for tests that show what a wrong one does).
             anew: prove all of it, also what an earlier load has proved.
 
         Raises:
@@ -113,10 +112,10 @@ class LlamaEngine(Engine):
         # OpenMP keeps a team of workers for every thread that has computed, and throttles all teams when they outnumber the
         # cores: decoding then runs at half speed. So what load computes, it computes on a thread that ends with it.
         with ThreadPoolExecutor(1, "headstart-load") as loader:
-            return loader.submit(cls._load, settings, progress or (lambda _: None), grid, anew).result()
+            return loader.submit(cls._load, settings, progress or (lambda _: None), block_size, anew).result()
 
     @classmethod
-    def _load(cls, settings: Settings, tell: Callable[[float], None], grid: int | None, anew: bool) -> LlamaEngine:
+    def _load(cls, settings: Settings, tell: Callable[[float], None], block_size: int | None, anew: bool) -> LlamaEngine:
         path = llama_file.locate(settings.model)
         files = llama_file.parts(path)
         if settings.lora is not None:
@@ -163,16 +162,16 @@ class LlamaEngine(Engine):
 
             began = time.perf_counter()
             try:
-                decode_threads = engine._prove(grid, proven, threads, exact=settings.reuse == "exact", tell=proving)
+                decode_threads = engine._prove(block_size, proven, threads, exact=settings.reuse == "exact", tell=proving)
             except EngineError as error:
                 raise ModelError(f"llama.cpp cannot compute with '{path}' ({error}); choose another model.") from error
             seconds = time.perf_counter() - began
             two_kernels = settings.kv_type == "f16" and not engine.traits.decode_is_prefill and not identity["devices"]
             # Blocks are whole tiles: nothing canonical is ever padded.
-            if two_kernels and engine.traits.sliceable and engine.traits.grid % TILE == 0:
+            if two_kernels and engine.traits.sliceable and engine.traits.block_size % TILE == 0:
                 engine._padding = Padding.estimated(llama_identity.work(model), identity["system"], threads)
             undo.pop_all()
-        engine.fingerprint = llama_identity.digest_of({**identity, "grid": engine.traits.grid})
+        engine.fingerprint = llama_identity.digest_of({**identity, "grid": engine.traits.block_size})
         live = needs.slots(chosen.ctx, chosen.slots)
         engine.facts = llama_identity.facts(
             model,
@@ -277,47 +276,47 @@ class LlamaEngine(Engine):
         if not removed or self._lengths[slot] != length:
             raise EngineError(f"llama.cpp could not cut slot {slot} to {length} tokens")
 
-    def export_rows(self, slot: int, spans: Sequence[Span]) -> None:
-        rows, held = self._transfer(), self._lengths[slot]
+    def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
+        transfer, held = self._transfer(), self._lengths[slot]
         for span in spans:
             if not 0 <= span.start < span.stop <= held:
                 raise EngineError(f"slot {slot} holds {held} tokens, not [{span.start}, {span.stop})")
-            if len(span.data) < (span.stop - span.start) * self.shape.row_bytes:
+            if len(span.data) < (span.stop - span.start) * self.shape.kv_bytes_per_token:
                 raise EngineError(f"{len(span.data)} bytes are too few for [{span.start}, {span.stop})")
         if spans:
-            rows.export(slot, held, spans)
+            transfer.export(slot, held, spans)
 
-    def import_rows(self, slot: int, pieces: Sequence[Rows]) -> None:
+    def import_kv(self, slot: int, segments: Sequence[KVSegment]) -> None:
         if not self.traits.sliceable:
             self._clear(slot)
             raise EngineError("rows of this model cannot be put into a slot without their checkpoint")
-        self._import(slot, pieces, None)
+        self._import(slot, segments, None)
 
     def export_checkpoint(self, slot: int, out: Bytes) -> int:
-        rows, held = self._stateful(), self._lengths[slot]
+        transfer, held = self._stateful(), self._lengths[slot]
         if not held or len(out) < self.shape.state_bytes:
             raise EngineError(f"no checkpoint of {held} tokens, or no room for it in {len(out)} bytes")
-        return rows.checkpoint(slot, held, out)
+        return transfer.checkpoint(slot, held, out)
 
-    def import_checkpoint(self, slot: int, pieces: Sequence[Rows], state: Bytes) -> None:
-        self._import(slot, pieces, state)
+    def import_checkpoint(self, slot: int, segments: Sequence[KVSegment], state: Bytes) -> None:
+        self._import(slot, segments, state)
 
-    def _import(self, slot: int, pieces: Sequence[Rows], state: Bytes | None) -> None:
-        tokens = sum(piece.take for piece in pieces)
+    def _import(self, slot: int, segments: Sequence[KVSegment], state: Bytes | None) -> None:
+        tokens = sum(segment.take for segment in segments)
         self._clear(slot)
-        rows = self._transfer() if state is None else self._stateful()
-        for piece in pieces:
-            if not 0 < piece.take <= piece.tokens or len(piece.data) < piece.tokens * self.shape.row_bytes:
-                raise EngineError(f"{len(piece.data)} bytes do not hold {piece.take} of {piece.tokens} tokens")
+        transfer = self._transfer() if state is None else self._stateful()
+        for segment in segments:
+            if not 0 < segment.take <= segment.tokens or len(segment.data) < segment.tokens * self.shape.kv_bytes_per_token:
+                raise EngineError(f"{len(segment.data)} bytes do not hold {segment.take} of {segment.tokens} tokens")
         if tokens > self.shape.ctx:
             raise EngineError(f"{tokens} tokens do not fit into {self.shape.ctx}")
         if state is not None:
-            rows.check(state, tokens)
+            transfer.check(state, tokens)
         elif not tokens:
             return
         with self._emptied_on_failure(slot):
-            rows.restore(slot, tokens, pieces, state)
-            self._blank[slot] = rows.blank(state) if state is not None else 0
+            transfer.restore(slot, tokens, segments, state)
+            self._blank[slot] = transfer.blank(state) if state is not None else 0
             self._lengths[slot] = self._count(slot)
             if self._lengths[slot] != tokens:
                 raise EngineError(f"slot {slot} holds {self._lengths[slot]} tokens after an import of {tokens}")
@@ -325,14 +324,14 @@ class LlamaEngine(Engine):
     def rewind(self, slot: int, length: int, state: Bytes) -> None:
         held = self._lengths[slot]
         with self._emptied_on_failure(slot):
-            rows = self._stateful()
+            transfer = self._stateful()
             if not 0 < length <= held:
                 raise EngineError(f"slot {slot} cannot go back from {held} to {length} tokens")
-            rows.check(state, length)
+            transfer.check(state, length)
             # What windows saw at that length still lies in their cells, unless it was before what came back into this slot.
-            if not rows.only_windows or self._blank[slot] > rows.blank(state):
-                rows.restore(slot, length, None, state)
-                self._blank[slot] = rows.blank(state)
+            if not transfer.only_windows or self._blank[slot] > transfer.blank(state):
+                transfer.restore(slot, length, None, state)
+                self._blank[slot] = transfer.blank(state)
             # Until here later rows lie beside the earlier state.
             removed = lib.llama_memory_seq_rm(self._memory, slot, length, -1)
             self._lengths[slot] = self._count(slot)
@@ -341,8 +340,8 @@ class LlamaEngine(Engine):
         self._outputs.pop(slot, None)
 
     def release(self) -> None:
-        if self._rows is not None:
-            self._rows.release()
+        if self._kv_transfer is not None:
+            self._kv_transfer.release()
 
     def length(self, slot: int) -> int:
         counted = self._count(slot)
@@ -354,7 +353,7 @@ class LlamaEngine(Engine):
         if self._context is not None:
             lib.llama_free(self._context)
             lib.llama_model_free(self._model)
-            self._context = self._model = self._rows = None
+            self._context = self._model = self._kv_transfer = None
 
     def _count(self, slot: int) -> int:
         return int(lib.llama_memory_seq_pos_max(self._memory, slot)) + 1
@@ -371,16 +370,16 @@ class LlamaEngine(Engine):
         except BaseException:
             self._clear(slot)
             # A set that fails leaves behind some of what it changed: rows, or a state.
-            if llama_rows.size(self._context, slot) != self._empty_size:
+            if kv_transfer.size(self._context, slot) != self._empty_size:
                 raise EngineError(f"slot {slot} cannot be emptied") from None
             raise
 
-    def _transfer(self) -> llama_rows.Transfer:
-        if self._rows is None or not self.traits.movable:
+    def _transfer(self) -> kv_transfer.Transfer:
+        if self._kv_transfer is None or not self.traits.movable:
             raise EngineError("this model's rows cannot be moved")
-        return self._rows
+        return self._kv_transfer
 
-    def _stateful(self) -> llama_rows.Transfer:
+    def _stateful(self) -> kv_transfer.Transfer:
         if not self.traits.stateful:
             raise EngineError("this model has no checkpoints")
         return self._transfer()
@@ -388,7 +387,13 @@ class LlamaEngine(Engine):
     # ── load ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _prove(
-        self, grid: int | None, proven: Callable[[int], Proven], threads: int, *, exact: bool, tell: Callable[[float], None]
+        self,
+        block_size: int | None,
+        proven: Callable[[int], Proven],
+        threads: int,
+        *,
+        exact: bool,
+        tell: Callable[[float], None],
     ) -> int:
         """Finds out the traits; returns with how many threads decoding goes on.
 
@@ -399,16 +404,18 @@ class LlamaEngine(Engine):
         self.traits, window = self._learn(), int(lib.llama_model_n_swa(self._model))
         if not self.traits.movable:
             return threads
-        if grid is not None:
-            self.traits = replace(self.traits, grid=grid, notes=(f"the grid of {grid} was given, not proved",))
+        if block_size is not None:
+            self.traits = replace(
+                self.traits, block_size=block_size, notes=(f"the block size of {block_size} was given, not proved",)
+            )
             return threads
         given, tokens = self.traits, self._ordinary_tokens(MOST_TOKENS)
-        self.traits = proven(threads).traits(self, tokens, block=GRID, window=window, tell=tell)
+        self.traits = proven(threads).traits(self, tokens, block=BLOCK_SIZE, window=window, tell=tell)
         if self.traits.exact or not self.traits.canonical or threads == 1 or not exact:
             return threads
         lib.llama_set_n_threads(self._context, 1, threads)
         self.traits = given
-        traits = proven(1).traits(self, tokens, block=GRID, window=window, tell=tell)
+        traits = proven(1).traits(self, tokens, block=BLOCK_SIZE, window=window, tell=tell)
         self.traits = replace(traits, notes=(*traits.notes, f"decoding with 1 thread: with {threads} it is not exact"))
         return 1
 
@@ -419,24 +426,24 @@ class LlamaEngine(Engine):
         window = int(lib.llama_model_n_swa(self._model))
         sliceable = not recurrent and not window
         self.prefill(0, tokens[: _LAYOUT_TOKENS - 1], logits=False)
-        sizes = (llama_rows.size(self._context, 0), llama_rows.size(self._context, 0, llama_rows.PARTIAL))
+        sizes = (kv_transfer.size(self._context, 0), kv_transfer.size(self._context, 0, kv_transfer.PARTIAL))
         self.prefill(0, tokens[_LAYOUT_TOKENS - 1 : _LAYOUT_TOKENS], logits=False)
         try:
-            form = llama_rows.learn(self._context, 0, _LAYOUT_TOKENS, sizes, sliceable=sliceable)
+            form = kv_transfer.learn(self._context, 0, _LAYOUT_TOKENS, sizes, sliceable=sliceable)
         except (LayoutError, EngineError) as error:
             note = f"nothing can be moved, so only what is live is reused: the form of its rows is not known ({error})"
-            return Traits(GRID, canonical=False, decode_exact=False, sliceable=False, movable=False, notes=(note,))
+            return Traits(BLOCK_SIZE, canonical=False, decode_exact=False, sliceable=False, movable=False, notes=(note,))
         finally:
             self._clear(0)
         cells = min(window or self.shape.ctx, self.shape.ctx)
-        self._rows = llama_rows.Transfer(self._context, form, self.shape.ctx, cells)
+        self._kv_transfer = kv_transfer.Transfer(self._context, form, self.shape.ctx, cells)
         self.shape = replace(
             self.shape,
-            row_bytes=form.row_bytes,
-            transfer_bytes=self._rows.bytes,
+            kv_bytes_per_token=form.kv_bytes_per_token,
+            transfer_bytes=self._kv_transfer.bytes,
             state_bytes=0 if sliceable else form.checkpoint_size(cells),
         )
-        return Traits(GRID, sliceable=sliceable)
+        return Traits(BLOCK_SIZE, sliceable=sliceable)
 
     def _ordinary_tokens(self, count: int) -> npt.NDArray[np.int32]:
         """Fixed, seemingly random tokens, without control tokens."""

@@ -79,7 +79,7 @@ def _devices() -> list[tuple[int, str]]:
 
 
 def identity(model: Any, settings: Settings, weights: bytes, adapter: bytes | None, *, ctx: int) -> dict[str, Any]:
-    """All that makes rows comparable, but for the grid: not the threads and slots, which do not change prefill's bits."""
+    """Everything that changes the bits of KV, except the block size. Threads and slots do not change prefill's bits."""
     architecture = metadata(model, "general.architecture")
     original = metadata(model, f"{architecture}.rope.scaling.original_context_length")
     return {
@@ -142,7 +142,7 @@ def facts(model: Any, path: Path, settings: Settings, shape: Shape, **details: A
             "batch": shape.batch,
             "gpu_layers": settings.gpu_layers,
             "kv_type": settings.kv_type,
-            "row_bytes": shape.row_bytes,
+            "row_bytes": shape.kv_bytes_per_token,
             "transfer_bytes": shape.transfer_bytes,
             "state_bytes": shape.state_bytes,
             "lora": str(settings.lora) if settings.lora is not None else None,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headstart.interfaces.engine import Bytes, Rows
+from headstart.interfaces.engine import Bytes, KVSegment
 
 _CELL = 12  # bytes of a cell, without its extra ones
 _EXTRAS = (0, 12)
@@ -52,7 +52,7 @@ class Layout:
     extra: int = 0
 
     @cached_property
-    def row_bytes(self) -> int:
+    def kv_bytes_per_token(self) -> int:
         """Bytes of one token's rows: in all planes, and in its cell."""
         return self.extra + sum(row for _, row in self.planes)
 
@@ -76,7 +76,7 @@ class Layout:
 
     def size(self, tokens: int) -> int:
         """Bytes of a part that holds `tokens` > 0."""
-        return 4 + 4 * self.streams + 8 + _HEAD * len(self.planes) + (_CELL + self.row_bytes) * tokens
+        return 4 + 4 * self.streams + 8 + _HEAD * len(self.planes) + (_CELL + self.kv_bytes_per_token) * tokens
 
     def planes_of(self, data: Bytes, body: int, tokens: int, run: Run, skip: int, width: int) -> Bytes:
         """View of `width` bytes, `skip` bytes behind the start of each plane of a run: (plane, bytes)."""
@@ -110,13 +110,13 @@ class Layout:
                 raise LayoutError("a part with other planes")
         return Part(self, data, body, tokens)
 
-    def join(self, pieces: Sequence[Rows], out: Bytes, *, blank: int = 0) -> int:
+    def join(self, segments: Sequence[KVSegment], out: Bytes, *, blank: int = 0) -> int:
         """Writes the part of the pieces, end to end, to the front of `out`; returns its bytes.
 
         Args:
             blank: positions before the pieces whose cells are there, with rows that stay as they are in `out`: zeros.
         """
-        tokens = blank + sum(piece.take for piece in pieces)
+        tokens = blank + sum(segment.take for segment in segments)
         size = self.size(tokens)
         data, body = out[:size], 8
         data[:body].view("<u4")[:] = (self.streams, tokens)
@@ -127,19 +127,19 @@ class Layout:
         data[body + cells.nbytes :][:8].view("<u4")[:] = (0, self.layers)
         data[size - 4 * (self.streams - 1) :] = 0  # the other streams' counts; which one is used does not matter
         start = blank
-        for piece in pieces:
-            extra = piece.data[: self.extra * piece.tokens].reshape(piece.tokens, self.extra)
-            cells["extra"][start : start + piece.take] = extra[: piece.take]
-            start += piece.take
+        for segment in segments:
+            extra = segment.data[: self.extra * segment.tokens].reshape(segment.tokens, self.extra)
+            cells["extra"][start : start + segment.take] = extra[: segment.take]
+            start += segment.take
         for run in self.runs:
             self.planes_of(data, body, tokens, run, 0, _HEAD)[:] = run.heads
             start = blank
-            for piece in pieces:
-                part = piece.data[(self.extra + run.before) * piece.tokens :][: run.count * run.row * piece.tokens]
-                width = piece.take * run.row
+            for segment in segments:
+                part = segment.data[(self.extra + run.before) * segment.tokens :][: run.count * run.row * segment.tokens]
+                width = segment.take * run.row
                 place = self.planes_of(data, body, tokens, run, _HEAD + start * run.row, width)
                 np.copyto(place, part.reshape(run.count, -1)[:, :width])
-                start += piece.take
+                start += segment.take
         return size
 
 

@@ -79,8 +79,8 @@ class LlamaTokenizer:
                 return found
             room = -count
 
-    def piece(self, token: int) -> bytes:
-        """The bytes of a token; see `Tokenizer.piece`."""
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of a token; see `Tokenizer.token_bytes`."""
         known = self._pieces[token]
         if known is None:
             room = 64

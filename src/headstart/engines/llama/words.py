@@ -29,7 +29,7 @@ class Words:
         return b"".join(self._piece(token) for token in known).decode("utf-8", "replace")
 
     def _piece(self, token: int) -> bytes:
-        return b" " if token in self._controls else self._tokenizer.piece(token)
+        return b" " if token in self._controls else self._tokenizer.token_bytes(token)
 
     def close(self) -> None:
         lib.llama_model_free(self._model)

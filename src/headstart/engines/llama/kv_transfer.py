@@ -15,7 +15,7 @@ from headstart.engines.llama import log as llama_log
 from headstart.engines.llama.blob import Form, Opened
 from headstart.engines.llama.part import LayoutError
 from headstart.errors import EngineError
-from headstart.interfaces.engine import Bytes, Rows, Span
+from headstart.interfaces.engine import Bytes, KVSegment, Span
 
 _Pointer = ctypes.POINTER(ctypes.c_uint8)
 WHOLE, PARTIAL = 0, int(lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
@@ -63,14 +63,16 @@ def learn(context: Any, slot: int, tokens: int, sizes: tuple[int, int], *, slice
     form = llama_blob.learn(whole, partial, tokens, each=grown[0], each_partial=grown[1])
     transfer = Transfer(context, form, tokens, tokens)
     middle = tokens // 2
-    spans = [Span(a, b, np.empty((b - a) * form.row_bytes, np.uint8)) for a, b in ((0, middle), (middle, tokens))]
+    spans = [Span(a, b, np.empty((b - a) * form.kv_bytes_per_token, np.uint8)) for a, b in ((0, middle), (middle, tokens))]
     transfer.export(slot, tokens, spans)
     state = None
     if not sliceable:
         state = np.empty(form.checkpoint_size(tokens), np.uint8)
         state = state[: transfer.checkpoint(slot, tokens, state)]
     lib.llama_memory_seq_rm(lib.llama_get_memory(context), slot, -1, -1)
-    transfer.restore(slot, tokens, [Rows(span.data, span.stop - span.start, span.stop - span.start) for span in spans], state)
+    transfer.restore(
+        slot, tokens, [KVSegment(span.data, span.stop - span.start, span.stop - span.start) for span in spans], state
+    )
     if any(again.tobytes() != before.tobytes() for again, before in zip(blobs(), first, strict=True)):
         raise LayoutError("a blob that does not survive being cut and joined")
     return form
@@ -108,12 +110,12 @@ class Transfer:
 
     def export(self, slot: int, tokens: int, spans: Sequence[Span]) -> None:
         """Copies spans out of `slot`, which holds `tokens`. Raises EngineError."""
-        if self._form.row_bytes == 0:
+        if self._form.kv_bytes_per_token == 0:
             return
-        rows = self._open(slot, tokens, WHOLE).rows
-        assert rows is not None
+        kv = self._open(slot, tokens, WHOLE).kv
+        assert kv is not None
         for span in spans:
-            rows.cut(span.start, span.stop, span.data)
+            kv.cut(span.start, span.stop, span.data)
 
     def checkpoint(self, slot: int, tokens: int, out: Bytes) -> int:
         """Copies the checkpoint of `slot`, which holds `tokens`, to the front of `out`; its bytes. Raises EngineError."""
@@ -130,7 +132,7 @@ class Transfer:
         except LayoutError as error:
             raise EngineError(f"this is {error}") from error
 
-    def restore(self, slot: int, tokens: int, pieces: Sequence[Rows] | None, state: Bytes | None) -> None:
+    def restore(self, slot: int, tokens: int, segments: Sequence[KVSegment] | None, state: Bytes | None) -> None:
         """Replaces the content of `slot` by the pieces and the checked checkpoint at their end; without pieces, its state.
 
         Args:
@@ -138,7 +140,7 @@ class Transfer:
 
         Raises EngineError; the slot's content is then unknown.
         """
-        flags = PARTIAL if pieces is None else WHOLE
+        flags = PARTIAL if segments is None else WHOLE
         out = self._buffer
         if state is not None and self._form.blank(state):
             # Fresh pages are zeros, and take memory only where something is written, which is less than the buffer gives back.
@@ -147,7 +149,7 @@ class Transfer:
                 out = np.zeros(self._form.size(tokens, tokens), np.uint8)
             except MemoryError as error:
                 raise EngineError(f"there is no room to put {tokens} tokens into slot {slot}") from error
-        blob = out[: self._form.join(pieces, state, out)]
+        blob = out[: self._form.join(segments, state, out)]
         if write(self._context, slot, blob, flags) != len(blob):
             raise EngineError(f"llama.cpp could not take what was to go into slot {slot}: {llama_log.cause()}")
 
