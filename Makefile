@@ -16,11 +16,11 @@ help: ## Show this list
 demo: $(READY) ## Chat with the bundled model over HTTP, and show what was computed and what was not (2 minutes)
 	$(BIN)/headstart demo
 
-test: $(READY) ## Run the tests, with the real engine and the real model, two at a time
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: $(READY) ## Run the tests, with the real engine and the real model, two at a time (3 minutes)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10
 
-test-slow: $(READY) $(SITE) ## Run all tests, also those that take long
-	$(BIN)/python -m pytest --slow
+test-slow: $(READY) $(SITE) ## Run all tests, also those that take long (hours; CONTRIBUTING.md says when)
+	$(BIN)/python -m pytest --slow --durations=10
 
 check: $(READY) ## Lint and check types
 	$(BIN)/ruff check --no-cache .

@@ -9,6 +9,7 @@ import pytest
 from platformdirs import user_cache_path
 
 import tiny
+from order import unordered
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,6 +36,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.skip(reason="slow: give --slow"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if (names := unordered(metafunc.definition.iter_markers("parametrize"))) is not None:
+        pytest.fail(f"the values of {names!r} are a set, which has another order in each worker: sort them", pytrace=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headstart.cli import demo
 from headstart.cli.demo import Answer, Cost, Turn, _Server, saved, script, sentence
 from headstart.errors import HeadstartError
 
@@ -56,11 +58,45 @@ def test_data_whatever_the_users_own_settings_are(tiny_model: Path) -> None:
     check(data)
 
 
-def test_table_ends_in_one_sentence(tiny_model: Path) -> None:
+def table_of(shown: str) -> list[list[str]]:
+    """The cells of its rows, one list a turn; what goes on in the next line of a cell is left out."""
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
+    return [row for row in rows if row[0]]
+
+
+@pytest.mark.slow
+def test_table_of_a_play_ends_in_one_sentence(tiny_model: Path) -> None:
     _, shown = play(str(tiny_model), "--turns", "1")
-    assert "cached" in shown
-    assert shown.rstrip().endswith("s.")
-    assert "headstart computed" in shown
+    assert len(table_of(shown)) == 4
+    assert re.search(
+        r"\nOf [\d,]+ prompt tokens headstart computed [\d,]+ and saved .* took [\d.]+ s instead of [\d.]+ s\.\n$", shown
+    )
+
+
+class _Script(_Server):
+    """In place of a server: nothing is started."""
+
+    def start(self) -> None:
+        self.model = "tiny"
+
+
+def test_table_ends_in_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def request(port: int, body: dict[str, Any]) -> Answer:
+        cold = body.get("cache_prompt") is False
+        return Answer("reply", Cost(1000, 0, 0, 1000, 2000.0, 2100.0) if cold else Cost(1000, 900, 400, 100, 250.0, 300.0))
+
+    monkeypatch.setattr(demo, "_Server", _Script)
+    monkeypatch.setattr(demo, "request", request)
+    monkeypatch.setattr(demo, "PAUSE", 0.0)
+    monkeypatch.setenv("COLUMNS", "120")
+    demo.run(turns=1)
+    shown = capsys.readouterr().out
+    assert [(row[0], row[2:]) for row in table_of(shown)] == [("A", ["1000", "900", "100", "0.25 s", "1000", "2.00 s"])] * 4
+    assert [row[1] for row in table_of(shown)][:3] == ["begins", "edits turn 1", "regenerates"]
+    assert shown.splitlines()[-1] == (
+        "Of 4,000 prompt tokens headstart computed 400 and saved 3,600 (90%): "
+        "the first tokens of 4 replies took 1.0 s instead of 8.0 s."
+    )
 
 
 def test_a_server_that_does_not_start_is_said_and_put_away(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pydantic
 import pytest
 
 import headstart
+from headstart.serving.request import Event, Request
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from scripted import Scripted
@@ -163,7 +164,18 @@ def test_messages_have_one_form(hs: headstart.Headstart) -> None:
 
 def test_tools_reach_the_template(hs: headstart.Headstart) -> None:
     tools = [{"type": "function", "function": {"name": "tide", "parameters": {}}}]
-    assert hs.chat(CHAT, max_tokens=0, tools=tools).report.prompt > hs.chat(CHAT, max_tokens=0).report.prompt
+    prompts: list[str] = []
+
+    def watch(request: Request) -> Callable[[Event], None]:
+        prompts.append(request.prompt.text)
+        return lambda event: None
+
+    hs.runtime.watch(watch)
+    hs.chat(CHAT, max_tokens=0, tools=tools)
+    hs.chat(CHAT, max_tokens=0)
+    with_tools, without = prompts
+    assert '"tide"' in with_tools
+    assert "tide" not in without
 
 
 @pytest.mark.parametrize(

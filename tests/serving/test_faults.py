@@ -553,14 +553,23 @@ def test_rows_that_others_wait_for_are_let_in_even_when_memory_is_full() -> None
 
 
 def test_waking_up_does_not_count_as_waiting() -> None:
+    """Of a queue of three, what was cancelled leaves its place, however often the engine's thread is woken for it."""
     with runtime("fast", slots=1, queue=3, delay=0.02) as rt:
         running = submit(rt, [user("long " * 60)])
         running.until(Progress)
         for _ in range(20):
-            submit(rt, [user("gone")]).handle.cancel()
+            submit(rt, [user("gone")]).handle.cancel()  # it would be refused if the queue were full
             time.sleep(0.03)
-        running.answer()
+        answer = running.answer()
+        assert answer.report.computed == answer.report.prompt, "the only one that was computed"
         settled(rt)
+        assert rt.snapshot()["waiting"] == 0
+        waiting = [submit(rt, [user("long " * 60)])]
+        waiting[0].until(Started)
+        waiting += [submit(rt, [user(f"next {number}")]) for number in range(3)]
+        with pytest.raises(Overloaded, match="3 requests waiting already"):
+            submit(rt, [user("one too many")])
+        assert all(one.answer().finish for one in waiting)
 
 
 def test_a_first_call_does_not_trust_a_guess() -> None:

@@ -1,0 +1,16 @@
+"""The order of tests, which must be the same in every worker."""
+
+from __future__ import annotations
+
+from collections.abc import ItemsView, Iterable, KeysView, Set
+
+import pytest
+
+
+def unordered(marks: Iterable[pytest.Mark]) -> str | None:
+    """Of `parametrize` marks, the names of the first whose values are a set. What a dict has is in order."""
+    for mark in marks:
+        names, values, *_ = (*mark.args, mark.kwargs.get("argvalues"), None)
+        if isinstance(values, Set) and not isinstance(values, KeysView | ItemsView):
+            return str(names)
+    return None
