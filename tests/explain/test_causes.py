@@ -13,7 +13,7 @@ from headstart.explain.causes import CAUSES, Cause
 from headstart.explain.diff import difference
 from headstart.explain.explain import Asked, Cached, Explanation, alike, compare, nearest
 from headstart.explain.fingerprint import Opening, Openings
-from headstart.explain.history import History, NoHistory
+from headstart.explain.history import NoHistory, RecentHistory
 from headstart.explain.record import Record, key_of
 from headstart.interfaces.tokens import Tokens, common_prefix
 from headstart.prompt.builder import Prompt, Prompter
@@ -55,7 +55,7 @@ def cached(start: int = 0, **options: Any) -> Cached:
 
 
 def explained(asked: Prompt, *records: Record, start: int = 0, root: bytes = b"r", **options: Any) -> Explanation | None:
-    history = History()
+    history = RecentHistory()
     for record in records:
         history.remember(record)
     names = {name: options.pop(name) for name in ("tenant", "session", "reuse") if name in options}
@@ -385,13 +385,13 @@ def test_compare_is_what_a_cache_that_forgets_nothing_would_miss() -> None:
 
 
 def test_the_history_is_bounded_in_number_and_bytes() -> None:
-    history, made = History(records=5, size=1 << 20), [remembered(prompt("s", f"{n}"), id=str(n)) for n in range(9)]
+    history, made = RecentHistory(records=5, size=1 << 20), [remembered(prompt("s", f"{n}"), id=str(n)) for n in range(9)]
     for record in made:
         history.remember(record)
     assert [history.last(lambda record, n=n: record.id == str(n)) is not None for n in range(9)] == [False] * 4 + [True] * 5
     latest = history.last(lambda record: True)
     assert latest is made[-1]
-    history = History(size=sum(record.size for record in made[:3]))
+    history = RecentHistory(size=sum(record.size for record in made[:3]))
     for record in made:
         history.remember(record)
     assert history.last(lambda record: record.id == "5") is None

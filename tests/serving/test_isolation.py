@@ -27,7 +27,7 @@ from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import OWNER_END, Chain, root_id
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
-from headstart.prefix_cache.quota import NoQuota, Quota, owner_of, quota
+from headstart.prefix_cache.quota import NoQuota, OwnerLimits, Quota, owner_of, quota
 from headstart.prompt.reply_tokens import Spellings
 from headstart.serving.memory_budget import Room
 from headstart.serving.offload import Spill
@@ -193,7 +193,7 @@ class Tier:
 
     CELL = 4096
 
-    def __init__(self, cells: int, most: NoQuota) -> None:
+    def __init__(self, cells: int, most: OwnerLimits) -> None:
         self.index = Index(BLOCK_SIZE)
         self.memory = Memory(self.CELL, cells * self.CELL, 0, most)
         self.retention = Retention("memory", self.index, lambda entry: 1.0)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -73,7 +74,7 @@ class Keys:
         if not all(key.strip() for key in given):
             raise ConfigError("--api-key must not be empty; is the variable that it comes from set?")
         self._given = tuple(Key.of(key) for key in given)
-        self._file = NoKeyFile() if file is None else KeyFile(file)
+        self._file: KeySource = NoKeyFile() if file is None else KeyFile(file)
         self.closed = bool(given) or file is not None
         self.several = len(given) > 1 or file is not None
 
@@ -99,20 +100,29 @@ class Keys:
         return found
 
 
+class KeySource(Protocol):
+    """Where keys come from that may change. `version`: how often they have been read."""
+
+    version: int
+
+    def keys(self) -> Sequence[Key]:
+        """The keys as they are now."""
+
+
 class NoKeyFile:
-    """No file, and what every file of keys can do. `version`: how often it has been read."""
+    """A `KeySource` without keys."""
 
     version = 0
 
     def keys(self) -> Sequence[Key]:
-        """Its keys as they are now."""
         return ()
 
 
-class KeyFile(NoKeyFile):
-    """A file of keys. Raises ConfigError at first; later faults are logged, once each."""
+class KeyFile:
+    """A file of keys: a `KeySource`. Raises ConfigError at first; later faults are logged, once each."""
 
     def __init__(self, path: Path) -> None:
+        self.version = 0
         self._path = path
         self._log = structlog.get_logger("headstart.api")
         self._seen = self._state()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -14,18 +14,28 @@ from headstart.errors import ConfigError
 _BOTH = "--tls-cert and --tls-key belong together: give both, or neither."
 
 
+class Transport(Protocol):
+    """How connections are encrypted, if they are."""
+
+    @property
+    def scheme(self) -> str:
+        """Of its URLs."""
+
+    def context(self) -> ssl.SSLContext | None:
+        """For a server's connections."""
+
+
 class NoTls:
-    """Plain HTTP, and what TLS can do besides."""
+    """Plain HTTP: a `Transport` without encryption."""
 
     scheme = "http"
 
     def context(self) -> ssl.SSLContext | None:
-        """For a server's connections."""
         return None
 
 
-class Tls(NoTls):
-    """TLS 1.2 or later with the certificate and the key of two PEM files.
+class Tls:
+    """A `Transport` of TLS 1.2 or later with the certificate and the key of two PEM files.
 
     New files are taken at the next handshake; while they do not fit together, those that were read last stay.
 
@@ -92,7 +102,7 @@ class Tls(NoTls):
         )
 
 
-def tls(cert: Path | None, key: Path | None) -> NoTls:
+def tls(cert: Path | None, key: Path | None) -> Transport:
     """Raises ConfigError as `Tls`, or if one is given without the other."""
     if cert is None and key is None:
         return NoTls()

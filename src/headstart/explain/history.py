@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from headstart.explain.explain import Asked, Cached, Explanation, explain
 from headstart.explain.fingerprint import Opening
@@ -11,36 +12,57 @@ from headstart.explain.record import Record
 from headstart.prompt.builder import Prompt
 
 
-class NoHistory:
-    """Explaining switched off, and what every kind of it can do."""
+class History(Protocol):
+    """What remembers requests so that later ones can be explained."""
 
     def explain(self, asked: Asked, cached: Cached) -> Explanation | None:
         """Why a request computed what it computed; None if nobody knows, or if there is nothing to explain."""
-        return None
 
     def remember(self, record: Record) -> None:
         """A request has ended."""
 
     def opening(self, prompt: Prompt, template: str) -> Opening | None:
         """By what a conversation is to be recognised after a restart; None if it is not."""
-        return None
 
     def last(self, seen: Callable[[Record], bool]) -> Record | None:
         """The latest of those for which `seen` is true. Thread-safe."""
-        return None
 
     def beside(self, record: Record) -> list[Record]:
         """The records of one request: of all its prompts and choices, the earliest first. Thread-safe."""
-        return [record]
 
     def forget(self, gone: Callable[[Record], bool]) -> None:
         """Forgets those for which `gone` is true."""
 
     def __iter__(self) -> Iterator[Record]:
+        """All of them, the earliest first."""
+
+
+class NoHistory:
+    """Explaining switched off."""
+
+    def explain(self, asked: Asked, cached: Cached) -> Explanation | None:
+        return None
+
+    def remember(self, record: Record) -> None:
+        pass
+
+    def opening(self, prompt: Prompt, template: str) -> Opening | None:
+        return None
+
+    def last(self, seen: Callable[[Record], bool]) -> Record | None:
+        return None
+
+    def beside(self, record: Record) -> list[Record]:
+        return [record]
+
+    def forget(self, gone: Callable[[Record], bool]) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Record]:
         return iter(())
 
 
-class History(NoHistory):
+class RecentHistory:
     """Recent prompts with their replies. Used from one thread, but for `last` and `beside`.
 
     Args:

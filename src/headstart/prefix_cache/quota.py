@@ -8,6 +8,7 @@ comes gives way itself, never others. So one who floods a tier leaves each other
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Protocol
 
 OWNER = 8
 """Bytes of an owner."""
@@ -18,28 +19,40 @@ def owner_of(root: bytes) -> bytes:
     return root[:OWNER]
 
 
-class NoQuota:
-    """No quota, and what every kind of it can do."""
+class OwnerLimits(Protocol):
+    """What says who holds too much of a tier."""
 
     @property
     def on(self) -> bool:
         """Whether owners matter at all."""
-        return False
 
     def hold(self, owner: bytes, size: int) -> None:
         """An owner holds `size` bytes more; less if that is negative."""
 
     def held(self, owner: bytes) -> int:
         """Bytes that an owner holds, where that is counted."""
-        return 0
 
     def over(self, owner: bytes = b"", size: int = 0) -> Collection[bytes]:
         """Who holds more than the quota, or will if `size` bytes come for `owner`."""
+
+
+class NoQuota:
+    """An `OwnerLimits` that limits nobody."""
+
+    on = False
+
+    def hold(self, owner: bytes, size: int) -> None:
+        pass
+
+    def held(self, owner: bytes) -> int:
+        return 0
+
+    def over(self, owner: bytes = b"", size: int = 0) -> Collection[bytes]:
         return ()
 
 
-class Quota(NoQuota):
-    """The same for all owners.
+class Quota:
+    """An `OwnerLimits` that is the same for all owners.
 
     Args:
         most: bytes.
@@ -70,7 +83,7 @@ class Quota(NoQuota):
         return self._over | {owner} if size and self.held(owner) + size > self._most else self._over
 
 
-def quota(portion: float, budget: int) -> NoQuota:
+def quota(portion: float, budget: int) -> OwnerLimits:
     """The quota of a tier. `portion`: up to 1 a share of the budget, of which all is no quota; above that bytes."""
     most = most_of(portion, budget)
     return Quota(most) if most < budget else NoQuota()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from headstart.explain.explain import Asked, Cached, Explanation
 from headstart.explain.fingerprint import Opening
-from headstart.explain.history import NoHistory
+from headstart.explain.history import History
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import common_prefix
 from headstart.prefix_cache.blocks import Chain
@@ -58,7 +58,7 @@ class Admission:
         slots: Sequence[Slot],
         mode: Mode,
         placement: Placement,
-        history: NoHistory,
+        history: History,
         template: str,
         clock: Callable[[], float],
     ) -> None:

@@ -26,8 +26,8 @@ from headstart.serving.prefetch import Fetch
 from headstart.serving.slots import Slot
 from headstart.serving.state_checkpoints import StateCheckpoints
 from headstart.tiers.disk import Note
+from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Memory
-from headstart.tiers.no_disk import NoDisk
 
 
 class Cache:
@@ -47,7 +47,7 @@ class Cache:
         mode: Mode,
         clock: Callable[[], float],
         policy: str = "value",
-        disk: NoDisk | None = None,
+        disk: DiskTier | None = None,
         spellings: Spellings | None = None,
         terms: Terms | None = None,
         wall: Callable[[], float] = time.time,

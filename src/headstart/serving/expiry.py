@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from headstart.explain.history import NoHistory
+from headstart.explain.history import History
 from headstart.explain.record import Record
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import BlockId
@@ -19,7 +19,7 @@ from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.prompt.builder import Prompter
 from headstart.serving.cache import Cache
-from headstart.serving.settle import NoSettle, Turn
+from headstart.serving.settle import Settling, Turn
 from headstart.serving.slots import Slot
 
 RECENT = 1 << 16
@@ -54,8 +54,8 @@ class Expiry:
         cache: Cache,
         slots: Sequence[Slot],
         prompter: Prompter,
-        settle: NoSettle,
-        history: NoHistory,
+        settle: Settling,
+        history: History,
         empty: Callable[[Slot], None],
     ) -> None:
         self._engine = engine

@@ -21,6 +21,7 @@ from headstart.prompt.reply_tokens import Spellings
 from headstart.serving.memory_budget import Room
 from headstart.serving.offload import Spill
 from headstart.tiers.disk import Label
+from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Cell, Memory
 from headstart.tiers.no_disk import NoDisk
 
@@ -43,7 +44,7 @@ class KvStore:
         mode: Mode,
         clock: Callable[[], float],
         policy: str = "value",
-        disk: NoDisk | None = None,
+        disk: DiskTier | None = None,
         spellings: Spellings | None = None,
         terms: Terms | None = None,
         wall: Callable[[], float] = time.time,

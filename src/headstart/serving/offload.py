@@ -15,8 +15,8 @@ from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prompt.reply_tokens import Spelled, Spellings
 from headstart.tiers.disk import Label
+from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Memory
-from headstart.tiers.no_disk import NoDisk
 from headstart.tiers.notices import Appeared, Erased, Gone, Noted, Refused, Stored, Wiped
 
 LATER = 10.0
@@ -40,7 +40,7 @@ class Spill:
         self,
         index: Index,
         memory: Memory,
-        disk: NoDisk,
+        disk: DiskTier,
         spellings: Spellings,
         openings: Openings,
         label: Callable[[Entry, bool], Label],

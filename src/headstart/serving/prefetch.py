@@ -13,8 +13,8 @@ from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Plan
 from headstart.serving.memory_budget import Room, pinned
 from headstart.tiers.disk import Label
+from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Cell
-from headstart.tiers.no_disk import NoDisk
 from headstart.tiers.parallel_read import Hung
 
 
@@ -31,7 +31,7 @@ class Fetch:
 
     def __init__(
         self,
-        disk: NoDisk,
+        disk: DiskTier,
         room: Room,
         label: Callable[[Entry, bool], Label],
         kv_bytes_per_token: int,

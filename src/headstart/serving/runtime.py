@@ -34,6 +34,7 @@ from headstart.serving.job import Ticket
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
 from headstart.tiers.disk import Disk, Model
+from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Memory
 from headstart.tiers.no_disk import NoDisk
 from headstart.tiers.write_behind import WriteBehind
@@ -350,7 +351,7 @@ class Runtime:
         self.close()
 
 
-def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: Callable[[], float]) -> NoDisk:
+def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: Callable[[], float]) -> DiskTier:
     """The tier below memory. A disk that cannot be used is no reason not to serve."""
     folder = settings.cache_dir
     if folder is None or not engine.traits.movable:

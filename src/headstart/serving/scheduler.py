@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from headstart.errors import EngineError, HeadstartError, Unavailable
-from headstart.explain.history import History, NoHistory
+from headstart.explain.history import History, NoHistory, RecentHistory
 from headstart.interfaces.conversation import Message
 from headstart.interfaces.engine import Engine, Step
 from headstart.prefix_cache.checkpoints import PLACEMENTS
@@ -82,7 +82,7 @@ class Scheduler:
         self.engine = engine
         self.cache = cache
         self.slots = [Slot(number, engine.shape, engine.traits.block_size) for number in range(engine.shape.slots)]
-        self.history = History() if explains else NoHistory()
+        self.history: History = RecentHistory() if explains else NoHistory()
         self.waiting: deque[Job] = deque()
         self._prompter = prompter
         self._mode = mode
@@ -97,7 +97,7 @@ class Scheduler:
         self._placement = PLACEMENTS[placement]
         template = prompter.template.source
         self._admission = Admission(engine, cache, self.slots, mode, self._placement, self.history, template, clock)
-        self.settle = settle.NoSettle()
+        self.settle: settle.Settling = settle.NoSettle()
         if settles:
             self.settle = settle.Settle(engine, cache, self.slots, mode, prompter, self._admission, self._placement)
         self.expiry = Expiry(engine, cache, self.slots, prompter, self.settle, self.history, self._admission.empty)

@@ -14,6 +14,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from headstart.errors import HeadstartError, for_log
 from headstart.interfaces.conversation import Conversation, Message
@@ -60,20 +61,18 @@ class Turn:
     slot: Slot | None = None
 
 
-class NoSettle:
-    """Settling switched off, and what every kind of it can do.
+class Settling(Protocol):
+    """What makes finished turns canonical.
 
     Attributes:
         counters: `turns` settled and given up, `tokens` computed for that.
     """
 
-    def __init__(self) -> None:
-        self.counters: Counter[str] = Counter()
+    counters: Counter[str]
 
     @property
     def pending(self) -> bool:
         """Whether there is something to do."""
-        return False
 
     def add(self, prompt: Prompt, reply: Message, ids: tuple[BlockId, ...], written: float) -> None:
         """A turn is finished. `reply`: as it will be sent back; `ids`: the blocks of its prompt and reply; `written`: when its
@@ -82,13 +81,30 @@ class NoSettle:
 
     def step(self) -> bool:
         """Computes one call; False if there was nothing (more) to compute."""
-        return False
 
     def forget(self, gone: Callable[[Turn], bool]) -> None:
         """Gives up the turns for which `gone` is true."""
 
 
-class Settle(NoSettle):
+class NoSettle:
+    """Settling switched off."""
+
+    pending = False
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+
+    def add(self, prompt: Prompt, reply: Message, ids: tuple[BlockId, ...], written: float) -> None:
+        pass
+
+    def step(self) -> bool:
+        return False
+
+    def forget(self, gone: Callable[[Turn], bool]) -> None:
+        pass
+
+
+class Settle:
     """Settles turns in the order in which they were finished."""
 
     def __init__(
@@ -101,7 +117,7 @@ class Settle(NoSettle):
         admission: Admission,
         placement: Placement,
     ) -> None:
-        super().__init__()
+        self.counters: Counter[str] = Counter()
         self._engine = engine
         self._cache = cache
         self._slots = slots

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headstart.errors import ConfigError
 from headstart.interfaces.tier import Bytes, Kind, Store
 from headstart.names import option
-from headstart.prefix_cache.quota import NoQuota
+from headstart.prefix_cache.quota import NoQuota, OwnerLimits
 from headstart.tiers.arena import Arena
 
 
@@ -41,7 +41,7 @@ class Memory(Store):
 
     name = "memory"
 
-    def __init__(self, cell_bytes: int, budget: int, state_bytes: int = 0, quota: NoQuota | None = None) -> None:
+    def __init__(self, cell_bytes: int, budget: int, state_bytes: int = 0, quota: OwnerLimits | None = None) -> None:
         self.cell_bytes = cell_bytes
         self.state_bytes = state_bytes
         self.quota = NoQuota() if quota is None else quota

@@ -1,4 +1,4 @@
-"""Below: the tier below memory where there is none, and what every such tier can do."""
+"""No disk: the tier below memory where there is none."""
 
 from __future__ import annotations
 
@@ -12,80 +12,44 @@ from headstart.tiers.notices import Notice
 
 
 class NoDisk:
-    """The tier below memory when there is none, and what every such tier can do.
-
-    Attributes:
-        counters: what it has done and refused, by reason.
-    """
+    """A `DiskTier` that takes nothing and has nothing."""
 
     name = "disk"
+    on = False
+    used = budget = reserved = 0
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
-
-    @property
-    def on(self) -> bool:
-        """Whether offering makes sense at all."""
-        return False
-
-    @property
-    def used(self) -> int:
-        """Bytes on disk."""
-        return 0
-
-    @property
-    def budget(self) -> int:
-        return 0
-
-    @property
-    def reserved(self) -> int:
-        """Bytes of the budget that are neither used nor free."""
-        return 0
 
     def __len__(self) -> int:
         return 0
 
     def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
-        """Takes an object to be stored; `payload` must stay as it is until a notice says `Stored` or `Refused`.
-
-        False if it cannot take more just now; then no notice comes. `last`: before the end, however much waits already.
-        """
         return False
 
     def discard(self, keys: Collection[bytes]) -> None:
-        """Deletes objects, soon, also those that were offered and are not written yet.
-
-        Pinned ones stay, and those that something else hangs on. A `Refused` or `Gone` follows as for any other loss. What
-        is offered again afterwards is stored.
-        """
+        pass
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
-        """Fills the buffers, several at a time; for each how much of it, in bytes, or what went wrong.
-
-        Rows must fill theirs; a checkpoint may be smaller. A bad object is put aside, a disk that hangs given up: see `Hung`.
-        """
         return [FileNotFoundError("there is no disk") for _ in wanted]
 
     def keep(self, keys: Collection[bytes]) -> None:
-        """For a while nothing of this is evicted, in place of what this was told before: a request waits for it."""
+        pass
 
     def use(self, keys: Collection[bytes]) -> None:
-        """Counts a use of each object now."""
+        pass
 
     def replied(self, keys: Collection[bytes], about: About) -> None:
-        """Tells of the request that has used these objects last."""
+        pass
 
     def note(self, note: Note) -> None:
-        """Keeps something small beside a block."""
+        pass
 
     def foreign(self) -> Mapping[bytes, Set[bytes]]:
-        """First blocks of other fingerprints' chains, by fingerprint, as far as they were there when it was opened."""
         return {}
 
     def notices(self) -> list[Notice]:
-        """What has happened since the last call; if that is very much, some of it."""
         return []
 
     def close(self, seconds: float) -> bool:
-        """Writes what was offered, for at most so long, and ends. False if it has not ended and may still read payloads."""
         return True

@@ -13,7 +13,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 
@@ -25,7 +25,6 @@ from headstart.tiers.disk import Disk, FormatError, Label, Note
 from headstart.tiers.disk.format import ALIGN
 from headstart.tiers.disk.schema import damages
 from headstart.tiers.disk.store import RESERVE
-from headstart.tiers.no_disk import NoDisk
 from headstart.tiers.notices import Appeared, Erased, Gone, Noted, Notice, Refused, Stored, Wiped
 from headstart.tiers.parallel_read import Reading
 from headstart.units import count, show_size
@@ -52,8 +51,8 @@ SAY = 60.0
 """Seconds between two lines of the log that say how much was refused."""
 
 
-class WriteBehind(NoDisk):
-    """A disk behind a thread. All methods are for the engine thread.
+class WriteBehind:
+    """A `DiskTier` behind a thread. All methods are for the engine thread.
 
     Args:
         opens: opens the disk; may fail, and is then tried again now and then.
@@ -63,6 +62,8 @@ class WriteBehind(NoDisk):
         clock: seconds since 1970.
     """
 
+    name = "disk"
+
     def __init__(
         self,
         opens: Callable[[], Disk],
@@ -71,7 +72,7 @@ class WriteBehind(NoDisk):
         terms: Terms | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__()
+        self.counters: Counter[str] = Counter()
         self._terms = Terms() if terms is None else terms
         self._clock = clock
         self._looked, self._terms_seen = -math.inf, -1  # when it was looked for what is too old

@@ -20,7 +20,7 @@ from typing import Any, get_args
 import numpy as np
 
 from headstart.interfaces.tier import Kind
-from headstart.prefix_cache.quota import NoQuota, owner_of
+from headstart.prefix_cache.quota import NoQuota, OwnerLimits, owner_of
 from headstart.prefix_cache.reuse_model import ABOUTS, KINDS, MEMORY, OCTAVES, POLICIES, About, Reuse, Usage
 from headstart.tiers.disk import schema
 from headstart.tiers.disk.ages import Ages
@@ -302,7 +302,7 @@ class Catalog:
         return found
 
     def victims(
-        self, spare: Collection[bytes], need: int, now: float | None = None, shares: NoQuota | None = None
+        self, spare: Collection[bytes], need: int, now: float | None = None, shares: OwnerLimits | None = None
     ) -> list[Row]:
         """What to evict so that `need` bytes come free: the lowest ranks first, and nothing before what hangs on it.
 
@@ -361,7 +361,7 @@ class Catalog:
                     heapq.heappush(leaves, (*order[parent], parent))
         return [row for key in found if (row := self.get(key)) is not None]
 
-    def kept(self, spare: Collection[bytes], shares: NoQuota | None = None) -> int:
+    def kept(self, spare: Collection[bytes], shares: OwnerLimits | None = None) -> int:
         """Bytes that `victims` never brings: of what is pinned or in `spare`, and of all that it hangs on.
 
         `shares` is told whose they are.

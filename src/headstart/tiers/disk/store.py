@@ -28,7 +28,7 @@ import numpy as np
 
 from headstart.interfaces.tier import Bytes, Store
 from headstart.prefix_cache.expiry import Terms
-from headstart.prefix_cache.quota import NoQuota, quota
+from headstart.prefix_cache.quota import NoQuota, OwnerLimits, quota
 from headstart.tiers.disk import files, format, reader
 from headstart.tiers.disk.catalog import Catalog, Row
 from headstart.tiers.disk.format import FormatError, Header, Label, Sealed
@@ -202,7 +202,7 @@ class Disk(Store):
     def _need(self, file: Sealed) -> int:
         return -(-file.size // self._unit) * self._unit
 
-    def _quota(self) -> NoQuota:
+    def _quota(self) -> OwnerLimits:
         return quota(self._portion, max(0, self._budget - RESERVE))
 
     def _fitting(self, new: Sequence[Sealed], spare: Collection[bytes]) -> list[Sealed]:
@@ -212,7 +212,7 @@ class Disk(Store):
         """
         need = sum(map(self._need, new))
         room = self._free(need)
-        shares = NoQuota()
+        shares: OwnerLimits = NoQuota()
         if need > room:
             shares = self._quota()
             room += self.catalog.used() - self.catalog.kept(spare, shares)
