@@ -61,7 +61,7 @@ Folder = Annotated[
         "--cache-dir",
         envvar="HEADSTART_CACHE_DIR",
         metavar="FOLDER",
-        help="Where the server keeps it.",
+        help="The server's folder.",
         show_default="this platform's cache folder",
     ),
 ]
@@ -74,7 +74,7 @@ DiskBudget = Annotated[
         parser=size,
         envvar="HEADSTART_DISK_BUDGET",
         metavar="SIZE",
-        help="The most that the folder may occupy, and never more than half of what is free there. Nothing is evicted.",
+        help="Limit of the folder's size, and never more than half of the free space. Nothing is evicted.",
         show_default="20GiB",
     ),
 ]
@@ -164,7 +164,7 @@ def show(identity: Id, folder: Folder = None, as_json: Json = False) -> None:
 
 @app.command()
 def stats(folder: Folder = None, as_json: Json = False) -> None:
-    """Says how much is stored, for which models."""
+    """Shows how much is stored, and for which models."""
     from headstart.tiers.disk import files
     from headstart.tiers.disk.chains import Chains, totals
 
@@ -195,7 +195,7 @@ def stats(folder: Folder = None, as_json: Json = False) -> None:
 @app.command()
 def verify(
     folder: Folder = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Put bad objects aside, and tidy what crashes left.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Quarantine bad objects, and delete what crashes left.")] = False,
 ) -> None:
     """Reads every object and checks all of it. Exit code 1 if any is bad, 0 once repaired."""
     import numpy as np
@@ -227,7 +227,7 @@ def verify(
 
 @app.command()
 def pin(identity: Id, folder: Folder = None) -> None:
-    """Keeps a chain, with the checkpoints that it has now, whatever else has to go."""
+    """Protects a chain and its present checkpoints from eviction."""
     with _opened(folder) as disk:
         chains = _chains(disk)
         labels = [row.label for row in chains.of(chains.find(identity)).objects]
@@ -237,7 +237,7 @@ def pin(identity: Id, folder: Folder = None) -> None:
 
 @app.command()
 def unpin(identity: Id, folder: Folder = None) -> None:
-    """Lets a chain go like any other, but for the blocks that other pinned chains need."""
+    """Removes the protection of a chain, except for blocks that other pinned chains need."""
     with _opened(folder) as disk:
         chains = _chains(disk)
         labels = {row.label.key: row.label for row in chains.of(chains.find(identity)).objects if row.pinned}
@@ -253,16 +253,16 @@ def remove(
     identity: Annotated[str | None, typer.Argument(metavar="ID", help="The first digits of an id.")] = None,
     folder: Folder = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Everything that is not pinned, and bad objects put aside.")
+        bool, typer.Option("--all", help="Everything that is not pinned, and quarantined objects.")
     ] = False,
     older_than: Annotated[
         float | None,
-        typer.Option(parser=duration, metavar="TIME", help="The same of what was written longer ago, like 7d, 12h or 90min."),
+        typer.Option(parser=duration, metavar="TIME", help="The same for entries written longer ago, like 7d, 12h or 90min."),
     ] = None,
 ) -> None:
-    """Deletes a chain with its checkpoints, but for the blocks that others hang on; or everything, or what is old.
+    """Deletes a chain and its checkpoints, except for blocks that others need; or everything, or old entries.
 
-    What is deleted is forgotten: also how it was used, and by servers that run on this folder, in memory too.
+    It deletes the record of their use too. Servers that run on this folder forget them in memory as well.
     """
     if (identity is not None) + everything + (older_than is not None) != 1:
         raise ConfigError("Give an id, or --all, or --older-than.")
@@ -293,10 +293,10 @@ def _removable(chains: Chains, identity: str) -> list[Row]:
 def gc(
     folder: Folder = None,
     size: Annotated[
-        int | None, typer.Option(parser=size, metavar="SIZE", help="Evict until all fits into this, like 5GiB.")
+        int | None, typer.Option(parser=size, metavar="SIZE", help="Evict until everything fits into this, like 5GiB.")
     ] = None,
 ) -> None:
-    """Tidies what crashes left and what can no longer be used; with --size also evicts, the least worth first."""
+    """Deletes what crashes left and unusable objects; with --size also evicts, the least valuable first."""
     with _opened(folder) as disk:
         found, gone = disk.reconcile(evict=False)
         aside = disk.empty_quarantine()
@@ -317,7 +317,7 @@ def export_chains(
 ) -> None:
     """Writes chains (or all) to a tar file, for another machine with the same model, engine and settings.
 
-    Checkpoints go with their chains. What is derived is left out, with what hangs on it: it is another machine's numbers.
+    Chains include their checkpoints. Derived KV is left out, with all entries that depend on it: it stays on its machine.
     """
     from headstart.tiers.disk import archive
 
@@ -335,7 +335,7 @@ def import_chains(
     folder: Folder = None,
     disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008  (typer parses defaults too)
 ) -> None:
-    """Takes in what `export` wrote. Every object is checked; what is bad is left out.
+    """Imports a file of `export`. Every object is checked; bad ones are left out.
 
     Exit code 1 if any is bad, or if there was no room for all.
     """

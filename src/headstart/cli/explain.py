@@ -23,9 +23,9 @@ EPILOG = """
 
 `headstart explain req_5f0c…` — the one with that `x-request-id`
 
-`headstart explain first.json second.json` — two request bodies: what the second would compute again after the first
+`headstart explain first.json second.json` — two request bodies: what the second would recompute after the first
 
-It finds the server by the variables that `serve` reads, like `HEADSTART_PORT`. docs/explain.md says how to read the answer.
+It finds the server by the variables that `serve` reads, like `HEADSTART_PORT`. docs/explain.md explains the answer.
 """
 
 
@@ -43,13 +43,13 @@ def explain(
     tls_cert: TlsCert = None,
     api_key: ApiKey = None,
     api_key_file: ApiKeyFile = None,
-    salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` that the request had.")] = "",
-    user: Annotated[str, typer.Option(metavar="ID", help="The user that the request named, under `--isolate user`.")] = "",
+    salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` of the request.")] = "",
+    user: Annotated[str, typer.Option(metavar="ID", help="The user of the request, under `--isolate user`.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of text.")] = False,
 ) -> None:
-    """Says why a request computed what it computed: where it parts from an earlier one, what that cost, how to avoid it.
+    """Explains why a request recomputed tokens: the first difference to an earlier one, its cost, and how to avoid it.
 
-    Only what went into the prompt is compared, and only with earlier requests of your own.
+    It compares only the prompts, and only with your own earlier requests.
     """
     given = targets or []
     if len(given) > 2 or (last and given):

@@ -127,7 +127,7 @@ def serve(
             envvar="HEADSTART_API_KEY",
             metavar="KEY",
             rich_help_panel=NETWORK,
-            help="Key that requests must bring; give the option again for more keys (in the environment: between spaces).",
+            help="Key that requests must send; give the option again for more keys (in the environment: between spaces).",
             show_default="none: open",
         ),
     ] = None,
@@ -154,7 +154,7 @@ def serve(
     cache_dir: CacheDir = None,
     disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008
     no_disk: Annotated[
-        bool, typer.Option("--no-disk", envvar="HEADSTART_NO_DISK", rich_help_panel=CACHE, help="Keep nothing on disk.")
+        bool, typer.Option("--no-disk", envvar="HEADSTART_NO_DISK", rich_help_panel=CACHE, help="Store nothing on disk.")
     ] = False,
     reuse: ReuseMode = "fast",
     overflow: Annotated[
@@ -163,7 +163,7 @@ def serve(
             envvar="HEADSTART_OVERFLOW",
             metavar="error|slide",
             rich_help_panel=CACHE,
-            help="A conversation longer than --ctx: `error` refuses it, `slide` drops its oldest exchanges and says so.",
+            help="For a conversation longer than --ctx: `error` refuses it; `slide` drops its oldest exchanges and says so.",
         ),
     ] = "error",
     queue: Annotated[
@@ -182,7 +182,7 @@ def serve(
             envvar="HEADSTART_SETTLE",
             metavar="on|off",
             rich_help_panel=CACHE,
-            help="When idle, compute finished turns as they will come back: the next one then pays for its new message only.",
+            help="When idle, prefill finished turns in the form of the next request, which then computes its new message only.",
         ),
     ] = "on",
     explain: Annotated[
@@ -191,7 +191,7 @@ def serve(
             envvar="HEADSTART_EXPLAIN",
             metavar="on|off",
             rich_help_panel=OPERATION,
-            help="Remember the latest requests, in memory, to say of each later one why it computed what it did.",
+            help="Keep the latest requests in memory, to explain why later ones recompute tokens.",
         ),
     ] = "on",
     stall: Annotated[
@@ -209,7 +209,7 @@ def serve(
             envvar="HEADSTART_DRAIN_SECONDS",
             metavar="SECONDS",
             rich_help_panel=OPERATION,
-            help="How long stopping may take: running replies go on for four fifths of it, the rest is for the disk.",
+            help="Longest time to stop: running replies continue for four fifths of it, the rest is for the disk.",
         ),
     ] = 10.0,
     log_format: Annotated[
@@ -225,8 +225,8 @@ def serve(
     """Serves a model to clients of OpenAI's API (responses, chat completions, completions, models), Anthropic's (messages) and
     llama-server's. Also `/health` and `/metrics`; `/openapi.json` describes all routes.
 
-    Stop it with Ctrl-C or SIGTERM: running replies get --drain-seconds to end, then every client is told. A second signal stops
-    it at once. Exit code: 0; 130 after a second signal; 2 if the set-up cannot work.
+    Stop it with Ctrl-C or SIGTERM. Running replies get --drain-seconds to end; then they end with an error. A second signal
+    stops it at once. Exit code: 0; 130 after a second signal; 2 if the set-up cannot work.
     """
     if log_format not in ("console", "json"):
         raise ConfigError(f"--log-format must be console or json, not {log_format!r}.")
@@ -319,15 +319,17 @@ def doctor(
     report: Annotated[
         bool,
         typer.Option(
-            "--report", help="Print what an issue needs instead: versions, model facts, settings; no prompts or keys."
+            "--report",
+            envvar="HEADSTART_REPORT",
+            help="Print what an issue needs instead: versions, model facts, settings; no prompts or keys.",
         ),
     ] = False,
 ) -> None:
-    """Says what this machine and a model can do together, and checks that a warm answer equals a cold one.
+    """Shows the abilities of this machine with a model, and checks that a warm answer equals a cold one.
 
-    Also what the model's traits are: whether its rows can be cut anywhere or it has state, and what a checkpoint costs.
+    It also shows the model's traits: whether its KV can be cut anywhere or it has state, and the size of a checkpoint.
 
-    Exit code 0 if all is well, 1 if the check fails, 2 if the model cannot be used.
+    Exit code 0 if the check passes, 1 if it fails, 2 if the model cannot be used.
     """
     settings = Settings(
         model=model,
@@ -358,9 +360,9 @@ def warm(
         str, typer.Argument(metavar="FILE", help="A text, the JSON of a chat request, or one a line; `-`: standard input.")
     ],
     model: Model = "demo",
-    role: Annotated[str, typer.Option(metavar="system|user", help="What a text is.")] = "system",
-    salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` that its requests will have.")] = "",
-    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the keys that its requests will bring.")] = None,
+    role: Annotated[str, typer.Option(metavar="system|user", help="Role of a text.")] = "system",
+    salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` of its later requests.")] = "",
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the keys of its later requests.")] = None,
     ctx: Ctx = None,
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
@@ -371,9 +373,9 @@ def warm(
     cache_dir: CacheDir = None,
     disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008
 ) -> None:
-    """Computes prompts ahead of time and stores them: a system prompt, tools, a document, a conversation.
+    """Computes and stores prompts ahead of time: a system prompt, tools, a document, a conversation.
 
-    Running servers on the same folder find them at once, later ones too. Give the options that the server gets.
+    Servers on the same folder find them at once, and later servers too. Give the same options as to the server.
     """
     if role not in ("system", "user"):
         raise ConfigError(f"--role must be system or user, not {role!r}.")

@@ -22,7 +22,7 @@ Ctx = Annotated[
         envvar="HEADSTART_CTX",
         metavar="TOKENS",
         rich_help_panel=COMPUTE,
-        help="Tokens that one conversation may hold.",
+        help="Most tokens of one conversation.",
         show_default="the model's own, less if memory is short",
     ),
 ]
@@ -33,7 +33,7 @@ Slots = Annotated[
         envvar="HEADSTART_SLOTS",
         metavar="N",
         rich_help_panel=COMPUTE,
-        help="Conversations computed at the same time; any number of others is kept in --memory-budget.",
+        help="Conversations computed at the same time. Others are stored within --memory-budget.",
         show_default="what fits, at most 4",
     ),
 ]
@@ -55,7 +55,7 @@ GpuLayers = Annotated[
         envvar="HEADSTART_GPU_LAYERS",
         metavar="N",
         rich_help_panel=COMPUTE,
-        help="Layers to put on a GPU; -1 for all. Needs llama-cpp-python built for it.",
+        help="Layers to put on a GPU; -1 for all. Needs llama-cpp-python built for a GPU; set --ctx and --slots too.",
     ),
 ]
 Kv = Annotated[
@@ -64,7 +64,7 @@ Kv = Annotated[
         envvar="HEADSTART_KV_TYPE",
         metavar="f16|bf16|q8_0",
         rich_help_panel=COMPUTE,
-        help="Type of keys and values. q8_0 takes half the memory; with bf16 and q8_0 exact mode can often reuse replies.",
+        help="Type of keys and values. q8_0 needs half the memory. With bf16 and q8_0 exact mode can often reuse replies.",
     ),
 ]
 Budget = Annotated[
@@ -74,8 +74,8 @@ Budget = Annotated[
         envvar="HEADSTART_MEMORY_BUDGET",
         metavar="SIZE",
         rich_help_panel=CACHE,
-        help="Host memory for conversations that no slot holds: a hard limit. Written like 4GiB, 512MiB or 2G.",
-        show_default="4GiB; more if one conversation needs more to come back, less if memory is short",
+        help="Hard limit of host memory for stored conversations, outside the slots, like 4GiB, 512MiB or 2G.",
+        show_default="4GiB; more if restoring one conversation needs it, less if memory is short",
     ),
 ]
 ReuseMode = Annotated[
@@ -84,8 +84,8 @@ ReuseMode = Annotated[
         envvar="HEADSTART_REUSE",
         metavar="fast|exact",
         rich_help_panel=CACHE,
-        help="`fast` reuses everything. `exact` only what leaves answers bit-identical to those of an empty cache; "
-        "it refuses to start where that cannot be proved.",
+        help="`fast` reuses everything. `exact` reuses only KV that keeps answers bit-identical to those of an empty cache. "
+        "It refuses to start if that cannot be proved.",
     ),
 ]
 CacheDir = Annotated[
@@ -94,7 +94,7 @@ CacheDir = Annotated[
         envvar="HEADSTART_CACHE_DIR",
         metavar="FOLDER",
         rich_help_panel=CACHE,
-        help="Where conversations outlive the server. Several servers may share it.",
+        help="Folder for conversations that survive a restart. Several servers may share it.",
         show_default="this platform's cache folder",
     ),
 ]
@@ -105,7 +105,7 @@ DiskBudget = Annotated[
         envvar="HEADSTART_DISK_BUDGET",
         metavar="SIZE",
         rich_help_panel=CACHE,
-        help="The most that the folder may occupy: a hard limit, and never more than half of what is free there.",
+        help="Hard limit of the folder's size, and never more than half of the free space.",
         show_default="20GiB",
     ),
 ]
@@ -116,7 +116,7 @@ TenantMemory = Annotated[
         envvar="HEADSTART_TENANT_MEMORY",
         metavar="SHARE|SIZE",
         rich_help_panel=CACHE,
-        help="The most that one tenant may hold of --memory-budget when others want room, like 25% or 2GiB.",
+        help="Most of --memory-budget that one tenant keeps when others need room, like 25% or 2GiB.",
         show_default="100%",
     ),
 ]
@@ -127,7 +127,7 @@ TenantDisk = Annotated[
         envvar="HEADSTART_TENANT_DISK",
         metavar="SHARE|SIZE",
         rich_help_panel=CACHE,
-        help="The same of --disk-budget.",
+        help="The same for --disk-budget.",
         show_default="100%",
     ),
 ]
@@ -138,8 +138,8 @@ Expire = Annotated[
         envvar="HEADSTART_EXPIRE",
         metavar="TIME",
         rich_help_panel=CACHE,
-        help="Nothing that was written is kept longer, on disk or in memory: like 7d, 12h or 90min (docs/privacy.md).",
-        show_default="kept until room is needed",
+        help="Delete everything after this time, on disk and in memory, like 7d, 12h or 90min (docs/privacy.md).",
+        show_default="until room is needed",
     ),
 ]
 ChatTemplate = Annotated[
@@ -164,7 +164,7 @@ Temperature = Annotated[
         envvar="HEADSTART_TEMPERATURE",
         metavar="X",
         rich_help_panel=MODEL_PANEL,
-        help="Of requests that name none; models come with a recommendation. 0 is greedy.",
+        help="Temperature of requests without one; models come with a recommendation. 0 is greedy.",
         show_default="0.8, as llama-server's",
     ),
 ]
@@ -175,7 +175,7 @@ TopK = Annotated[
         envvar="HEADSTART_TOP_K",
         metavar="N",
         rich_help_panel=MODEL_PANEL,
-        help="The same: only the N likeliest tokens; 0 for all.",
+        help="Default of requests: sample from the N likeliest tokens; 0 for all.",
         show_default="40",
     ),
 ]
@@ -187,7 +187,7 @@ TopP = Annotated[
         envvar="HEADSTART_TOP_P",
         metavar="X",
         rich_help_panel=MODEL_PANEL,
-        help="The same: only the likeliest tokens that make up so much together.",
+        help="Default of requests: sample from the likeliest tokens with this total probability.",
         show_default="0.95",
     ),
 ]
@@ -199,7 +199,7 @@ MinP = Annotated[
         envvar="HEADSTART_MIN_P",
         metavar="X",
         rich_help_panel=MODEL_PANEL,
-        help="The same: only tokens that are at least so likely, as a share of the likeliest.",
+        help="Default of requests: least probability of a token, as a share of the likeliest one's.",
         show_default="0.05",
     ),
 ]
@@ -231,7 +231,7 @@ UnixSocket = Annotated[
         envvar="HEADSTART_UNIX_SOCKET",
         metavar="PATH",
         rich_help_panel=NETWORK,
-        help="Unix socket to listen on, in place of --host and --port (docs/service.md).",
+        help="Unix socket to listen on, instead of --host and --port (docs/service.md).",
     ),
 ]
 
@@ -260,8 +260,8 @@ TlsCert = Annotated[
         envvar="HEADSTART_TLS_CERT",
         metavar="FILE",
         rich_help_panel=NETWORK,
-        help="Certificate in PEM, with those between it and the authority's: then the server speaks HTTPS only. A new one is "
-        "taken while the server runs.",
+        help="Certificate in PEM, with the intermediate ones. The server then speaks HTTPS only. A renewed file is loaded "
+        "while the server runs.",
         show_default="none: plain HTTP",
     ),
 ]
@@ -280,8 +280,8 @@ ApiKeyFile = Annotated[
         envvar="HEADSTART_API_KEY_FILE",
         metavar="FILE",
         rich_help_panel=NETWORK,
-        help="File of keys, one a line: `key` or `name = key`, `#` begins a comment. Read again when it changes; who has "
-        "the key named `operator` may also read what is told of all tenants: `/metrics`, `/slots`.",
+        help="File of keys, one a line: `key` or `name = key`, `#` begins a comment. It is read again when it changes. With "
+        "isolation on, only the key named `operator` may read server-wide data: `/metrics`, `/slots`.",
     ),
 ]
 Isolate = Annotated[
@@ -290,8 +290,8 @@ Isolate = Annotated[
         envvar="HEADSTART_ISOLATE",
         metavar="user|key|none",
         rich_help_panel=NETWORK,
-        help="Who shares nothing with others: each key; each user that a key's requests name (`safety_identifier`, `user`, "
-        "`metadata.user_id`); nobody, but for `cache_salt`.",
+        help="Isolate each key; each user that a key's requests name (`safety_identifier`, `user`, "
+        "`metadata.user_id`); or only each `cache_salt`.",
         show_default="`key` with several keys or a file of them, else `none`",
     ),
 ]
@@ -301,8 +301,8 @@ Alias = Annotated[
         envvar="HEADSTART_ALIAS",
         metavar="NAME",
         rich_help_panel=NETWORK,
-        help="Name of the model for callers, who may go on using the file's. Give it again for more names; the first is the "
-        "one that is served. Case makes no difference.",
+        help="Name of the model for callers; the file's name works too. Give it again for more names; answers have the "
+        "first. Upper and lower case make no difference.",
         show_default="the file's name",
     ),
 ]
@@ -313,7 +313,7 @@ Cors = Annotated[
         metavar="ORIGIN",
         rich_help_panel=NETWORK,
         help="Origin of web pages that may send requests, like `http://localhost:3000`; `*` for all. Give it again for more.",
-        show_default="none: browsers keep pages from other places out",
+        show_default="none: browsers block pages of other origins",
     ),
 ]
 KeepNoise = Annotated[
@@ -323,6 +323,6 @@ KeepNoise = Annotated[
         metavar="RULE",
         rich_help_panel=CACHE,
         help="Noise of clients to leave in prompts (docs/clients.md lists the rules); give the option again for more.",
-        show_default="none: all is undone",
+        show_default="none: all noise is removed",
     ),
 ]

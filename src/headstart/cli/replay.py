@@ -49,7 +49,7 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="SIZE|%",
-            help="Size of the cache, like 4GiB, or as a part of all different blocks, like 10%; again for more.",
+            help="Size of the cache, like 4GiB, or as a share of all different blocks, like 10%; again for more.",
             show_default="5%, 10%, 25%",
         ),
     ] = None,
@@ -66,20 +66,20 @@ def replay(
     every: Annotated[
         float,
         typer.Option(
-            min=0.0, callback=_finite, metavar="SECONDS", help="Time between the beginnings of two recorded sessions."
+            min=0.0, callback=_finite, metavar="SECONDS", help="Time between the starts of two recorded sessions."
         ),
     ] = 60.0,
     behind: Annotated[
         float,
         typer.Option(
-            min=0.0, max=0.99, metavar="PART", help="Count only requests behind this part of them; the cache sees all."
+            min=0.0, max=0.99, metavar="PART", help="Count only requests after this share of them; the cache sees all."
         ),
     ] = 0.0,
     seconds_per_token: Annotated[
-        float, typer.Option(min=0.0, callback=_finite, metavar="SECONDS", help="What computing a token costs.")
+        float, typer.Option(min=0.0, callback=_finite, metavar="SECONDS", help="Cost of computing a token.")
     ] = 0.0024,
     bytes_per_token: Annotated[
-        float, typer.Option(min=1.0, callback=_finite, metavar="BYTES", help="What keeping a token costs.")
+        float, typer.Option(min=1.0, callback=_finite, metavar="BYTES", help="Cost of storing a token.")
     ] = 23_040,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:

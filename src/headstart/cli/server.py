@@ -28,8 +28,8 @@ Url = Annotated[
         envvar="HEADSTART_URL",
         metavar="URL",
         rich_help_panel=WHERE,
-        help="Its address, in place of those of the server's options that follow.",
-        show_default="http://127.0.0.1:8000, or what the variables of `serve` say",
+        help="Address of the server, instead of the following options.",
+        show_default="http://127.0.0.1:8000, or from the variables of `serve`",
     ),
 ]
 Host = Annotated[
@@ -38,7 +38,7 @@ Host = Annotated[
         envvar="HEADSTART_HOST",
         metavar="ADDRESS",
         rich_help_panel=WHERE,
-        help="As `serve` was given it; with 0.0.0.0 it is asked on this machine.",
+        help="The same as for `serve`; 0.0.0.0 means this machine.",
         show_default="127.0.0.1",
     ),
 ]
@@ -51,7 +51,7 @@ Port = Annotated[
 UnixSocket = Annotated[
     Path | None,
     typer.Option(
-        envvar="HEADSTART_UNIX_SOCKET", metavar="PATH", rich_help_panel=WHERE, help="The same, in place of --host and --port."
+        envvar="HEADSTART_UNIX_SOCKET", metavar="PATH", rich_help_panel=WHERE, help="The same, instead of --host and --port."
     ),
 ]
 TlsCert = Annotated[
@@ -60,8 +60,8 @@ TlsCert = Annotated[
         envvar="HEADSTART_TLS_CERT",
         metavar="FILE",
         rich_help_panel=WHERE,
-        help="The same: then it is asked by HTTPS, and must have this very certificate.",
-        show_default="none: plain HTTP, or what --url says",
+        help="The same: the command then uses HTTPS, and accepts only this certificate.",
+        show_default="none: plain HTTP, or from --url",
     ),
 ]
 ApiKey = Annotated[
@@ -74,7 +74,7 @@ ApiKeyFile = Annotated[
         envvar="HEADSTART_API_KEY_FILE",
         metavar="FILE",
         rich_help_panel=WHERE,
-        help="As `serve` was given it: without --api-key its first key is used.",
+        help="The same as for `serve`: without --api-key its first key is used.",
     ),
 ]
 
