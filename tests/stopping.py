@@ -63,13 +63,13 @@ class Faulty(FakeEngine):
         self._maybe("sample")
         return token
 
-    def export_rows(self, slot, spans):
-        super().export_rows(slot, spans)
-        self._maybe("export_rows")
+    def export_kv(self, slot, spans):
+        super().export_kv(slot, spans)
+        self._maybe("export_kv")
 
-    def import_rows(self, slot, pieces):
-        super().import_rows(slot, pieces)
-        self._maybe("import_rows")
+    def import_kv(self, slot, pieces):
+        super().import_kv(slot, pieces)
+        self._maybe("import_kv")
 
 def load(cls, settings, progress=None):
     if loading:

@@ -140,7 +140,7 @@ if sys.argv[1] == "start":
 else:
     def load(cls, settings, progress=None):
         engine = FakeEngine(ctx=4096, batch=256)
-        plant(engine, "export_rows", "", lambda args: sys.argv[2])
+        plant(engine, "export_kv", "", lambda args: sys.argv[2])
         return engine
 plant(Disk, "write", "", lambda args: sys.argv[2])
 LlamaEngine.load = classmethod(load)

@@ -208,13 +208,13 @@ from headstart.engines.llama import LlamaEngine
 load = LlamaEngine.load
 def spoil(settings, **options):
     engine = load(settings, **options)
-    inner, times = engine.import_rows, []
-    def import_rows(slot, pieces):
+    inner, times = engine.import_kv, []
+    def import_kv(slot, pieces):
         times.append(slot)
         for piece in pieces[:1] if len(times) % {every} == 0 else ():
             piece.data[:: 997] ^= 1
         inner(slot, pieces)
-    engine.import_rows = import_rows
+    engine.import_kv = import_kv
     return engine
 LlamaEngine.load = spoil
 main(["doctor", {str(tiny_model)!r}, "--ctx", "512", "--threads", "1", "--memory-budget", "16MiB", "--seconds", {seconds!r}])
