@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.client import Client
 from benchmarks.servers import Server, Setup, demo_model, headstart
 from benchmarks.workloads import text
-from headstart.interfaces.tier import Bytes
+from headstart.interfaces.tokens import Bytes
 from headstart.tiers.disk import Disk, Label
 from headstart.tiers.memory import Memory
 from headstart.tiers.write_behind import WriteBehind

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from benchmarks.conversations import Text, Workload
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, last_block_boundary, root_id
-from headstart.prefix_cache.checkpoints import LOOSE, Placement, firm, worth
+from headstart.prefix_cache.checkpoints import LOOSE, Placement, protected_points, worth
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
-from headstart.prefix_cache.reuse_model import About
+from headstart.prefix_cache.reuse_model import RequestTraits
 
 BLOCK_SIZE = 64
 _ROOT = root_id(b"replay", "")
@@ -152,8 +152,10 @@ class _Cache:
             entry.pins += 1
             rows.append(entry)
         self._mark(line, start, branch, len(rows) * BLOCK_SIZE)
-        about = About.of(len(chain.ids), new=line.text.length - known * BLOCK_SIZE, siblings=siblings, reply=-1)
-        self._retention.replied([*chain.ids, *map(checkpoint_id, chain.ids)], about)
+        request_traits = RequestTraits.of(
+            len(chain.ids), new=line.text.length - known * BLOCK_SIZE, siblings=siblings, reply=-1
+        )
+        self._retention.replied([*chain.ids, *map(checkpoint_id, chain.ids)], request_traits)
         for entry in rows:
             entry.pins -= 1
         return start
@@ -161,7 +163,7 @@ class _Cache:
     def _mark(self, line: Line, start: int, branch: int, limit: int) -> None:
         """Takes the checkpoints of a prefill, as far as there are rows, and thins the line."""
         length, chain = line.text.length, line.chain
-        firmly = firm(length, BLOCK_SIZE, branch, line.text.landmarks)
+        firmly = protected_points(length, BLOCK_SIZE, branch, line.text.landmarks)
         held = self._held(chain, length)
         stay = self._staying(line, held)
         for point in self._placement.points(start, length, BLOCK_SIZE, branch, line.text.landmarks):
@@ -190,7 +192,7 @@ class _Cache:
     def _take(self, chain: Chain, point: int, gap: int, now: float, *, firmly: bool) -> bool:
         block = _block(chain, point // BLOCK_SIZE - 1)
         entry = Entry(checkpoint_id(block.id), block.id, block.tokens, block.start, state=True)
-        self._worth[entry.id] = worth(gap, self._shape.state_bytes, self._shape.kv_bytes_per_token, firm=firmly)
+        self._worth[entry.id] = worth(gap, self._shape.state_bytes, self._shape.kv_bytes_per_token, protected=firmly)
         if self._admit(entry, now):
             return True
         self._retention.refuse(entry, now)

@@ -22,14 +22,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from headstart.replay import OPTIMUM, Costs, Result, closed, policies, replay, working_set
+from headstart.replay import OPTIMUM, ReplayCosts, ReplayResult, closed, policies, replay, working_set
 from headstart.traces import Trace, read, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = (0.05, 0.1, 0.25)
 DRAWN = 0.8
 """Of the conversations, in a resample."""
-COSTS = Costs(0.0024, 23_040)
+COSTS = ReplayCosts(0.0024, 23_040)
 """Of the bundled model on two cores."""
 
 
@@ -86,7 +86,7 @@ def drawn(work: Workload, dice: random.Random) -> Workload:
     return Workload(trace, sum(number < work.first for number in numbers))
 
 
-Figures = dict[tuple[str, float, str], Result]
+Figures = dict[tuple[str, float, str], ReplayResult]
 """By trace, part and policy."""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
-from headstart.engines.llama.blob import Form
+from headstart.engines.llama.blob import BlobLayout
 from headstart.interfaces.engine import KVSegment, Span
 
 # One thread: threads that wait for each other are slow beyond measure where something else wants the cores.
@@ -45,7 +45,7 @@ def checkpoint(engine: LlamaEngine, slot: int) -> Any:
     return out[:size].copy()
 
 
-def last_cells(blob: Any, form: Form, tokens: int, cells: int) -> Any:
+def last_cells(blob: Any, form: BlobLayout, tokens: int, cells: int) -> Any:
     """The blob with only the last `cells` cells in its window."""
     assert form.window is not None
     part = form.window.size(tokens)

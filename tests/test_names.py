@@ -67,14 +67,14 @@ def test_a_log_is_spelled_by_whoever_set_it_up() -> None:
     """A program that uses the library sees its arguments; `headstart serve` shows flags."""
     made = (
         "import logging\n"
-        "from headstart.names import Spelled, option\n"
+        "from headstart.names import OptionText, option\n"
         "{setup}"
-        "logging.getLogger('headstart.x').warning('%s is too small: %s', 'it', Spelled('give more ' + option('disk_budget')))\n"
+        "logging.getLogger('headstart.x').warning('%s is small: %s', 'it', OptionText('give more ' + option('disk_budget')))\n"
     )
     server = "from headstart.observe import logs\nlogs.configure()\n"
     for setup, said in (("", "give more disk_budget="), (server, "give more --disk-budget")):
         done = subprocess.run([sys.executable, "-c", made.format(setup=setup)], capture_output=True, text=True, check=True)
-        assert f"it is too small: {said}" in done.stderr
+        assert f"it is small: {said}" in done.stderr
 
 
 def test_what_avoids_a_miss_is_spelled_too() -> None:

@@ -78,7 +78,7 @@ class Counted(Oracle):
         if not self.runtime.prompter.template.late_system:
             messages = early(messages)
         conversation = talk(messages, tools=self.tools, strftime_now=lambda pattern: "now")
-        prompt = self.runtime.chat_prompt(conversation, spelled=False).tokens
+        prompt = self.runtime.chat_prompt(conversation, use_reply_tokens=False).tokens
         cost = self.cost(prompt)
         engine = self.runtime.engine
         assert isinstance(engine, Scripted)

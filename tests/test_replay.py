@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from headstart import replay as simulator
 from headstart.interfaces.tokens import as_tokens
-from headstart.replay import OPTIMUM, Costs, closed, replay, working_set
-from headstart.traces import Request, Trace, read, sample
+from headstart.replay import OPTIMUM, ReplayCosts, closed, replay, working_set
+from headstart.traces import Trace, TracedRequest, read, sample
 
-COSTS = Costs(0.5, 10.0)
+COSTS = ReplayCosts(0.5, 10.0)
 
 
 def trace(*prompts: str, step: float = 10.0, block_size: int = 4) -> Trace:
     """Each letter is a block."""
     requests = (
-        Request(number * step, as_tokens([ord(letter) for letter in prompt]), len(prompt) * block_size + 1, 100)
+        TracedRequest(number * step, as_tokens([ord(letter) for letter in prompt]), len(prompt) * block_size + 1, 100)
         for number, prompt in enumerate(prompts)
     )
     return Trace("test", block_size, tuple(requests))
@@ -96,10 +96,10 @@ def test_every_policy_is_between_nothing_and_the_optimum(prompts: list[str], roo
         assert 0 <= hits(found, policy, room) <= most, policy
 
 
-class Watched(simulator.Cache):
+class Watched(simulator.SimulatedCache):
     """Looks at the cache after each request."""
 
-    def serve(self, number: int, request: Request) -> int:
+    def serve(self, number: int, request: TracedRequest) -> int:
         found = super().serve(number, request)
         assert len(self._index) <= self._room, "over budget"
         self._index.check()

@@ -2,7 +2,7 @@
 
 A text that is shown to library users and to users of the command line says `option("ctx")`. Whoever shows it spells that:
 `as_argument` gives `ctx=`, `as_flag` gives `--ctx`. A log is shown by whoever set logging up: what it says of options is a
-`Spelled`.
+`OptionText`.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def as_argument(text: str) -> str:
 def as_flag(text: str) -> str:
     """The text with options as the command line has them: `--ctx`, `--reuse fast`."""
 
-    def spell(found: re.Match[str]) -> str:
+    def as_written(found: re.Match[str]) -> str:
         flag = _FLAGS.get(found[1], "--" + found[1].replace("_", "-"))
         return f"{flag} {found[2]}" if found[2] else flag
 
-    return _MARKED.sub(spell, text)
+    return _MARKED.sub(as_written, text)
 
 
 @dataclass(frozen=True, slots=True)
-class Spelled:
+class OptionText:
     """A text with options, as an argument of a log call: spelled as the library does, unless the log asks for flags."""
 
     text: str

@@ -18,8 +18,8 @@ from itertools import takewhile
 from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
-from headstart.prefix_cache.reuse_model import POLICIES, About
-from headstart.traces import Request, Trace
+from headstart.prefix_cache.reuse_model import POLICIES, RequestTraits
+from headstart.traces import Trace, TracedRequest
 
 OPTIMUM = "optimum"
 _TIER = "memory"
@@ -27,7 +27,7 @@ _ROOT = root_id(b"replay", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class ReplayCosts:
     """What a token costs: seconds of prefill, and bytes to keep."""
 
     seconds: float
@@ -35,7 +35,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ReplayResult:
     """What one policy made of a trace, in tokens; the requests before the first counted one are in none of the figures.
 
     Attributes:
@@ -64,7 +64,9 @@ def working_set(trace: Trace) -> int:
     return len(known) * trace.block_size
 
 
-def replay(trace: Trace, policy: str, budget: int, costs: Costs, *, first: int = 0, half_life: float = 60.0) -> Result:
+def replay(
+    trace: Trace, policy: str, budget: int, costs: ReplayCosts, *, first: int = 0, half_life: float = 60.0
+) -> ReplayResult:
     """Replays a trace under a row of `POLICIES`, or `OPTIMUM`.
 
     Args:
@@ -72,52 +74,56 @@ def replay(trace: Trace, policy: str, budget: int, costs: Costs, *, first: int =
         first: the first request that is counted; the cache sees all.
     """
     room = budget // trace.block_size
-    serve = _Optimum(trace, room).serve if policy == OPTIMUM else Cache(policy, room, trace.block_size, costs, half_life).serve
+    serve = (
+        _Optimum(trace, room).serve
+        if policy == OPTIMUM
+        else SimulatedCache(policy, room, trace.block_size, costs, half_life).serve
+    )
     hit = prompt = 0
     for number, request in enumerate(trace.requests):
         found = serve(number, request)
         if number >= first:
             hit += found * trace.block_size
             prompt += request.prompt
-    return Result(policy, budget, prompt, hit, hit * costs.seconds)
+    return ReplayResult(policy, budget, prompt, hit, hit * costs.seconds)
 
 
-def closed(result: Result, lru: Result, optimum: Result) -> float | None:
+def closed(result: ReplayResult, lru: ReplayResult, optimum: ReplayResult) -> float | None:
     """The part of the gap from LRU to the optimum that a policy closes; None if there is no gap."""
     gap = optimum.hit - lru.hit
     return (result.hit - lru.hit) / gap if gap > 0 else None
 
 
-def chain_of(request: Request) -> Chain:
+def chain_of(request: TracedRequest) -> Chain:
     """The blocks of a request's prompt, one token of a simulated block size of 1 each."""
     return Chain(_ROOT, 1, request.blocks)
 
 
-class Cache:
+class SimulatedCache:
     """Index and retention, as `serving/cache` uses them. `room`: blocks that fit, of `block_size` tokens each.
 
     As there, new rows are copied out when the reply is over: what is known of the request by then counts when they are let in.
     """
 
-    def __init__(self, policy: str, room: int, block_size: int, costs: Costs, half_life: float = 60.0) -> None:
+    def __init__(self, policy: str, room: int, block_size: int, costs: ReplayCosts, half_life: float = 60.0) -> None:
         self._room, self._block_size = room, block_size
         self._index = Index(1)
         value = costs.seconds / costs.bytes
         self.retention = Retention(_TIER, self._index, lambda _: value, policy, half_life)
 
-    def serve(self, number: int, request: Request) -> int:
+    def serve(self, number: int, request: TracedRequest) -> int:
         """Serves a request; how many of its blocks were there."""
         chain, now = chain_of(request), request.at
         found = self._index.match(chain, len(chain), canonical_only=True, partial=False).blocks
-        about = self._about(request, *self.retention.seen(chain.ids))
+        request_traits = self._request_traits(request, *self.retention.seen(chain.ids))
         path = list(found)
         for entry in found:
             entry.pins += 1
             self.retention.use(entry, now)
         for block in range(len(found), len(chain)):
             entry = Entry(chain.ids[block], chain.parent_of(block), chain.block(block), block)
-            if len(path) < block or not self._make_room(entry, now, about):
-                self.retention.refuse(entry, now, about)
+            if len(path) < block or not self._make_room(entry, now, request_traits):
+                self.retention.refuse(entry, now, request_traits)
                 continue
             self._index.add(entry, _TIER, canonical=True)
             self.retention.use(entry, now)
@@ -125,18 +131,18 @@ class Cache:
             path.append(entry)
         for entry in path:
             entry.pins -= 1
-        self.retention.replied((entry.id for entry in path), about)
+        self.retention.replied((entry.id for entry in path), request_traits)
         return len(found)
 
-    def _about(self, request: Request, known: int, siblings: int) -> About:
+    def _request_traits(self, request: TracedRequest, known: int, siblings: int) -> RequestTraits:
         """What is known of a request when its reply is over; of its blocks `known` have been seen before."""
         new = request.prompt - known * self._block_size
-        return About.of(len(request.blocks), new=new, siblings=siblings, reply=request.reply, called=request.called)
+        return RequestTraits.of(len(request.blocks), new=new, siblings=siblings, reply=request.reply, called=request.called)
 
-    def _make_room(self, newcomer: Entry, now: float, about: About) -> bool:
+    def _make_room(self, newcomer: Entry, now: float, request_traits: RequestTraits) -> bool:
         while len(self._index) >= self._room:
             victim = self.retention.victim()
-            if victim is None or not self.retention.outranks(newcomer, victim, now, about):
+            if victim is None or not self.retention.outranks(newcomer, victim, now, request_traits):
                 return False
             self._index.remove(victim.id, _TIER)
             self.retention.forget(victim)
@@ -167,7 +173,7 @@ class _Optimum:
             self._next[number] = [upcoming.get(piece, end) for piece in ids]
             upcoming.update(dict.fromkeys(ids, number))
 
-    def serve(self, number: int, request: Request) -> int:
+    def serve(self, number: int, request: TracedRequest) -> int:
         """Serves a request; how many of its blocks were there."""
         ids = chain_of(request).ids
         hit = sum(1 for _ in takewhile(self._held.__contains__, ids))

@@ -35,7 +35,7 @@ _CHARACTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TracedRequest:
     """A request: when it came (seconds), its whole blocks, and the tokens of its prompt and of its reply.
 
     `called`: whether the reply ended in a call; None if that was not recorded.
@@ -54,7 +54,7 @@ class Trace:
 
     name: str
     block_size: int
-    requests: tuple[Request, ...]
+    requests: tuple[TracedRequest, ...]
 
     @property
     def tokens(self) -> int:
@@ -75,7 +75,7 @@ def read(paths: Sequence[Path], *, block_size: int | None = None, every: float =
     files = [file for path in paths for file in (sorted(_sessions(path)) if path.is_dir() else [path])]
     if not files:
         raise ConfigError(f"There is no trace in {', '.join(map(str, paths))}.")
-    requests: list[Request] = []
+    requests: list[TracedRequest] = []
     block_sizes: set[int] = set()
     numbers: Numbers = {}
     for number, file in enumerate(files):
@@ -103,7 +103,7 @@ def _sessions(folder: Path) -> Iterator[Path]:
     return (path for path in folder.iterdir() if path.name.endswith((".json", ".json.gz", ".jsonl")))
 
 
-def _coarser(requests: Iterable[Request], factor: int) -> Iterator[Request]:
+def _coarser(requests: Iterable[TracedRequest], factor: int) -> Iterator[TracedRequest]:
     """`factor` blocks as one: ids say what came before, so the last of them says all."""
     for one in requests:
         yield replace(one, blocks=as_tokens(one.blocks[factor - 1 :: factor]))
@@ -113,14 +113,14 @@ Numbers = dict[Hashable, int]
 """Blocks of all files, as they are named there, with the numbers that they have here."""
 
 
-def _read(file: Path, number: int, numbers: Numbers) -> tuple[list[Request], int, bool]:
+def _read(file: Path, number: int, numbers: Numbers) -> tuple[list[TracedRequest], int, bool]:
     """The requests of a file, the size of its blocks, and whether it is one session."""
     data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
 
-    def local(at: float, prompt: int, reply: int, ids: Sequence[int], size: int) -> Request:
+    def local(at: float, prompt: int, reply: int, ids: Sequence[int], size: int) -> TracedRequest:
         """A request with ids that mean something within this file only."""
         blocks = [numbers.setdefault((number, int(one)), len(numbers)) for one in ids[: whole(prompt, size)]]
-        return Request(float(at), as_tokens(blocks), int(prompt), int(reply))
+        return TracedRequest(float(at), as_tokens(blocks), int(prompt), int(reply))
 
     if file.name.endswith(".jsonl"):
         lines = [json.loads(line) for line in data.splitlines() if line.strip()]
@@ -144,14 +144,14 @@ def _called(stop: str | None) -> bool | None:
     return stop == "tool_use" if stop else None
 
 
-def _text(line: dict[str, Any], numbers: Numbers) -> Request:
+def _text(line: dict[str, Any], numbers: Numbers) -> TracedRequest:
     text, reply = str(line["input"]), str(line["output"])
     step = _TEXT * _CHARACTERS
     digest, blocks = xxhash.xxh3_128(), []
     for start in range(0, whole(len(text), step) * step, step):
         digest.update(text[start : start + step].encode("utf-8", "surrogatepass"))
         blocks.append(numbers.setdefault(digest.digest(), len(numbers)))
-    return Request(line["timestamp"] / 1e6, as_tokens(blocks), len(text) // _CHARACTERS, len(reply) // _CHARACTERS)
+    return TracedRequest(line["timestamp"] / 1e6, as_tokens(blocks), len(text) // _CHARACTERS, len(reply) // _CHARACTERS)
 
 
 def whole(prompt: int, block_size: int) -> int:
@@ -165,10 +165,10 @@ def sample(seed: int = 0, seconds: int = 1800, block_size: int = 64) -> Trace:
     fresh = iter(range(1, 1 << 31))
     system = [next(fresh) for _ in range(12)]
     documents = [[next(fresh) for _ in range(dice.randint(30, 200))] for _ in range(40)]
-    found: list[Request] = []
+    found: list[TracedRequest] = []
 
     def ask(at: float, blocks: list[int], reply: int) -> None:
-        found.append(Request(at, as_tokens(blocks), len(blocks) * block_size + dice.randint(1, block_size), reply))
+        found.append(TracedRequest(at, as_tokens(blocks), len(blocks) * block_size + dice.randint(1, block_size), reply))
 
     at = 0.0
     while at < seconds:

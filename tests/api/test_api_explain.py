@@ -244,7 +244,7 @@ def test_reply_tokens_differ() -> None:
     with start(slots=1, settle="off", alphabet=b"ab", tokenizer=tokenizer) as runtime, serving(runtime) as server:
         body = conversation(1) | {"max_tokens": 80, "tools": []}
         later = following(body, said(send(server, body)), 1)
-        runtime.prompter.spelling = False
+        runtime.prompter.use_reply_tokens = False
         response = send(server, later)
         assert cause(response) == "reply_tokens_differ"
         assert own(response)["recomputed"] > 20

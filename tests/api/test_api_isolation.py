@@ -291,12 +291,12 @@ def test_stored_responses_are_their_users_where_that_is_asked_for() -> None:
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/input_tokens", "/apply-template"])
 def test_what_is_tokenised_for_one_is_remembered_for_it_alone(server: Server, path: str) -> None:
     assert server.runtime is not None
-    known = server.runtime.prompter._piecewise
+    known = server.runtime.prompter._prompt_tokenizer
     text = f"what {path} gets"
     body = {"content": text, "messages": [{"role": role, "content": text} for role in ("user", "assistant", "user")]}
     assert httpx.post(f"{server.url}{path}", json=body, headers=bearer("a")).status_code == 200
     salts = {salt for salt, piece in known._memo._known if text in piece}
-    begun = {under[0] for one, under in known._beginnings._known.items() if text in one.text}
+    begun = {under[0] for one, under in known._prefixes._known.items() if text in one.text}
     assert len(salts) == 1
     assert "" not in salts
     assert begun == (set() if path == "/tokenize" else salts)

@@ -20,10 +20,10 @@ import pytest
 
 import headstart
 from headstart.cli.main import main
-from headstart.tiers.disk import Disk, Label, Model, archive
+from headstart.tiers.disk import Disk, Label, StoredModel, archive
 from headstart.tiers.disk import store as disk_store
 from headstart.tiers.disk.catalog import Row
-from headstart.tiers.disk.chains import Chains
+from headstart.tiers.disk.chains import StoredChains
 
 Run = Callable[..., str]
 Data = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -190,7 +190,7 @@ def test_an_export_leaves_out_what_is_deleted_meanwhile(
         monkeypatch.setattr(archive, "_open_nameless", lambda _: None)
     place = tmp_path_factory.mktemp("out")
     with closing(Disk(folder, 1 << 40)) as disk, closing(Disk(folder, 1 << 40)) as other:
-        chains = Chains(disk.catalog.rows())
+        chains = StoredChains(disk.catalog.rows())
         rows = [*chains.of(key(3)).rows, *chains.of(key(18)).own]
 
         def beside(go: Callable[[], object]) -> Iterator[Row]:
@@ -645,7 +645,7 @@ def test_words_are_for_the_folders_owner_and_of_the_very_model(
     model.write_bytes(b"GGUF")
     with closing(Disk(place, 1 << 40)) as disk:
         (fingerprint,) = disk.catalog.models()
-        disk.catalog.learn(fingerprint, Model.of("tiny-llama-F16", str(model)))
+        disk.catalog.learn(fingerprint, StoredModel.of("tiny-llama-F16", str(model)))
     wordless()
     model.unlink()
     wordless()
@@ -659,7 +659,7 @@ def test_all_fits_on_80_columns(
     place, _ = spoken
     with closing(Disk(place, 1 << 40)) as disk:
         (fingerprint,) = disk.catalog.models()
-        disk.catalog.learn(fingerprint, Model("a-model-with-a-name-" * 6, "", ""))
+        disk.catalog.learn(fingerprint, StoredModel("a-model-with-a-name-" * 6, "", ""))
         disk.catalog.pin(disk.catalog.keys(), True)
         size = 123 << 30
         with sqlite3.connect(place / "index.sqlite") as database:

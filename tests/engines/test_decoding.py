@@ -17,7 +17,7 @@ import tiny
 from driving import checkpoint, export, fill, last_cells, tokens_of
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
-from headstart.engines.llama.blob import Form
+from headstart.engines.llama.blob import BlobLayout
 from headstart.interfaces.engine import KVSegment, Step
 
 SLOW_THREADS = [pytest.param(threads, marks=pytest.mark.slow) for threads in (3, 4)]
@@ -139,7 +139,7 @@ def test_of_the_real_gemma(gemma_model: Path) -> None:
 def displaced(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Windows are put back in whole tiles, but not into the cells where a cold run has them."""
 
-    def join(form: Form, pieces: Any, state: Any, out: Any) -> int:
+    def join(form: BlobLayout, pieces: Any, state: Any, out: Any) -> int:
         size = rightly(form, pieces, state, out)
         if state is None or not form.blank(state):
             return size
@@ -148,8 +148,8 @@ def displaced(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         out[: len(blob)] = blob
         return len(blob)
 
-    rightly = Form.join
-    monkeypatch.setattr(Form, "join", join)
+    rightly = BlobLayout.join
+    monkeypatch.setattr(BlobLayout, "join", join)
     return monkeypatch.undo
 
 

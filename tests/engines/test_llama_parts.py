@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from driving import last_cells
 from headstart.engines.llama import digest
-from headstart.engines.llama.blob import Form, learn
+from headstart.engines.llama.blob import BlobLayout, learn
 from headstart.engines.llama.fit import Fit, Needs, fit
 from headstart.engines.llama.identity import digest_of
 from headstart.engines.llama.part import Layout, LayoutError, parse
@@ -113,7 +113,7 @@ def recurrence(tokens: int, size: int) -> np.ndarray:
 def test_blobs_are_taken_apart_and_put_together(
     rows: Layout | None, window: Layout | None, size: int, seen: int, before: int
 ) -> None:
-    form, tokens = Form(MAGIC, rows, window, size), before + seen
+    form, tokens = BlobLayout(MAGIC, rows, window, size), before + seen
     pieces = [dice(rows, tokens)] if rows is not None else [KVSegment(np.empty(0, np.uint8), tokens, tokens)]
     cells = seen if window is not None else 0
     state = np.concatenate(
@@ -165,7 +165,7 @@ def test_blobs_are_taken_apart_and_put_together(
 
 @given(layout=layouts(), length=st.integers(3, 200))
 def test_a_window_has_a_cell_for_each_earlier_token(layout: Layout, length: int) -> None:
-    form, seen = Form(MAGIC, None, layout), dice(layout, 3)
+    form, seen = BlobLayout(MAGIC, None, layout), dice(layout, 3)
     state = np.concatenate([np.array([length, 3], np.uint32).view(np.uint8), seen.data])
     blob = np.zeros(form.size(length, length), np.uint8)
     blob = blob[: form.join(None, state, blob)]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from headstart.engines.proof import MOST_TOKENS, prove
-from headstart.interfaces.engine import Bytes, KVSegment, Logits, Step, Traits
+from headstart.interfaces.engine import KVSegment, Logits, Step, Traits
+from headstart.interfaces.tokens import Bytes
 from headstart.testing.fake_engine import FakeEngine
 
 TOKENS = np.random.default_rng(0).integers(0, 256, MOST_TOKENS).astype(np.int32)

@@ -17,7 +17,8 @@ from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama.engine import BLOCK_SIZE
 from headstart.engines.proof import MOST_TOKENS
 from headstart.engines.proven import MEMO, STILL, Proven
-from headstart.interfaces.engine import Bytes, KVSegment, Logits, Traits
+from headstart.interfaces.engine import KVSegment, Logits, Traits
+from headstart.interfaces.tokens import Bytes
 from headstart.testing.fake_engine import FakeEngine
 
 TOKENS = np.random.default_rng(0).integers(0, 256, MOST_TOKENS).astype(np.int32)

@@ -17,7 +17,7 @@ import tiny
 from driving import SMALL, checkpoint, empty, export, fill, tokens_of
 from headstart.engines.llama import LlamaEngine, kv_transfer
 from headstart.engines.llama import part as llama_part
-from headstart.engines.llama.blob import Form
+from headstart.engines.llama.blob import BlobLayout
 from headstart.errors import EngineError
 from headstart.interfaces.engine import KVSegment, Span, Step
 from headstart.serving.memory_budget import Room
@@ -299,14 +299,14 @@ def test_a_set_that_fails_halfway_leaves_nothing(engine: LlamaEngine, monkeypatc
     tokens = tokens_of(engine, 200)
     expected = cold(engine, tokens)
     rows, state = checkpoints(engine, tokens, (128,))[128]
-    join = Form.join
+    join = BlobLayout.join
     for missing in (1, len(state) // 2, len(state) - 9):
         # A window that is all there is of the state, and still live, is gone back to where it lies.
         for attempt in (engine.import_checkpoint, *([engine.rewind] if recurrence(engine) else [])):
             engine.truncate(1, 0)
             fill(engine, 1, tokens[:150])
             with refused(engine, 1, tokens, expected, "could not take"), monkeypatch.context() as patched:
-                patched.setattr(Form, "join", lambda *given, missing=missing: join(*given) - missing)
+                patched.setattr(BlobLayout, "join", lambda *given, missing=missing: join(*given) - missing)
                 attempt(1, *(([rows], state) if attempt == engine.import_checkpoint else (128, state)))
 
 

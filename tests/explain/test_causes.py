@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headstart.explain.causes import CAUSES, Cause
 from headstart.explain.diff import difference
 from headstart.explain.explain import Asked, Cached, Explanation, alike, compare, nearest
-from headstart.explain.fingerprint import Opening, Openings
+from headstart.explain.fingerprint import ConversationFingerprint, ConversationFingerprints
 from headstart.explain.history import NoHistory, RecentHistory
 from headstart.explain.record import Record, key_of
 from headstart.interfaces.tokens import Tokens, common_prefix
@@ -287,24 +287,27 @@ def test_a_template_is_told_with_what_was_known_under_the_other_one() -> None:
 
 
 def test_openings() -> None:
-    talk, openings = ("system", "first question", "answer", "another one"), Openings()
-    first, later = Opening.of(prompt(*talk[:2]), "template"), Opening.of(prompt(*talk), "template")
+    talk, fingerprints = ("system", "first question", "answer", "another one"), ConversationFingerprints()
+    first, later = (
+        ConversationFingerprint.of(prompt(*talk[:2]), "template"),
+        ConversationFingerprint.of(prompt(*talk), "template"),
+    )
     assert first is not None
     assert later is not None
     assert first.key == later.key
     others = [prompt("other", "first question"), prompt(*talk[:2], salt="bob"), prompt(*talk[:2], tools=[{"name": "f"}])]
-    found = [Opening.of(other, "template") for other in others]
+    found = [ConversationFingerprint.of(other, "template") for other in others]
     assert len({first.key, *(one.key for one in found if one is not None)}) == 4
-    assert [openings.learn(one) for one in (first, later, first)] == [True, False, False]
+    assert [fingerprints.learn(one) for one in (first, later, first)] == [True, False, False]
     for template, options, known in (("template", {}, 0), ("another", {}, len(others[0])), ("template", {"style": "x"}, 1)):
-        now = Opening.of(prompt(*talk, **options), template)
+        now = ConversationFingerprint.of(prompt(*talk, **options), template)
         assert now is not None
-        assert bool(openings.otherwise(now)) == bool(known)
-    assert Opening.unpack(first.key, first.pack()) == first
+        assert bool(fingerprints.otherwise(now)) == bool(known)
+    assert ConversationFingerprint.unpack(first.key, first.pack()) == first
     for key, packed in ((later.key[::-1], later.pack()), (first.key, first.pack()[:-1] + b"x"), (first.key, b"")):
         with pytest.raises(ValueError, match="not the opening"):
-            Opening.unpack(key, packed)
-    assert Opening.of(PROMPTER.text("raw"), "template") is None
+            ConversationFingerprint.unpack(key, packed)
+    assert ConversationFingerprint.of(PROMPTER.text("raw"), "template") is None
 
 
 @pytest.mark.parametrize("tenant", ["a", "b", ""])

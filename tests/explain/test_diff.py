@@ -71,10 +71,10 @@ def test_blanks_before_a_message_count(template: str) -> None:
 def test_messages_are_counted_as_they_were_sent_also_where_some_were_dropped() -> None:
     prompter = Prompter(FakeTokenizer(), Template(CHATML, {}))
     chat = [{"role": "user" if number % 2 == 0 else "assistant", "content": f"{number} " * 20} for number in range(9)]
-    prompt = prompter.slide(talk(chat), 400)
+    prompt = prompter.truncated_chat(talk(chat), 400)
     assert prompt.dropped
     changed = [*chat[:-1], {"role": "user", "content": "8 8 9"}]
-    found = parting(prompt, prompter.slide(talk(changed), 400))
+    found = parting(prompt, prompter.truncated_chat(talk(changed), 400))
     assert (found.message, found.character) == (8, 4)
 
 

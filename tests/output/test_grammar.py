@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from headstart.engines.llama.load import open_model
 from headstart.engines.llama.vocab import LlamaTokenizer
 from headstart.errors import InvalidRequest
-from headstart.output.formats import Calls
+from headstart.output.formats import ToolCallFormat
 from headstart.output.grammar import Grammar, grammar_for
 from headstart.output.parser import Parser, message_of
 from headstart.prompt.family_detection import FAMILIES, GENERIC, THINK, Family
@@ -301,7 +301,7 @@ def test_strings_of_python_have_no_escapes_of_json_alone(tokens: LLTokenizer) ->
 
 def test_control_tokens_are_tokens(tokens: LLTokenizer) -> None:
     """With a control token as its mark, a call begins with that token, and no spelling of it does."""
-    calls = Calls("object", open="<|im_start|>", close="<|im_end|>")
+    calls = ToolCallFormat("object", open="<|im_start|>", close="<|im_end|>")
     family = Family("controls", calls)
     controls = {"<|im_start|>": 1, "<|im_end|>": 2}
     body = '{"name": "weather", "arguments": {"city": "a"}}'
@@ -451,7 +451,7 @@ def test_whatever_a_model_writes_is_a_valid_call(tokens: LLTokenizer, name: str)
         (call,) = message["tool_calls"]
         assert message["content"] == ""
         arguments = json.loads(call["function"]["arguments"])
-        if family.calls is not None and family.calls.form == "xml":
+        if family.calls is not None and family.calls.syntax == "xml":
             arguments.pop("name", None)  # free text
         jsonschema_rs.validate(schemas[call["function"]["name"]], arguments)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headstart.interfaces.landmarks import Landmarks
 from headstart.prefix_cache.blocks import last_block_boundary
-from headstart.prefix_cache.checkpoints import GAP, NEAR, PLACEMENTS, Placement, cells, firm, worth
+from headstart.prefix_cache.checkpoints import GAP, NEAR, PLACEMENTS, Placement, cells, protected_points, worth
 
 BLOCK_SIZE = 64
 EXAMPLES = settings(deadline=None)
@@ -175,7 +175,7 @@ def test_surplus_spares_what_it_must(name: str, blocks: set[int], spared: set[in
 @given(st.integers(1, 40_000), GRIDS, POSITIONS, LANDMARKS)
 def test_firm_points_are_taken(length: int, block_size: int, branch: int, landmarks: Landmarks) -> None:
     """Landmarks and the branch point, rounded down: never a state that has seen a token behind them."""
-    points = firm(length, block_size, branch, landmarks)
+    points = protected_points(length, block_size, branch, landmarks)
     assert points <= {*LATTICE.points(0, length, block_size, branch, landmarks)}
     end = last_block_boundary(length, block_size)
     for mark in (branch, *landmarks):
@@ -208,11 +208,11 @@ def test_a_loop_of_tools_comes_back_to_its_turn() -> None:
 def test_a_checkpoint_is_worth_its_gap() -> None:
     """More for a longer gap and a smaller state; the lattice less than firm points, but never more than its rows with it."""
     large, small = 75 << 20, 160 << 10
-    assert worth(600, large, 24 << 10, firm=True) > worth(500, large, 24 << 10, firm=True)
-    assert worth(500, small, 24 << 10, firm=True) > worth(500, large, 24 << 10, firm=True)
-    assert worth(500, large, 24 << 10, firm=False) < worth(100, large, 24 << 10, firm=True)
-    assert worth(512, small, 12 << 10, firm=False) == worth(512, small, 12 << 10, firm=True)
-    assert worth(512, small, 0, firm=True) == 512 / small, "a model without rows"
+    assert worth(600, large, 24 << 10, protected=True) > worth(500, large, 24 << 10, protected=True)
+    assert worth(500, small, 24 << 10, protected=True) > worth(500, large, 24 << 10, protected=True)
+    assert worth(500, large, 24 << 10, protected=False) < worth(100, large, 24 << 10, protected=True)
+    assert worth(512, small, 12 << 10, protected=False) == worth(512, small, 12 << 10, protected=True)
+    assert worth(512, small, 0, protected=True) == 512 / small, "a model without rows"
 
 
 def test_other_placements() -> None:

@@ -14,7 +14,7 @@ from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
-from headstart.prefix_cache.reuse_model import POLICIES, UNKNOWN, About, Usage
+from headstart.prefix_cache.reuse_model import POLICIES, UNKNOWN_REQUEST, RequestTraits, ReuseStats
 
 
 class Tier:
@@ -43,7 +43,7 @@ class Tier:
 
     def replied(self, tokens: list[int], reply: int) -> None:
         ids = Chain(ROOT, BLOCK_SIZE, as_tokens(tokens)).ids
-        self.retention.replied(ids, About.of(len(ids), new=1, siblings=0, reply=reply))
+        self.retention.replied(ids, RequestTraits.of(len(ids), new=1, siblings=0, reply=reply))
 
     def evict(self) -> Entry:
         victim = self.retention.victim()
@@ -226,7 +226,7 @@ def test_there_are_ghosts_for_a_large_tier(monkeypatch: pytest.MonkeyPatch) -> N
     for owner in range(200):
         tier.serve(prompt(owner, 1), float(owner))
     assert len(tier.retention._ghosts) == 4 * 19
-    assert tier.retention._reuse.counts[1].sum() == pytest.approx((180 - 4 * 19) * UNKNOWN.weight), (
+    assert tier.retention._reuse.counts[1].sum() == pytest.approx((180 - 4 * 19) * UNKNOWN_REQUEST.weight), (
         "that they did not come again"
     )
 
@@ -245,7 +245,7 @@ class RetentionMachine(RuleBasedStateMachine):
         self.index = Index(BLOCK_SIZE)
         self.retention = Retention("memory", self.index, self.saved, policy, HALF_LIFE)
         self.uses: dict[BlockId, list[float]] = {}
-        self.abouts: dict[BlockId, About] = {}
+        self.abouts: dict[BlockId, RequestTraits] = {}
         self.ghosts: dict[BlockId, list[float]] = {}
 
     @staticmethod
@@ -255,9 +255,9 @@ class RetentionMachine(RuleBasedStateMachine):
     def rank(self, entry: Entry) -> float:
         uses = self.uses[entry.id]
         heat = math.log2(sum(2.0 ** (at / HALF_LIFE) for at in uses))
-        usage = Usage(self.saved(entry), uses[-1], len(uses), heat, self.abouts.get(entry.id, UNKNOWN))
+        stats = ReuseStats(self.saved(entry), uses[-1], len(uses), heat, self.abouts.get(entry.id, UNKNOWN_REQUEST))
         # What was learned is the tier's own (its arithmetic: test_spells); which uses it is asked about is not.
-        return POLICIES[self.policy](usage, self.retention._reuse, self.now)
+        return POLICIES[self.policy](stats, self.retention._reuse, self.now)
 
     def known(self, piece: BlockId) -> Entry:
         entry = self.index.get(piece)
@@ -283,9 +283,9 @@ class RetentionMachine(RuleBasedStateMachine):
     @rule(tokens=TOKENS, reply=st.integers(0, 1000))
     def replied(self, tokens: list[int], reply: int) -> None:
         pieces = [piece.id for piece in pieces_of(tokens)]
-        about = About.of(len(pieces), new=reply, siblings=reply % 4, reply=reply)
-        self.retention.replied(pieces, about)
-        self.abouts |= {piece: about for piece in pieces if piece in self.uses}
+        request_traits = RequestTraits.of(len(pieces), new=reply, siblings=reply % 4, reply=reply)
+        self.retention.replied(pieces, request_traits)
+        self.abouts |= {piece: request_traits for piece in pieces if piece in self.uses}
 
     @rule(tokens=TOKENS)
     def refuse(self, tokens: list[int]) -> None:
@@ -322,16 +322,16 @@ class RetentionMachine(RuleBasedStateMachine):
         newcomer = pieces_of(tokens)[-1]
         if not eligible or newcomer.id in self.uses:
             return
-        about = About.of(1, new=1000, siblings=0, reply=len(tokens))
+        request_traits = RequestTraits.of(1, new=1000, siblings=0, reply=len(tokens))
         was = self.abouts.get(newcomer.id)
-        self.uses[newcomer.id], self.abouts[newcomer.id] = [*self.ghosts.get(newcomer.id, []), self.now], about
+        self.uses[newcomer.id], self.abouts[newcomer.id] = [*self.ghosts.get(newcomer.id, []), self.now], request_traits
         mine = self.rank(newcomer)
         del self.uses[newcomer.id], self.abouts[newcomer.id]
         if was is not None:
             self.abouts[newcomer.id] = was
         for victim in eligible:
             if not math.isclose(mine, self.rank(victim), abs_tol=TINY):
-                assert self.retention.outranks(newcomer, victim, self.now, about) == (mine > self.rank(victim))
+                assert self.retention.outranks(newcomer, victim, self.now, request_traits) == (mine > self.rank(victim))
 
     @invariant()
     def agree(self) -> None:

@@ -16,9 +16,9 @@ from headstart.prefix_cache.reuse_model import (
     OCTAVES,
     POLICIES,
     TRAITS,
-    About,
-    Reuse,
-    Usage,
+    RequestTraits,
+    ReuseModel,
+    ReuseStats,
     fit,
     hazards,
     log2_add,
@@ -40,8 +40,8 @@ def used(
     new: int = 1,
     siblings: int = -1,
     weight: int = 1,
-) -> Usage:
-    return Usage(saved, last, uses, 0.0, About.of(weight, new=new, siblings=siblings, reply=reply, called=called))
+) -> ReuseStats:
+    return ReuseStats(saved, last, uses, 0.0, RequestTraits.of(weight, new=new, siblings=siblings, reply=reply, called=called))
 
 
 def best_rate(hazard: list[float], octave: int) -> float:
@@ -67,19 +67,19 @@ def test_the_rate_is_the_best_of_all_times_to_give_up(hazard: list[float]) -> No
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, KINDS - 1), LAST, st.integers(1, 10**6)), max_size=20))
 @settings(max_examples=100)
 def test_hazards_are_chances(spells: list[tuple[int, int, int, int]]) -> None:
-    reuse = Reuse()
+    reuse = ReuseModel()
     for row, kind, octave, count in spells:
         reuse.counts[row, kind, octave] += count
     followed = [used(uses, -float(2**uses), weight=uses) for uses in range(1, 9)]
     reuse.learn(followed, 0.0)
     ended = reuse.counts[0]
-    lasted = so_far(reuse, *((one.kind, one.age(0.0), one.about.weight) for one in followed))
+    lasted = so_far(reuse, *((one.kind, one.age(0.0), one.request_traits.weight) for one in followed))
     assert np.allclose(reuse._lasted, lasted, rtol=1e-9, atol=1e-6)
     found = hazards(ended, lasted, TRAITS, reuse._fit)
     assert ((found > 0) & (found < 1)).all()
 
 
-def so_far(reuse: Reuse, *followed: tuple[int, int, float]) -> np.ndarray:
+def so_far(reuse: ReuseModel, *followed: tuple[int, int, float]) -> np.ndarray:
     """How many spells came to each octave, counted one by one; those whose end is not known are half through their last."""
     lasted = np.zeros((KINDS, OCTAVES))
     ends = [(*place, reuse.counts[*place]) for place in np.argwhere(reuse.counts)]
@@ -97,7 +97,7 @@ def test_the_fit_is_the_most_likely() -> None:
     for kind in dice.integers(0, KINDS, 40):
         ended[kind] = dice.integers(0, 30, OCTAVES)
     lasted = np.cumsum(ended[:, ::-1], axis=1)[:, ::-1] + 5.0 * (ended.sum(axis=1, keepdims=True) > 0)
-    usual = Reuse()._fit
+    usual = ReuseModel()._fit
     ridge = np.array([reuse_module._RIDGE_OCTAVE] * OCTAVES + [reuse_module._RIDGE_TRAIT] * (len(usual) - OCTAVES))
     found = usual
     for _ in range(5):
@@ -118,7 +118,7 @@ def test_the_fit_is_the_most_likely() -> None:
 
 def test_many_spells_speak_for_themselves() -> None:
     """Of 100,000 spells of a kind a quarter ends in octave 6, half of the rest in octave 9, the others never."""
-    reuse = Reuse()
+    reuse = ReuseModel()
     kind = used(2, reply=100).kind
     reuse.counts[0, kind, [6, 9]] = 25_000, 37_500
     reuse.counts[1, kind, OCTAVES - 1] = 37_500
@@ -135,11 +135,11 @@ def test_many_spells_speak_for_themselves() -> None:
 
 def test_traits_add_up() -> None:
     """Of requests with long replies, and of those that bring little, many come back. One that is both was never seen."""
-    reuse = Reuse()
+    reuse = ReuseModel()
     for reply, new, returns in ((600, 4000, 300), (600, 9000, 250), (5, 100, 300), (5, 9000, 10), (5, 4000, 30)):
         for number in range(1000):
-            usage = used(reply=reply, new=new)
-            (reuse.returned if number < returns else reuse.lost)(usage, 60.0)
+            stats = used(reply=reply, new=new)
+            (reuse.returned if number < returns else reuse.lost)(stats, 60.0)
     reuse.learn((), 0.0)
     assert reuse.rate(used(reply=600, new=100), 10.0) > 1.5 * reuse.rate(used(reply=5, new=100), 10.0)
     assert reuse.rate(used(reply=600, new=100), 10.0) > 1.5 * reuse.rate(used(reply=600, new=4000), 10.0)
@@ -159,12 +159,12 @@ def test_kinds_part_by_uses_and_what_is_known_of_the_request() -> None:
     kinds = [used(one, reply=two, called=three, new=four, siblings=five).kind for one, two, three, four, five in traits]
     assert kinds == list(range(KINDS))
     assert used(10**9, reply=10**9, called=False, new=10**9, siblings=10**9).kind == KINDS - 1
-    assert About.of(20, new=1, siblings=0, reply=1).weight == 0.05
-    assert About.of(0, new=1, siblings=0, reply=1).weight == 1
+    assert RequestTraits.of(20, new=1, siblings=0, reply=1).weight == 0.05
+    assert RequestTraits.of(0, new=1, siblings=0, reply=1).weight == 1
 
 
 def test_a_tier_that_has_seen_nothing_begins_as_lru() -> None:
-    reuse = Reuse()
+    reuse = ReuseModel()
     ranks = [reuse.rate(used(last=-float(age)), 0.0) for age in (0, 1, 3, 3.5, 10, 100, 10**4, 10**6, 10**8)]
     assert ranks == sorted(ranks, reverse=True)
     assert len(set(ranks)) == len(ranks)
@@ -175,7 +175,7 @@ def test_a_tier_that_has_seen_nothing_begins_as_lru() -> None:
 
 def test_rates_have_no_steps() -> None:
     """What is a little older is worth about as much: none goes for the other's sake at the end of an octave."""
-    reuse = Reuse()
+    reuse = ReuseModel()
     for seconds in (0.5, 20.0, 20.0, 300.0):
         for _ in range(50):
             reuse.returned(used(), seconds)
@@ -186,7 +186,7 @@ def test_rates_have_no_steps() -> None:
 
 
 def test_before_it_has_learned_nothing_counts() -> None:
-    reuse, fresh = Reuse(), Reuse()
+    reuse, fresh = ReuseModel(), ReuseModel()
     for _ in range(20):
         reuse.returned(used(), 30.0)
     assert reuse.rate(used(), 20.0) == fresh.rate(used(), 20.0)
@@ -194,7 +194,7 @@ def test_before_it_has_learned_nothing_counts() -> None:
 
 def test_what_comes_back_outranks_what_does_not() -> None:
     """Requests with long replies come back after a minute, those with short ones never: also when both are as old."""
-    reuse = Reuse()
+    reuse = ReuseModel()
     gone = [used(reply=5, last=-10_000.0) for _ in range(3000)]
     for _ in range(3000):
         reuse.returned(used(reply=600), 60.0)
@@ -208,7 +208,7 @@ def test_a_spell_that_goes_on_says_so_far_and_no_more() -> None:
     """Half come back after two minutes. Those that left a moment ago take nothing from that; those of an hour ago do."""
     rates = []
     for since in (1.0, 3600.0):
-        reuse = Reuse()
+        reuse = ReuseModel()
         for _ in range(500):
             reuse.returned(used(), 120.0)
         reuse.learn([used(last=-since)] * 500, 0.0)
@@ -218,23 +218,25 @@ def test_a_spell_that_goes_on_says_so_far_and_no_more() -> None:
 
 def test_all_pieces_of_a_request_count_for_one() -> None:
     """One request of a thousand pieces that comes back does not outweigh ten of one piece each that do not."""
-    reuse = Reuse()
-    about = About.of(1000, new=1, siblings=0, reply=1)
+    reuse = ReuseModel()
+    request_traits = RequestTraits.of(1000, new=1, siblings=0, reply=1)
     for _ in range(1000):
-        reuse.returned(Usage(1.0, 0.0, 1, 0.0, about), 60.0)
-    single = About.of(1, new=1, siblings=0, reply=1)
+        reuse.returned(ReuseStats(1.0, 0.0, 1, 0.0, request_traits), 60.0)
+    single = RequestTraits.of(1, new=1, siblings=0, reply=1)
     for _ in range(100):
-        reuse.lost(Usage(1.0, 0.0, 1, 0.0, single), 3600.0)
+        reuse.lost(ReuseStats(1.0, 0.0, 1, 0.0, single), 3600.0)
     assert reuse.counts[0].sum() == pytest.approx(1.0)
     assert reuse.counts[1].sum() == 100
     reuse.learn((), 0.0)
-    fresh = Reuse()
-    assert reuse.rate(Usage(1.0, 0.0, 1, 0.0, about), 40.0) < fresh.rate(Usage(1.0, 0.0, 1, 0.0, about), 40.0)
+    fresh = ReuseModel()
+    assert reuse.rate(ReuseStats(1.0, 0.0, 1, 0.0, request_traits), 40.0) < fresh.rate(
+        ReuseStats(1.0, 0.0, 1, 0.0, request_traits), 40.0
+    )
 
 
 def test_old_times_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headstart.prefix_cache.reuse_model.MEMORY", 5000)
-    reuse = Reuse()
+    reuse = ReuseModel()
     for _ in range(20_000):
         reuse.lost(used(), 1000.0)
     reuse.learn((), 0.0)
@@ -247,7 +249,7 @@ def test_old_times_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_time_to_learn_when_a_sixteenth_has_been_added() -> None:
-    reuse, learned = Reuse(), []
+    reuse, learned = ReuseModel(), []
     for event in range(1, 1000):
         reuse.left()
         if reuse.due:
@@ -260,18 +262,18 @@ def test_it_is_time_to_learn_when_a_sixteenth_has_been_added() -> None:
 @given(st.lists(st.floats(0, 5000), min_size=1, max_size=20))
 def test_heat_is_the_decayed_sum_of_uses(times: list[float]) -> None:
     first, *others = sorted(times)
-    usage = Usage(1.0, first, 1, first / 50)
+    stats = ReuseStats(1.0, first, 1, first / 50)
     for now in others:
-        usage.use(now, 50.0)
-    assert usage.heat == pytest.approx(math.log2(sum(2.0 ** (now / 50) for now in times)))
-    assert (usage.uses, usage.last) == (len(times), max(times))
+        stats.use(now, 50.0)
+    assert stats.heat == pytest.approx(math.log2(sum(2.0 ** (now / 50) for now in times)))
+    assert (stats.uses, stats.last) == (len(times), max(times))
     assert log2_add(1.0, 1.0) == 2.0
 
 
 def test_policies_rank_by_what_their_names_say() -> None:
-    reuse = Reuse()
-    fresh, hot, dear = used(last=9.0), Usage(1.0, 5.0, 9, 10.0), used(last=1.0, saved=1e6)
-    first = {name: min((fresh, hot, dear), key=lambda usage: policy(usage, reuse, 10.0)) for name, policy in POLICIES.items()}
+    reuse = ReuseModel()
+    fresh, hot, dear = used(last=9.0), ReuseStats(1.0, 5.0, 9, 10.0), used(last=1.0, saved=1e6)
+    first = {name: min((fresh, hot, dear), key=lambda stats: policy(stats, reuse, 10.0)) for name, policy in POLICIES.items()}
     assert first["lru"] is dear
     assert first["twice"] is dear
     assert first["lfu"] is not hot

@@ -17,8 +17,8 @@ from headstart.interfaces.engine import Control
 from headstart.interfaces.tokens import as_tokens
 from headstart.prompt.builder import Escaper, Prompt, Prompter
 from headstart.prompt.chat_template import Template
-from headstart.prompt.overflow import Replays, Slide, exchanges, slide
-from headstart.prompt.reply_tokens import Spellings
+from headstart.prompt.overflow import TruncatedHistory, TruncationMemo, exchanges, truncate_history
+from headstart.prompt.reply_tokens import ReplyTokensMemo
 from headstart.testing.fake_engine import CHATML, END, START, STOP, FakeTokenizer
 from talks import talk
 
@@ -234,8 +234,7 @@ def test_no_messages() -> None:
 def test_marks_locate_contents() -> None:
     prompt = prompter().chat(talk([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello you"}]))
     assert [prompt.text[mark:][:5] for mark in prompt.marks] == ["Be br", "Hello"]
-    assert prompt.locate(prompt.text.index("you")) == (1, len("Hello "))
-    assert prompt.locate(2) == (None, 2)
+    assert prompt.text.index("you") - prompt.marks[1] == len("Hello ")
 
 
 # ── spelling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -248,7 +247,7 @@ def answered(reply: str) -> list[Message]:
 
 
 @st.composite
-def spellings(draw: st.DrawFn) -> tuple[str, list[int]]:
+def reply_tokens(draw: st.DrawFn) -> tuple[str, list[int]]:
     """A text, and tokens for it that the tokenizer need not choose."""
     tokens: list[int] = []
     for word in draw(st.lists(st.sampled_from(["the ", "world", "he", "wor", "ld", "x", "é"]), min_size=1, max_size=6)):
@@ -256,7 +255,7 @@ def spellings(draw: st.DrawFn) -> tuple[str, list[int]]:
     return b"".join(map(WORDS.token_bytes, tokens)).decode(), tokens
 
 
-@given(spellings(), st.text("the world", max_size=8))
+@given(reply_tokens(), st.text("the world", max_size=8))
 @example(("wor", WORDS.tokenize("wor")), "ld")
 @example(("wor", list(b"wor")), "ld")
 def test_reply_is_found_by_its_bytes(made: tuple[str, list[int]], more: str) -> None:
@@ -275,10 +274,10 @@ def test_reply_is_found_by_its_bytes(made: tuple[str, list[int]], more: str) -> 
         assert longer.tokens.tolist()[: len(made_of)] == made_of
 
 
-@given(spellings())
+@given(reply_tokens())
 def test_spelling_belongs_to_its_prompt_salt_and_mode(made: tuple[str, list[int]]) -> None:
     reply, tokens = made
-    ours, plain = prompter(WORDS), prompter(WORDS, spelling=False)
+    ours, plain = prompter(WORDS), prompter(WORDS, use_reply_tokens=False)
     for one in (ours, plain):
         one.remember(one.chat(talk(ASK)), reply, tokens)
     canonical = prompter(WORDS).chat(talk(answered(reply))).tokens.tolist()
@@ -291,7 +290,7 @@ def test_spelling_belongs_to_its_prompt_salt_and_mode(made: tuple[str, list[int]
 def test_tokenizer_agrees_so_nothing_is_remembered() -> None:
     ours = prompter(WORDS)
     ours.remember(ours.chat(talk(ASK)), "the world", WORDS.tokenize("the world"))
-    assert len(ours.spellings) == 0
+    assert len(ours.reply_tokens) == 0
 
 
 def test_cut_reply_is_remembered_up_to_what_was_delivered() -> None:
@@ -337,8 +336,8 @@ def test_every_reply_of_a_conversation_without_control_tokens_is_found() -> None
         ours.remember(prompt, reply, list(reply.encode()))
         chat += [{"role": "assistant", "content": reply}, {"role": "user", "content": f"the {turn}"}]
     prompt = ours.chat(talk(chat))
-    found = ours.spellings.find(prompt.head, prompt.text)
-    assert [bytes(one.spelling.tokens.tolist()).decode() for one in found] == ["hello", "world", "the the ", "the world"]
+    found = ours.reply_tokens.find(prompt.head, prompt.text)
+    assert [bytes(one.reply.tokens.tolist()).decode() for one in found] == ["hello", "world", "the the ", "the world"]
 
 
 def test_the_tokenizers_own_choice_can_be_asked_for() -> None:
@@ -348,16 +347,16 @@ def test_the_tokenizers_own_choice_can_be_asked_for() -> None:
     prompt = ours.chat(talk(chat))
     ours.remember(prompt, "the world", list(b"the world"))
     chat += [{"role": "assistant", "content": "the world"}, {"role": "user", "content": "more"}]
-    asked = ours.chat(talk(chat), spelled=False)
+    asked = ours.chat(talk(chat), use_reply_tokens=False)
     as_chosen = prompter(tokenizer).chat(talk(chat)).tokens.tolist()
     assert asked.tokens.tolist() == as_chosen != ours.chat(talk(chat)).tokens.tolist()
-    assert ours.text(asked.text, spelled=False).tokens.tolist() == asked.tokens.tolist()
-    assert ours.slide(talk(chat), 10_000, spelled=False).tokens.tolist() == asked.tokens.tolist()
+    assert ours.text(asked.text, use_reply_tokens=False).tokens.tolist() == asked.tokens.tolist()
+    assert ours.truncated_chat(talk(chat), 10_000, use_reply_tokens=False).tokens.tolist() == asked.tokens.tolist()
 
 
 def test_spellings_are_bounded_in_all() -> None:
     """Also under one head, as regenerating one reply over and over makes them."""
-    known = Spellings(limit=4, tokens=100)
+    known = ReplyTokensMemo(limit=4, tokens=100)
     for number in range(10):
         known.remember(b"head", "lead", f"reply {number}", as_tokens([number]))
         known.find(b"head", "leadreply 0")  # in use, so it stays
@@ -373,13 +372,13 @@ def test_spellings_are_bounded_in_all() -> None:
 
 
 def test_a_spelling_is_replaced_and_forgotten() -> None:
-    known = Spellings()
+    known = ReplyTokensMemo()
     known.remember(b"head", "a", "bc", as_tokens([1]))
     known.remember(b"head", "a", "bc", as_tokens([2]))
     known.remember(b"head", "a", "b", as_tokens([3]))
-    assert [one.spelling.tokens.tolist() for one in known.find(b"head", "abcd")] == [[2]]
+    assert [one.reply.tokens.tolist() for one in known.find(b"head", "abcd")] == [[2]]
     known.forget(b"head", "a", "bc")
-    assert [one.spelling.tokens.tolist() for one in known.find(b"head", "abcd")] == [[3]]
+    assert [one.reply.tokens.tolist() for one in known.find(b"head", "abcd")] == [[3]]
     known.forget(b"head", "a", "bc")
     known.forget(b"head", "a", "b")
     assert len(known) == 0
@@ -410,7 +409,7 @@ def histories(draw: st.DrawFn) -> list[Message]:
 @settings(max_examples=300)
 @given(histories(), st.integers(10, 200))
 def test_slide_keeps_whole_exchanges(messages: list[Message], limit: int) -> None:
-    found = slide(messages, count, limit)
+    found = truncate_history(messages, count, limit)
     head, *turns = exchanges(messages)
     assert list(found.messages[: len(head)]) == head, "system and tools stay"
     kept = list(found.messages[len(head) :])
@@ -429,10 +428,10 @@ def test_slide_keeps_whole_exchanges(messages: list[Message], limit: int) -> Non
 @given(histories(), st.integers(10, 200), st.integers(0, 30), st.booleans())
 def test_slide_is_stable(messages: list[Message], limit: int, size: int, tool: bool) -> None:
     """The next request drops what this one dropped, and more only if it exceeds the limit itself: so it hits again."""
-    earlier = slide(messages, count, limit)
+    earlier = truncate_history(messages, count, limit)
     reply: Message = {"role": "assistant", "content": "y" * size}
     answer: Message = {"role": "tool" if tool else "user", "content": "z" * size}
-    later = slide([*messages, reply, answer], count, limit)
+    later = truncate_history([*messages, reply, answer], count, limit)
     going_on = [*earlier.messages, reply, answer]
     if count(going_on) <= limit:
         assert list(later.messages) == going_on
@@ -441,8 +440,8 @@ def test_slide_is_stable(messages: list[Message], limit: int, size: int, tool: b
         assert count(later.messages) <= limit // 2 or sum(m["role"] == "user" for m in later.messages) == 1
 
 
-def replayed(messages: list[Message], limit: int) -> Slide:
-    """The definition of `slide`, without its economies."""
+def replayed(messages: list[Message], limit: int) -> TruncatedHistory:
+    """The definition of `truncate_history`, without its economies."""
     head, *turns = exchanges(messages)
     kept: list[list[Message]] = []
 
@@ -461,18 +460,18 @@ def replayed(messages: list[Message], limit: int) -> Slide:
                 request()
             kept[-1].append(message)
     request()
-    return Slide(tuple(whole()), len(messages) - len(whole()))
+    return TruncatedHistory(tuple(whole()), len(messages) - len(whole()))
 
 
 @settings(max_examples=300)
 @given(histories(), st.integers(10, 1500))
 def test_slide_is_the_replay_whatever_is_known_of_it(messages: list[Message], limit: int) -> None:
-    known = Replays(limit=5)
+    known = TruncationMemo(limit=5)
     requests = [at for at, message in enumerate(messages) if at and message["role"] == "assistant"] + [len(messages)]
     for request in [*requests, *requests]:
         part = messages[:request]
-        assert slide(part, count, limit) == replayed(part, limit) == slide(part, count, limit, known)
-    assert slide(messages, count, limit + 1, known, b"other root") == replayed(messages, limit + 1)
+        assert truncate_history(part, count, limit) == replayed(part, limit) == truncate_history(part, count, limit, known)
+    assert truncate_history(messages, count, limit + 1, known, b"other root") == replayed(messages, limit + 1)
 
 
 def test_a_turn_of_a_long_conversation_is_counted_once() -> None:
@@ -493,7 +492,7 @@ def test_a_turn_of_a_long_conversation_is_counted_once() -> None:
         chat.append({"role": "user", "content": f"question {turn}"})
         if turn >= 400:
             before = rendered
-            prompt = ours.slide(talk(chat, salt="tenant"), 20_000)
+            prompt = ours.truncated_chat(talk(chat, salt="tenant"), 20_000)
             assert len(prompt) <= 20_000
             dropped.append(prompt.dropped)
             costs.append(rendered - before)
@@ -503,7 +502,7 @@ def test_a_turn_of_a_long_conversation_is_counted_once() -> None:
     assert max(costs[1:]) < 12, "the turn that drops"
     assert len({*dropped}) == 2
     assert all(a <= b for a, b in pairwise(dropped))
-    assert Prompter(FakeTokenizer(), Counting(CHATML, {})).slide(talk(chat), 20_000).dropped == dropped[-1]
+    assert Prompter(FakeTokenizer(), Counting(CHATML, {})).truncated_chat(talk(chat), 20_000).dropped == dropped[-1]
 
 
 # ── stems ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -516,7 +515,7 @@ def test_every_continuation_begins_with_the_stem(contents: list[str], following:
     if len(chat) % 2:
         chat = [{"role": "system", "content": "be"}, *chat[:-1]]
     built = prompter(tokenizer)
-    stem = built.stem(talk(chat)).tokens[:-1]
+    stem = built.shared_prefix(talk(chat)).tokens[:-1]
     whole = built.chat(talk([*chat, {"role": "user", "content": following}])).tokens
     assert stem.tolist() == whole[: len(stem)].tolist()
     assert len(whole) - len(stem) <= len(tokenizer.tokenize(following)) + len(tokenizer.tokenize("\n")) * 2 + 16
@@ -525,6 +524,6 @@ def test_every_continuation_begins_with_the_stem(contents: list[str], following:
 def test_the_stem_of_what_waits_for_a_reply_is_its_prompt() -> None:
     built = prompter()
     chat = [{"role": "user", "content": "a"}]
-    assert built.stem(talk(chat)).tokens.tolist() == built.chat(talk(chat)).tokens.tolist()
+    assert built.shared_prefix(talk(chat)).tokens.tolist() == built.chat(talk(chat)).tokens.tolist()
     with pytest.raises(InvalidRequest):
-        built.stem(talk([]))
+        built.shared_prefix(talk([]))

@@ -14,9 +14,9 @@ from headstart.interfaces.engine import Control
 from headstart.interfaces.tokens import as_tokens
 from headstart.prompt.builder import Prompt, Prompter
 from headstart.prompt.chat_template import Template
-from headstart.prompt.prefix_memo import Beginning, Beginnings
-from headstart.prompt.reply_tokens import Spellings
-from headstart.prompt.special_tokens import Pieces
+from headstart.prompt.prefix_memo import PrefixMemo, TokenisedPrefix
+from headstart.prompt.reply_tokens import ReplyTokensMemo
+from headstart.prompt.special_tokens import SpecialTokenSplitter
 from headstart.testing.fake_engine import CHATML, END, START, STOP, FakeTokenizer
 from talks import talk
 
@@ -33,8 +33,8 @@ def tokenizer_of(*controls: Control, bos: Control | None = None) -> FakeTokenize
     return made
 
 
-def prompter(tokenizer: FakeTokenizer, spellings: Spellings, **options: Any) -> Prompter:
-    return Prompter(tokenizer, Template(CHATML, tokenizer.names), spellings=spellings, **options)
+def prompter(tokenizer: FakeTokenizer, reply_tokens: ReplyTokensMemo, **options: Any) -> Prompter:
+    return Prompter(tokenizer, Template(CHATML, tokenizer.names), reply_tokens=reply_tokens, **options)
 
 
 def told(prompt: Prompt) -> tuple[Any, ...]:
@@ -48,9 +48,9 @@ class Talks(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        spellings = Spellings(limit=3)
-        self.ours = prompter(self.tokenizer, spellings)
-        self.plain = prompter(self.tokenizer, spellings, memo_bytes=0)
+        reply_tokens = ReplyTokensMemo(limit=3)
+        self.ours = prompter(self.tokenizer, reply_tokens)
+        self.plain = prompter(self.tokenizer, reply_tokens, memo_bytes=0)
         self.chats: list[list[Message]] = [[{"role": "system", "content": "the world"}]]
         self.number = 0
 
@@ -81,9 +81,11 @@ class Talks(RuleBasedStateMachine):
     def forget(self) -> None:
         self.ours.forget(talk(self.chat))
 
-    @rule(spelled=st.booleans(), salt=st.sampled_from(["", "b"]))
-    def ask(self, spelled: bool, salt: str) -> None:
-        ours, plain = (one.chat(talk(self.chat, salt=salt), spelled=spelled) for one in (self.ours, self.plain))
+    @rule(use_reply_tokens=st.booleans(), salt=st.sampled_from(["", "b"]))
+    def ask(self, use_reply_tokens: bool, salt: str) -> None:
+        ours, plain = (
+            one.chat(talk(self.chat, salt=salt), use_reply_tokens=use_reply_tokens) for one in (self.ours, self.plain)
+        )
         assert told(ours) == told(plain)
 
     @invariant()
@@ -104,13 +106,13 @@ TestTalks.settings = TestTalksFromBos.settings = settings(max_examples=60, state
 def begins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Where texts began to be split."""
     seen: list[int] = []
-    split = Pieces.of
+    split = SpecialTokenSplitter.split
 
-    def of(self: Pieces, rendered: str, begin: int = 0, before: Control | None = None) -> Any:
+    def of(self: SpecialTokenSplitter, rendered: str, begin: int = 0, before: Control | None = None) -> Any:
         seen.append(begin)
         return split(self, rendered, begin, before)
 
-    monkeypatch.setattr(Pieces, "of", of)
+    monkeypatch.setattr(SpecialTokenSplitter, "split", of)
     return seen
 
 
@@ -123,7 +125,7 @@ def assistant(content: str) -> Message:
 
 
 def test_a_longer_conversation_is_split_where_it_is_new(begins: list[int]) -> None:
-    ours = prompter(tokenizer_of(START, END, STOP), Spellings())
+    ours = prompter(tokenizer_of(START, END, STOP), ReplyTokensMemo())
     first = ours.chat(talk([user("the world"), assistant("hello"), user("and now?")]))
     ours.chat(talk([user("the world"), assistant("hello"), user("and then?")]))
     ours.chat(talk([user("the world"), assistant("hello"), user("and now?"), assistant("a"), user("b")]))
@@ -133,7 +135,7 @@ def test_a_longer_conversation_is_split_where_it_is_new(begins: list[int]) -> No
 
 def test_replies_in_other_conversations_change_nothing(begins: list[int]) -> None:
     """Nor those behind what is remembered."""
-    ours = prompter(tokenizer_of(START, END, STOP), Spellings())
+    ours = prompter(tokenizer_of(START, END, STOP), ReplyTokensMemo())
     other = ours.chat(talk([user("else")]))
     ours.remember(other, "the world", list(b"the world"))
     chat = [user("the world"), assistant("hello"), user("and now?")]
@@ -155,8 +157,8 @@ def test_replies_in_other_conversations_change_nothing(begins: list[int]) -> Non
 def test_what_is_in_use_keeps_its_spelling() -> None:
     """Of replies in a conversation that goes on, although they are not looked up any more."""
     tokenizer = tokenizer_of(START, END, STOP)
-    spellings = Spellings(limit=2)
-    ours = prompter(tokenizer, spellings)
+    reply_tokens = ReplyTokensMemo(limit=2)
+    ours = prompter(tokenizer, reply_tokens)
     chat: list[Message] = [user("the world")]
     ours.remember(ours.chat(talk(chat)), "the he", list(b"the he"))
     chat += [assistant("the he"), user("more")]
@@ -167,17 +169,19 @@ def test_what_is_in_use_keeps_its_spelling() -> None:
 
 
 def test_spelled_and_not_are_kept_apart() -> None:
-    tokenizer, spellings = tokenizer_of(START, END, STOP), Spellings()
-    shared, plain = prompter(tokenizer, spellings), prompter(tokenizer, spellings, memo_bytes=0)
+    tokenizer, reply_tokens = tokenizer_of(START, END, STOP), ReplyTokensMemo()
+    shared, plain = prompter(tokenizer, reply_tokens), prompter(tokenizer, reply_tokens, memo_bytes=0)
     chat: list[Message] = [user("the world")]
     shared.remember(shared.chat(talk(chat)), "the he", list(b"the he"))
     chat += [assistant("the he"), user("more")]
-    for spelled in (True, False, True, False):
-        assert told(shared.chat(talk(chat), spelled=spelled)) == told(plain.chat(talk(chat), spelled=spelled))
+    for use_reply_tokens in (True, False, True, False):
+        assert told(shared.chat(talk(chat), use_reply_tokens=use_reply_tokens)) == told(
+            plain.chat(talk(chat), use_reply_tokens=use_reply_tokens)
+        )
 
 
 def test_what_is_remembered_at_once_is_forgotten_too() -> None:
-    ours = prompter(tokenizer_of(START, END, STOP), Spellings())
+    ours = prompter(tokenizer_of(START, END, STOP), ReplyTokensMemo())
     chat: list[Message] = [user("the world")]
     [learned] = ours.remember(ours.chat(talk(chat)), "the he", list(b"the he"))
     chat += [assistant("the he"), user("more")]
@@ -187,16 +191,16 @@ def test_what_is_remembered_at_once_is_forgotten_too() -> None:
 
 
 def test_no_control_token_reaches_over_what_is_remembered() -> None:
-    ours, spellings = tokenizer_of(START, END, STOP, LONGER), Spellings()
-    shared = prompter(ours, spellings)
+    ours, reply_tokens = tokenizer_of(START, END, STOP, LONGER), ReplyTokensMemo()
+    shared = prompter(ours, reply_tokens)
     shared.chat(talk([user("a"), user("b")]))
     chat = [user("a"), assistant("b")]
-    assert told(shared.chat(talk(chat))) == told(prompter(ours, spellings, memo_bytes=0).chat(talk(chat)))
+    assert told(shared.chat(talk(chat))) == told(prompter(ours, reply_tokens, memo_bytes=0).chat(talk(chat)))
 
 
 def test_the_least_recently_used_go_first() -> None:
-    one, two, three = (Beginning(text=name * 1000, tokens=as_tokens([0])) for name in "abc")
-    known = Beginnings(int(2.5 * one.size))
+    one, two, three = (TokenisedPrefix(text=name * 1000, tokens=as_tokens([0])) for name in "abc")
+    known = PrefixMemo(int(2.5 * one.size))
     known.add("", one)
     known.add("", two)
     assert known.find("", one.text + "more") is one
@@ -204,9 +208,9 @@ def test_the_least_recently_used_go_first() -> None:
     assert known.find("", two.text) is None
     assert known.find("", one.text) is one
     assert known.find("other", one.text) is None
-    known.add("", Beginning(text="d" * 10_000))
+    known.add("", TokenisedPrefix(text="d" * 10_000))
     assert known.find("", one.text) is one, "what is too large puts nothing out"
-    longer = Beginning(text=one.text + "b", tokens=one.tokens)
+    longer = TokenisedPrefix(text=one.text + "b", tokens=one.tokens)
     known.add("", longer, instead=one)
     assert known.find("", longer.text) is longer
     assert known.find("", one.text) is None

@@ -26,9 +26,9 @@ READ = {
 ASK: list[Message] = [{"role": "user", "content": "Look"}]
 
 
-def prompter(template: str = TOOLS, *, spelling: bool = True) -> Prompter:
+def prompter(template: str = TOOLS, *, use_reply_tokens: bool = True) -> Prompter:
     tokenizer = FakeTokenizer(chat_template=template)
-    return Prompter(tokenizer, Template(template, tokenizer.names), spelling=spelling)
+    return Prompter(tokenizer, Template(template, tokenizer.names), use_reply_tokens=use_reply_tokens)
 
 
 def reply_of(ours: Prompter, prompt: Any, text: str) -> Message:
@@ -61,7 +61,7 @@ def test_a_reply_goes_on_with_the_tokens_that_it_is_made_of(reply: str) -> None:
         answer = {"role": "assistant", "content": "more"}  # a user's would have it stripped
     following = ours.chat(talk([*ASK, message, answer], tools=[READ]))
     assert following.tokens.tolist()[: len(made)] == made
-    plain = prompter(spelling=False).chat(talk([*ASK, message, answer], tools=[READ]))
+    plain = prompter(use_reply_tokens=False).chat(talk([*ASK, message, answer], tools=[READ]))
     assert following.text == plain.text
 
 
@@ -158,7 +158,7 @@ def test_breakpoints_move_with_their_messages_when_a_conversation_slides() -> No
     ours = prompter()
     said: list[Message] = [{"role": ("user", "assistant")[at % 2], "content": f"{at} " * 20} for at in range(9)]
     chat: list[Message] = [{"role": "system", "content": "abcdef"}, *said]
-    slid = ours.slide(talk(chat, breakpoints=[(0, 3), (1, 5), (9, 4)]), 400)
+    slid = ours.truncated_chat(talk(chat, breakpoints=[(0, 3), (1, 5), (9, 4)]), 400)
     assert slid.dropped
     kept = [chat[0], *chat[1 + slid.dropped :]]
     expected = ours.chat(talk(kept, breakpoints=[(0, 3), (len(kept) - 1, 4)]))

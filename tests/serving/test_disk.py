@@ -15,7 +15,7 @@ from harness import Oracle, ask, assistant, converse, submit, system, user
 from headstart.config import Settings
 from headstart.explain.causes import Cause
 from headstart.interfaces.conversation import Message
-from headstart.prefix_cache.reuse_model import About
+from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.serving import kv_save, runtime
 from headstart.serving.request import Started
 from headstart.serving.runtime import Runtime
@@ -176,11 +176,14 @@ def test_what_is_known_of_a_request_is_known_on_disk(tmp_path: Path, called: boo
         written(rt)
         ask(rt, [system(SYSTEM), user("b")], max_tokens=40, ignore_eos=True, returns=returns)
     with closing(sqlite3.connect(tmp_path / "index.sqlite")) as db:
-        known = [About(*about) for about in db.execute("SELECT sort, weight FROM objects ORDER BY start, number")]
-    assert len({about.weight for about in known[: len(SYSTEM) // BLOCK_SIZE]}) == 1
+        known = [
+            RequestTraits(*request_traits)
+            for request_traits in db.execute("SELECT sort, weight FROM objects ORDER BY start, number")
+        ]
+    assert len({request_traits.weight for request_traits in known[: len(SYSTEM) // BLOCK_SIZE]}) == 1
     pieces = round(1 / known[0].weight)
     assert pieces >= len(SYSTEM) // BLOCK_SIZE
-    expected = About.of(pieces, new=1, siblings=1, reply=40, called=called)
+    expected = RequestTraits.of(pieces, new=1, siblings=1, reply=40, called=called)
     assert set(known[: len(SYSTEM) // BLOCK_SIZE]) == {expected}, "the second request has used them last"
 
 
@@ -190,13 +193,13 @@ def test_a_request_that_is_cancelled_is_known_as_far_as_it_went(tmp_path: Path) 
         pending.until(Started)
         pending.handle.cancel()
         prompt = len(rt.chat_prompt(talk([system(SYSTEM), user("a")])).tokens)
-        expected = {About.of(prompt // BLOCK_SIZE, new=prompt, siblings=-1, reply=-1)}
-        known, until = set[About](), time.monotonic() + 10
+        expected = {RequestTraits.of(prompt // BLOCK_SIZE, new=prompt, siblings=-1, reply=-1)}
+        known, until = set[RequestTraits](), time.monotonic() + 10
         while known != expected:
             assert time.monotonic() < until, known
             time.sleep(0.05)
             with closing(sqlite3.connect(tmp_path / "index.sqlite")) as db:
-                known = {About(*about) for about in db.execute("SELECT sort, weight FROM objects")}
+                known = {RequestTraits(*request_traits) for request_traits in db.execute("SELECT sort, weight FROM objects")}
 
 
 def test_each_row_is_written_once(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from harness import Answer, ask, system, user
 from headstart.config import Settings
-from headstart.interfaces.tier import Bytes
+from headstart.interfaces.tokens import Bytes
 from headstart.serving import scheduler
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine

@@ -29,8 +29,8 @@ from headstart.serving.slots import Slot
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers import write_behind
 from headstart.tiers.disk import Disk
-from headstart.tiers.disk.chains import Chain as DiskChain
-from headstart.tiers.disk.chains import Chains
+from headstart.tiers.disk.chains import StoredChains
+from headstart.tiers.disk.chains import StoredStoredChain as DiskChain
 from headstart.tiers.write_behind import WriteBehind
 from live import idle, wait_until
 from remains import DAY, START, Clock, kept, mark, marked, stored
@@ -345,7 +345,7 @@ def test_a_running_server_forgets_a_chain(tmp_path: Path, capsys: pytest.Capture
         cache("ls", "--json", folder=tmp_path)
         ends = [chain["id"] for chain in json.loads(capsys.readouterr().out)]
         with closing(Disk(tmp_path, 1 << 40)) as disk:
-            chains = Chains(disk.catalog.rows())
+            chains = StoredChains(disk.catalog.rows())
         said = {end: "".join(map(chr, tokens_of(chains.of(bytes.fromhex(end))))) for end in ends}
         (end,) = [end for end, text in said.items() if mark(1) in text]
         pending = submit(runtime, [text, user(marked(1))], salt="s", max_tokens=60)  # it is in use when it is deleted

@@ -21,14 +21,14 @@ from harness import Pending, ask, assistant, submit, system, user
 from headstart.chat.tenancy import POLICIES, salt
 from headstart.config import Settings
 from headstart.explain.causes import Cause
-from headstart.explain.fingerprint import Openings
+from headstart.explain.fingerprint import ConversationFingerprints
 from headstart.interfaces.engine import GREEDY
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import OWNER_END, Chain, root_id
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits, Quota, owner_of, quota
-from headstart.prompt.reply_tokens import Spellings
+from headstart.prompt.reply_tokens import ReplyTokensMemo
 from headstart.serving.memory_budget import Room
 from headstart.serving.offload import Spill
 from headstart.serving.request import Event, Request, Started
@@ -159,7 +159,7 @@ def test_how_a_reply_was_spelled_is_its_tenants_own() -> None:
             chat = [user(f"speak {number}")]
             answer = ask(rt, chat, salt=ALICE, max_tokens=24)
             chat += [assistant(answer.text), user("and?")]
-            plain = rt.chat_prompt(talk(chat, salt=ALICE), spelled=False).tokens
+            plain = rt.chat_prompt(talk(chat, salt=ALICE), use_reply_tokens=False).tokens
             if not np.array_equal(rt.chat_prompt(talk(chat, salt=ALICE)).tokens, plain):
                 break
         else:
@@ -198,7 +198,16 @@ class Tier:
         self.memory = Memory(self.CELL, cells * self.CELL, 0, most)
         self.retention = Retention("memory", self.index, lambda entry: 1.0)
         self.counters: Counter[str] = Counter()
-        spill = Spill(self.index, self.memory, NoDisk(), Spellings(), Openings(), _no_label, lambda _: None, lambda: 0.0)
+        spill = Spill(
+            self.index,
+            self.memory,
+            NoDisk(),
+            ReplyTokensMemo(),
+            ConversationFingerprints(),
+            _no_label,
+            lambda _: None,
+            lambda: 0.0,
+        )
         self.room = Room(
             self.index,
             self.memory,

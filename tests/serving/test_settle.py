@@ -229,7 +229,7 @@ def test_settled_bits_are_cold_bits(make: Make, mode: str) -> None:
             say(rt, chat, SYSTEM * 2)
             settled(rt)
         chat.append(user("the last"))
-        stem = rt.prompter.stem(talk(chat[:-1]))
+        stem = rt.prompter.shared_prefix(talk(chat[:-1]))
         answer = ask(rt, chat, keep_logits=True, max_tokens=1)
         if mode == "exact":  # in fast mode the open tail of the live reply may be used behind what was settled
             assert answer.logits is not None
@@ -298,9 +298,9 @@ def test_a_reply_is_forgotten_as_it_was_spelled() -> None:
             answer = ask(rt, chat, max_tokens=500)
             chat.append(assistant(answer.text))
             if turn < 2:
-                assert len(rt.prompter.spellings) == 1
+                assert len(rt.prompter.reply_tokens) == 1
             settled(rt)
-            assert len(rt.prompter.spellings) == 0
+            assert len(rt.prompter.reply_tokens) == 0
             assert answer.report.computed <= 16 + HEADER + 16 or turn == 0
 
 

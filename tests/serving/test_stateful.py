@@ -24,7 +24,7 @@ from headstart.interfaces.engine import GREEDY, Engine
 from headstart.interfaces.tokens import Tokens, common_prefix
 from headstart.prefix_cache.blocks import Chain, checkpoint_id, root_id
 from headstart.prefix_cache.checkpoints import GAP
-from headstart.prefix_cache.reuse_model import About
+from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.serving import settle
 from headstart.serving.request import Progress, Request
 from headstart.serving.runtime import Runtime
@@ -94,10 +94,12 @@ def test_retention_is_told_of_a_request_by_rows_and_checkpoints(make: Make) -> N
         ids = Chain(root_id(rt.engine.fingerprint, prompt.salt), block_size(rt), prompt.tokens).ids
         held = [entry for entry in rt.cache.index if entry.id in {*ids, *map(checkpoint_id, ids)}]
         assert any(entry.state for entry in held)
-        about = {rt.cache.store.retention.about(entry.id) for entry in held if rt.cache.memory.name in entry.copies}
+        request_traits = {
+            rt.cache.store.retention.request_traits(entry.id) for entry in held if rt.cache.memory.name in entry.copies
+        }
         pieces = (len(prompt.tokens) + reply.report.completion - 1) // block_size(rt)
-        expected = About.of(pieces, new=len(prompt.tokens), siblings=-1, reply=reply.report.completion, called=False)
-        assert about == {expected}
+        expected = RequestTraits.of(pieces, new=len(prompt.tokens), siblings=-1, reply=reply.report.completion, called=False)
+        assert request_traits == {expected}
 
 
 # ── reuse ────────────────────────────────────────────────────────────────────────────────────────────────────────────

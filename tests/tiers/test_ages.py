@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.interfaces.tier import Bytes
+from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.expiry import LOOKS, Terms
 from headstart.tiers import write_behind
 from headstart.tiers.disk import Disk, Label, Note, schema
 from headstart.tiers.disk import store as disk_store
-from headstart.tiers.notices import Appeared, Erased, Gone, Notice, Refused, Stored, Wiped
+from headstart.tiers.notices import EverythingErased, Notice, ObjectErased, ObjectFound, ObjectGone, ObjectRefused, ObjectStored
 from headstart.tiers.write_behind import WriteBehind
 from live import wait_until
 
@@ -421,21 +421,21 @@ def collected(tier: WriteBehind, until: type, count: int = 1) -> list[Notice]:
 def test_a_running_server_is_told_what_was_erased(tmp_path: Path, running: WriteBehind) -> None:
     for number in range(3):
         assert running.offer(label(number, written=START + number), rows(number))
-    collected(running, Stored, 3)
+    collected(running, ObjectStored, 3)
     with closing(Disk(tmp_path, BIG)) as other:
         other.remove([label(0).key])
-        told = collected(running, Gone)  # its own have appeared to it as well, sooner or later
-        assert [one for one in told if not isinstance(one, Appeared)] == [Gone(label(0).key)]
+        told = collected(running, ObjectGone)  # its own have appeared to it as well, sooner or later
+        assert [one for one in told if not isinstance(one, ObjectFound)] == [ObjectGone(label(0).key)]
         other.erase([label(1).key])
-        assert collected(running, Wiped) == [Erased(label(1).key), Wiped(0.0)]
+        assert collected(running, EverythingErased) == [ObjectErased(label(1).key), EverythingErased(0.0)]
         other.erase([label(2).key], START + 5)
-        assert collected(running, Wiped) == [Erased(label(2).key), Wiped(START + 5)]
+        assert collected(running, EverythingErased) == [ObjectErased(label(2).key), EverythingErased(START + 5)]
 
 
 def test_wishes_that_come_together_are_all_told(tmp_path: Path, running: WriteBehind) -> None:
     for number in range(3):
         assert running.offer(label(number, written=START + number), rows(number))
-    collected(running, Stored, 3)
+    collected(running, ObjectStored, 3)
     with closing(Disk(tmp_path, BIG)) as other, other.writing():
         with schema.change(other.catalog._db):  # it looks before or after
             pass
@@ -443,9 +443,9 @@ def test_wishes_that_come_together_are_all_told(tmp_path: Path, running: WriteBe
         other.catalog._db.execute("DELETE FROM objects WHERE key IN (?, ?)", (label(0).key, label(2).key))
         other.catalog._db.execute("INSERT OR REPLACE INTO erased (id, before, times) VALUES (1, ?, 2)", (START,))
         other.catalog._db.execute("COMMIT")
-    found = collected(running, Wiped, 2)
-    assert {one.key for one in found if isinstance(one, Erased)} == {label(0).key, label(2).key}
-    assert [one for one in found if isinstance(one, Wiped)] == [Wiped(START), Wiped(0.0)]
+    found = collected(running, EverythingErased, 2)
+    assert {one.key for one in found if isinstance(one, ObjectErased)} == {label(0).key, label(2).key}
+    assert [one for one in found if isinstance(one, EverythingErased)] == [EverythingErased(START), EverythingErased(0.0)]
 
 
 def test_a_clock_that_is_set_back_does_not_end_the_writing(tmp_path: Path) -> None:
@@ -456,19 +456,19 @@ def test_a_clock_that_is_set_back_does_not_end_the_writing(tmp_path: Path) -> No
     tier = WriteBehind(lambda: Disk(tmp_path, BIG, clock=clock), FINGERPRINT, BIG, terms, clock)
     with closing(Disk(tmp_path, BIG, clock=clock)) as other:
         other.erase([], clock.now)
-        collected(tier, Wiped)
+        collected(tier, EverythingErased)
         terms.obeyed, clock.now = clock.now, START
         terms.before = START - 1  # as the engine does
         assert tier.offer(label(1, written=START), rows(1))
         tier.note(note(1))
-        collected(tier, Stored)
+        collected(tier, ObjectStored)
         wait_until(lambda: bool([*other.catalog.notes(FINGERPRINT)]))
         (written,) = other.catalog._db.execute("SELECT written FROM notes").fetchone()
         assert written == START, "by the same clock"
         clock.now += DAY
         other.erase([], START + 5)
-        found = [one for one in collected(tier, Wiped) if isinstance(one, Erased | Wiped)]
-        assert found == [Erased(label(1).key), Wiped(START + 5)]
+        found = [one for one in collected(tier, EverythingErased) if isinstance(one, ObjectErased | EverythingErased)]
+        assert found == [ObjectErased(label(1).key), EverythingErased(START + 5)]
         assert not traces(tmp_path, 1)
     assert tier.close(30)
 
@@ -481,21 +481,21 @@ def test_what_is_on_its_way_to_the_disk_is_erased_too(tmp_path: Path, running: W
                 assert running.offer(label(number, written=START + 10 * number), rows(number))
             running.note(note(0))
             other.catalog.ages.wipe([], START + 5, time.time())
-        found = collected(running, Stored)
-        assert [one.label.key for one in found if isinstance(one, Refused)] == [label(0).key]
-        assert [one.label.key for one in found if isinstance(one, Stored)] == [label(1).key]
+        found = collected(running, ObjectStored)
+        assert [one.label.key for one in found if isinstance(one, ObjectRefused)] == [label(0).key]
+        assert [one.label.key for one in found if isinstance(one, ObjectStored)] == [label(1).key]
         assert not traces(tmp_path, 0)
         other.erase([], START + 50)
         derived = replace(label(3, written=START + 60), canonical=False)
         assert running.offer(derived, rows(3))
-        collected(running, Stored)
+        collected(running, ObjectStored)
         running.notices()
         with other.writing():
             assert running.offer(replace(derived, canonical=True), rows(3))  # in its place
             other.catalog.ages.wipe([derived.key], -math.inf, time.time())
             other.path(derived.key).unlink()
             other.catalog.ages.scrub()
-        assert any(isinstance(one, Refused) for one in collected(running, Erased))
+        assert any(isinstance(one, ObjectRefused) for one in collected(running, ObjectErased))
         assert not traces(tmp_path, 3)
 
 
@@ -511,7 +511,7 @@ def test_terms_outlive_the_server(tmp_path: Path) -> None:
     tier = opened(terms)
     for number, owner in enumerate(OWNERS):
         assert tier.offer(label(number, owner, START), rows(number))
-    collected(tier, Stored, 3)
+    collected(tier, ObjectStored, 3)
     assert tier.close(30)
     clock.now += 8 * DAY
     again = Terms()
@@ -522,7 +522,7 @@ def test_terms_outlive_the_server(tmp_path: Path) -> None:
     assert not traces(tmp_path, 1)
     again.give(OWNERS[1], None)
     assert tier.offer(label(5, OWNERS[1], START), rows(5))
-    collected(tier, Stored)
+    collected(tier, ObjectStored)
     assert tier.close(30)
     with closing(Disk(tmp_path, BIG)) as disk:
         assert disk.catalog.ages.terms() == {}
@@ -555,7 +555,7 @@ def test_terms_outlive_the_catalogue(tmp_path: Path) -> None:
     assert tier._disk is not None
     tier._disk = None  # as after any fault
     assert tier.offer(label(1), rows(1))
-    collected(tier, Stored)
+    collected(tier, ObjectStored)
     assert terms.owners == {OWNERS[0]: 7 * DAY, OWNERS[1]: DAY}
     assert tier.close(30)
     with closing(Disk(tmp_path, BIG)) as disk:

@@ -22,13 +22,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headstart.interfaces.tier import Bytes, Kind
+from headstart.interfaces.tier import EntryKind
+from headstart.interfaces.tokens import Bytes
 from headstart.tiers.disk import Disk, Label
 from headstart.tiers.disk import ages as disk_ages
 from headstart.tiers.disk import catalog as disk_catalog
 from headstart.tiers.disk import store as disk_store
 
-SIZES: dict[Kind, int] = {"rows": 5_000, "state": 700}
+SIZES: dict[EntryKind, int] = {"rows": 5_000, "state": 700}
 BIG = 1 << 40
 ROOM = 31 * 4096
 """Blocks occupy three of these, checkpoints two."""
@@ -93,7 +94,7 @@ class Recorder:
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         self.root = root
-        self.steps: list[Callable[[Model], None]] = []
+        self.steps: list[Callable[[StoredModel], None]] = []
         self._files: dict[int, str] = {}
         for name in ("open", "close", "write", "fsync", "replace", "unlink", "mkdir"):
             patch.setattr(os, name, self._wrapped(getattr(os, name), getattr(self, f"_{name}")))
@@ -165,7 +166,7 @@ class Recorder:
         self.steps.append(lambda model: model.rot(name, bytes(data)))
 
 
-class Model:
+class StoredModel:
     """What is on disk, and what the catalogue says."""
 
     def __init__(self) -> None:
@@ -309,9 +310,9 @@ class History:
             self._delete(disk.remove, label(16).key)
             self._delete(disk.erase, label(17).key)
 
-    def points(self) -> Iterator[tuple[Model, Promise]]:
+    def points(self) -> Iterator[tuple[StoredModel, Promise]]:
         """Each point where it may end, with what is promised there."""
-        model, promises = Model(), list(self.promises)
+        model, promises = StoredModel(), list(self.promises)
         promised = Promise()
         for number in range(len(self.recorder.steps) + 1):
             while promises and promises[0][0] <= number:

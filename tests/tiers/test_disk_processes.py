@@ -20,7 +20,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from headstart.interfaces.tier import Bytes
+from headstart.interfaces.tokens import Bytes
 from headstart.tiers.disk import Disk, Label
 from headstart.tiers.disk import lock as disk_lock
 from headstart.tiers.disk import store as disk_store

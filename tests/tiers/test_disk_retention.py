@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.prefix_cache.reuse_model import POLICIES, UNKNOWN, About, Reuse, Usage
+from headstart.prefix_cache.reuse_model import POLICIES, UNKNOWN_REQUEST, RequestTraits, ReuseModel, ReuseStats
 from headstart.tiers.disk.catalog import WAIT, Catalog, Note
 from headstart.tiers.disk.format import Label
 
@@ -44,27 +44,27 @@ def catalog(tmp_path: Path) -> Catalog:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_disk_ranks_as_memory_does(tmp_path: Path, policy: str) -> None:
     catalog = Catalog(tmp_path / "index.sqlite", 100.0, policy)
-    usages: dict[int, Usage] = {}
+    stats_of: dict[int, ReuseStats] = {}
     for number in range(1, 9):
         seconds = 1.0 + number % 3
         catalog.add([(label(number, seconds=seconds), SIZE)], 10.0 * number)
-        usages[number] = Usage(seconds / SIZE, 10.0 * number, 1, number / 10)
-    reuse = Reuse()
+        stats_of[number] = ReuseStats(seconds / SIZE, 10.0 * number, 1, number / 10)
+    reuse = ReuseModel()
     for number, now in ((3, 100.0), (5, 150.0), (3, 400.0), (8, 500.0)):
         catalog.use([(label(number).key, now)])
-        reuse.returned(usages[number], now)
-        usages[number].use(now, 100.0)
-    about = About.of(3, new=9000, siblings=1, reply=700, called=True)
-    catalog.replied([(label(5).key, about), (label(99).key, about)])
-    usages[5].about = about
+        reuse.returned(stats_of[number], now)
+        stats_of[number].use(now, 100.0)
+    request_traits = RequestTraits.of(3, new=9000, siblings=1, reply=700, called=True)
+    catalog.replied([(label(5).key, request_traits), (label(99).key, request_traits)])
+    stats_of[5].request_traits = request_traits
     catalog.use([(label(5).key, 550.0)])
-    reuse.returned(usages[5], 550.0)
-    usages[5].use(550.0, 100.0)
+    reuse.returned(stats_of[5], 550.0)
+    stats_of[5].use(550.0, 100.0)
     catalog.add([(label(20), SIZE), (label(21), SIZE)], 20.0)
     catalog.remove([label(20).key], 30.0)
-    usages[21] = Usage(1.0 / SIZE, 20.0, 1, 0.2)
-    reuse.learn([*usages.values(), Usage(1.0, 20.0, 1, 0.2)], 600.0)
-    order = sorted(usages, key=lambda number: (POLICIES[policy](usages[number], reuse, 600.0), usages[number].last))
+    stats_of[21] = ReuseStats(1.0 / SIZE, 20.0, 1, 0.2)
+    reuse.learn([*stats_of.values(), ReuseStats(1.0, 20.0, 1, 0.2)], 600.0)
+    order = sorted(stats_of, key=lambda number: (POLICIES[policy](stats_of[number], reuse, 600.0), stats_of[number].last))
     assert names(catalog, 9, 600.0) == order
 
 
@@ -132,19 +132,19 @@ def test_what_is_kept_and_what_may_go_are_all_there_is(catalog: Catalog) -> None
 def test_uses_are_remembered_after_an_object_has_gone(catalog: Catalog) -> None:
     catalog.add([(label(1), SIZE)], 10.0)
     catalog.use([(label(1).key, 20.0)])
-    about = About.of(20, new=9000, siblings=1, reply=700, called=True)
-    catalog.replied([(label(1).key, about)])
+    request_traits = RequestTraits.of(20, new=9000, siblings=1, reply=700, called=True)
+    catalog.replied([(label(1).key, request_traits)])
     catalog.remove([label(1).key, label(7).key])
     assert len(gone(catalog)) == 1
     catalog.add([(label(1), SIZE)], 50.0)
-    assert catalog._usage("objects", label(1).key).about == about  # type: ignore[union-attr]
+    assert catalog._stats("objects", label(1).key).request_traits == request_traits  # type: ignore[union-attr]
     row = catalog.get(label(1).key)
     assert row is not None
     assert (row.uses, row.used, row.created) == (3, 50.0, 50.0)
     assert not gone(catalog)
     counts = catalog._learned().counts
     assert counts[1].sum() == 0
-    assert counts.sum() == pytest.approx(2 * UNKNOWN.weight), "used after 10 seconds, and after 30"
+    assert counts.sum() == pytest.approx(2 * UNKNOWN_REQUEST.weight), "used after 10 seconds, and after 30"
 
 
 def test_a_better_copy_is_not_a_use(catalog: Catalog) -> None:
@@ -161,7 +161,7 @@ def test_ghosts_are_bounded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -
         catalog.add([(label(number), SIZE)], float(number))
         catalog.remove([label(number).key])
     assert gone(catalog) == list(range(30, 40))
-    assert catalog._learned().counts[1].sum() == pytest.approx(29 * UNKNOWN.weight), (
+    assert catalog._learned().counts[1].sum() == pytest.approx(29 * UNKNOWN_REQUEST.weight), (
         "the others are remembered as never having come again"
     )
 
@@ -171,7 +171,7 @@ def test_two_processes_learn_together(tmp_path: Path) -> None:
     one.add([(label(1), SIZE)], 0.0)
     for now in range(1, 40):
         (one if now % 2 else two).use([(label(1).key, float(now))])
-    assert one._learned().counts.sum() == two._learned().counts.sum() == pytest.approx(39 * UNKNOWN.weight)
+    assert one._learned().counts.sum() == two._learned().counts.sum() == pytest.approx(39 * UNKNOWN_REQUEST.weight)
 
 
 _GARBAGE = ("2, 0, 0, 1", "0, 9999, 0, 1", "0, 0, 24, 1", "0, 0, 0, -1", "0, 0, 0, 1e300", "0, 0.5, 0, 1", "0, 'x', 0, 1")
@@ -184,7 +184,7 @@ def test_what_was_learned_may_be_garbage(catalog: Catalog, garbage: str) -> None
     catalog._db.execute("UPDATE objects SET sort = 1e6 + 0.5, weight = 1e300 WHERE key = ?", (label(1).key,))
     assert sorted(names(catalog, 2, 10.0)) == [1, 2]
     catalog.use([(label(2).key, 9.0)])
-    assert catalog._learned().counts.sum() == UNKNOWN.weight
+    assert catalog._learned().counts.sum() == UNKNOWN_REQUEST.weight
 
 
 def test_old_times_are_forgotten(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.interfaces.tier import Bytes, Kind
-from headstart.prefix_cache.reuse_model import About
+from headstart.interfaces.tier import EntryKind
+from headstart.interfaces.tokens import Bytes
+from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.tiers.disk import Disk, FormatError, Label
 from headstart.tiers.disk import files as disk_files
 from headstart.tiers.disk import lock as disk_lock
@@ -88,7 +89,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     kind=st.sampled_from(["rows", "state"]),
 )
 @settings(max_examples=100)
-def test_a_header_survives(key: bytes, tokens: list[int], start: int, canonical: bool, kind: Kind) -> None:
+def test_a_header_survives(key: bytes, tokens: list[int], start: int, canonical: bool, kind: EntryKind) -> None:
     written = Label(key, key[::-1], key, start, tuple(tokens), canonical, 0.125, kind)
     payload = rows(1, 100)
     head = encode(written, payload)
@@ -100,7 +101,7 @@ def test_a_header_survives(key: bytes, tokens: list[int], start: int, canonical:
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["rows", "state"])
-def test_no_damage_goes_unseen(tmp_path: Path, count: int, kind: Kind) -> None:
+def test_no_damage_goes_unseen(tmp_path: Path, count: int, kind: EntryKind) -> None:
     """Fault: no checksum. Random bits, cuts and swaps: each is seen, none is served."""
     disk, dice = filled(tmp_path, 3), random.Random(0)
     block = label(1, 0)
@@ -622,7 +623,7 @@ def test_a_catalogue_of_an_earlier_version_is_kept(tmp_path: Path, version: int)
     disk = Disk(tmp_path, BIG)
     disk.write([(state(label(2, 1)), rows(9))])
     assert [row.label.kind for row in disk.catalog.rows()] == ["rows", "rows", "rows", "state"]
-    disk.catalog.replied([(label(2, 1).key, About.of(3, new=9000, siblings=1, reply=700, called=True))])
+    disk.catalog.replied([(label(2, 1).key, RequestTraits.of(3, new=9000, siblings=1, reply=700, called=True))])
     leaf = disk.catalog.victims((), 1)[0]
     disk.catalog.remove([leaf.label.key])
     assert len(disk) == 3

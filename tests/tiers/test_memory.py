@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from headstart.errors import ConfigError
-from headstart.interfaces.tier import Kind
+from headstart.interfaces.tier import EntryKind
 from headstart.tiers.memory import Cell, Memory
 
 CELL, BUDGET = 5000, 40_000
@@ -30,9 +30,9 @@ class MemoryMachine(RuleBasedStateMachine):
     @initialize(rows=st.sampled_from(SIZES), state=st.sampled_from(SIZES))
     def open(self, rows: int, state: int) -> None:
         self.memory = Memory(rows, BUDGET, state)
-        self.sizes: dict[Kind, int] = {"rows": rows, "state": state}
-        self.model: dict[bytes, tuple[Kind, int, int]] = {}
-        self.taken: list[Kind] = []
+        self.sizes: dict[EntryKind, int] = {"rows": rows, "state": state}
+        self.model: dict[bytes, tuple[EntryKind, int, int]] = {}
+        self.taken: list[EntryKind] = []
         self.claimed = 0
 
     @property
@@ -40,7 +40,7 @@ class MemoryMachine(RuleBasedStateMachine):
         return sum(self.sizes[kind] for kind in (*self.taken, *(kind for kind, _, _ in self.model.values()))) + self.claimed
 
     @rule(target=cells, kind=KINDS, fill=st.integers(1, 255))
-    def allocate(self, kind: Kind, fill: int) -> Written | None:
+    def allocate(self, kind: EntryKind, fill: int) -> Written | None:
         room = self.held + self.sizes[kind] <= BUDGET
         assert self.memory.fits(kind) == room
         cell = self.memory.allocate(kind)
@@ -171,7 +171,7 @@ def test_pages_go_from_one_kind_to_the_other() -> None:
     memory = Memory(1 << 20, budget, 16 << 20)
     base = psutil.Process().memory_info().rss
 
-    def fill(kind: Kind) -> None:
+    def fill(kind: EntryKind) -> None:
         number = 0
         while (got := memory.allocate(kind)) is not None:
             memory.cell(got)[:] = 1
@@ -179,7 +179,7 @@ def test_pages_go_from_one_kind_to_the_other() -> None:
             number += 1
         assert number == (64 if kind == "rows" else 4)
 
-    kinds: tuple[Kind, ...] = ("rows", "state")
+    kinds: tuple[EntryKind, ...] = ("rows", "state")
     for kind in kinds * 3:
         fill(kind)
         assert psutil.Process().memory_info().rss - base <= budget * 1.1

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headstart.interfaces.tier import Bytes
+from headstart.interfaces.tokens import Bytes
 from headstart.tiers import parallel_read, write_behind
 from headstart.tiers.disk import Disk, FormatError, Label
 from headstart.tiers.disk import reader as disk_reader
 from headstart.tiers.disk.format import ALIGN, VERSION, checksum
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.no_disk import NoDisk
-from headstart.tiers.notices import Appeared, Gone, Notice, Refused, Stored
+from headstart.tiers.notices import Notice, ObjectFound, ObjectGone, ObjectRefused, ObjectStored
 from headstart.tiers.parallel_read import Hung
 from headstart.tiers.write_behind import WriteBehind
 
@@ -109,12 +109,16 @@ def test_what_is_discarded_while_it_waits_is_never_written(tmp_path: Path, gate:
         assert gate.reached.wait(30), "the first is being written"
         tier.discard([label(0).key, label(2).key])
         gate.open.set()
-        waited(tier, found, lambda found: len([one for one in found if isinstance(one, Gone | Stored | Refused)]) == 5)
+        waited(
+            tier,
+            found,
+            lambda found: len([one for one in found if isinstance(one, ObjectGone | ObjectStored | ObjectRefused)]) == 5,
+        )
         assert tier.counters["skipped_discarded"] == tier.counters["discarded"] == 1
     assert stored(tmp_path) == {label(1).key, label(3).key}
     assert written == [label(0).key, label(1).key, label(3).key]
-    assert Refused(label(2), "discarded") in found
-    assert found.index(Stored(label(0))) < found.index(Gone(label(0).key))
+    assert ObjectRefused(label(2), "discarded") in found
+    assert found.index(ObjectStored(label(0))) < found.index(ObjectGone(label(0).key))
 
 
 def test_what_is_offered_again_is_stored(tmp_path: Path, gate: Gate) -> None:
@@ -128,9 +132,12 @@ def test_what_is_offered_again_is_stored(tmp_path: Path, gate: Gate) -> None:
             tier.offer(state(0), rows(1))
             tier.offer(label(0), rows(0))
         gate.open.set()
-        waited(tier, found, lambda found: len([one for one in found if isinstance(one, Stored | Refused)]) == 6)
+        waited(tier, found, lambda found: len([one for one in found if isinstance(one, ObjectStored | ObjectRefused)]) == 6)
     assert stored(tmp_path) == {label(0).key, state(0).key}
-    assert [one for one in found if isinstance(one, Stored | Gone)][-1] in (Stored(label(0)), Stored(state(0)))
+    assert [one for one in found if isinstance(one, ObjectStored | ObjectGone)][-1] in (
+        ObjectStored(label(0)),
+        ObjectStored(state(0)),
+    )
 
 
 def test_a_pinned_object_is_not_discarded(tmp_path: Path) -> None:
@@ -141,8 +148,8 @@ def test_a_pinned_object_is_not_discarded(tmp_path: Path) -> None:
     found: list[Notice] = []
     with opened(tmp_path) as tier:
         tier.discard([state(0).key, label(2).key, b"x" * 32])
-        waited(tier, found, lambda found: Gone(label(2).key) in found)
-    assert [one for one in found if not isinstance(one, Appeared)] == [Gone(label(2).key)]
+        waited(tier, found, lambda found: ObjectGone(label(2).key) in found)
+    assert [one for one in found if not isinstance(one, ObjectFound)] == [ObjectGone(label(2).key)]
     assert stored(tmp_path) == {label(0).key, state(0).key}
 
 
@@ -309,7 +316,7 @@ def test_a_new_server_knows_what_a_block_hangs_on_before_it(tmp_path: Path) -> N
     found: list[Notice] = []
     with opened(tmp_path) as tier:
         waited(tier, found, lambda found: len(found) == 4)
-    assert [one.label.key for one in found if isinstance(one, Appeared)] == [one.key for one in chain]
+    assert [one.label.key for one in found if isinstance(one, ObjectFound)] == [one.key for one in chain]
 
 
 def test_what_a_request_waits_for_is_not_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,8 +329,8 @@ def test_what_a_request_waits_for_is_not_evicted(tmp_path: Path, monkeypatch: py
 
     def store(number: int) -> set[bytes]:
         tier.offer(label(number), rows(number))
-        waited(tier, found, lambda found: Stored(label(number)) in found)
-        return {one.key for one in found if isinstance(one, Gone)}
+        waited(tier, found, lambda found: ObjectStored(label(number)) in found)
+        return {one.key for one in found if isinstance(one, ObjectGone)}
 
     tier.keep([label(0).key, label(1).key])
     assert store(10) | store(11) <= {label(2).key, label(3).key}, "the last ones"
@@ -358,7 +365,7 @@ def test_what_a_crash_of_another_process_leaves_is_found(tmp_path: Path, monkeyp
         other.write([(label(0), rows(0)), (label(1), rows(1))])
         other.catalog.remove([label(0).key])
         found: list[Notice] = []
-        waited(tier, found, lambda found: Appeared(label(0)) in found)
+        waited(tier, found, lambda found: ObjectFound(label(0)) in found)
         assert other.catalog.get(label(0).key) is not None
         path = other.path(label(1).key)
         data = bytearray(path.read_bytes())
@@ -392,12 +399,12 @@ def test_any_order_of_wishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, se
                 time.sleep(0.01)
                 found += tier.notices()
     found += tier.notices()
-    assert len([one for one in found if isinstance(one, Stored | Refused)]) == offers
+    assert len([one for one in found if isinstance(one, ObjectStored | ObjectRefused)]) == offers
     there: dict[bytes, bool] = {}
     for notice in found:
-        if isinstance(notice, Stored):
+        if isinstance(notice, ObjectStored):
             there[notice.label.key] = True
-        elif isinstance(notice, Gone):
+        elif isinstance(notice, ObjectGone):
             there[notice.key] = False
     expected = {key for key, wish in wanted.items() if wish}
     assert stored(tmp_path) == expected

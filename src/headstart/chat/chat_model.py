@@ -68,13 +68,13 @@ class ChatModel:
         self._wipes = 0  # how often a chain has been deleted from the disk
         runtime.on_erase(self._erase)
 
-    def prompt(self, conversation: Conversation, *, spelled: bool = True) -> tuple[Conversation, Prompt]:
+    def prompt(self, conversation: Conversation, *, use_reply_tokens: bool = True) -> tuple[Conversation, Prompt]:
         """A conversation in its canonical form, and its prompt.
 
         Raises what `Runtime.chat_prompt` raises, and InvalidRequest if two tools have the same name.
         """
         conversation = self.canonical(conversation)
-        return conversation, self.runtime.chat_prompt(conversation, spelled=spelled)
+        return conversation, self.runtime.chat_prompt(conversation, use_reply_tokens=use_reply_tokens)
 
     def canonical(self, conversation: Conversation) -> Conversation:
         """A conversation without the noise of its client. Raises InvalidRequest if two tools have the same name."""
@@ -101,7 +101,7 @@ class ChatModel:
             ContextTooLong: the conversation does not fit.
         """
         _check(conversation)
-        conversation, prompt = self.prompt(conversation, spelled=params.reuse)
+        conversation, prompt = self.prompt(conversation, use_reply_tokens=params.reuse)
         family = self.runtime.prompter.family
         thinking = family.opened(prompt.text)
         calls = bool(conversation.tools) and conversation.choice.mode != "none"

@@ -20,7 +20,7 @@ from headstart.units import count, parse_portion, parse_size, parse_time, show_s
 if TYPE_CHECKING:
     from headstart.tiers.disk import Disk, FormatError
     from headstart.tiers.disk.catalog import Row
-    from headstart.tiers.disk.chains import Chain, Chains
+    from headstart.tiers.disk.chains import StoredChain, StoredChains
 
 T = TypeVar("T")
 
@@ -105,10 +105,10 @@ def _opened(folder: Path | None, budget: int = ALL, *, make: bool = False) -> It
         disk.close()
 
 
-def _chains(disk: Disk) -> Chains:
-    from headstart.tiers.disk.chains import Chains
+def _chains(disk: Disk) -> StoredChains:
+    from headstart.tiers.disk.chains import StoredChains
 
-    return Chains(disk.catalog.rows())
+    return StoredChains(disk.catalog.rows())
 
 
 def _track(items: Sequence[T], doing: str) -> Iterable[T]:
@@ -144,7 +144,7 @@ def list_chains(
             typer.echo(f"and {len(chains) - len(shown):,} more; see --limit")
 
 
-def _said(chain: Chain, names: Names) -> dict[str, Any]:
+def _said(chain: StoredChain, names: Names) -> dict[str, Any]:
     return chain.data() | {"model": names.model(chain.rows[-1].label.fingerprint), "words": names.words(chain.rows)}
 
 
@@ -166,7 +166,7 @@ def show(identity: Id, folder: Folder = None, as_json: Json = False) -> None:
 def stats(folder: Folder = None, as_json: Json = False) -> None:
     """Shows how much is stored, and for which models."""
     from headstart.tiers.disk import files
-    from headstart.tiers.disk.chains import Chains, totals
+    from headstart.tiers.disk.chains import StoredChains, totals
 
     with _opened(folder) as disk:
         rows, known = list(disk.catalog.rows()), disk.catalog.models()
@@ -178,7 +178,7 @@ def stats(folder: Folder = None, as_json: Json = False) -> None:
     models = {model: [row for row in rows if row.label.fingerprint == model] for model in {r.label.fingerprint for r in rows}}
     data = {
         "folder": str(disk.folder),
-        "chains": len(Chains(rows).all()),
+        "chains": len(StoredChains(rows).all()),
         **totals(rows),
         **beside,
         "models": [
@@ -252,9 +252,7 @@ def unpin(identity: Id, folder: Folder = None) -> None:
 def remove(
     identity: Annotated[str | None, typer.Argument(metavar="ID", help="The first digits of an id.")] = None,
     folder: Folder = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Everything that is not pinned, and quarantined objects.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Everything that is not pinned, and quarantined objects.")] = False,
     older_than: Annotated[
         float | None,
         typer.Option(parser=duration, metavar="TIME", help="The same for entries written longer ago, like 7d, 12h or 90min."),
@@ -279,7 +277,7 @@ def remove(
             typer.echo(f"still there, as pinned: {pieces(stay)}; `headstart cache unpin` lets them go")
 
 
-def _removable(chains: Chains, identity: str) -> list[Row]:
+def _removable(chains: StoredChains, identity: str) -> list[Row]:
     """What only this chain has. Raises ConfigError: that is nothing, or it is pinned."""
     own = chains.of(chains.find(identity)).own
     if not own:

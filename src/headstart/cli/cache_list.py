@@ -16,9 +16,9 @@ from headstart.units import count, show_size
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from headstart.tiers.disk import Disk, Label, Model
+    from headstart.tiers.disk import Disk, Label, StoredModel
     from headstart.tiers.disk.catalog import Row
-    from headstart.tiers.disk.chains import Chain
+    from headstart.tiers.disk.chains import StoredChain
 
 SOME = 48
 """Tokens whose words are shown."""
@@ -34,7 +34,7 @@ class Names:
     """
 
     def __init__(self, disk: Disk) -> None:
-        self._models: Mapping[bytes, Model] = disk.catalog.models()
+        self._models: Mapping[bytes, StoredModel] = disk.catalog.models()
         self._shown = not hasattr(os, "geteuid") or os.stat(disk.folder).st_uid == os.geteuid()
         self._texts: dict[bytes, Callable[[Iterable[int]], str] | None] = {}
         self._open = ExitStack()
@@ -58,7 +58,7 @@ class Names:
             return None
         return " ".join("".join(one if one.isprintable() else " " for one in text(tokens)).split())
 
-    def chain(self, chain: Chain) -> str | None:
+    def chain(self, chain: StoredChain) -> str | None:
         """How a chain begins, and how what it shares with no other does."""
         first, own = self.words(chain.rows), self.words(chain.rows[chain.shared :]) if chain.shared else None
         return first if first is None or own is None else f"{_cut(first)} ▸ {own}"
@@ -68,7 +68,7 @@ class Names:
             self._texts[fingerprint] = self._vocabulary(self._models.get(fingerprint))
         return self._texts[fingerprint]
 
-    def _vocabulary(self, model: Model | None) -> Callable[[Iterable[int]], str] | None:
+    def _vocabulary(self, model: StoredModel | None) -> Callable[[Iterable[int]], str] | None:
         if model is None or not self._shown or not model.at_hand:
             return None
         from headstart.engines.llama.words import Words
@@ -118,7 +118,7 @@ _Entry = tuple[Sequence[str], str]
 """Figures for columns, and a line below them."""
 
 
-def chain_page(chains: Iterable[Chain], names: Names) -> Text:
+def chain_page(chains: Iterable[StoredChain], names: Names) -> Text:
     """Each chain in two lines: its figures, and its model with its first words."""
     found: list[_Entry] = []
     for chain in chains:
@@ -134,7 +134,7 @@ def chain_page(chains: Iterable[Chain], names: Names) -> Text:
     return _page(("id", "tokens", "size", "its own", "saves", "used", ""), found)
 
 
-def block_page(chain: Chain, names: Names) -> Text:
+def block_page(chain: StoredChain, names: Names) -> Text:
     """A chain, each block in two lines: its figures, and its first words, or the first of its tokens."""
     found: list[_Entry] = []
     for row in chain.rows:

@@ -17,7 +17,7 @@ from headstart.units import count, parse_size, show_size
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from headstart.replay import Result
+    from headstart.replay import ReplayResult
 
 EPILOG = """
 **Examples**
@@ -65,9 +65,7 @@ def replay(
     ] = None,
     every: Annotated[
         float,
-        typer.Option(
-            min=0.0, callback=_finite, metavar="SECONDS", help="Time between the starts of two recorded sessions."
-        ),
+        typer.Option(min=0.0, callback=_finite, metavar="SECONDS", help="Time between the starts of two recorded sessions."),
     ] = 60.0,
     behind: Annotated[
         float,
@@ -96,7 +94,7 @@ def replay(
         recorded.read(traces, block_size=block_size, every=every) if traces else recorded.sample(block_size=block_size or 64)
     )
     total = simulator.working_set(trace)
-    costs = simulator.Costs(seconds_per_token, bytes_per_token)
+    costs = simulator.ReplayCosts(seconds_per_token, bytes_per_token)
     budgets = [_tokens(text, total, bytes_per_token) for text in budget or ["5%", "10%", "25%"]]
     first = int(len(trace.requests) * behind)
     results = [
@@ -129,7 +127,7 @@ def _tokens(text: str, total: int, bytes_per_token: float) -> int:
         raise ConfigError(f"--budget {text}: write it like 4GiB or 10%.") from None
 
 
-def _gaps(results: list[Result]) -> Iterator[tuple[Result, float | None]]:
+def _gaps(results: list[ReplayResult]) -> Iterator[tuple[ReplayResult, float | None]]:
     """Each result with the part of the gap from LRU to the optimum that it closes."""
     from headstart.replay import OPTIMUM, closed
 
@@ -138,7 +136,7 @@ def _gaps(results: list[Result]) -> Iterator[tuple[Result, float | None]]:
         yield result, closed(result, known["lru", result.budget], known[OPTIMUM, result.budget])
 
 
-def _table(results: list[Result], names: list[str], bytes_per_token: float) -> Table:
+def _table(results: list[ReplayResult], names: list[str], bytes_per_token: float) -> Table:
     from rich.table import Column, Table
 
     figures = ("hit tokens", "of the prompt", "computed tokens", "seconds saved", "of the gap to the optimum")

@@ -26,7 +26,8 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from headstart.errors import EngineError
-from headstart.interfaces.engine import Bytes, Engine, KVSegment, Logits, Span, Step, Traits
+from headstart.interfaces.engine import Engine, KVSegment, Logits, Span, Step, Traits
+from headstart.interfaces.tokens import Bytes, Tokens
 
 _TAIL = _DECODED = 8
 _SAID = _TAIL + _DECODED
@@ -38,7 +39,7 @@ _ODD = 37
 MOST_TOKENS = _LONGEST_WINDOW + 2 * _LARGEST + _SAID
 """Most tokens of a context that a proof looks at."""
 
-Tokens = npt.NDArray[np.int32]
+
 Tell = Callable[[float], None]
 
 

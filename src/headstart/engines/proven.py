@@ -16,8 +16,9 @@ from typing import Any
 from blake3 import blake3
 
 from headstart.engines.memo import recall, remember
-from headstart.engines.proof import Tell, Tokens, answer, prove
+from headstart.engines.proof import Tell, answer, prove
 from headstart.interfaces.engine import Engine, Traits
+from headstart.interfaces.tokens import Tokens
 
 MEMO = "proofs.json"
 log = logging.getLogger("headstart.proof")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from headstart.names import Spelled, option
+from headstart.names import OptionText, option
 
 Where = Literal["tools", "system", "messages", "template"]
 """The part of a request in which two prompts differ first. `template`: what the chat template adds around the others."""
@@ -50,9 +50,9 @@ class Meaning:
     _hint: str
 
     @property
-    def hint(self) -> Spelled:
+    def hint(self) -> OptionText:
         """How to avoid it. `str` names options as the library does, `with_flags` as the command line does."""
-        return Spelled(self._hint)
+        return OptionText(self._hint)
 
 
 CAUSES: dict[Cause, Meaning] = {

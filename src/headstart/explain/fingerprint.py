@@ -23,7 +23,7 @@ _FORM = struct.Struct("<16s16sI")
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class ConversationFingerprint:
     """A conversation's beginning.
 
     Attributes:
@@ -37,7 +37,7 @@ class Opening:
     tokens: int
 
     @classmethod
-    def of(cls, prompt: Prompt, template: str) -> Opening | None:
+    def of(cls, prompt: Prompt, template: str) -> ConversationFingerprint | None:
         """None for a raw text."""
         source = prompt.source
         if source is None:
@@ -51,7 +51,7 @@ class Opening:
         return _FORM.pack(self._check(), self.template, self.tokens)
 
     @classmethod
-    def unpack(cls, key: bytes, packed: bytes) -> Opening:
+    def unpack(cls, key: bytes, packed: bytes) -> ConversationFingerprint:
         """What `pack` was called on. Raises ValueError if that is not what comes back."""
         if len(key) != 32 or len(packed) != _FORM.size:
             raise ValueError("not the opening that was packed")
@@ -65,28 +65,28 @@ class Opening:
         return blake3(self.key + self.template + self.tokens.to_bytes(4, "little")).digest(16)
 
 
-class Openings:
+class ConversationFingerprints:
     """The latest openings. Used from one thread."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, Opening] = OrderedDict()
+        self._known: OrderedDict[bytes, ConversationFingerprint] = OrderedDict()
 
-    def learn(self, opening: Opening) -> bool:
+    def learn(self, fingerprint: ConversationFingerprint) -> bool:
         """Whether it is new, or was known with another template."""
-        before = self._known.get(opening.key)
-        self._known[opening.key] = opening
+        before = self._known.get(fingerprint.key)
+        self._known[fingerprint.key] = fingerprint
         if len(self._known) > LIMIT:
             self._known.popitem(last=False)
-        return before is None or before.template != opening.template
+        return before is None or before.template != fingerprint.template
 
     def clear(self) -> None:
         """Forgets everything."""
         self._known.clear()
 
-    def otherwise(self, opening: Opening) -> int:
+    def otherwise(self, fingerprint: ConversationFingerprint) -> int:
         """Tokens of the prompt in which it was seen with another template; 0 if it was not."""
-        known = self._known.get(opening.key)
-        return known.tokens if known is not None and known.template != opening.template else 0
+        known = self._known.get(fingerprint.key)
+        return known.tokens if known is not None and known.template != fingerprint.template else 0
 
 
 def _digest(*values: object) -> bytes:

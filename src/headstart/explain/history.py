@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from headstart.explain.explain import Asked, Cached, Explanation, explain
-from headstart.explain.fingerprint import Opening
+from headstart.explain.fingerprint import ConversationFingerprint
 from headstart.explain.record import Record
 from headstart.prompt.builder import Prompt
 
@@ -21,7 +21,7 @@ class History(Protocol):
     def remember(self, record: Record) -> None:
         """A request has ended."""
 
-    def opening(self, prompt: Prompt, template: str) -> Opening | None:
+    def conversation_fingerprint(self, prompt: Prompt, template: str) -> ConversationFingerprint | None:
         """By what a conversation is to be recognised after a restart; None if it is not."""
 
     def last(self, seen: Callable[[Record], bool]) -> Record | None:
@@ -46,7 +46,7 @@ class NoHistory:
     def remember(self, record: Record) -> None:
         pass
 
-    def opening(self, prompt: Prompt, template: str) -> Opening | None:
+    def conversation_fingerprint(self, prompt: Prompt, template: str) -> ConversationFingerprint | None:
         return None
 
     def last(self, seen: Callable[[Record], bool]) -> Record | None:
@@ -84,8 +84,8 @@ class RecentHistory:
         while self._room < 0 or len(self._records) > self._limit:
             self._room += self._records.popleft().size
 
-    def opening(self, prompt: Prompt, template: str) -> Opening | None:
-        return Opening.of(prompt, template)
+    def conversation_fingerprint(self, prompt: Prompt, template: str) -> ConversationFingerprint | None:
+        return ConversationFingerprint.of(prompt, template)
 
     def last(self, seen: Callable[[Record], bool]) -> Record | None:
         # A copy is made in one step; to walk the deque itself while another thread appends is an error.

@@ -27,9 +27,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headstart.errors import EngineError, InvalidRequest
+from headstart.interfaces.tokens import Bytes
 from headstart.names import suggesting
 
-Bytes = npt.NDArray[np.uint8]
 Logits = npt.NDArray[np.float32]
 
 

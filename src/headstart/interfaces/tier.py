@@ -5,12 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
-Bytes = npt.NDArray[np.uint8]
-
-Kind = Literal["rows", "state"]
+EntryKind = Literal["rows", "state"]
 """What bytes are: rows, or state, which is to say a checkpoint. The one never stands for the other."""
 
 

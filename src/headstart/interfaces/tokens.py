@@ -7,6 +7,8 @@ import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int32]
 """Token ids, one dimension."""
+Bytes = npt.NDArray[np.uint8]
+"""Bytes of KV or state, one dimension."""
 BlockId = bytes
 """32 bytes that name a block with all before it (`prefix_cache/blocks`)."""
 

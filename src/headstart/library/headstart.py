@@ -354,7 +354,7 @@ class Headstart:
         Raises what `chat` raises.
         """
         conversation = self._model.canonical(_conversation(messages, tools, template, salt))
-        request = Request(self.runtime.stem_prompt(conversation), max_tokens=0)
+        request = Request(self.runtime.shared_prefix_prompt(conversation), max_tokens=0)
         events: queue.SimpleQueue[Finished | Failed] = queue.SimpleQueue()
 
         def put(event: Event) -> None:
@@ -404,7 +404,7 @@ class Headstart:
             raise InvalidRequest(f"text must be a text, not {text!r:.100}.", param="text")
         given = Given.of(options)
         params = given.params(self.runtime.sampling)
-        prompt = self.runtime.text_prompt(text, salt=given.salt, spelled=params.reuse)
+        prompt = self.runtime.text_prompt(text, salt=given.salt, use_reply_tokens=params.reuse)
         grammar = self._model.plain_grammar(given.format())
         return _Prepared(Request(prompt, params.sampling, params.max_tokens, params.stop, reuse=params.reuse, grammar=grammar))
 

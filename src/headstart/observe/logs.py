@@ -16,7 +16,7 @@ from typing import Any, Literal, TextIO
 import structlog
 
 from headstart.errors import RequestError, for_log
-from headstart.names import Spelled
+from headstart.names import OptionText
 from headstart.observe import redaction, tracebacks
 from headstart.observe.report import Summary
 
@@ -96,7 +96,7 @@ def _shown(value: object) -> object:
     """An argument as it may be shown."""
     if isinstance(value, BaseException):
         return for_log(value)
-    return value.with_flags if isinstance(value, Spelled) else value
+    return value.with_flags if isinstance(value, OptionText) else value
 
 
 @dataclass(frozen=True, slots=True)

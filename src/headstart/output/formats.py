@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Form = Literal["object", "list", "named", "xml", "python", "channels"]
+ToolCallSyntax = Literal["object", "list", "named", "xml", "python", "channels"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningFormat:
     """The marks around reasoning. Newlines on their inner sides, and behind, are no part of it."""
 
     open: str
@@ -22,11 +22,11 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class ToolCallFormat:
     """How calls are written. An empty mark is none.
 
     Attributes:
-        form: `object` a JSON object with name and arguments; `list` a JSON list of such; `named` a name, `separator` and
+        syntax: `object` a JSON object with name and arguments; `list` a JSON list of such; `named` a name, `separator` and
             JSON arguments; `xml` a name and parameters between marks; `python` a list of Python calls; `channels` messages
             to a recipient, as gpt-oss writes them.
         begin, finish: around all calls of a reply; around each of them if `each`.
@@ -34,14 +34,14 @@ class Calls:
             reply begins with, and is known by its shape.
         name, arguments: the keys of an `object`, as the template writes them.
         prefix, separator: of a `named` call: before its name, and between name and arguments.
-        spelling: a regular expression: the group is the function's name in what stands at its place.
+        name_pattern: a regular expression: the group is the function's name in what stands at its place.
         name_end, key, key_end, value_end: of an `xml` call: what follows its name; around the name of a parameter; after
             its value.
         blank: what the template writes on the inner sides of `open` and `close`; in `xml`, around a value.
         between: what it writes between two calls.
     """
 
-    form: Form
+    syntax: ToolCallSyntax
     begin: str = ""
     open: str = ""
     close: str = ""
@@ -50,7 +50,7 @@ class Calls:
     arguments: str = "arguments"
     prefix: str = ""
     separator: str = ""
-    spelling: str = r"\s*(.*?)\s*"
+    name_pattern: str = r"\s*(.*?)\s*"
     name_end: str = ""
     key: str = ""
     key_end: str = ""
@@ -84,8 +84,8 @@ class Family:
     """
 
     name: str
-    calls: Calls | None = None
-    reasoning: Reasoning | None = None
+    calls: ToolCallFormat | None = None
+    reasoning: ReasoningFormat | None = None
     extra: tuple[str, ...] = ()
     adapted: bool = False
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from headstart.errors import InvalidRequest
 from headstart.interfaces.engine import Grammar
 from headstart.output.coerce import types_of
-from headstart.output.formats import Calls, Family
+from headstart.output.formats import Family, ToolCallFormat
 
 __all__ = ["Grammar", "grammar_for"]
 
@@ -83,7 +83,7 @@ def grammar_for(
     if not functions and content is None:
         return None
     several = parallel and not isinstance(choice, Mapping)
-    if family.calls is not None and family.calls.form == "channels":
+    if family.calls is not None and family.calls.syntax == "channels":
         _harmony(rules, functions, content, forced)
     else:
         _plain(rules, family, functions, content, forced, several, thinking)
@@ -151,7 +151,7 @@ def _plain(
     if not forced:
         if content is None:
             assert calls is not None
-            content = rules.free([calls.begin, calls.open], ["" if calls.open else _SHAPES[calls.form], *opened])
+            content = rules.free([calls.begin, calls.open], ["" if calls.open else _SHAPES[calls.syntax], *opened])
         options.append(content)
     rules.lines.insert(0, f"start: {thought} ({' | '.join(options)})")
 
@@ -176,9 +176,9 @@ def _channel_call(rules: _Rules, function: Mapping[str, Any]) -> str:
 # ── calls, from behind their first mark ──────────────────────────────────────────────────────────────────────────────
 
 
-def _calls(rules: _Rules, calls: Calls, functions: Sequence[Mapping[str, Any]], several: bool) -> str:
+def _calls(rules: _Rules, calls: ToolCallFormat, functions: Sequence[Mapping[str, Any]], several: bool) -> str:
     blank, seam = calls.blank, rules.text(calls.blank)
-    match calls.form:
+    match calls.syntax:
         case "object":
             call = " | ".join(_object(rules, calls, function) for function in functions)
         case "list":
@@ -196,7 +196,7 @@ def _calls(rules: _Rules, calls: Calls, functions: Sequence[Mapping[str, Any]], 
             more = rules.add("call", call) + "*" if several else ""
             return f"({first}) {more} {rules.text(']' + calls.close)}"
     rules.add("call", call)
-    if calls.form == "list":
+    if calls.syntax == "list":
         more = f" ({_quoted(', ')} call)*" if several else ""
         return f"{rules.text(blank + '[')} call{more} {rules.text(']' + calls.close)}"
     if not calls.open:
@@ -204,19 +204,19 @@ def _calls(rules: _Rules, calls: Calls, functions: Sequence[Mapping[str, Any]], 
     rules.add("one", f"{rules.text(blank)} call {rules.text(blank + calls.close)}")
     first = f"{seam} {rules.text(calls.open)}" if calls.begin else ""
     last = f"{seam} {rules.text(calls.finish)}" if calls.finish else ""
-    between = seam if calls.form == "xml" else rules.text(calls.between)
+    between = seam if calls.syntax == "xml" else rules.text(calls.between)
     if calls.each:
         again = f"{between} {rules.text(calls.begin)} {first} one {last}"
         return f"{first} one {last}" + (f" ({again})*" if several else "")
     return f"{first} one" + (f" ({between} {rules.text(calls.open)} one)*" if several else "") + f" {last}"
 
 
-def _object(rules: _Rules, calls: Calls, function: Mapping[str, Any]) -> str:
+def _object(rules: _Rules, calls: ToolCallFormat, function: Mapping[str, Any]) -> str:
     head = f"{{{json.dumps(calls.name)}: {json.dumps(function['name'], ensure_ascii=False)}, {json.dumps(calls.arguments)}: "
     return f"{rules.text(head)} {_arguments(function)} {_quoted('}')}"
 
 
-def _xml(rules: _Rules, calls: Calls, number: int, function: Mapping[str, Any]) -> str:
+def _xml(rules: _Rules, calls: ToolCallFormat, number: int, function: Mapping[str, Any]) -> str:
     root, properties, required = _parameters(function)
     parts = []
     blank, end = rules.text(calls.blank), rules.text(calls.blank + calls.value_end)

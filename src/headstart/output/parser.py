@@ -14,8 +14,8 @@ from typing import Any
 
 from headstart.output.canonical_json import canonical_arguments
 from headstart.output.coerce import schemas_of
-from headstart.output.formats import Family, Reasoning
-from headstart.output.scanner import Reading, Scan, Sink
+from headstart.output.formats import Family, ReasoningFormat
+from headstart.output.scanner import Incremental, Scanner, TextSink
 from headstart.output.tool_calls import SHORT, CallReader
 
 _MESSAGE = "<|message|>"
@@ -121,7 +121,7 @@ class Parser:
         self._family = family
         self._schemas = {} if isinstance(tools, bool) else schemas_of(tools)
         self._calls = family.calls if tools else None
-        self._scan = Scan()
+        self._scan = Scanner()
         self._out: list[ReplyDelta] = []
         self._blank = ""
         self._said = False
@@ -129,7 +129,7 @@ class Parser:
         self._thought = False
         self._count = 0
         self._cut = False
-        self._trims = family.calls is not None and family.calls.form == "channels"
+        self._trims = family.calls is not None and family.calls.syntax == "channels"
         self._machine = self._channels() if self._trims else self._reply(thinking)
 
     def feed(self, text: str) -> list[ReplyDelta]:
@@ -198,7 +198,7 @@ class Parser:
 
     # ── the parts of a reply ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _reply(self, thinking: bool) -> Reading[None]:
+    def _reply(self, thinking: bool) -> Incremental[None]:
         scan, reasoning = self._scan, self._family.reasoning
         if reasoning is not None:
             if not thinking:
@@ -251,13 +251,13 @@ class Parser:
         self._blank = ""
         return True
 
-    def _rest(self, sink: Sink) -> None:
+    def _rest(self, sink: TextSink) -> None:
         """What no mark follows any more."""
         if not self._unfinished() and self._scan.unread:
             sink(self._scan.unread)
             self._scan.drop()
 
-    def _reason(self, reasoning: Reasoning) -> Reading[None]:
+    def _reason(self, reasoning: ReasoningFormat) -> Incremental[None]:
         self._scan.kept = None
         if (yield from self._scan.until((reasoning.close,), self._think)):
             yield from self._scan.blanks("\n")
@@ -266,7 +266,7 @@ class Parser:
 
     # ── gpt-oss ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _channels(self) -> Reading[None]:
+    def _channels(self) -> Incremental[None]:
         """Messages with a header each: its channel says what it is, its recipient what it calls."""
         scan = self._scan
         found = ""  # the mark that was read last, if a header begins with it
@@ -287,7 +287,7 @@ class Parser:
             if found not in _HEADS:
                 found = ""
 
-    def _header(self, found: str) -> Reading[str | None]:
+    def _header(self, found: str) -> Incremental[str | None]:
         """What stands before a message, with the mark it begins with; None if this is no header."""
         scan = self._scan
         if not found:
@@ -302,7 +302,7 @@ class Parser:
             return None
         return found + head[0]
 
-    def _channel(self, header: str) -> Sink:
+    def _channel(self, header: str) -> TextSink:
         """Where the message behind a header goes."""
         recipient = _RECIPIENT.search(header)
         if recipient is not None and self._calls is not None:

@@ -12,10 +12,10 @@ from functools import cache
 from typing import TypeVar
 
 T = TypeVar("T")
-Reading = Generator[None, None, T]
+Incremental = Generator[None, None, T]
 """Waits by yielding; returns a T."""
 
-Sink = Callable[[str], None]
+TextSink = Callable[[str], None]
 
 _PLAIN = re.compile(r'["{}\[\]]')
 _QUOTED = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
@@ -24,7 +24,7 @@ _SCALAR_END = re.compile(r"[,}\]\s]")
 _OPENING, _CLOSING = "([{", ")]}"
 
 
-class Scan:
+class Scanner:
     """A cursor in a text that still grows.
 
     Attributes:
@@ -75,7 +75,7 @@ class Scan:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def more(self) -> Reading[bool]:
+    def more(self) -> Incremental[bool]:
         """Waits for text; False if no more comes."""
         known = len(self._text) - self.at
         while len(self._text) - self.at == known and not self.over:
@@ -83,14 +83,14 @@ class Scan:
         self.starved |= len(self._text) - self.at == known
         return len(self._text) - self.at > known
 
-    def peek(self) -> Reading[str]:
+    def peek(self) -> Incremental[str]:
         """The next character; nothing at the end."""
         while self.at >= len(self._text):
             if not (yield from self.more()):
                 return ""
         return self._text[self.at]
 
-    def take(self, mark: str) -> Reading[bool]:
+    def take(self, mark: str) -> Incremental[bool]:
         """Whether `mark` comes next; if so, behind it."""
         while True:
             rest = self._text[self.at : self.at + len(mark)]
@@ -100,7 +100,7 @@ class Scan:
             if not mark.startswith(rest) or not (yield from self.more()):
                 return False
 
-    def ends(self, mark: str) -> Reading[bool]:
+    def ends(self, mark: str) -> Incremental[bool]:
         """As `take`; also if the text breaks off within the mark."""
         if (yield from self.take(mark)):
             return True
@@ -109,12 +109,12 @@ class Scan:
             return True
         return False
 
-    def blanks(self, which: str | None = None) -> Reading[None]:
+    def blanks(self, which: str | None = None) -> Incremental[None]:
         """Behind white space, or behind the characters of `which`."""
         while (char := (yield from self.peek())) and (char.isspace() if which is None else char in which):
             self.at += 1
 
-    def word(self, pattern: re.Pattern[str], limit: int) -> Reading[str]:
+    def word(self, pattern: re.Pattern[str], limit: int) -> Incremental[str]:
         """As much of `limit` characters as matches `pattern`, which must match nothing, or what can be prolonged."""
         while True:
             known = min(len(self._text), self.at + limit)
@@ -124,7 +124,7 @@ class Scan:
                 self.at += len(word)
                 return word
 
-    def within(self, limit: int, *marks: str) -> Reading[tuple[str, str] | None]:
+    def within(self, limit: int, *marks: str) -> Incremental[tuple[str, str] | None]:
         """What stands before the first of `marks`, and that mark, which stays; None if it is not within `limit` characters."""
         pattern = _any(marks)
         while True:
@@ -136,7 +136,7 @@ class Scan:
             if len(self._text) - self.at >= limit or not (yield from self.more()):
                 return None
 
-    def until(self, marks: tuple[str, ...], sink: Sink) -> Reading[str]:
+    def until(self, marks: tuple[str, ...], sink: TextSink) -> Incremental[str]:
         """Gives `sink` what stands before the first of `marks` as it comes; that mark, behind it; nothing at the end, where
         what one of them may begin with stays."""
         pattern = _any(marks)
@@ -150,7 +150,7 @@ class Scan:
             if not (yield from self.more()):
                 return ""
 
-    def _give(self, end: int, sink: Sink) -> None:
+    def _give(self, end: int, sink: TextSink) -> None:
         if end > self.at:
             sink(self._text[self.at : end])
             self.at = end
@@ -161,7 +161,7 @@ class Scan:
         ends = (self._text[len(self._text) - length :] for length in range(most, 0, -1))
         return next((len(end) for end in ends if any(mark.startswith(end) for mark in marks)), 0)
 
-    def value(self, sink: Sink) -> Reading[bool]:
+    def value(self, sink: TextSink) -> Incremental[bool]:
         """Gives `sink` the text of a JSON value as it comes, up to its balanced end; False if the text ends before."""
         first = yield from self.peek()
         if first in ("{", "["):
@@ -176,11 +176,11 @@ class Scan:
         self._give(found.start(), sink)
         return True
 
-    def bracketed(self, sink: Sink) -> Reading[bool]:
+    def bracketed(self, sink: TextSink) -> Incremental[bool]:
         """Gives `sink` a Python expression in brackets up to its balanced end; False if the text ends before."""
         return (yield from self._balanced(_PYTHON, sink))
 
-    def _balanced(self, pattern: re.Pattern[str], sink: Sink) -> Reading[bool]:
+    def _balanced(self, pattern: re.Pattern[str], sink: TextSink) -> Incremental[bool]:
         depth = 0
         while True:
             found = pattern.search(self._text, self.at)
@@ -199,7 +199,7 @@ class Scan:
             elif not (yield from self._quoted(found[0], sink)):
                 return False
 
-    def _quoted(self, quote: str, sink: Sink) -> Reading[bool]:
+    def _quoted(self, quote: str, sink: TextSink) -> Incremental[bool]:
         """The rest of a string, whose opening quote was read."""
         while True:
             found = _QUOTED[quote].search(self._text, self.at)

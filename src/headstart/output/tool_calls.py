@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from headstart.output.coerce import calls_in, cast, types_of
-from headstart.output.formats import Calls
+from headstart.output.formats import ToolCallFormat
 from headstart.output.json_values import paired
-from headstart.output.scanner import Reading, Scan, Sink
+from headstart.output.scanner import Incremental, Scanner, TextSink
 
 _NAMES = ("name", "function", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
@@ -36,7 +36,14 @@ class CallReader:
         count: calls announced so far.
     """
 
-    def __init__(self, scan: Scan, calls: Calls, schemas: Mapping[str, Mapping[str, Any]], announce: Sink, argue: Sink) -> None:
+    def __init__(
+        self,
+        scan: Scanner,
+        calls: ToolCallFormat,
+        schemas: Mapping[str, Mapping[str, Any]],
+        announce: TextSink,
+        argue: TextSink,
+    ) -> None:
         self._scan = scan
         self._calls = calls
         self._schemas = schemas
@@ -49,7 +56,7 @@ class CallReader:
         self.count += 1
         self._tell(name)
 
-    def read(self, found: str) -> Reading[bool]:
+    def read(self, found: str) -> Incremental[bool]:
         """Reads the call, or the list of calls, behind the mark `found`; False if there is none."""
         scan = self._scan
         if not self._calls.open:
@@ -66,8 +73,8 @@ class CallReader:
             yield from scan.blanks()
         return True
 
-    def _one(self) -> Reading[bool]:
-        match self._calls.form:
+    def _one(self) -> Incremental[bool]:
+        match self._calls.syntax:
             case "named":
                 called = yield from self._named()
             case "xml":
@@ -78,7 +85,7 @@ class CallReader:
             yield from self._close(self._calls.close)
         return called
 
-    def _close(self, mark: str) -> Reading[None]:
+    def _close(self, mark: str) -> Incremental[None]:
         self._scan.mark()
         yield from self._scan.blanks()
         if not mark or not (yield from self._scan.ends(mark.strip())):
@@ -92,7 +99,7 @@ class CallReader:
         else:
             self._scan.rewind()
 
-    def bare(self) -> Reading[bool]:
+    def bare(self) -> Incremental[bool]:
         """Calls that are known by their shape only, one after the other."""
         scan = self._scan
         yield from scan.blanks()
@@ -100,7 +107,7 @@ class CallReader:
             yield from scan.blanks()
         count = self.count
         while True:
-            called = yield from (self._listed() if self._calls.form == "python" else self._object(strict=True))
+            called = yield from (self._listed() if self._calls.syntax == "python" else self._object(strict=True))
             if not called:
                 if self.count > count:
                     self._back()
@@ -113,7 +120,7 @@ class CallReader:
 
     # ── forms of calls: each reads one, or gives False where nothing was announced ───────────────────────────────────
 
-    def _object(self, *, strict: bool = False, nested: bool = False) -> Reading[bool]:
+    def _object(self, *, strict: bool = False, nested: bool = False) -> Incremental[bool]:
         """A JSON object. `strict`: it must have name and arguments, and nothing that a call has not."""
         scan, count = self._scan, self.count
         yield from scan.blanks()
@@ -153,11 +160,11 @@ class CallReader:
             break
         return self.count > count
 
-    def _key_follows(self) -> Reading[bool]:
+    def _key_follows(self) -> Incremental[bool]:
         yield from self._scan.blanks()
         return (yield from self._scan.peek()) == '"'
 
-    def _string(self) -> Reading[str | None]:
+    def _string(self) -> Incremental[str | None]:
         raw: list[str] = []
         if (yield from self._scan.peek()) != '"' or not (yield from self._scan.value(raw.append)):
             return None
@@ -166,18 +173,18 @@ class CallReader:
         except ValueError:
             return None
 
-    def _listed(self) -> Reading[bool]:
+    def _listed(self) -> Incremental[bool]:
         """A list of objects or of Python calls, or one object: models write what others are taught."""
         scan = self._scan
         yield from scan.blanks()
         if not (yield from scan.take("[")):
-            return self._calls.form != "python" and (yield from self._object())
+            return self._calls.syntax != "python" and (yield from self._object())
         yield from scan.blanks()
         if (yield from scan.peek()) != "{":
             return (yield from self._python())
         return bool(self._calls.open) and (yield from self._objects())
 
-    def _objects(self) -> Reading[bool]:
+    def _objects(self) -> Incremental[bool]:
         """Objects up to the bracket that closes their list."""
         scan, count = self._scan, self.count
         while (yield from self._object()):
@@ -191,7 +198,7 @@ class CallReader:
             self._back()
         return self.count > count
 
-    def _named(self) -> Reading[bool]:
+    def _named(self) -> Incremental[bool]:
         scan = self._scan
         yield from scan.blanks()
         if self._calls.prefix:
@@ -202,14 +209,14 @@ class CallReader:
             return False
         yield from scan.take(separator)
         yield from scan.blanks()
-        found = re.fullmatch(self._calls.spelling, head[0], re.DOTALL)
+        found = re.fullmatch(self._calls.name_pattern, head[0], re.DOTALL)
         if found is None or not found[1] or (yield from scan.peek()) != "{":
             return False
         self._call(found[1])
         yield from scan.value(self._argue)
         return True
 
-    def _xml(self) -> Reading[bool]:
+    def _xml(self) -> Incremental[bool]:
         scan = self._scan
         head = yield from scan.within(SHORT, self._calls.name_end, self._calls.key, self._calls.close)
         name = head[0].strip() if head else ""
@@ -255,7 +262,7 @@ class CallReader:
         self._argue("{}" if lead == "{" else "}")
         return True
 
-    def _python(self) -> Reading[bool]:
+    def _python(self) -> Incremental[bool]:
         """Python calls up to the bracket that closes their list."""
         scan, count = self._scan, self.count
         parts: list[str] = []

@@ -28,14 +28,14 @@ LOOSE = 0.5
 _MESSAGES_GAP = 8_192
 
 
-def firm(length: int, block_size: int, branch: int, landmarks: Landmarks) -> frozenset[int]:
+def protected_points(length: int, block_size: int, branch: int, landmarks: Landmarks) -> frozenset[int]:
     """The firm points of a prompt of `length` tokens. `branch`: how many of them are known from other prompts; 0 if none."""
     end = last_block_boundary(length, block_size)
     marks = (mark // block_size * block_size for mark in (branch, *landmarks))
     return frozenset({end, *(mark for mark in marks if mark <= end)} - {0})
 
 
-def worth(gap: int, state_bytes: int, kv_bytes_per_token: int, *, firm: bool) -> float:
+def worth(gap: int, state_bytes: int, kv_bytes_per_token: int, *, protected: bool) -> float:
     """Tokens of prefill that a checkpoint is expected to save, per byte: what `prefix_cache/eviction` ranks it by.
 
     With the last checkpoint of a line go the rows that it alone made useful, so they count too. Rows: `LOOSE` a token.
@@ -46,12 +46,12 @@ def worth(gap: int, state_bytes: int, kv_bytes_per_token: int, *, firm: bool) ->
         kv_bytes_per_token: of one token.
     """
     whole = gap / (state_bytes + gap * kv_bytes_per_token)
-    return whole if firm else min(whole, CHANCE * gap / state_bytes)
+    return whole if protected else min(whole, CHANCE * gap / state_bytes)
 
 
-Marks = Callable[[int, int, int, Landmarks], Iterable[int]]
+PlacePoints = Callable[[int, int, int, Landmarks], Iterable[int]]
 """(end, grid, branch, landmarks) → where the prefill of a whole line takes checkpoints, in tokens; rounded down to the grid."""
-Keep = Callable[[Sequence[int], int], Iterable[int]]
+KeepPoints = Callable[[Sequence[int], int], Iterable[int]]
 """(held, end) → those of the checkpoints of a line that are worth their bytes, given its end."""
 
 
@@ -59,8 +59,8 @@ Keep = Callable[[Sequence[int], int], Iterable[int]]
 class Placement:
     """Where checkpoints go on a line: a pure function of positions, in tokens."""
 
-    marks: Marks
-    keep: Keep
+    marks: PlacePoints
+    keep: KeepPoints
 
     def points(self, start: int, length: int, block_size: int, branch: int, landmarks: Landmarks) -> tuple[int, ...]:
         """The block boundaries after `start`, ascending, where a prefill takes checkpoints, the last one included.

@@ -26,7 +26,7 @@ class Entry:
         pins: requests that need the piece right now; a pinned piece is never evicted.
         state: whether it is a checkpoint, at `stop`; otherwise it is rows.
         gap: tokens of prefill that a checkpoint saves, back to the one before it on its line; 0 if that is not known.
-        firm: whether somebody is expected to go on from this checkpoint (`prefix_cache/checkpoints`).
+        protected: whether somebody is expected to go on from this checkpoint (`prefix_cache/checkpoints`).
         owner: whose it is; empty until the index knows it.
         written: when its tokens were first kept, in seconds since 1970; of a checkpoint, the first of all before it.
     """
@@ -39,7 +39,7 @@ class Entry:
     pins: int = 0
     state: bool = False
     gap: int = 0
-    firm: bool = True
+    protected: bool = True
     owner: bytes = b""
     written: float = 0.0
 

@@ -1,21 +1,24 @@
-"""Reuse: what past uses say about the next one, and the policies that rank by it.
+"""Reuse model: when will an entry be used again? It learns from past uses, and eviction policies rank entries by it.
 
-The currency is *expected seconds of prefill saved per byte and second of keeping*. Its learned factor, hits per second, works
-like this. Every use begins a *spell*, which ends when the piece is used again. Spells are sorted into kinds: by how often the
-piece has been used, and by what is known of the request (`About`): how long its reply was and whether that ended in a call, how
-much of the prompt was new, and how many others had gone on where it parted from what was known. Those that end are counted by
-their length, in octaves of seconds; those that have not, wherever the piece may be now, have lasted so far. All pieces of a
-request count for one spell together.
+The currency is *expected seconds of prefill saved, per byte and second of keeping*. One factor has to be learned: the rate of
+hits, in uses per second. It is learned in these steps.
 
-From both follows the hazard, the chance that a spell of a kind which has lasted to an octave ends in it. It is fitted as in a
-logistic regression on octave and traits (discrete-time survival analysis; Singer and Willett, 1993), a ridge holding it where
-little is known; then each kind leans on that fit and on its own counts. From the hazards h follows the rate that holding on can
-still give, were one to give up at the best of all later times:
+1. Each use of an entry begins a *reuse interval*, which ends at the next use. All intervals of one request count as one.
+2. Intervals are divided into kinds: by how often the entry was used, and by the *traits* of the request (`RequestTraits`): the
+   length of its reply, whether the reply ended in a tool call, how much of the prompt was new, and how many other prompts had
+   continued differently at that position.
+3. For each kind, intervals are counted by length, in octaves of seconds (1, 2, 4, 8, …). An open interval counts as "at least
+   as long".
+4. The *hazard* is the chance that an interval which has reached an octave ends in it. It is fitted by a logistic regression on
+   octave and traits (discrete-time survival analysis; Singer and Willett, 1993), with a ridge where data is scarce. Each kind
+   then combines that fit with its own counts.
+5. From the hazards follows the best rate of hits that keeping the entry can still give, over all later times T of dropping it:
 
-    rate(a) = max over T > a of  P(used between a and T) / E(seconds until used or T)
+       rate(age) = max over T > age of  P(used between age and T) / E(seconds until used or T)
 
-(Gittins' index: for independent items in a full tier, keeping the highest is best.) A tier that has seen nothing begins as LRU,
-but for what has come again.
+   This is Gittins' index: if entries are independent and the tier is full, keeping the highest rates is best.
+
+A tier without any data behaves like LRU, except that entries which were used again rank higher.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ _SIBLINGS = (0, 1, 3)
 _TRAITS = (len(_USES) + 1, len(_REPLY) + 1, 3, len(_NEW) + 1, len(_SIBLINGS) + 1)
 """Of a kind: uses, reply, whether it ended in a call (unknown, yes, no), new tokens, siblings."""
 KINDS = math.prod(_TRAITS)
-ABOUTS = KINDS // _TRAITS[0]
+REQUEST_BUCKETS = KINDS // _TRAITS[0]
 
 _HAZARD = np.array([0.05, 0.1, 0.2, 0.3, 0.4])
 """Chance that a spell ends in an octave, by number of uses, where nothing is known."""
@@ -66,19 +69,19 @@ Table = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class RequestTraits:
     """What is known of a request: of its reply, once that is over.
 
     Attributes:
-        sort: which of `ABOUTS` sorts of request it is.
+        bucket: which of `REQUEST_BUCKETS` sorts of request it is.
         weight: what a spell of each of its pieces counts for.
     """
 
-    sort: int = 0
+    bucket: int = 0
     weight: float = 0.05
 
     @classmethod
-    def of(cls, pieces: int, *, new: int, siblings: int, reply: int, called: bool | None = None) -> About:
+    def of(cls, pieces: int, *, new: int, siblings: int, reply: int, called: bool | None = None) -> RequestTraits:
         """Sorts a request.
 
         Args:
@@ -97,12 +100,12 @@ class About:
         return cls(int(np.ravel_multi_index(bins, _TRAITS[1:])), 1.0 / max(1, pieces))
 
 
-UNKNOWN = About()
+UNKNOWN_REQUEST = RequestTraits()
 """Of a request that nobody told of: as one of twenty pieces counts."""
 
 
 @dataclass(slots=True)
-class Usage:
+class ReuseStats:
     """How a piece was used.
 
     Attributes:
@@ -110,7 +113,7 @@ class Usage:
         last: when it was last used, in seconds.
         uses: how often it was used.
         heat: log2 of the sum of uses, each halving in weight every half-life, at time 0.
-        about: the latest request that told of itself.
+        request_traits: the latest request that told of itself.
         children: different pieces that have followed it.
     """
 
@@ -118,12 +121,12 @@ class Usage:
     last: float
     uses: int
     heat: float
-    about: About = UNKNOWN
+    request_traits: RequestTraits = UNKNOWN_REQUEST
     children: int = 0
 
     @property
     def kind(self) -> int:
-        return bisect_right(_USES, self.uses) * ABOUTS + self.about.sort
+        return bisect_right(_USES, self.uses) * REQUEST_BUCKETS + self.request_traits.bucket
 
     def age(self, now: float) -> int:
         """The octave of the seconds since the last use."""
@@ -137,7 +140,7 @@ class Usage:
         self.uses += 1
 
 
-class Reuse:
+class ReuseModel:
     """What a tier has learned of spells. See the module.
 
     Attributes:
@@ -146,34 +149,34 @@ class Reuse:
 
     def __init__(self) -> None:
         self.counts = np.zeros((2, KINDS, OCTAVES))
-        self._spells = self._news = 0
+        self._intervals = self._news = 0
         self._fit = np.concatenate([np.full(OCTAVES, _USUAL), _BASE])
         self._ended = self._lasted = np.zeros((KINDS, OCTAVES))
         self._rates: dict[int, list[float]] = {}
 
-    def returned(self, usage: Usage, now: float) -> None:
-        """A piece is used again, before `usage` is told."""
-        self._count(0, usage, now)
+    def returned(self, stats: ReuseStats, now: float) -> None:
+        """A piece is used again, before `stats` is told."""
+        self._count(0, stats, now)
 
-    def lost(self, usage: Usage, now: float) -> None:
+    def lost(self, stats: ReuseStats, now: float) -> None:
         """A piece that has left is not followed any more."""
-        self._count(1, usage, now)
+        self._count(1, stats, now)
 
     def left(self) -> None:
         """A piece has left the tier, or was not let in. Its spell goes on."""
-        self._spells += 1
+        self._intervals += 1
         self._news += 1
 
     @property
     def due(self) -> bool:
         """Whether enough has happened to learn from."""
-        return self._news > _FIRST and self._news * _GROWTH > self._spells
+        return self._news > _FIRST and self._news * _GROWTH > self._intervals
 
-    def learn(self, followed: Iterable[Usage], now: float) -> None:
+    def learn(self, followed: Iterable[ReuseStats], now: float) -> None:
         """Works the rates out anew. `followed`: the pieces in the tier, and those that have left and may come again."""
         going: defaultdict[tuple[int, int], float] = defaultdict(float)
-        for usage in followed:
-            going[usage.kind, usage.age(now)] += usage.about.weight
+        for stats in followed:
+            going[stats.kind, stats.age(now)] += stats.request_traits.weight
         unknown = self.counts[1].copy()
         for place, weight in going.items():
             unknown[place] += weight
@@ -185,12 +188,12 @@ class Reuse:
         self._rates = dict(zip(some.tolist(), self._rates_of(some), strict=True))
         self._news = 0
 
-    def rate(self, usage: Usage, now: float) -> float:
+    def rate(self, stats: ReuseStats, now: float) -> float:
         """Hits per second that keeping the piece from `now` on can give."""
-        row, age = self._rates.get(usage.kind), now - usage.last
+        row, age = self._rates.get(stats.kind), now - stats.last
         if row is None:
-            (row,) = self._rates_of(np.array([usage.kind]))
-            self._rates[usage.kind] = row
+            (row,) = self._rates_of(np.array([stats.kind]))
+            self._rates[stats.kind] = row
         place = max(0.0, math.log2(age) + 0.5) if age > 0 else 0.0  # a rate is that of the middle of its octave
         octave = min(int(place), OCTAVES - 2)
         part = min(place - octave, 1.0)
@@ -200,12 +203,12 @@ class Reuse:
         found: list[list[float]] = rates(hazards(self._ended[kinds], self._lasted[kinds], TRAITS[kinds], self._fit)).tolist()
         return found
 
-    def _count(self, row: int, usage: Usage, now: float) -> None:
-        self.counts[row, usage.kind, usage.age(now)] += usage.about.weight
+    def _count(self, row: int, stats: ReuseStats, now: float) -> None:
+        self.counts[row, stats.kind, stats.age(now)] += stats.request_traits.weight
         self.left()
-        if self._spells > MEMORY:
+        if self._intervals > MEMORY:
             self.counts *= 0.5
-            self._spells //= 2
+            self._intervals //= 2
 
 
 def fit(ended: Table, lasted: Table, traits: Table, start: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -264,15 +267,15 @@ def log2_add(a: float, b: float) -> float:
     return high + math.log2(1.0 + 2.0 ** (low - high))
 
 
-Policy = Callable[[Usage, Reuse, float], float]
+EvictionPolicy = Callable[[ReuseStats, ReuseModel, float], float]
 """Rank of a piece at a time: the lowest goes first."""
 
-POLICIES: dict[str, Policy] = {
-    "value": lambda usage, reuse, now: reuse.rate(usage, now) * usage.saved_per_byte,
-    "gdsf": lambda usage, _, __: usage.heat + math.log2(usage.saved_per_byte),
-    "lfu": lambda usage, _, __: usage.heat,
-    "twice": lambda usage, _, __: usage.last + (1e12 if usage.uses > 1 else 0.0),
-    "lru": lambda usage, _, __: usage.last,
+POLICIES: dict[str, EvictionPolicy] = {
+    "value": lambda stats, reuse, now: reuse.rate(stats, now) * stats.saved_per_byte,
+    "gdsf": lambda stats, _, __: stats.heat + math.log2(stats.saved_per_byte),
+    "lfu": lambda stats, _, __: stats.heat,
+    "twice": lambda stats, _, __: stats.last + (1e12 if stats.uses > 1 else 0.0),
+    "lru": lambda stats, _, __: stats.last,
 }
 """`value` is headstart's own. `gdsf`: greedy dual size frequency, with decayed uses; `lfu`: decayed uses alone; `twice`: least
 recently used, those used once before those used again."""

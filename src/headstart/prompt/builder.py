@@ -1,7 +1,9 @@
 """Prompt: messages → text → tokens.
 
-Spellings of control tokens *inside* the caller's strings are escaped before rendering and end as plain text: nobody forges a
-turn.
+    messages ──chat template──▶ text ──tokenizer──▶ tokens
+
+The texts of control tokens *inside* a caller's strings are escaped before rendering and become plain text. So no message can
+forge a turn.
 """
 
 from __future__ import annotations
@@ -24,16 +26,16 @@ from headstart.prompt.chat_template import Template
 from headstart.prompt.escape import MARK, Escaper
 from headstart.prompt.family_detection import adapt, family_of
 from headstart.prompt.landmarks import contents, landmarks
-from headstart.prompt.overflow import Replays, exchanges, slide
-from headstart.prompt.reply_tokens import Spelled, Spellings, head_digest, text_digest
-from headstart.prompt.tokenize import Piecewise
+from headstart.prompt.overflow import TruncationMemo, exchanges, truncate_history
+from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord, head_digest, text_digest
+from headstart.prompt.tokenize import PromptTokenizer
 
 _NONE = as_tokens([])
 
 _BLANK = re.compile(r"\A\s|\s\Z")
 
 _SENTINELS = ("1", "2")
-"""Two messages that have no token in common."""
+"""Contents of two messages without a common token."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,13 @@ class Prompt:
 
     Attributes:
         salt: the tenant's; part of every block's id.
-        head: digest of salt and tokens up to the last control token: together with `lead`, what a reply hangs on.
-        lead: the text after that control token: what comes right before the reply.
-        lead_tokens: those of `lead`; a view of `tokens`.
-        marks: for each message, where its content begins in `text`; -1 if it is not there as it was given.
+        head: digest of the salt and of the tokens up to the last control token. With `lead`, it is the key of a reply's tokens.
+        lead: the text between that control token and the reply.
+        lead_tokens: the tokens of `lead`; a view of `tokens`.
+        marks: for each message, where its content begins in `text`; -1 if the text does not contain it unchanged.
         dropped: messages that `--overflow slide` left out.
-        landmarks: where the conversation may part from others, or from what is sent back of it.
-        source: the conversation that it is the prompt of.
+        landmarks: positions that later prompts are likely to share.
+        source: the conversation of this prompt; None for a raw text.
     """
 
     text: str
@@ -65,13 +67,6 @@ class Prompt:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def locate(self, offset: int) -> tuple[int | None, int]:
-        """The message that `offset` lies in, and the offset within its content; (None, offset) before the first."""
-        for number in range(len(self.marks) - 1, -1, -1):
-            if 0 <= self.marks[number] <= offset:
-                return number, offset - self.marks[number]
-        return None, offset
-
 
 @dataclass
 class Prompter:
@@ -79,50 +74,50 @@ class Prompter:
 
     Attributes:
         family: how the model writes reasoning and tool calls.
-        visible: the control tokens that it does so with.
-        controls: ids of all control tokens by their texts.
+        visible: ids of the control tokens that the reply parser needs as text.
+        controls: ids of all control tokens, by their texts.
 
     Args:
-        spelling: whether replies are matched by how they were really spelled (fast mode).
-        memo_bytes: most bytes of remembered text with its tokens.
+        use_reply_tokens: whether earlier replies keep the tokens that the model produced (fast mode).
+        memo_bytes: most bytes of remembered texts and tokens.
     """
 
     tokenizer: Tokenizer
     template: Template
-    spelling: bool = True
+    use_reply_tokens: bool = True
     memo_bytes: int = 64 << 20
-    spellings: Spellings = field(default_factory=Spellings)
+    reply_tokens: ReplyTokensMemo = field(default_factory=ReplyTokensMemo)
 
     def __post_init__(self) -> None:
         controls = sorted(self.tokenizer.controls, key=lambda control: -len(control.text))
-        self._piecewise = Piecewise(self.tokenizer, controls, self.spellings, self.memo_bytes)
+        self._prompt_tokenizer = PromptTokenizer(self.tokenizer, controls, self.reply_tokens, self.memo_bytes)
         self._escaper = Escaper(controls)
         self._ids = [control.id for control in controls]
         self.controls = {control.text: control.id for control in controls if control.text}
         self.family = family_of(self.template)
         self.visible = frozenset(control.id for control in controls if control.text in self.family.visible)
-        self._replays = Replays()
+        self._truncations = TruncationMemo()
 
     def clear(self) -> None:
-        """Forgets all texts that it has seen, and how replies in them were spelled; that costs time, and nothing else."""
-        self._piecewise.clear()
-        self._replays.clear()
-        self.spellings.clear()
+        """Drops all remembered texts, tokens and reply tokens. Later prompts take longer; nothing else changes."""
+        self._prompt_tokenizer.clear()
+        self._truncations.clear()
+        self.reply_tokens.clear()
 
     def chat(
         self,
         conversation: Conversation,
         *,
         generation: bool = True,
-        spelled: bool = True,
+        use_reply_tokens: bool = True,
         forget: list[bytes] | None = None,
     ) -> Prompt:
         """The prompt of a conversation.
 
         Args:
-            generation: whether it ends where the reply begins.
-            spelled: whether earlier replies in it keep the tokens that they were made of.
-            forget: replies keep their tokens for the last time, and the keys of what was known of them are added here.
+            generation: whether the prompt ends with the generation header, where the reply begins.
+            use_reply_tokens: whether earlier replies keep the tokens that the model produced.
+            forget: if a list, reply tokens are used for the last time: they are dropped, and their keys are added to the list.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
@@ -130,11 +125,13 @@ class Prompter:
         safe, rendered = self._render(conversation, generation=generation)
         marks = tuple(contents(safe, rendered))
         where = conversation.breakpoints
-        prompt = self._build(rendered, conversation.salt, marks, safe, spelled=spelled, breakpoints=where, forget=forget)
+        prompt = self._build(
+            rendered, conversation.salt, marks, safe, use_reply_tokens=use_reply_tokens, breakpoints=where, forget=forget
+        )
         return replace(prompt, source=conversation)
 
     def _render(self, source: Conversation, *, generation: bool) -> tuple[Sequence[Message], str]:
-        """Messages whose control spellings are escaped, and the text that they render to."""
+        """The messages with control tokens escaped, and their rendered text."""
         if not source.messages:
             raise InvalidRequest("A conversation needs at least one message.", param="messages")
         safe = self._escaper.escape(list(source.messages))
@@ -147,18 +144,18 @@ class Prompter:
             rendered += (reasoning.ending if reasoning else "") + self._escaper.escape(source.prefill)
         return safe, rendered
 
-    def stem(self, conversation: Conversation) -> Prompt:
-        """What all continuations of a conversation begin with: what its prompts with two different next messages share.
+    def shared_prefix(self, conversation: Conversation) -> Prompt:
+        """The prefix that all continuations of a conversation share. It is found with two different next messages.
 
-        One token more is in it, so that it ends behind a block boundary even if all of it is on one. A conversation that waits
-        for a reply is its own stem. Earlier replies are spelled as the tokenizer chooses, not as the model has.
+        The prompt has one token more than the shared prefix, so that a block boundary at its very end counts too. If a
+        conversation waits for a reply, all of it is the shared prefix. Replies have the tokenizer's tokens, not the model's.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
         """
 
         def chat(following: Sequence[Message]) -> Prompt:
-            return self.chat(replace(conversation, messages=(*messages, *following)), spelled=False)
+            return self.chat(replace(conversation, messages=(*messages, *following)), use_reply_tokens=False)
 
         messages = conversation.messages
         if not messages or messages[-1].get("role") in ("user", "tool"):
@@ -170,15 +167,15 @@ class Prompter:
         return replace(self.tokens(one.tokens[: length + 1].tolist(), salt=conversation.salt), landmarks=one.landmarks)
 
     def _calls(self, reply: Message, tools: Sequence[Tool]) -> Sequence[Mapping[str, Any]]:
-        """The calls in a reply, after which a tool's result is what comes next, also if they are in its text."""
+        """The tool calls of a reply, also those that are still in its text. A tool's result follows them."""
         if reply.get("tool_calls") or not tools:
             return reply.get("tool_calls") or ()
         parser = Parser(self.family, tools=tools)
         calls: Sequence[Mapping[str, Any]] = message_of(parser.feed(reply.get("content") or "")).get("tool_calls") or ()
         return calls
 
-    def slide(self, conversation: Conversation, limit: int, *, spelled: bool = True) -> Prompt:
-        """The prompt of a conversation after the function `slide`. The cost of a turn does not grow with their number.
+    def truncated_chat(self, conversation: Conversation, limit: int, *, use_reply_tokens: bool = True) -> Prompt:
+        """The prompt of a conversation after `truncate_history`. The cost of a turn does not grow with the number of turns.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
@@ -190,25 +187,27 @@ class Prompter:
             nonlocal latest
             if latest is None or latest[0] != tuple(part):
                 bare = replace(conversation, messages=tuple(part), breakpoints=())
-                latest = (bare.messages, self.chat(bare, spelled=spelled))
+                latest = (bare.messages, self.chat(bare, use_reply_tokens=use_reply_tokens))
             return latest[1]
 
         said = conversation.tools, conversation.salt, conversation.template_kwargs, conversation.prefill
-        root = text_digest(repr((limit, spelled, *said)))
-        kept = slide(messages, lambda part: len(build(part)), limit, self._replays, root)
+        root = text_digest(repr((limit, use_reply_tokens, *said)))
+        kept = truncate_history(messages, lambda part: len(build(part)), limit, self._truncations, root)
         first = len(exchanges(messages)[0])
         prompt = build(kept.messages)
         if left := kept.standing(first, conversation.breakpoints):
-            prompt = self.chat(replace(conversation, messages=kept.messages, breakpoints=tuple(left)), spelled=spelled)
+            prompt = self.chat(
+                replace(conversation, messages=kept.messages, breakpoints=tuple(left)), use_reply_tokens=use_reply_tokens
+            )
         marks = (*prompt.marks[:first], *[-1] * kept.dropped, *prompt.marks[first:])
         return replace(prompt, marks=marks, dropped=kept.dropped)
 
-    def text(self, text: str, *, salt: str = "", spelled: bool = True) -> Prompt:
-        """The prompt of a raw text; control spellings in it are control tokens."""
-        return self._build(text.replace(MARK, MARK * 2), salt, (), (), spelled=spelled)
+    def text(self, text: str, *, salt: str = "", use_reply_tokens: bool = True) -> Prompt:
+        """The prompt of a raw text. The texts of control tokens in it become control tokens."""
+        return self._build(text.replace(MARK, MARK * 2), salt, (), (), use_reply_tokens=use_reply_tokens)
 
     def tokens(self, tokens: Sequence[int], *, salt: str = "") -> Prompt:
-        """The prompt of given tokens.
+        """The prompt that consists of these tokens.
 
         Raises:
             InvalidRequest: a token that the model does not have.
@@ -218,16 +217,21 @@ class Prompter:
         given = as_tokens(tokens)
         return Prompt(self._text(given), given, salt)
 
-    def remember(self, prompt: Prompt, reply: str, tokens: Sequence[int], message: Message | None = None) -> list[Spelled]:
-        """Learns how a reply was spelled, part by part between control tokens; returns what the tokenizer spells otherwise.
+    def remember(
+        self, prompt: Prompt, reply: str, tokens: Sequence[int], message: Message | None = None
+    ) -> list[ReplyTokensRecord]:
+        """Remembers the tokens of a reply, segment by segment between control tokens, where the tokenizer chooses others.
 
         Args:
-            tokens: those whose bytes were wholly delivered in `reply`, and no more.
-            message: what the caller will send back, if that is not just the reply's text. It is found again by what the
-                template writes for it: then blanks, or the order of a call's arguments, may differ from what was delivered.
+            tokens: the tokens whose bytes were completely delivered in `reply`.
+            message: the message that the caller will send back, if it is more than the reply's text. It is found by the text
+                that the template writes for it. White space or the order of arguments may then differ from the reply.
+
+        Returns:
+            What was remembered.
         """
         said = as_tokens(tokens)
-        if not self.spelling or not prompt.head or not reply.startswith(self._text(said)):
+        if not self.use_reply_tokens or not prompt.head or not reply.startswith(self._text(said)):
             return []
         cuts = np.flatnonzero(np.isin(said, self._ids)).tolist()
         parts = [said[begin:end] for begin, end in zip([0, *(cut + 1 for cut in cuts)], [*cuts, len(said)], strict=True)]
@@ -241,18 +245,18 @@ class Prompter:
             for text in dict.fromkeys(filter(None, (texts[number], written[number]))) if len(part) else ():
                 chosen = as_tokens(self.tokenizer.tokenize(prompt.lead + text))
                 if np.array_equal(np.concatenate([prompt.lead_tokens, part]), chosen):
-                    self.spellings.forget(prompt.head, prompt.lead, text)
+                    self.reply_tokens.forget(prompt.head, prompt.lead, text)
                 else:
                     whole = text != texts[number]
-                    learned.append(self.spellings.remember(prompt.head, prompt.lead, text, part, whole=whole))
+                    learned.append(self.reply_tokens.remember(prompt.head, prompt.lead, text, part, whole=whole))
             upto = cuts[number] + 1 if number < len(cuts) else len(said)
             head = head_digest(prompt.salt).update(np.concatenate([prompt.tokens, said[:upto]]).tobytes()).digest()
             prompt = replace(prompt, head=head, lead="", lead_tokens=_NONE)
         return learned
 
     def _returned(self, source: Conversation, reply: str, message: Message, controls: Sequence[int]) -> list[str]:
-        """What the template writes behind the prompt for a reply that comes back, in pieces between the same control tokens;
-        nothing if that does not mean the same."""
+        """The text that the template writes after the prompt for a returned reply, in segments between the same control tokens.
+        Empty if that text has another meaning."""
         try:
             before = self._render(source, generation=True)[1]
             whole = replace(source, messages=(*source.messages, message), prefill="")
@@ -261,25 +265,26 @@ class Prompter:
             return []
         if not after.startswith(before):
             return []
-        pieces = [*islice(self._piecewise.pieces.of(after[len(before) :]), len(controls) + 1)]
-        # Without a control token behind the last one, nothing tells where the reply ends and the template goes on.
-        found = [control.id for _, _, control in pieces if control is not None]
+        segments = [*islice(self._prompt_tokenizer.splitter.split(after[len(before) :]), len(controls) + 1)]
+        # Without a further control token, nobody could tell where the reply ends and the template continues.
+        found = [control.id for _, _, control in segments if control is not None]
         if len(found) != len(controls) + 1 or found[:-1] != [*controls]:
             return []
         thinking = self.family.opened(before)
         text = (
-            "".join(piece + (control.text if control is not None else "") for _, piece, control in pieces[:-1]) + pieces[-1][1]
+            "".join(segment + (control.text if control is not None else "") for _, segment, control in segments[:-1])
+            + segments[-1][1]
         )
         meant = (meaning(self.family, one, source.tools, thinking) for one in (text, reply))
-        return [piece for _, piece, _ in pieces] if next(meant) == next(meant) else []
+        return [segment for _, segment, _ in segments] if next(meant) == next(meant) else []
 
     def _text(self, tokens: Tokens) -> str:
         return b"".join(map(self.tokenizer.token_bytes, tokens.tolist())).decode("utf-8", "replace")
 
     def forget(self, conversation: Conversation) -> list[bytes]:
-        """Forgets how the replies in a conversation were spelled; returns the keys of what was known."""
+        """Drops the reply tokens of a conversation; returns their keys."""
         forgotten: list[bytes] = []
-        if self.spelling and len(self.spellings):
+        if self.use_reply_tokens and len(self.reply_tokens):
             self.chat(conversation, generation=False, forget=forgotten)
         return forgotten
 
@@ -290,13 +295,15 @@ class Prompter:
         marks: tuple[int, ...],
         messages: Sequence[Message],
         *,
-        spelled: bool,
+        use_reply_tokens: bool,
         breakpoints: Sequence[tuple[int, int]] = (),
         forget: list[bytes] | None = None,
     ) -> Prompt:
-        # What follows the last message, or stands in its place, is what is new in the next prompt.
+        # The next prompt has new text only after the start of the last message.
         stable = max(marks, default=0)
-        made = self._piecewise.tokenise(rendered, salt, spelled=spelled and self.spelling, stable=stable, forget=forget)
+        made = self._prompt_tokenizer.tokenise(
+            rendered, salt, use_reply_tokens=use_reply_tokens and self.use_reply_tokens, stable=stable, forget=forget
+        )
         return Prompt(
             text=Escaper.unescape(rendered),
             tokens=made.tokens,

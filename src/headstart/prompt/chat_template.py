@@ -21,9 +21,8 @@ import jinja2.sandbox
 from jinja2.runtime import LoopContext
 
 from headstart.errors import InvalidRequest, ModelError
+from headstart.interfaces.conversation import Message
 from headstart.names import option
-
-Message = Mapping[str, Any]
 
 _PROBE = "headstart_probe"
 _USER: Message = {"role": "user", "content": "headstart_question"}

@@ -18,10 +18,10 @@ class Escaper:
     """Escapes control spellings in callers' strings, and undoes it in rendered text."""
 
     def __init__(self, controls: Iterable[Control]) -> None:
-        spellings = sorted((re.escape(control.text) for control in controls if control.text), key=len, reverse=True)
-        self._risky = re.compile("|".join([MARK, *spellings]))
+        reply_tokens = sorted((re.escape(control.text) for control in controls if control.text), key=len, reverse=True)
+        self._risky = re.compile("|".join([MARK, *reply_tokens]))
         # Without the mark all begin with the same character in most models, and are searched for by that.
-        self._spelled = re.compile("|".join(spellings) or "(?!)")
+        self._spelled = re.compile("|".join(reply_tokens) or "(?!)")
 
     def escape(self, value: Any) -> Any:
         """The same value, in dicts and lists, with all its strings escaped, keys included; itself if there is nothing to do."""

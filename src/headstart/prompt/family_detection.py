@@ -15,28 +15,28 @@ from typing import Any
 
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Message
-from headstart.output.formats import Calls, Family, Reasoning
+from headstart.output.formats import Family, ReasoningFormat, ToolCallFormat
 from headstart.output.parser import Parser, ReplyDelta, message_of
 from headstart.prompt.chat_template import Template
 
-__all__ = ["FAMILIES", "GENERIC", "PLAIN", "Calls", "Family", "Reasoning", "adapt", "family_of"]
+__all__ = ["FAMILIES", "GENERIC", "PLAIN", "Family", "ReasoningFormat", "ToolCallFormat", "adapt", "family_of"]
 
-THINK = Reasoning("<think>", "</think>")
+THINK = ReasoningFormat("<think>", "</think>")
 
 REASONINGS = (
     THINK,
-    Reasoning("[THINK]", "[/THINK]"),
-    Reasoning("<thinking>", "</thinking>"),
-    Reasoning("<seed:think>", "</seed:think>"),
-    Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
-    Reasoning("◁think▷", "◁/think▷"),
-    Reasoning("Here is my thought process:", "Here is my response:"),
+    ReasoningFormat("[THINK]", "[/THINK]"),
+    ReasoningFormat("<thinking>", "</thinking>"),
+    ReasoningFormat("<seed:think>", "</seed:think>"),
+    ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningFormat("◁think▷", "◁/think▷"),
+    ReasoningFormat("Here is my thought process:", "Here is my response:"),
 )
 """Tried in this order on a template's source."""
 
-HERMES = Calls("object", open="<tool_call>", close="</tool_call>", blank="\n", between="\n")
+HERMES = ToolCallFormat("object", open="<tool_call>", close="</tool_call>", blank="\n", between="\n")
 
-_XML = Calls(
+_XML = ToolCallFormat(
     "xml",
     begin="<tool_call>",
     open="<function=",
@@ -64,7 +64,7 @@ FAMILIES = (
     Family("minimax", replace(_INVOKE, begin="<minimax:tool_call>", finish="</minimax:tool_call>"), THINK),
     Family(
         "glm",
-        Calls(
+        ToolCallFormat(
             "xml",
             open="<tool_call>",
             name_end="\n",
@@ -77,11 +77,14 @@ FAMILIES = (
         THINK,
         extra=("</arg_key>", "<arg_value>"),
     ),
-    Family("mistral", Calls("named", open="[TOOL_CALLS]", separator="[ARGS]", spelling=r"\s*(.*?)\s*(?:\[CALL_ID\].*)?")),
-    Family("mistral-list", Calls("list", open="[TOOL_CALLS]", blank=" ")),
+    Family(
+        "mistral",
+        ToolCallFormat("named", open="[TOOL_CALLS]", separator="[ARGS]", name_pattern=r"\s*(.*?)\s*(?:\[CALL_ID\].*)?"),
+    ),
+    Family("mistral-list", ToolCallFormat("list", open="[TOOL_CALLS]", blank=" ")),
     Family(
         "deepseek-r1",
-        Calls(
+        ToolCallFormat(
             "named",
             begin="<｜tool▁calls▁begin｜>",
             open="<｜tool▁call▁begin｜>",
@@ -96,7 +99,7 @@ FAMILIES = (
     ),
     Family(
         "deepseek",
-        Calls(
+        ToolCallFormat(
             "named",
             begin="<｜tool▁calls▁begin｜>",
             open="<｜tool▁call▁begin｜>",
@@ -108,34 +111,39 @@ FAMILIES = (
     ),
     Family(
         "kimi",
-        Calls(
+        ToolCallFormat(
             "named",
             begin="<|tool_calls_section_begin|>",
             open="<|tool_call_begin|>",
             separator="<|tool_call_argument_begin|>",
-            spelling=r"\s*(?:functions\.)?(.*?)(?::\d+)?\s*",
+            name_pattern=r"\s*(?:functions\.)?(.*?)(?::\d+)?\s*",
             close="<|tool_call_end|>",
             finish="<|tool_calls_section_end|>",
         ),
     ),
-    Family("phi", Calls("list", open="<|tool_call|>", close="<|/tool_call|>")),
-    Family("phi-each", Calls("object", open="<|tool_call|>", close="<|/tool_call|>")),
-    Family("granite", Calls("list", open="<|tool_call|>")),
-    Family("cohere", Calls("list", open="<|START_ACTION|>", close="<|END_ACTION|>", name="tool_name", arguments="parameters")),
+    Family("phi", ToolCallFormat("list", open="<|tool_call|>", close="<|/tool_call|>")),
+    Family("phi-each", ToolCallFormat("object", open="<|tool_call|>", close="<|/tool_call|>")),
+    Family("granite", ToolCallFormat("list", open="<|tool_call|>")),
     Family(
-        "harmony", Calls("channels"), extra=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>")
+        "cohere",
+        ToolCallFormat("list", open="<|START_ACTION|>", close="<|END_ACTION|>", name="tool_name", arguments="parameters"),
     ),
-    Family("lfm-json", Calls("list", open="<|tool_call_start|>", close="<|tool_call_end|>")),
-    Family("lfm", Calls("python", open="<|tool_call_start|>", close="<|tool_call_end|>")),
-    Family("llama4", Calls("python", begin="<|python_start|>", finish="<|python_end|>")),
-    Family("llama", Calls("object", begin="<|python_tag|>", arguments="parameters", between="; ")),
+    Family(
+        "harmony",
+        ToolCallFormat("channels"),
+        extra=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>"),
+    ),
+    Family("lfm-json", ToolCallFormat("list", open="<|tool_call_start|>", close="<|tool_call_end|>")),
+    Family("lfm", ToolCallFormat("python", open="<|tool_call_start|>", close="<|tool_call_end|>")),
+    Family("llama4", ToolCallFormat("python", begin="<|python_start|>", finish="<|python_end|>")),
+    Family("llama", ToolCallFormat("object", begin="<|python_tag|>", arguments="parameters", between="; ")),
 )
 """Tried in this order on what a template writes."""
 
 
 def _variants(family: Family) -> list[Family]:
     """A family as it is in the table, and as its templates also are: with values on lines of their own, or not."""
-    if family.calls is None or family.calls.form != "xml":
+    if family.calls is None or family.calls.syntax != "xml":
         return [family]
     return [family, replace(family, calls=replace(family.calls, blank="" if family.calls.blank else "\n"))]
 
@@ -156,7 +164,7 @@ def family_of(template: Template) -> Family:
     `hermes`. Its reasoning is what the template's source knows.
     """
     found = _family(template)
-    if found.calls is not None and found.calls.form == "channels":
+    if found.calls is not None and found.calls.syntax == "channels":
         return found
     return replace(found, reasoning=next((each for each in REASONINGS if each.close in template.source), None))
 
@@ -183,10 +191,10 @@ def _family(template: Template) -> Family:
     return fallback
 
 
-def _written_as(calls: Calls, reply: str) -> bool:
+def _written_as(calls: ToolCallFormat, reply: str) -> bool:
     """Whether the probe's call has the marks of `calls` in it, and between them what they say; parsers are more lenient."""
-    inside = {"object": r"\s*\{", "list": r"\s*\[\s*\{"}.get(calls.form, "")
-    value = f"{calls.blank}{_GIVEN['headstart_key']}{calls.blank}{calls.value_end}" if calls.form == "xml" else ""
+    inside = {"object": r"\s*\{", "list": r"\s*\[\s*\{"}.get(calls.syntax, "")
+    value = f"{calls.blank}{_GIVEN['headstart_key']}{calls.blank}{calls.value_end}" if calls.syntax == "xml" else ""
     return (
         all(mark in reply for mark in calls.written)
         and re.search(re.escape(calls.open) + inside, reply) is not None

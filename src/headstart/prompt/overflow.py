@@ -14,7 +14,7 @@ from headstart.interfaces.conversation import Message
 
 
 @dataclass(frozen=True, slots=True)
-class Slide:
+class TruncatedHistory:
     """What `--overflow slide` kept of a conversation."""
 
     messages: tuple[Message, ...]
@@ -39,7 +39,7 @@ def exchanges(messages: Sequence[Message]) -> list[list[Message]]:
     return groups
 
 
-class Replays:
+class TruncationMemo:
     """Where the replay of a history stands, by a digest of that history: so each turn replays its own request only.
     The least recently used go first. Thread-safe."""
 
@@ -72,13 +72,13 @@ FRAME = 64
 """Most tokens that a template puts around a message."""
 
 
-def slide(
+def truncate_history(
     messages: Sequence[Message],
     count: Callable[[Sequence[Message]], int],
     limit: int,
-    known: Replays | None = None,
+    known: TruncationMemo | None = None,
     root: bytes = b"",
-) -> Slide:
+) -> TruncatedHistory:
     """Replays the history from its first turn and, whenever a request of it exceeded `limit` tokens, drops its oldest whole
     exchanges (tool calls with their results) until it is at most `limit / 2`. The last exchange always stays.
 
@@ -90,7 +90,7 @@ def slide(
         known: results of earlier replays, to go on from; they change no result.
         root: tells apart what `count` and `limit` stand for in `known`.
     """
-    known = Replays() if known is None else known
+    known = TruncationMemo() if known is None else known
     head, *turns = exchanges(messages)
     starts = [len(head)]
     for turn in turns:
@@ -126,4 +126,4 @@ def slide(
                 first += 1 + bisect_left(fits, True, key=lambda of: count(part(of, request)) <= limit // 2)
         known.put(histories[number], (first, bound))
     dropped = starts[first] - begin if starts else 0
-    return Slide((*head, *messages[begin + dropped :]), dropped)
+    return TruncatedHistory((*head, *messages[begin + dropped :]), dropped)

@@ -1,7 +1,7 @@
-"""Beginnings: what rendered texts were made into, up to a place that nothing behind it can change.
+"""Prefix memo: tokenised beginnings of rendered texts.
 
-The next request of a conversation repeats the last one but for its end. The memo would find its pieces again one by one; this
-finds all of them at once.
+The next request of a conversation repeats the last one, except for its end. `text_memo` would find the repeated text segment by
+segment; this memo finds all of it at once. A prefix ends at a control token, so no text after it can change its tokens.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from dataclasses import dataclass, field
 
 from headstart.interfaces.engine import Control
 from headstart.interfaces.tokens import Tokens, as_tokens
-from headstart.prompt.reply_tokens import Spelled
+from headstart.prompt.reply_tokens import ReplyTokensRecord
 
 _TAIL = 64
-"""Characters by whose comparison most texts are told apart."""
+"""Characters at the end of a prefix that are compared first: most texts already differ there."""
 
-_SPELLED = 512
-"""Bytes of a reply's spelling beside its tokens."""
+_REPLY_SIZE = 512
+"""Bytes of a record of reply tokens, without its tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Beginning:
-    """The beginning of a rendered text, split and tokenised as in all texts that begin so.
+class TokenisedPrefix:
+    """The beginning of a rendered text with its tokens, which are the same in every text that begins so.
 
     Attributes:
-        text: it; ends with a control token.
-        control: that token; None at the very beginning.
-        tokens: its tokens.
-        starts: where its pieces begin in `text`.
-        offsets: where they begin in `tokens`.
-        heads: under which replies in it may have been spelled otherwise.
-        spelled: those that were.
-        version: of the spellings.
+        text: ends with a control token.
+        control: that control token; None in an empty prefix.
+        tokens: the tokens of `text`.
+        starts: where each segment between control tokens starts in `text`.
+        offsets: where each segment starts in `tokens`.
+        heads: the heads (`reply_tokens`) under which replies were looked up.
+        replies: the reply tokens that were found and used.
+        version: of the memo of reply tokens at that time.
     """
 
     text: str = ""
@@ -45,65 +45,66 @@ class Beginning:
     starts: array[int] = field(default_factory=lambda: array("q"))
     offsets: array[int] = field(default_factory=lambda: array("q"))
     heads: frozenset[bytes] = frozenset()
-    spelled: tuple[Spelled, ...] = ()
+    replies: tuple[ReplyTokensRecord, ...] = ()
     version: int = 0
 
     @property
     def size(self) -> int:
-        """Bytes that it takes."""
+        """Bytes in memory."""
         held = (self.text, self.starts, self.offsets, self.heads, *self.heads)
-        spelled = sum(_SPELLED + one.spelling.tokens.nbytes for one in self.spelled)
-        return self.tokens.nbytes + sum(map(sys.getsizeof, held)) + spelled
+        replies = sum(_REPLY_SIZE + record.reply.tokens.nbytes for record in self.replies)
+        return self.tokens.nbytes + sum(map(sys.getsizeof, held)) + replies
 
 
-class Beginnings:
-    """The beginnings that were used last, by what they depend on beside their text. Thread-safe.
+class PrefixMemo:
+    """The most recently used tokenised prefixes. Thread-safe.
 
     Args:
-        budget: most bytes of all together.
-        most: most of them.
+        budget: most bytes of all prefixes together.
+        most: most prefixes.
     """
 
     def __init__(self, budget: int, most: int = 64) -> None:
         self._most = most
         self._budget = self._room = budget
-        self._known: OrderedDict[Beginning, Hashable] = OrderedDict()
+        self._known: OrderedDict[TokenisedPrefix, Hashable] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, under: Hashable, text: str) -> Beginning | None:
-        """The longest one that `text` begins with."""
+    def find(self, key: Hashable, text: str) -> TokenisedPrefix | None:
+        """The longest prefix of `text` that was added under `key` (such as the salt)."""
         with self._lock:
-            known = [one for one, of in self._known.items() if of == under and len(one.text) <= len(text)]
-        for one in sorted(known, key=lambda one: -len(one.text)):
-            if text.startswith(one.text[-_TAIL:], max(0, len(one.text) - _TAIL)) and text.startswith(one.text):
+            known = [prefix for prefix, of in self._known.items() if of == key and len(prefix.text) <= len(text)]
+        for prefix in sorted(known, key=lambda prefix: -len(prefix.text)):
+            tail = max(0, len(prefix.text) - _TAIL)
+            if text.startswith(prefix.text[-_TAIL:], tail) and text.startswith(prefix.text):
                 with self._lock:
-                    if one in self._known:
-                        self._known.move_to_end(one)
-                return one
+                    if prefix in self._known:
+                        self._known.move_to_end(prefix)
+                return prefix
         return None
 
-    def add(self, under: Hashable, one: Beginning, *, instead: Beginning | None = None) -> None:
-        """Remembers one, `instead` of one that it goes on. What alone outweighs the budget is not kept."""
-        if one.size > self._budget:
+    def add(self, key: Hashable, prefix: TokenisedPrefix, *, instead: TokenisedPrefix | None = None) -> None:
+        """Adds a prefix under `key`, in place of the shorter one that it continues. One larger than the budget is not kept."""
+        if prefix.size > self._budget:
             return
         with self._lock:
             self._drop(instead)
-            self._known[one] = under
-            self._room -= one.size
+            self._known[prefix] = key
+            self._room -= prefix.size
             while self._known and (self._room < 0 or len(self._known) > self._most):
                 self._drop(next(iter(self._known)))
 
-    def drop(self, one: Beginning) -> None:
-        """Forgets one."""
+    def drop(self, prefix: TokenisedPrefix) -> None:
+        """Drops one prefix."""
         with self._lock:
-            self._drop(one)
+            self._drop(prefix)
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Drops all prefixes."""
         with self._lock:
             self._known.clear()
             self._room = self._budget
 
-    def _drop(self, one: Beginning | None) -> None:
-        if one is not None and self._known.pop(one, None) is not None:
-            self._room += one.size
+    def _drop(self, prefix: TokenisedPrefix | None) -> None:
+        if prefix is not None and self._known.pop(prefix, None) is not None:
+            self._room += prefix.size

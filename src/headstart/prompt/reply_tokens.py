@@ -1,7 +1,10 @@
-"""Spelling: with which tokens a model really wrote a text.
+"""Reply tokens: the tokens that a model really produced for a reply.
 
-A model does not always spell a text with the tokens that the tokenizer would choose. `Spellings` remembers how a reply was
-really spelled, so that a prompt which sends that reply back continues on the rows that exist.
+A model can produce other tokens for a text than the tokenizer would choose. When a later prompt sends the reply back, only the
+tokens that the model produced match the KV that exists. `ReplyTokensMemo` remembers them, for replies where the two differ.
+
+A reply is looked up by its *head* and by the text up to its end. The head is a digest of the salt and of all tokens up to the
+control token before the reply (for example `<|im_start|>`). The text between that control token and the reply is its *lead*.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from headstart.interfaces.tokens import Tokens, as_tokens, utf8
 
 
 def text_digest(text: str) -> bytes:
-    """BLAKE3 of its bytes."""
+    """BLAKE3 of a text's bytes."""
     return blake3(utf8(text)).digest()
 
 
@@ -30,11 +33,14 @@ def head_digest(salt: str) -> blake3:
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
-    """How the characters [start, end) of a text were spelled.
+class ReplyTokens:
+    """The tokens of one part of a text.
 
-    `whole`: the tokens have other bytes than the text, which only means the same; so they stand for it as a whole, up to a
-    control token, and never for the beginning of another text.
+    Attributes:
+        start, end: the characters [start, end) of the text.
+        tokens: the tokens of these characters.
+        whole: the tokens have other bytes than the text, but the same meaning. They may then only replace the whole part, up to
+            a control token, and never the beginning of another text.
     """
 
     start: int
@@ -48,85 +54,96 @@ _CHECK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Spelled:
-    """A spelling with what it is found by: a head, and the digest of the text up to its end."""
+class ReplyTokensRecord:
+    """Reply tokens with their key.
+
+    Attributes:
+        head: digest of the salt and of the tokens before.
+        digest: digest of the text up to the end of the reply.
+        reply: the tokens.
+    """
 
     head: bytes
     digest: bytes
-    spelling: Spelling
+    reply: ReplyTokens
 
     @property
     def key(self) -> bytes:
         return self.head + self.digest
 
     def pack(self) -> bytes:
-        """All but the key, to be kept outside of this process, with a checksum over both."""
-        span = _SPAN.pack(self.spelling.start, self.spelling.end, self.spelling.whole)
-        data = span + self.spelling.tokens.astype("<i4").tobytes()
+        """The record without its key, as bytes for the disk, with a checksum over both."""
+        span = _SPAN.pack(self.reply.start, self.reply.end, self.reply.whole)
+        data = span + self.reply.tokens.astype("<i4").tobytes()
         return blake3(self.key + data).digest(_CHECK) + data
 
     @classmethod
-    def unpack(cls, key: bytes, packed: bytes) -> Spelled:
-        """What `pack` was called on. Raises ValueError if that is not what comes back."""
+    def unpack(cls, key: bytes, packed: bytes) -> ReplyTokensRecord:
+        """The record that `pack` was called on. Raises ValueError if key or bytes are not those."""
         check, data = packed[:_CHECK], packed[_CHECK:]
         if len(key) != 64 or len(data) < _SPAN.size or blake3(key + data).digest(_CHECK) != check:
-            raise ValueError("not the spelling that was packed")
+            raise ValueError("not the reply tokens that were packed")
         start, end, whole = _SPAN.unpack_from(data)
         tokens = as_tokens(np.frombuffer(data[_SPAN.size :], "<i4"))
-        return cls(key[:32], key[32:], Spelling(start, end, tokens, whole))
+        return cls(key[:32], key[32:], ReplyTokens(start, end, tokens, whole))
 
 
-class Spellings:
-    """Replies whose tokens differ from the tokenizer's choice, by what they hang on: a head and the text before them, of
-    which only a digest is kept. The least recently used go first. Thread-safe.
+class ReplyTokensMemo:
+    """The tokens of recent replies, where they differ from the tokenizer's choice. The least recently used are dropped first.
+
+    Texts are not stored, only their digests. Thread-safe.
 
     Args:
         limit: most replies.
-        tokens: most tokens of all together.
+        tokens: most tokens of all replies together.
 
     Attributes:
-        version: how often anything was learned or dropped.
+        version: number of changes so far.
     """
 
     def __init__(self, limit: int = 4096, tokens: int = 2_000_000) -> None:
         self._limit = limit
         self._room = tokens
-        self._known: OrderedDict[tuple[bytes, bytes], Spelling] = OrderedDict()
-        self._ends: dict[bytes, list[int]] = {}  # sorted, one for each spelling of a head: the only places to look at
-        self._changed: deque[bytes] = deque(maxlen=256)  # heads, the last change last
+        self._known: OrderedDict[tuple[bytes, bytes], ReplyTokens] = OrderedDict()
+        self._ends: dict[bytes, list[int]] = {}  # by head: where its replies end, sorted; `find` hashes texts only up to these
+        self._changed: deque[bytes] = deque(maxlen=256)  # heads, the latest change last
         self._lock = threading.Lock()
         self.version = 0
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def remember(self, head: bytes, lead: str, reply: str, tokens: Tokens, *, whole: bool = False) -> Spelled:
-        """`reply`, behind `lead`, is made of `tokens`. `whole`: see `Spelling`."""
-        spelled = Spelled(head, text_digest(lead + reply), Spelling(len(lead), len(lead) + len(reply), tokens, whole))
-        self.learn(spelled)
-        return spelled
+    def remember(self, head: bytes, lead: str, reply: str, tokens: Tokens, *, whole: bool = False) -> ReplyTokensRecord:
+        """Remembers that `reply`, after `lead`, consists of `tokens`. `whole`: see `ReplyTokens`."""
+        found = ReplyTokens(len(lead), len(lead) + len(reply), tokens, whole)
+        record = ReplyTokensRecord(head, text_digest(lead + reply), found)
+        self.learn(record)
+        return record
 
-    def learn(self, spelled: Spelled) -> None:
-        key, spelling = (spelled.head, spelled.digest), spelled.spelling
+    def learn(self, record: ReplyTokensRecord) -> None:
+        """Adds a record, for example one that was read from disk."""
+        key, reply = (record.head, record.digest), record.reply
         with self._lock:
             self._drop(key)
-            self._known[key] = spelling
-            self._note(spelled.head)
-            insort(self._ends.setdefault(spelled.head, []), spelling.end)
-            self._room -= len(spelling.tokens)
+            self._known[key] = reply
+            self._note(record.head)
+            insort(self._ends.setdefault(record.head, []), reply.end)
+            self._room -= len(reply.tokens)
             while len(self._known) > self._limit or self._room < 0:
                 self._drop(next(iter(self._known)))
 
     def forget(self, head: bytes, lead: str, reply: str) -> None:
+        """Drops the tokens of one reply."""
         with self._lock:
             self._drop((head, text_digest(lead + reply)))
 
-    def find(self, head: bytes, text: str, *, closed: bool = False) -> list[Spelled]:
-        """The longest spelling that `text` begins with, the longest one before where that starts, and so on.
+    def find(self, head: bytes, text: str, *, closed: bool = False) -> list[ReplyTokensRecord]:
+        """The known replies in `text`, without overlaps, from the last to the first. The longest match is preferred.
 
-        `closed`: a control token follows the text.
+        Args:
+            closed: whether a control token follows the text.
         """
-        found: list[Spelled] = []
+        found: list[ReplyTokensRecord] = []
         with self._lock:
             ends = self._ends.get(head)
             if ends is None:
@@ -137,40 +154,40 @@ class Spellings:
                     continue
                 digest.update(utf8(text[at:end]))
                 at = end
-                said = digest.digest()
-                spelling = self._known.get((head, said))
-                if spelling is not None and (not spelling.whole or (closed and end == len(text))):
-                    found.append(Spelled(head, said, spelling))
-        chosen: list[Spelled] = []
+                key = digest.digest()
+                reply = self._known.get((head, key))
+                if reply is not None and (not reply.whole or (closed and end == len(text))):
+                    found.append(ReplyTokensRecord(head, key, reply))
+        chosen: list[ReplyTokensRecord] = []
         limit = len(text)
-        for one in reversed(found):
-            if one.spelling.end <= limit:
-                chosen.append(one)
-                limit = one.spelling.start
+        for record in reversed(found):
+            if record.reply.end <= limit:
+                chosen.append(record)
+                limit = record.reply.start
         self.use(chosen)
         return chosen
 
-    def use(self, spelled: Iterable[Spelled]) -> None:
-        """Keeps these longer than others that were used before."""
+    def use(self, records: Iterable[ReplyTokensRecord]) -> None:
+        """Marks records as recently used."""
         with self._lock:
-            for one in spelled:
-                if (one.head, one.digest) in self._known:
-                    self._known.move_to_end((one.head, one.digest))
+            for record in records:
+                if (record.head, record.digest) in self._known:
+                    self._known.move_to_end((record.head, record.digest))
 
-    def drop(self, spelled: Iterable[Spelled]) -> None:
-        """Forgets these."""
+    def drop(self, records: Iterable[ReplyTokensRecord]) -> None:
+        """Drops these records."""
         with self._lock:
-            for one in spelled:
-                self._drop((one.head, one.digest))
+            for record in records:
+                self._drop((record.head, record.digest))
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Drops everything."""
         with self._lock:
             for key in list(self._known):
                 self._drop(key)
 
     def changed(self, version: int) -> Sequence[bytes] | None:
-        """The heads under which `find` may find something else than at that version; None if that is not known any more."""
+        """The heads whose `find` may return something else than at `version`; None if these are no longer known."""
         with self._lock:
             count = self.version - version
             return [*self._changed][len(self._changed) - count :] if count <= len(self._changed) else None
@@ -180,12 +197,12 @@ class Spellings:
         self._changed.append(head)
 
     def _drop(self, key: tuple[bytes, bytes]) -> None:
-        spelling = self._known.pop(key, None)
-        if spelling is None:
+        reply = self._known.pop(key, None)
+        if reply is None:
             return
         self._note(key[0])
-        self._room += len(spelling.tokens)
+        self._room += len(reply.tokens)
         ends = self._ends[key[0]]
-        del ends[bisect_left(ends, spelling.end)]
+        del ends[bisect_left(ends, reply.end)]
         if not ends:
             del self._ends[key[0]]

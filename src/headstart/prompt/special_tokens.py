@@ -12,16 +12,16 @@ _SPACE = " \t\n\v\f\r"
 """What control tokens swallow: C's `isspace`, as in llama.cpp; Python's own notion is wider."""
 
 
-class Pieces:
+class SpecialTokenSplitter:
     """Splits rendered texts at the spellings of control tokens. `controls`: the longest spelling first."""
 
     def __init__(self, controls: Sequence[Control]) -> None:
         self._controls = {control.text: control for control in controls if control.text}
         self._split = re.compile("|".join(map(re.escape, self._controls))) if self._controls else None
-        self._begun = {text[:length] for text in self._controls for length in range(1, len(text))}
-        self._longest = max(map(len, self._begun), default=0)
+        self._partial = {text[:length] for text in self._controls for length in range(1, len(text))}
+        self._longest = max(map(len, self._partial), default=0)
 
-    def of(self, rendered: str, begin: int = 0, before: Control | None = None) -> Iterator[tuple[int, str, Control | None]]:
+    def split(self, rendered: str, begin: int = 0, before: Control | None = None) -> Iterator[tuple[int, str, Control | None]]:
         """Plain pieces, unescaped, each with where it begins and the control token that follows it.
 
         Args:
@@ -44,7 +44,7 @@ class Pieces:
         if rest:
             yield position, rest, None
 
-    def parts_at(self, rendered: str, position: int) -> bool:
+    def splits_at(self, rendered: str, position: int) -> bool:
         """Whether all texts with this beginning are split alike before `position`: no control token can reach over it."""
         shortest = max(0, position - self._longest)
-        return self._begun.isdisjoint(rendered[at:position] for at in range(shortest, position))
+        return self._partial.isdisjoint(rendered[at:position] for at in range(shortest, position))

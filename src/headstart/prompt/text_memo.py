@@ -10,7 +10,7 @@ from collections.abc import Callable
 from headstart.interfaces.tokens import Tokens, as_tokens
 
 
-class Memo:
+class TextMemo:
     """Tokens of pieces of text, per salt, bounded in bytes; the least recently used go first. Thread-safe."""
 
     ENTRY = 512

@@ -1,7 +1,7 @@
-"""Piecewise: a rendered text → its tokens, piece by piece between control tokens.
+"""Tokenise: rendered text → tokens, segment by segment between control tokens.
 
-Tokenising whole equals tokenising in pieces. Pieces are remembered per salt, and so is all that a text was made into up to
-where the next one may go on: a long prompt costs its new text only.
+Tokenising the segments one by one gives the same tokens as tokenising the whole text. The tokens of segments and of whole
+prefixes are remembered by salt, so a long prompt costs only its new text.
 """
 
 from __future__ import annotations
@@ -16,17 +16,24 @@ from headstart.interfaces.engine import Control, Tokenizer
 from headstart.interfaces.tokens import Tokens, as_tokens, utf8
 from headstart.prompt.escape import Escaper
 from headstart.prompt.landmarks import Places
-from headstart.prompt.prefix_memo import Beginning, Beginnings
-from headstart.prompt.reply_tokens import Spelled, Spellings, head_digest
-from headstart.prompt.special_tokens import Pieces
-from headstart.prompt.text_memo import Memo
+from headstart.prompt.prefix_memo import PrefixMemo, TokenisedPrefix
+from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord, head_digest
+from headstart.prompt.special_tokens import SpecialTokenSplitter
+from headstart.prompt.text_memo import TextMemo
 
 _NONE = as_tokens([])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokenised:
-    """The tokens of a text. `head`, `lead`: as in `Prompt`; `leading`: how many tokens are before the lead."""
+    """A tokenised text.
+
+    Attributes:
+        tokens: the tokens.
+        head, lead: as in `Prompt`.
+        leading: number of tokens before the lead.
+        places: finds the position of a character in the tokens.
+    """
 
     tokens: Tokens
     head: bytes
@@ -35,45 +42,48 @@ class Tokenised:
     places: Places
 
 
-class Piecewise:
+class PromptTokenizer:
     """Tokenises rendered texts. Thread-safe.
 
     Args:
-        controls: the longest spelling first.
-        memo_bytes: most bytes of what is remembered.
+        controls: the control tokens, the longest text first.
+        reply_tokens: the tokens of earlier replies.
+        memo_bytes: most bytes of remembered texts and tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, controls: Sequence[Control], spellings: Spellings, memo_bytes: int) -> None:
-        self.pieces = Pieces(controls)
+    def __init__(
+        self, tokenizer: Tokenizer, controls: Sequence[Control], reply_tokens: ReplyTokensMemo, memo_bytes: int
+    ) -> None:
+        self.splitter = SpecialTokenSplitter(controls)
         self._tokenizer = tokenizer
         self._single = {control.text: as_tokens(control.id) for control in controls}
-        self._spellings = spellings
-        self._beginnings = Beginnings(memo_bytes // 4)
-        self._memo = Memo(memo_bytes - memo_bytes // 4)
+        self._reply_tokens = reply_tokens
+        self._prefixes = PrefixMemo(memo_bytes // 4)
+        self._memo = TextMemo(memo_bytes - memo_bytes // 4)
 
     def tokenise(
-        self, rendered: str, salt: str, *, spelled: bool, stable: int = 0, forget: list[bytes] | None = None
+        self, rendered: str, salt: str, *, use_reply_tokens: bool, stable: int = 0, forget: list[bytes] | None = None
     ) -> Tokenised:
         """The tokens of a text.
 
         Args:
-            spelled: whether replies in it are spelled as the model has.
+            use_reply_tokens: whether earlier replies in the text keep the tokens that the model produced.
             stable: characters that the next text is likely to begin with.
-            forget: replies keep their tokens for the last time, and the keys of what was known of them are added here.
+            forget: if a list, reply tokens are used for the last time: they are dropped, and their keys are added to the list.
         """
-        version = self._spellings.version
-        looks = spelled and len(self._spellings) > 0
+        version = self._reply_tokens.version
+        looks = use_reply_tokens and len(self._reply_tokens) > 0
         known = None if forget is not None else self._known(rendered, salt, looks=looks)
         work = _Work(known or self._nothing(rendered), salt)
-        before, lead, leading = work.begun.control, "", work.size
-        cut = work.mark(len(work.begun.text), before)
-        for at, text, control in self.pieces.of(rendered, len(work.begun.text), before):
+        before, lead, leading = work.prefix.control, "", work.size
+        cut = work.mark(len(work.prefix.text), before)
+        for at, text, control in self.splitter.split(rendered, len(work.prefix.text), before):
             if at <= stable:
                 cut = work.mark(at, before)
             lead, leading, before = text, work.size, control
             work.begin(at)
             if text and looks:
-                self._spell(work, text, salt, forget, closed=control is not None)
+                self._add_reply_tokens(work, text, salt, forget, closed=control is not None)
             elif text:
                 work.add(self._plain(text, salt))
             if control is not None:
@@ -81,83 +91,83 @@ class Piecewise:
                 lead, leading = "", work.size
         tokens = np.concatenate(work.parts)
         tokens.flags.writeable = False
-        if forget is None and cut.at > len(work.begun.text) and self.pieces.parts_at(rendered, cut.at):
-            self._beginnings.add((salt, looks), work.until(cut, rendered, tokens, version), instead=known)
+        if forget is None and cut.at > len(work.prefix.text) and self.splitter.splits_at(rendered, cut.at):
+            self._prefixes.add((salt, looks), work.until(cut, rendered, tokens, version), instead=known)
         places = Places(rendered, work.starts, work.offsets, tokens, lambda text: self._plain(Escaper.unescape(text), salt))
         return Tokenised(tokens, work.last_head(tokens[:leading]), lead, leading, places)
 
     def clear(self) -> None:
-        """Forgets what texts were made into."""
-        self._beginnings.clear()
+        """Drops all remembered texts and tokens."""
+        self._prefixes.clear()
         self._memo.clear()
 
-    def _known(self, rendered: str, salt: str, *, looks: bool) -> Beginning | None:
-        found = self._beginnings.find((salt, looks), rendered)
+    def _known(self, rendered: str, salt: str, *, looks: bool) -> TokenisedPrefix | None:
+        found = self._prefixes.find((salt, looks), rendered)
         if found is None or not looks:
             return found
-        changed = self._spellings.changed(found.version)
+        changed = self._reply_tokens.changed(found.version)
         if changed is None or not found.heads.isdisjoint(changed):
-            self._beginnings.drop(found)
+            self._prefixes.drop(found)
             return None
-        self._spellings.use(found.spelled)
+        self._reply_tokens.use(found.replies)
         return found
 
-    def _spell(self, work: _Work, text: str, salt: str, forget: list[bytes] | None, *, closed: bool) -> None:
-        """Adds a piece as the replies in it were spelled."""
-        known = self._spellings.find(work.head(), text, closed=closed)
+    def _add_reply_tokens(self, work: _Work, text: str, salt: str, forget: list[bytes] | None, *, closed: bool) -> None:
+        """Adds a segment. Known replies in it get the tokens that the model produced."""
+        known = self._reply_tokens.find(work.head(), text, closed=closed)
         if forget is not None:
-            forget += [one.key for one in known]
-            self._spellings.drop(known)
+            forget += [record.key for record in known]
+            self._reply_tokens.drop(known)
         parts: list[Tokens] = []
         end = len(text)
-        for one in known:
-            rest = text[one.spelling.end : end]
+        for record in known:
+            rest = text[record.reply.end : end]
             behind = self._plain(rest, salt) if rest else _NONE
-            # A tokenizer may add a space before a text of its own: then the bytes are not those asked for.
+            # Some tokenizers add a space before a text of its own. Then the bytes are not those of the text.
             if b"".join(map(self._tokenizer.token_bytes, behind.tolist())) != utf8(rest):
                 work.add(self._plain(text, salt))
                 return
-            parts += (behind, one.spelling.tokens)
-            end = one.spelling.start
+            parts += (behind, record.reply.tokens)
+            end = record.reply.start
         work.add(*([self._plain(text[:end], salt)] if end else []), *reversed(parts))
-        work.spelled += known
+        work.replies += known
 
     def _plain(self, text: str, salt: str) -> Tokens:
         return self._memo.get(salt, text, self._tokenizer.tokenize)
 
-    def _nothing(self, rendered: str) -> Beginning:
-        """What a new text begins with: the token that a model wants first, unless it is written there."""
+    def _nothing(self, rendered: str) -> TokenisedPrefix:
+        """The empty prefix. It has the model's first token, unless the text has it already."""
         bos = self._tokenizer.bos
-        return Beginning(tokens=_NONE if bos is None or rendered.startswith(bos.text) else as_tokens(bos.id))
+        return TokenisedPrefix(tokens=_NONE if bos is None or rendered.startswith(bos.text) else as_tokens(bos.id))
 
 
 class _Mark(NamedTuple):
-    """A place between two pieces: characters before it, the control token right there, and how much there is of the rest."""
+    """A position between two segments: `at` characters, after the token `control`, and the lengths of the other lists."""
 
     at: int
     control: Control | None
     size: int
-    pieces: int
+    segments: int
     heads: int
-    spelled: int
+    replies: int
 
 
 class _Work:
-    """A text on its way to tokens, from where it is new."""
+    """A text that is being tokenised, from the end of a known prefix on."""
 
-    def __init__(self, begun: Beginning, salt: str) -> None:
-        self.begun = begun
-        self.parts = [begun.tokens]
-        self.size = len(begun.tokens)
-        self.starts = begun.starts[:]
-        self.offsets = begun.offsets[:]
-        self.spelled: list[Spelled] = []
+    def __init__(self, prefix: TokenisedPrefix, salt: str) -> None:
+        self.prefix = prefix
+        self.parts = [prefix.tokens]
+        self.size = len(prefix.tokens)
+        self.starts = prefix.starts[:]
+        self.offsets = prefix.offsets[:]
+        self.replies: list[ReplyTokensRecord] = []
         self._heads: list[bytes] = []
         self._digest = head_digest(salt)
         self._hashed = 0, 0  # parts and tokens in the digest
 
     def begin(self, at: int) -> None:
-        """A piece begins."""
+        """A segment begins at this character."""
         self.starts.append(at)
         self.offsets.append(self.size)
 
@@ -166,28 +176,28 @@ class _Work:
         self.size += sum(map(len, parts))
 
     def head(self) -> bytes:
-        """What the piece at hand hangs on."""
+        """The head of the segment that has just begun."""
         self._digest.update(np.concatenate(self.parts[self._hashed[0] :]).tobytes())
         self._hashed = len(self.parts), self.size
         self._heads.append(self._digest.digest())
         return self._heads[-1]
 
     def last_head(self, before: Tokens) -> bytes:
-        """What comes behind all these tokens hangs on."""
+        """The head of a segment after all these tokens."""
         return self._digest.update(before[self._hashed[1] :].tobytes()).digest()
 
     def mark(self, at: int, control: Control | None) -> _Mark:
-        return _Mark(at, control, self.size, len(self.starts), len(self._heads), len(self.spelled))
+        return _Mark(at, control, self.size, len(self.starts), len(self._heads), len(self.replies))
 
-    def until(self, mark: _Mark, rendered: str, tokens: Tokens, version: int) -> Beginning:
-        """What comes before a mark."""
-        return Beginning(
+    def until(self, mark: _Mark, rendered: str, tokens: Tokens, version: int) -> TokenisedPrefix:
+        """The tokenised prefix that ends at a mark."""
+        return TokenisedPrefix(
             rendered[: mark.at],
             mark.control,
             as_tokens(tokens[: mark.size]),  # a view would keep all of them
-            self.starts[: mark.pieces],
-            self.offsets[: mark.pieces],
-            self.begun.heads.union(self._heads[: mark.heads]),
-            (*self.begun.spelled, *self.spelled[: mark.spelled]),
+            self.starts[: mark.segments],
+            self.offsets[: mark.segments],
+            self.prefix.heads.union(self._heads[: mark.heads]),
+            (*self.prefix.replies, *self.replies[: mark.replies]),
             version,
         )

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from headstart.explain.explain import Asked, Cached, Explanation
-from headstart.explain.fingerprint import Opening
+from headstart.explain.fingerprint import ConversationFingerprint
 from headstart.explain.history import History
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import common_prefix
 from headstart.prefix_cache.blocks import Chain
-from headstart.prefix_cache.checkpoints import Placement, firm
+from headstart.prefix_cache.checkpoints import Placement, protected_points
 from headstart.prefix_cache.planner import Costs, Mode, Plan, keepable, known, plan, restorable
 from headstart.serving.cache import Cache
 from headstart.serving.job import Job
@@ -93,7 +93,7 @@ class Admission:
             if shared > best and shared > len(other.slot) // traits.block_size * traits.block_size:
                 job.waits_for = other, shared
                 if traits.stateful:
-                    other.points, other.firm = (*other.points, shared), other.firm | {shared}
+                    other.points, other.protected = (*other.points, shared), other.protected | {shared}
                 return True
         return False
 
@@ -137,8 +137,8 @@ class Admission:
         if self._mode.traits.stateful:
             block_size, landmarks = self._mode.traits.block_size, job.request.prompt.landmarks
             job.points = self._placement.points(job.plan.start, len(job.chain), block_size, branch, landmarks)
-            job.firm = firm(len(job.chain), block_size, branch, landmarks)
-        slot.begin(job.started, job.about(len(job.chain) // self._mode.traits.block_size), self._cache.store.wall())
+            job.protected = protected_points(len(job.chain), block_size, branch, landmarks)
+        slot.begin(job.started, job.request_traits(len(job.chain) // self._mode.traits.block_size), self._cache.store.wall())
         return True
 
     def seat(self, chain: Chain, choice: Plan) -> Restored | None:
@@ -207,7 +207,7 @@ class Admission:
             traits.sliceable,
             known_kv=lambda: self._rows(job),
             elsewhere=lambda: self._cache.elsewhere(job.chain, request.prompt.salt),
-            otherwise=lambda: self._cache.otherwise(Opening.of(request.prompt, self._template)),
+            otherwise=lambda: self._cache.otherwise(ConversationFingerprint.of(request.prompt, self._template)),
             characters=lambda tokens: len(b"".join(map(piece, tokens.tolist())).decode("utf-8", "replace")),
             pace=self.pace.prefill or None,
         )

@@ -11,14 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from headstart.explain.fingerprint import Opening
+from headstart.explain.fingerprint import ConversationFingerprint
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, root_id
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.planner import Mode, Plan
-from headstart.prefix_cache.reuse_model import About
-from headstart.prompt.reply_tokens import Spelled, Spellings
+from headstart.prefix_cache.reuse_model import RequestTraits
+from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord
 from headstart.serving.kv_restore import Restorer
 from headstart.serving.kv_save import KvSave
 from headstart.serving.kv_store import KvStore
@@ -48,11 +48,11 @@ class Cache:
         clock: Callable[[], float],
         policy: str = "value",
         disk: DiskTier | None = None,
-        spellings: Spellings | None = None,
+        reply_tokens: ReplyTokensMemo | None = None,
         terms: Terms | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.store = KvStore(engine, memory, mode, clock, policy, disk, spellings, terms, wall)
+        self.store = KvStore(engine, memory, mode, clock, policy, disk, reply_tokens, terms, wall)
         self.index, self.memory, self.disk = self.store.index, memory, self.store.disk
         self.checkpoints = StateCheckpoints(engine, mode, self.store)
         self.saves = KvSave(engine, mode, self.store, self.checkpoints)
@@ -95,30 +95,34 @@ class Cache:
             (blocks * self._block_size, siblings) if blocks * self._block_size >= plan.start else (plan.start, 0)
         )  # not saved yet
 
-    def replied(self, slot: Slot, about: About) -> None:
+    def replied(self, slot: Slot, request_traits: RequestTraits) -> None:
         """Tells of the request that has used all that `slot` stands on, now that its reply is over."""
-        slot.about = about
+        slot.request_traits = request_traits
         pieces = [*slot.ids, *(map(checkpoint_id, slot.ids) if self._stateful else ())]
         for tier in (self.store.retention, self.disk):
-            tier.replied(pieces, about)
+            tier.replied(pieces, request_traits)
 
-    def spelled(self, chain: Chain, spelled: Spelled) -> None:
+    def keep_reply_tokens(self, chain: Chain, record: ReplyTokensRecord) -> None:
         """Keeps how the reply to a prompt was spelled: without that, the rows of what follows could not be found again."""
         if chain.ids:
-            self.disk.note(Note(spelled.key, chain.ids[-1], spelled.pack()))
+            self.disk.note(Note(record.key, chain.ids[-1], record.pack()))
 
-    def opened(self, chain: Chain, opening: Opening) -> None:
+    def opened(self, chain: Chain, conversation_fingerprint: ConversationFingerprint) -> None:
         """Keeps how a conversation begins beside its first block, for `otherwise`."""
-        if self.disk.on and chain.ids and self.store.openings.learn(opening):
-            self.disk.note(Note(opening.key, chain.ids[0], opening.pack()))
+        if self.disk.on and chain.ids and self.store.conversation_fingerprints.learn(conversation_fingerprint):
+            self.disk.note(Note(conversation_fingerprint.key, chain.ids[0], conversation_fingerprint.pack()))
 
-    def otherwise(self, opening: Opening | None) -> int:
+    def otherwise(self, conversation_fingerprint: ConversationFingerprint | None) -> int:
         """Tokens of an earlier prompt that began with the same messages, rendered by another template; 0 if none did."""
-        return self.store.openings.otherwise(opening) if opening is not None else 0
+        return (
+            self.store.conversation_fingerprints.otherwise(conversation_fingerprint)
+            if conversation_fingerprint is not None
+            else 0
+        )
 
-    def give_way(self, ids: Sequence[BlockId], stem: Chain, forgotten: Sequence[bytes]) -> None:
-        """`stem` has taken the place of `ids`: what is derived of these blocks, and how they were spelled, leaves the disk."""
-        stays, dead = set(stem.ids), set[BlockId]()
+    def give_way(self, ids: Sequence[BlockId], shared_prefix: Chain, forgotten: Sequence[bytes]) -> None:
+        """`shared_prefix` has taken the place of `ids`: their derived KV and reply tokens leave the disk."""
+        stays, dead = set(shared_prefix.ids), set[BlockId]()
         for piece in reversed(ids):
             after = [entry.id for entry in self.index.following(piece) if len(entry.tokens) == self._block_size]
             entry = self.index.get(piece)
@@ -126,6 +130,6 @@ class Cache:
                 break
             dead.add(piece)
         self.store.spill.bury([key for piece in dead for key in (checkpoint_id(piece), piece)])
-        if stem.ids:
+        if shared_prefix.ids:
             for key in forgotten:
-                self.disk.note(Note(key, stem.ids[-1], b""))
+                self.disk.note(Note(key, shared_prefix.ids[-1], b""))

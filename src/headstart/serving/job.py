@@ -14,7 +14,7 @@ from headstart.interfaces.engine import Engine, Logits, Sampler, Sampling
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.planner import Plan
-from headstart.prefix_cache.reuse_model import About
+from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.serving.detokenizer import Detokenizer
 from headstart.serving.request import (
     Delta,
@@ -76,7 +76,7 @@ class Job:
         seen: leading tokens of its prompt that had been used before, and how many prompts had gone on behind them.
         misses: how often its rows turned out bad; after a few it computes everything.
         computed: prompt tokens that entered the engine for this job.
-        points, firm: lengths at which its prefill takes checkpoints, and the firm ones of them.
+        points, protected: lengths at which its prefill takes checkpoints, and the firm ones of them.
         mark: the last checkpoint that its reply has taken.
         token: the last sampled token, not yet in the engine.
     """
@@ -96,17 +96,17 @@ class Job:
     explanation: Explanation | None = None
     waits_for: tuple[Job, int] | None = None
     points: tuple[int, ...] = ()
-    firm: frozenset[int] = frozenset()
+    protected: frozenset[int] = frozenset()
     mark: BlockId | None = None
     misses: int = 0
     seen: tuple[int, int] = (0, -1)
     tiers: dict[str, int] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
-    def about(self, pieces: int, reply: int = -1, called: bool | None = None) -> About:
+    def request_traits(self, pieces: int, reply: int = -1, called: bool | None = None) -> RequestTraits:
         """What is known of it for retention; without a reply, as long as that is not over."""
         known, siblings = self.seen
-        return About.of(pieces, new=len(self.chain) - known, siblings=siblings, reply=reply, called=called)
+        return RequestTraits.of(pieces, new=len(self.chain) - known, siblings=siblings, reply=reply, called=called)
 
     @classmethod
     def all_of(cls, ticket: Ticket, engine: Engine, now: float) -> list[Job]:

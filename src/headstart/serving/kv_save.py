@@ -11,7 +11,7 @@ from headstart.prefix_cache.blocks import block_id
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of
-from headstart.prefix_cache.reuse_model import UNKNOWN
+from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 from headstart.serving.kv_store import KvStore
 from headstart.serving.memory_budget import pinned
 from headstart.serving.slots import Slot
@@ -65,7 +65,7 @@ class KvSave:
     def _copy_out(self, slot: Slot, wanted: Sequence[tuple[Entry, bool]], *, needed: bool, again: bool) -> None:
         now, cells = self._store.clock(), list[Cell]()
         for entry, _ in wanted:
-            if (cell := self._store.room.take(entry, now, needed=needed, about=slot.about)) is None:
+            if (cell := self._store.room.take(entry, now, needed=needed, request_traits=slot.request_traits)) is None:
                 break
             cells.append(cell)
         refused = wanted[len(cells) :]
@@ -88,9 +88,9 @@ class KvSave:
         for (entry, canonical), cell in zip(wanted, cells, strict=False):
             self._store.publish(entry, cell, now, canonical=canonical)
         for entry, _ in refused if not again else ():  # behind what was let in: that is what they follow
-            self._store.retention.refuse(entry, now, slot.about)
-        if slot.about is not UNKNOWN:
-            self._store.retention.replied([entry.id for entry, _ in wanted], slot.about)
+            self._store.retention.refuse(entry, now, slot.request_traits)
+        if slot.request_traits is not UNKNOWN_REQUEST:
+            self._store.retention.replied([entry.id for entry, _ in wanted], slot.request_traits)
 
     def secure(self, slots: Sequence[Slot]) -> None:
         """Copies finished blocks out of a slot that has been at work for a while, one slot at a time."""

@@ -6,9 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from headstart.explain.fingerprint import Openings
+from headstart.explain.fingerprint import ConversationFingerprints
 from headstart.interfaces.engine import Engine
-from headstart.interfaces.tier import Kind
+from headstart.interfaces.tier import EntryKind
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.prefix_cache.checkpoints import LOOSE, worth
@@ -16,8 +16,8 @@ from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.planner import Mode
-from headstart.prefix_cache.reuse_model import UNKNOWN
-from headstart.prompt.reply_tokens import Spellings
+from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
+from headstart.prompt.reply_tokens import ReplyTokensMemo
 from headstart.serving.memory_budget import Room
 from headstart.serving.offload import Spill
 from headstart.tiers.disk import Label
@@ -45,7 +45,7 @@ class KvStore:
         clock: Callable[[], float],
         policy: str = "value",
         disk: DiskTier | None = None,
-        spellings: Spellings | None = None,
+        reply_tokens: ReplyTokensMemo | None = None,
         terms: Terms | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -57,7 +57,7 @@ class KvStore:
         self.clock = clock
         self.wall = wall
         self.terms = Terms() if terms is None else terms
-        self.openings = Openings()
+        self.conversation_fingerprints = ConversationFingerprints()
         self.retention = Retention(memory.name, self.index, self._saved_per_byte, policy)
         self._stateful = mode.traits.stateful
         self._kv_bytes_per_token = engine.shape.kv_bytes_per_token
@@ -66,8 +66,8 @@ class KvStore:
             self.index,
             memory,
             self.disk,
-            Spellings() if spellings is None else spellings,
-            self.openings,
+            ReplyTokensMemo() if reply_tokens is None else reply_tokens,
+            self.conversation_fingerprints,
             self.label,
             self._stored,
             lambda: self.clock(),
@@ -90,7 +90,7 @@ class KvStore:
         # above the beginning of every other.
         rows = self._kv_bytes_per_token
         if entry.state:
-            return worth(self.gap(entry), self.memory.state_bytes, rows, firm=entry.firm)
+            return worth(self.gap(entry), self.memory.state_bytes, rows, protected=entry.protected)
         if not rows:
             return 0.0
         return LOOSE / rows if self._stateful else len(entry.tokens) / self.memory.cell_bytes
@@ -121,7 +121,7 @@ class KvStore:
         self.memory.commit(entry.id, cell, size)
         known = self.index.get(entry.id)
         assert known is not None
-        known.gap, known.firm = entry.gap, entry.firm
+        known.gap, known.protected = entry.gap, entry.protected
         self.retention.use(known, now, anew=True)
         self.counters["saved"] += 1
         self.spill.offer(known)
@@ -133,7 +133,7 @@ class KvStore:
         """What an entry is called on disk."""
         tokens = tuple(entry.tokens.tolist())
         seconds = (self.gap(entry) if entry.state else len(tokens)) * self.seconds
-        kind: Kind = "state" if entry.state else "rows"
+        kind: EntryKind = "state" if entry.state else "rows"
         fingerprint, parent, start = self._fingerprint, entry.parent, entry.start
         return Label(entry.id, parent, fingerprint, start, tokens, canonical, seconds, kind, entry.written, entry.owner)
 
@@ -151,12 +151,12 @@ class KvStore:
     def forget_hints(self) -> None:
         """Forgets what is remembered of pieces that are not here any more, and how conversations began."""
         self.retention.lay()
-        self.openings.clear()
+        self.conversation_fingerprints.clear()
         self.disk.keep(())
 
     def _stored(self, piece: BlockId) -> None:
-        if (about := self.retention.about(piece)) is not UNKNOWN:
-            self.disk.replied([piece], about)
+        if (request_traits := self.retention.request_traits(piece)) is not UNKNOWN_REQUEST:
+            self.disk.replied([piece], request_traits)
 
     def check(self) -> None:
         """Raises AssertionError if index, retention and memory disagree."""

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from headstart.interfaces.tier import Kind
+from headstart.interfaces.tier import EntryKind
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
-from headstart.prefix_cache.reuse_model import UNKNOWN, About
+from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits
 from headstart.serving.offload import Spill
 from headstart.tiers.memory import Cell, Memory
 from headstart.units import count
@@ -78,12 +78,12 @@ class Room:
         self._release = release
         self.claimed = 0
 
-    def take(self, piece: Entry, now: float, *, needed: bool, about: About = UNKNOWN) -> Cell | None:
+    def take(self, piece: Entry, now: float, *, needed: bool, request_traits: RequestTraits = UNKNOWN_REQUEST) -> Cell | None:
         """A cell for `piece`; unless it is needed, nothing goes for it that is worth more and nowhere else.
 
         Beyond the quota nothing goes for it but what is beyond the quota too.
         """
-        kind: Kind = "state" if piece.state else "rows"
+        kind: EntryKind = "state" if piece.state else "rows"
         while not self.memory.fits(kind):
             over = self.memory.quota.over(piece.owner, self.memory.size(kind))
             victim = self.retention.victim(over)
@@ -91,7 +91,9 @@ class Room:
                 return None
             due = victim.owner in over and piece.owner not in over
             # A newcomer that is refused is lost; what is on disk too is not.
-            if not (needed or due or self._below in victim.copies or self.retention.outranks(piece, victim, now, about)):
+            if not (
+                needed or due or self._below in victim.copies or self.retention.outranks(piece, victim, now, request_traits)
+            ):
                 return None
             self.evict(victim)
         return self.memory.allocate(kind, piece.owner)

@@ -10,14 +10,22 @@ from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from headstart.explain.fingerprint import Opening, Openings
+from headstart.explain.fingerprint import ConversationFingerprint, ConversationFingerprints
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.index import Entry, Index
-from headstart.prompt.reply_tokens import Spelled, Spellings
+from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord
 from headstart.tiers.disk import Label
 from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Memory
-from headstart.tiers.notices import Appeared, Erased, Gone, Noted, Refused, Stored, Wiped
+from headstart.tiers.notices import (
+    EverythingErased,
+    NoteFound,
+    ObjectErased,
+    ObjectFound,
+    ObjectGone,
+    ObjectRefused,
+    ObjectStored,
+)
 
 LATER = 10.0
 """Seconds after which a derived checkpoint is offered. Mostly it has given way by then, and it is large."""
@@ -41,8 +49,8 @@ class Spill:
         index: Index,
         memory: Memory,
         disk: DiskTier,
-        spellings: Spellings,
-        openings: Openings,
+        reply_tokens: ReplyTokensMemo,
+        conversation_fingerprints: ConversationFingerprints,
         label: Callable[[Entry, bool], Label],
         stored: Callable[[BlockId], None],
         clock: Callable[[], float],
@@ -55,8 +63,8 @@ class Spill:
         self._index = index
         self._memory = memory
         self._disk = disk
-        self._spellings = spellings
-        self._openings = openings
+        self._reply_tokens = reply_tokens
+        self._conversation_fingerprints = conversation_fingerprints
         self._label = label
         self._stored = stored
         self._clock = clock
@@ -140,28 +148,28 @@ class Spill:
         notices = self._disk.notices()
         for notice in notices:
             match notice:
-                case Stored(label=label):
+                case ObjectStored(label=label):
                     self._answered(label.key)
                     self._appeared(label)
                     self._stored(label.key)
-                case Refused(label=label, reason=reason):
+                case ObjectRefused(label=label, reason=reason):
                     entry = self._answered(label.key)
                     if entry is not None and reason not in ("budget", "erased"):
                         self.offer(entry)
-                case Appeared(label=label):
+                case ObjectFound(label=label):
                     self._appeared(label)
-                case Gone(key=key):
+                case ObjectGone(key=key):
                     self.gone(key)
-                case Erased(key=key):
+                case ObjectErased(key=key):
                     self.gone(key)
                     self.erased.add(key)
-                case Wiped(before=before):
+                case EverythingErased(before=before):
                     self.wiped, self.before = self.wiped or not before, max(self.before, before or -math.inf)
-                case Noted(note=note):
+                case NoteFound(note=note):
                     with suppress(ValueError):
-                        self._spellings.learn(Spelled.unpack(note.key, note.value))
+                        self._reply_tokens.learn(ReplyTokensRecord.unpack(note.key, note.value))
                     with suppress(ValueError):
-                        self._openings.learn(Opening.unpack(note.key, note.value))
+                        self._conversation_fingerprints.learn(ConversationFingerprint.unpack(note.key, note.value))
         while self._later and self._later[0][0] <= self._clock():
             _, entry = self._later.popleft()
             if self._index.get(entry.id) is entry and self.lacking(entry):

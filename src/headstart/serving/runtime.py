@@ -21,7 +21,7 @@ from headstart.interfaces.conversation import Conversation
 from headstart.interfaces.engine import Engine, Grammar, Sampling, Tokenizer
 from headstart.interfaces.tokens import Tokens
 from headstart.model_names import model_name
-from headstart.names import Spelled, option
+from headstart.names import OptionText, option
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.planner import Mode
@@ -33,7 +33,7 @@ from headstart.serving.expiry import Erasure
 from headstart.serving.job import Ticket
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
-from headstart.tiers.disk import Disk, Model
+from headstart.tiers.disk import Disk, StoredModel
 from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Memory
 from headstart.tiers.no_disk import NoDisk
@@ -44,7 +44,7 @@ log = logging.getLogger("headstart.model")
 
 QUEUE_SHARE = 0.25
 """Most of the memory budget that may wait for the disk: what waits cannot be evicted."""
-SLIDE_SHARE = 0.75
+TRUNCATED_SHARE = 0.75
 """Share of the context that a sliding conversation may fill; the rest is for the reply."""
 
 
@@ -103,7 +103,7 @@ class Runtime:
         self._mode = Mode(settings.reuse == "exact", engine.traits)
         self.chat_template = settings.template() or templates.of_model(engine.tokenizer.chat_template)
         template = Template(self.chat_template.source, engine.tokenizer.names)
-        self.prompter = Prompter(engine.tokenizer, template, spelling=settings.reuse == "fast")
+        self.prompter = Prompter(engine.tokenizer, template, use_reply_tokens=settings.reuse == "fast")
         if self.chat_template.origin == "none":
             log.warning("chat template: %s", self.template_facts)
         cell = engine.traits.block_size * engine.shape.kv_bytes_per_token
@@ -111,9 +111,9 @@ class Runtime:
         memory = Memory(cell, budget, engine.shape.state_bytes, quota(settings.tenant_memory, budget))
         self.clock = clock
         self._terms = Terms(math.inf if settings.expire is None else settings.expire)
-        disk, spellings = _disk(engine, settings, budget, self._terms, clock), self.prompter.spellings
+        disk, reply_tokens = _disk(engine, settings, budget, self._terms, clock), self.prompter.reply_tokens
         self.cache = Cache(
-            *(engine, memory, self._mode, time.monotonic), disk=disk, spellings=spellings, terms=self._terms, wall=clock
+            *(engine, memory, self._mode, time.monotonic), disk=disk, reply_tokens=reply_tokens, terms=self._terms, wall=clock
         )
         self.cache.store.spill.settle()  # the first prompt is made before the first request is
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
@@ -137,16 +137,16 @@ class Runtime:
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def template_facts(self) -> Spelled:
+    def template_facts(self) -> OptionText:
         """One line on the chat template, for people."""
-        return Spelled(self.chat_template.described(control.text for control in self.engine.tokenizer.controls))
+        return OptionText(self.chat_template.described(control.text for control in self.engine.tokenizer.controls))
 
     @property
     def ctx(self) -> int:
         """Tokens a conversation may hold."""
         return self.engine.shape.ctx
 
-    def chat_prompt(self, conversation: Conversation, *, spelled: bool = True) -> Prompt:
+    def chat_prompt(self, conversation: Conversation, *, use_reply_tokens: bool = True) -> Prompt:
         """Renders and tokenises a conversation. Thread-safe; takes milliseconds.
 
         Args:
@@ -158,17 +158,19 @@ class Runtime:
         """
         with self.tokenizer_open():
             if self.overflow == "slide":
-                prompt = self.prompter.slide(conversation, int(self.ctx * SLIDE_SHARE), spelled=spelled)
+                prompt = self.prompter.truncated_chat(
+                    conversation, int(self.ctx * TRUNCATED_SHARE), use_reply_tokens=use_reply_tokens
+                )
             else:
-                prompt = self.prompter.chat(conversation, spelled=spelled)
+                prompt = self.prompter.chat(conversation, use_reply_tokens=use_reply_tokens)
             return self._fitting(prompt, "messages")
 
-    def stem_prompt(self, conversation: Conversation) -> Prompt:
+    def shared_prefix_prompt(self, conversation: Conversation) -> Prompt:
         """What all continuations of a conversation begin with. Raises what `chat_prompt` raises."""
         with self.tokenizer_open():
-            return self._fitting(self.prompter.stem(conversation), "messages")
+            return self._fitting(self.prompter.shared_prefix(conversation), "messages")
 
-    def text_prompt(self, text: str | Sequence[int], *, salt: str = "", spelled: bool = True) -> Prompt:
+    def text_prompt(self, text: str | Sequence[int], *, salt: str = "", use_reply_tokens: bool = True) -> Prompt:
         """Tokenises a raw text (control spellings are control tokens), or takes tokens as they are. Thread-safe.
 
         Raises:
@@ -177,7 +179,7 @@ class Runtime:
         """
         with self.tokenizer_open():
             if isinstance(text, str):
-                return self._fitting(self.prompter.text(text, salt=salt, spelled=spelled), "prompt")
+                return self._fitting(self.prompter.text(text, salt=salt, use_reply_tokens=use_reply_tokens), "prompt")
             return self._fitting(self.prompter.tokens(text, salt=salt), "prompt")
 
     @contextmanager
@@ -357,7 +359,7 @@ def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: 
     if folder is None or not engine.traits.movable:
         return NoDisk()
     file = str(engine.facts.details.get("path", ""))
-    known = Model.of(model_name(file) if file else engine.facts.name, file)
+    known = StoredModel.of(model_name(file) if file else engine.facts.name, file)
 
     def opened() -> Disk:
         disk = Disk(folder, settings.disk_budget, settings.tenant_disk, clock)

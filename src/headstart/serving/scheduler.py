@@ -372,7 +372,7 @@ class Scheduler:
         job.computed += size
         slot.extend(tokens, canonical=self._is_canonical(slot, start, size, length))
         if len(slot) in job.points:
-            self.cache.checkpoints.take(slot, job.request.prompt.landmarks, firm=len(slot) in job.firm)
+            self.cache.checkpoints.take(slot, job.request.prompt.landmarks, protected=len(slot) in job.protected)
         if job.request.prompt_logprobs is not None and not last:
             scores, following = self.engine.logits(slot.number), int(job.chain.tokens[start + 1])
             job.prompt_logprobs.append(token_logprob(scores, following, job.request.prompt_logprobs, self.engine))
@@ -427,13 +427,13 @@ class Scheduler:
         """Keeps what later requests may want to know of this one."""
         prompt, reply = job.request.prompt, job.reply
         returned = self._returned(job, cut=reason == "length" or reply.stopped_by is not None)
-        self.cache.replied(slot, job.about(len(slot.ids), len(reply.tokens), bool(returned.get("tool_calls"))))
+        self.cache.replied(slot, job.request_traits(len(slot.ids), len(reply.tokens), bool(returned.get("tool_calls"))))
         if job.request.choices == 1 and job.request.reuse and reply.tokens:
             self.settle.add(prompt, returned, tuple(slot.ids), slot.now)
         self.history.remember(job.record(returned, self._clock()))
-        opening = self.history.opening(prompt, self._prompter.template.source)
-        if opening is not None and job.request.reuse:
-            self.cache.opened(job.chain, opening)
+        conversation_fingerprint = self.history.conversation_fingerprint(prompt, self._prompter.template.source)
+        if conversation_fingerprint is not None and job.request.reuse:
+            self.cache.opened(job.chain, conversation_fingerprint)
 
     def _returned(self, job: Job, *, cut: bool) -> Message:
         """The message that the caller will send back of a reply; its spelling is remembered, before it can be sent back.
@@ -444,8 +444,8 @@ class Scheduler:
         said: Message = {"role": "assistant", "content": reply.text}
         try:
             returned = job.request.returns(reply.text, cut) if job.request.returns is not None else said
-            for spelled in self._prompter.remember(prompt, reply.text, reply.delivered(), returned):
-                self.cache.spelled(job.chain, spelled)
+            for record in self._prompter.remember(prompt, reply.text, reply.delivered(), returned):
+                self.cache.keep_reply_tokens(job.chain, record)
         except Exception:
             log.exception("a reply could not be read")
             return said

@@ -21,7 +21,7 @@ from headstart.interfaces.conversation import Conversation, Message
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain, last_block_boundary, root_id
-from headstart.prefix_cache.checkpoints import Placement, firm
+from headstart.prefix_cache.checkpoints import Placement, protected_points
 from headstart.prefix_cache.planner import Mode, next_call
 from headstart.prompt.builder import Prompt, Prompter
 from headstart.serving.admission import MISSES, Admission
@@ -47,7 +47,7 @@ class Turn:
         reply: the message that the client will send back.
         ids: blocks of the prompt and the reply as they were computed.
         written: when its text was first kept, in seconds since 1970.
-        stem: what the client's next prompt will begin with, up to the token behind its last block boundary.
+        shared_prefix: what the client's next prompt will begin with, up to the token behind its last block boundary.
         slot: where that was last computed.
     """
 
@@ -55,7 +55,7 @@ class Turn:
     reply: Message
     ids: tuple[BlockId, ...]
     written: float = 0.0
-    stem: Chain | None = None
+    shared_prefix: Chain | None = None
     points: tuple[int, ...] = ()
     misses: int = 0
     slot: Slot | None = None
@@ -168,9 +168,9 @@ class Settle:
 
     def _advance(self, turn: Turn) -> bool:
         """Computes one call for a turn; False if it is settled, or cannot be."""
-        stem = turn.stem or self._prepare(turn)
-        end = len(stem) - 1
-        choice = self._admission.choose(stem, self._mode)
+        shared_prefix = turn.shared_prefix or self._prepare(turn)
+        end = len(shared_prefix) - 1
+        choice = self._admission.choose(shared_prefix, self._mode)
         slot = turn.slot = self._slots[choice.slot]
         if choice.needs and not self._cache.restorer.ahead(choice, CALL):
             return True
@@ -179,29 +179,35 @@ class Settle:
             if self._lossless and not slot.kept:
                 self._give_up(turn, "no room for what would give way")
                 return False
-            choice = self._admission.choose(stem, self._mode, only=slot)
+            choice = self._admission.choose(shared_prefix, self._mode, only=slot)
         if choice.start >= end:
             self._finish(turn)
             return False
         if choice.needs or not choice.keep or choice.keep != len(slot):
-            restored = self._admission.seat(stem, choice)
+            restored = self._admission.seat(shared_prefix, choice)
             if restored is None or restored.plan.start < choice.start:
                 turn.misses += 1
                 if turn.misses == MISSES:
                     self._give_up(turn, "what it stands on cannot be restored")
                 return turn.misses < MISSES
         if not turn.points:
-            turn.points = self._placement.points(choice.start, len(stem), stem.block_size, 0, turn.prompt.landmarks)
+            turn.points = self._placement.points(
+                choice.start, len(shared_prefix), shared_prefix.block_size, 0, turn.prompt.landmarks
+            )
         limit = min(self._engine.shape.batch, self._admission.pace.tokens(CALL))
-        size = next_call(len(slot), len(stem), slot.canonical, limit, self._mode.traits, turn.points)
-        tokens = stem.tokens[len(slot) : len(slot) + size]
+        size = next_call(len(slot), len(shared_prefix), slot.canonical, limit, self._mode.traits, turn.points)
+        tokens = shared_prefix.tokens[len(slot) : len(slot) + size]
         self._engine.prefill(slot.number, tokens, logits=False)
         slot.now = turn.written
         slot.extend(tokens, canonical=True)
         self.counters["tokens"] += size
         landmarks = turn.prompt.landmarks  # its turn is not over until the next one begins: that may still be a tool's
         if self._mode.traits.stateful and len(slot) in turn.points:
-            self._cache.checkpoints.take(slot, landmarks, firm=len(slot) in firm(len(stem), stem.block_size, 0, landmarks))
+            self._cache.checkpoints.take(
+                slot,
+                landmarks,
+                protected=len(slot) in protected_points(len(shared_prefix), shared_prefix.block_size, 0, landmarks),
+            )
         if len(slot) < end:
             return True
         self._cache.saves.save(slot)
@@ -210,19 +216,19 @@ class Settle:
         return False
 
     def _prepare(self, turn: Turn) -> Chain:
-        stem = self._prompter.stem(_continued(turn))
-        end = last_block_boundary(min(len(stem), self._engine.shape.ctx), self._mode.traits.block_size)
+        shared_prefix = self._prompter.shared_prefix(_continued(turn))
+        end = last_block_boundary(min(len(shared_prefix), self._engine.shape.ctx), self._mode.traits.block_size)
         root = root_id(self._engine.fingerprint, turn.prompt.salt)
-        turn.stem = Chain(root, self._mode.traits.block_size, as_tokens(stem.tokens[: end + 1]))
-        return turn.stem
+        turn.shared_prefix = Chain(root, self._mode.traits.block_size, as_tokens(shared_prefix.tokens[: end + 1]))
+        return turn.shared_prefix
 
     def _finish(self, turn: Turn) -> None:
         """Derived gives way to canonical: the next prompt is spelled as the tokenizer does it, and dead rows leave the disk."""
         self.counters["turns"] += 1
-        stem = turn.stem
-        assert stem is not None
+        shared_prefix = turn.shared_prefix
+        assert shared_prefix is not None
         forgotten = self._prompter.forget(_continued(turn))
-        self._cache.give_way(turn.ids, stem, forgotten)
+        self._cache.give_way(turn.ids, shared_prefix, forgotten)
 
 
 def _continued(turn: Turn) -> Conversation:

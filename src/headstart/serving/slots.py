@@ -12,7 +12,7 @@ from headstart.interfaces.engine import Shape
 from headstart.interfaces.tokens import BlockId, Tokens
 from headstart.prefix_cache.blocks import Chain, block_id
 from headstart.prefix_cache.planner import SlotView
-from headstart.prefix_cache.reuse_model import UNKNOWN, About
+from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits
 
 
 class Slot:
@@ -25,7 +25,7 @@ class Slot:
         kept: whether all that was worth keeping of it has been, so that nothing is lost when it is overwritten.
         busy: whether a request is using it.
         secured: when finished blocks were last copied out of it, or its request began.
-        about: what is known of the last request.
+        request_traits: what is known of the last request.
         now: when the text that comes to it was first kept, in seconds since 1970.
         forsaken: whether what it holds has been erased elsewhere: none of it may be saved.
     """
@@ -39,7 +39,7 @@ class Slot:
         self.busy = False
         self.last_used = 0.0
         self.secured = 0.0
-        self.about = UNKNOWN
+        self.request_traits = UNKNOWN_REQUEST
         self.now = 0.0
         self.forsaken = False
         self._ends: list[int] = []  # of stretches of tokens that were first kept at the same time
@@ -87,12 +87,12 @@ class Slot:
         self.canonical = canonical
         self.dirty = False
         self.kept = True
-        self.about = UNKNOWN
+        self.request_traits = UNKNOWN_REQUEST
 
-    def begin(self, now: float, about: About, written: float) -> None:
-        """A request starts to use it; `about`: as far as it is known; `written`: the time of its text."""
+    def begin(self, now: float, request_traits: RequestTraits, written: float) -> None:
+        """A request starts to use it; `request_traits`: as far as it is known; `written`: the time of its text."""
         self.last_used = self.secured = now
-        self.about = about
+        self.request_traits = request_traits
         self.now = written
 
     def _grow(self, length: int) -> None:

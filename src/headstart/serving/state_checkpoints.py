@@ -29,7 +29,7 @@ class StateCheckpoints:
         self._store = store
         self._block_size = engine.traits.block_size
 
-    def at(self, slot: Slot, landmarks: Landmarks = NOWHERE, *, firm: bool = True) -> Entry | None:
+    def at(self, slot: Slot, landmarks: Landmarks = NOWHERE, *, protected: bool = True) -> Entry | None:
         """The checkpoint of `slot` as it is now; None if memory has one as good, or it is of no use."""
         if not self._mode.traits.stateful:
             return None
@@ -42,7 +42,9 @@ class StateCheckpoints:
         tokens = as_tokens(slot.tokens[start:])
         parent = block_id(slot.parent_of(number), tokens) if rest else slot.ids[number - 1]
         owner, written = owner_of(slot.root), slot.written(0, length)
-        entry = Entry(checkpoint_id(parent), parent, tokens, start, state=True, firm=firm, owner=owner, written=written)
+        entry = Entry(
+            checkpoint_id(parent), parent, tokens, start, state=True, protected=protected, owner=owner, written=written
+        )
         if slot.forsaken or self._store.spent(entry):
             return None
         store = self._store
@@ -50,27 +52,27 @@ class StateCheckpoints:
             return None
         stay = {mark // self._block_size for mark in (landmarks.anchor, landmarks.turn)}
         before = (at for at in range(start // self._block_size, 0, -1) if self._store.marked(slot.ids[at - 1]))
-        if firm:  # others may be gone when it is needed
+        if protected:  # others may be gone when it is needed
             before = (at for at in before if at in stay or self._store.index.parts(slot.ids[at - 1]))
         entry.gap = length - next(before, 0) * self._block_size
         return entry
 
     def replace(self, slot: Slot, before: BlockId | None) -> BlockId | None:
         """Takes a checkpoint while a reply goes on, in place of the one `before`: only its last block may be left again."""
-        taken = self.take(slot, firm=False)
+        taken = self.take(slot, protected=False)
         known = self._store.index.get(before) if taken is not None and before is not None else None
-        if known is not None and not (known.firm or known.canonical):  # it may be somebody else's by now
+        if known is not None and not (known.protected or known.canonical):  # it may be somebody else's by now
             self._store.room.discard(known.id)
         return taken or before
 
     def take(
-        self, slot: Slot, landmarks: Landmarks = NOWHERE, *, firm: bool = True, spare: Sequence[Entry] = ()
+        self, slot: Slot, landmarks: Landmarks = NOWHERE, *, protected: bool = True, spare: Sequence[Entry] = ()
     ) -> BlockId | None:
         """Takes the checkpoint of `slot` as it is now, if it has one that memory lacks (or has only derived): its id, then.
 
-        `landmarks` of the prompt, and whether the point is `firm`, say what it is worth: see `prefix_cache/checkpoints`.
+        `landmarks` of the prompt, and whether the point is `protected`, say what it is worth: see `prefix_cache/checkpoints`.
         """
-        entry = self.at(slot, landmarks, firm=firm)
+        entry = self.at(slot, landmarks, protected=protected)
         if entry is None:
             return None
         canonical = slot.canonical == len(slot)
@@ -79,10 +81,10 @@ class StateCheckpoints:
             if not self._store.room.claim(len(slot)):
                 return None
             now = self._store.clock()
-            cell = self._store.room.take(entry, now, needed=False, about=slot.about)
+            cell = self._store.room.take(entry, now, needed=False, request_traits=slot.request_traits)
             if cell is None:
                 self._store.room.skip("budget", 1)
-                self._store.retention.refuse(entry, now, slot.about)
+                self._store.retention.refuse(entry, now, slot.request_traits)
                 return None
             try:
                 size = self._engine.export_checkpoint(slot.number, self._store.memory.cell(cell))

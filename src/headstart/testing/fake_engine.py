@@ -34,7 +34,6 @@ from headstart.engines.constraint import Constraint, Grammars
 from headstart.errors import EngineError
 from headstart.interfaces.engine import (
     SEEDS,
-    Bytes,
     Control,
     Engine,
     Facts,
@@ -48,6 +47,7 @@ from headstart.interfaces.engine import (
     Step,
     Traits,
 )
+from headstart.interfaces.tokens import Bytes
 
 GAP, NOISE = 0.05, 0.001
 LOW = 4

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from headstart.interfaces.tier import Bytes
+from headstart.interfaces.tokens import Bytes
 
 # Shared mappings, Python's default, get no huge pages: the first touch of each byte then costs ten times as much.
 _PRIVATE = (

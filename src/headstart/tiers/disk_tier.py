@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Protocol
 
-from headstart.interfaces.tier import Bytes
-from headstart.prefix_cache.reuse_model import About
+from headstart.interfaces.tokens import Bytes
+from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.tiers.disk import Label, Note
 from headstart.tiers.notices import Notice
 
@@ -67,7 +67,7 @@ class DiskTier(Protocol):
     def use(self, keys: Collection[bytes]) -> None:
         """Counts a use of each object now."""
 
-    def replied(self, keys: Collection[bytes], about: About) -> None:
+    def replied(self, keys: Collection[bytes], request_traits: RequestTraits) -> None:
         """Tells of the request that has used these objects last."""
 
     def note(self, note: Note) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headstart.errors import ConfigError
-from headstart.interfaces.tier import Bytes, Kind, Store
+from headstart.interfaces.tier import EntryKind, Store
+from headstart.interfaces.tokens import Bytes
 from headstart.names import option
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits
 from headstart.tiers.arena import Arena
@@ -21,7 +22,7 @@ from headstart.tiers.arena import Arena
 class Cell:
     """Room for one object, as `Memory.allocate` gives it; `owner` is whose quota it counts towards."""
 
-    kind: Kind
+    kind: EntryKind
     number: int
     owner: bytes = b""
 
@@ -51,7 +52,7 @@ class Memory(Store):
         self._cells: dict[bytes, tuple[Cell, int]] = {}  # with the bytes that are content
         self._open: set[Cell] = set()
         try:
-            self._arenas: dict[Kind, Arena] = {"rows": Arena(cell_bytes, budget), "state": Arena(state_bytes, budget)}
+            self._arenas: dict[EntryKind, Arena] = {"rows": Arena(cell_bytes, budget), "state": Arena(state_bytes, budget)}
         except (OSError, OverflowError, ValueError) as error:
             raise ConfigError(f"Cannot reserve {budget} bytes of memory ({error}); lower {option('memory_budget')}.") from error
 
@@ -68,11 +69,11 @@ class Memory(Store):
         """Whether cells and claim together exceed the budget, as they may after `claim`: then evict."""
         return self.used > self._budget
 
-    def size(self, kind: Kind) -> int:
+    def size(self, kind: EntryKind) -> int:
         """Bytes of a cell."""
         return self._arenas[kind].size
 
-    def fits(self, kind: Kind = "rows") -> bool:
+    def fits(self, kind: EntryKind = "rows") -> bool:
         """Whether one more cell of that kind can be allocated now, without evicting."""
         size = self._arenas[kind].size
         return not self._closed and (not size or self.used + size <= self._budget)
@@ -89,7 +90,7 @@ class Memory(Store):
             if not any(arena.shrink() for arena in arenas):
                 return
 
-    def allocate(self, kind: Kind = "rows", owner: bytes = b"") -> Cell | None:
+    def allocate(self, kind: EntryKind = "rows", owner: bytes = b"") -> Cell | None:
         """A cell to write into; None if the budget is used up. End with `commit` or `release`."""
         if not self.fits(kind):
             return None

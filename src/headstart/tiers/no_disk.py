@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 
-from headstart.interfaces.tier import Bytes
-from headstart.prefix_cache.reuse_model import About
+from headstart.interfaces.tokens import Bytes
+from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.tiers.disk import Label, Note
 from headstart.tiers.notices import Notice
 
@@ -39,7 +39,7 @@ class NoDisk:
     def use(self, keys: Collection[bytes]) -> None:
         pass
 
-    def replied(self, keys: Collection[bytes], about: About) -> None:
+    def replied(self, keys: Collection[bytes], request_traits: RequestTraits) -> None:
         pass
 
     def note(self, note: Note) -> None:

@@ -8,14 +8,14 @@ from headstart.tiers.disk import Label, Note
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class ObjectStored:
     """An offered object is on disk, also after a crash."""
 
     label: Label
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ObjectRefused:
     """An offered object was not stored."""
 
     label: Label
@@ -23,38 +23,38 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Appeared:
+class ObjectFound:
     """An object is on disk that was not known here."""
 
     label: Label
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ObjectGone:
     """An object was evicted, or has turned out not to be there."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Erased:
+class ObjectErased:
     """An object was deleted for good: no tier may keep what it held."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Wiped:
-    """Somebody has deleted all that was written `before`; or if that is 0, chains of which `Erased` has told."""
+class EverythingErased:
+    """Somebody has deleted all that was written `before`; or if that is 0, chains of which `ObjectErased` has told."""
 
     before: float
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class NoteFound:
     """A note was found."""
 
     note: Note
 
 
-Notice = Stored | Refused | Appeared | Gone | Erased | Wiped | Noted
+Notice = ObjectStored | ObjectRefused | ObjectFound | ObjectGone | ObjectErased | EverythingErased | NoteFound

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from headstart.interfaces.tier import Bytes
+from headstart.interfaces.tokens import Bytes
 from headstart.tiers.disk import Label
 
 READERS = 4
@@ -27,7 +27,7 @@ class Hung(Exception):
         self.over = over
 
 
-class Reading:
+class ParallelRead:
     """Several threads read objects; whoever waits for them may give up.
 
     They are daemons, as those of a pool are not: what hangs must not keep the process from ending.

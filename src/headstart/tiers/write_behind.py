@@ -17,16 +17,25 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 
-from headstart.interfaces.tier import Bytes
-from headstart.names import Spelled, option
+from headstart.interfaces.tokens import Bytes
+from headstart.names import OptionText, option
 from headstart.prefix_cache.expiry import Terms
-from headstart.prefix_cache.reuse_model import About
+from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.tiers.disk import Disk, FormatError, Label, Note
 from headstart.tiers.disk.format import ALIGN
 from headstart.tiers.disk.schema import damages
 from headstart.tiers.disk.store import RESERVE
-from headstart.tiers.notices import Appeared, Erased, Gone, Noted, Notice, Refused, Stored, Wiped
-from headstart.tiers.parallel_read import Reading
+from headstart.tiers.notices import (
+    EverythingErased,
+    NoteFound,
+    Notice,
+    ObjectErased,
+    ObjectFound,
+    ObjectGone,
+    ObjectRefused,
+    ObjectStored,
+)
+from headstart.tiers.parallel_read import ParallelRead
 from headstart.units import count, show_size
 
 log = logging.getLogger("headstart.disk")
@@ -88,7 +97,7 @@ class WriteBehind:
         self._doomed: set[bytes] = set()  # to be deleted next; the thread's own
         self._notices: deque[Notice] = deque()
         self._uses: deque[tuple[bytes, float]] = deque(maxlen=NEWS)
-        self._replies: deque[tuple[bytes, About]] = deque(maxlen=NEWS)
+        self._replies: deque[tuple[bytes, RequestTraits]] = deque(maxlen=NEWS)
         self._notes: deque[Note] = deque(maxlen=NEWS)
         self._bad: deque[bytes] = deque()
         self._reading: frozenset[bytes] = frozenset()
@@ -150,7 +159,7 @@ class WriteBehind:
         if self._hangs:
             return [TimeoutError("the disk still does not answer") for _ in wanted]
         self._reading = frozenset(label.key for label, _ in wanted)
-        results, self._hung = Reading(self._read, wanted, lambda: self._moved).run()
+        results, self._hung = ParallelRead(self._read, wanted, lambda: self._moved).run()
         self._reading = frozenset()
         if self._hung:
             log.warning("the disk hangs: nothing is read until it answers")
@@ -197,8 +206,8 @@ class WriteBehind:
         now = time.time()
         self._uses.extend((key, now) for key in keys)
 
-    def replied(self, keys: Collection[bytes], about: About) -> None:
-        self._replies.extend((key, about) for key in keys)
+    def replied(self, keys: Collection[bytes], request_traits: RequestTraits) -> None:
+        self._replies.extend((key, request_traits) for key in keys)
 
     def note(self, note: Note) -> None:
         self._notes.append(note)
@@ -214,7 +223,7 @@ class WriteBehind:
         self._queue.put(None)
         self._thread.join(seconds + GRACE)
         if self._waiting:
-            log.warning("stopped with %s not yet on disk; give more %s", show_size(self._waiting), Spelled(option("drain")))
+            log.warning("stopped with %s not yet on disk; give more %s", show_size(self._waiting), OptionText(option("drain")))
         return not (self._thread.is_alive() or self._hangs)
 
     # ── the thread's side ────────────────────────────────────────────────────────────────────────────────────────────
@@ -253,7 +262,7 @@ class WriteBehind:
             unwanted = {label.key for label, _ in batch} & self._unwanted
         for label, payload in batch:
             if label.key in unwanted:
-                self._end(Refused(label, "discarded"), payload)
+                self._end(ObjectRefused(label, "discarded"), payload)
         return [(label, payload) for label, payload in batch if label.key not in unwanted]
 
     def _work(self, batch: list[tuple[Label, Bytes]]) -> None:
@@ -268,7 +277,7 @@ class WriteBehind:
                 while self._bad:  # before anything is written in its place
                     row = disk.quarantine(self._bad.popleft())
                     if row is not None:
-                        self._notices.append(Appeared(row.label))
+                        self._notices.append(ObjectFound(row.label))
                 self._expire(disk)
                 if self._doomed:
                     gone = disk.discard(self._doomed)
@@ -290,7 +299,7 @@ class WriteBehind:
             self._fail(error)
             reason = "fault"
         for label, payload in batch:
-            self._end(Refused(label, reason), payload)
+            self._end(ObjectRefused(label, reason), payload)
         self._say()
 
     def _say(self) -> None:
@@ -299,7 +308,7 @@ class WriteBehind:
         if told != self._told and time.monotonic() >= self._told_at + SAY:
             full, budget = (now - before for now, before in zip(told, self._told, strict=True))
             text = f"{count(full, 'piece')} put off until the disk has time, {count(budget, 'piece')} not stored"
-            log.log(logging.WARNING if budget else logging.INFO, "%s: %s", text, Spelled(option("disk_budget")))
+            log.log(logging.WARNING if budget else logging.INFO, "%s: %s", text, OptionText(option("disk_budget")))
             self._told, self._told_at = told, time.monotonic()
 
     def _write(self, disk: Disk, batch: list[tuple[Label, Bytes]]) -> None:
@@ -318,10 +327,10 @@ class WriteBehind:
         self._known |= done
         for label, payload in batch:
             reason = "erased" if label.key in erased else "budget"
-            self._end(Stored(label) if label.key in done else Refused(label, reason), payload)
+            self._end(ObjectStored(label) if label.key in done else ObjectRefused(label, reason), payload)
 
-    def _end(self, notice: Stored | Refused, payload: Bytes) -> None:
-        if isinstance(notice, Refused):
+    def _end(self, notice: ObjectStored | ObjectRefused, payload: Bytes) -> None:
+        if isinstance(notice, ObjectRefused):
             self.counters[f"skipped_{notice.reason}"] += 1
         self._notices.append(notice)
         with self._lock:
@@ -337,7 +346,7 @@ class WriteBehind:
             self._forget(gone)
         self._tidied = time.monotonic()
 
-    def _forget(self, gone: Collection[bytes], notice: type[Gone | Erased] = Gone) -> None:
+    def _forget(self, gone: Collection[bytes], notice: type[ObjectGone | ObjectErased] = ObjectGone) -> None:
         self._known.difference_update(gone)
         self._notices.extend(map(notice, gone))
 
@@ -350,7 +359,7 @@ class WriteBehind:
         if abs(now - self._looked) >= self._terms.look:  # clocks may go back
             erased, evicted = disk.expire(self._terms, self._spared)
             self.counters.update(["erased"] * len(erased) + ["evicted"] * len(evicted))
-            self._forget(erased, Erased)
+            self._forget(erased, ObjectErased)
             self._forget(evicted)
             self._looked = now
 
@@ -393,7 +402,7 @@ class WriteBehind:
             vanished = self._known - disk.catalog.keys()
             erased = frozenset(vanished - disk.catalog.ghosts(vanished))
             self._forget(vanished - erased)
-            self._forget(erased, Erased)
+            self._forget(erased, ObjectErased)
             self._agree(disk)
         self._note_wipe(disk, wiped)
         self._version = version
@@ -401,10 +410,10 @@ class WriteBehind:
         self._seen = max((row.number for row in rows), default=self._seen)
         for row in sorted(rows, key=lambda row: row.label.start):  # what it hangs on before: it says whose it is
             self._known.add(row.label.key)
-            self._notices.append(Appeared(row.label))
+            self._notices.append(ObjectFound(row.label))
         for number, note in disk.catalog.notes(self._fingerprint, self._seen_notes):
             self._seen_notes = number
-            self._notices.append(Noted(note))
+            self._notices.append(NoteFound(note))
         self._sizes = (disk.used, disk.budget, disk.reserved, len(disk))
         return erased
 
@@ -416,9 +425,9 @@ class WriteBehind:
             self._foreign = disk.catalog.foreign(self._fingerprint)
             self._notes.clear()
             if wiped[0] != before[0]:
-                self._notices.append(Wiped(wiped[0]))
+                self._notices.append(EverythingErased(wiped[0]))
             if wiped[0] == before[0] or wiped[1] > before[1] + 1:  # several at once: one may have been a chain
-                self._notices.append(Wiped(0.0))
+                self._notices.append(EverythingErased(0.0))
 
     def _open(self) -> bool:
         try:
@@ -429,7 +438,7 @@ class WriteBehind:
             self._seen, self._seen_notes, self._version, self._tidied = 0, 0, (), float("-inf")
             if self._disk.budget <= RESERVE:
                 said = "nothing fits on %s of disk: free some, or give more %s"
-                log.warning(said, show_size(self._disk.budget), Spelled(option("disk_budget")))
+                log.warning(said, show_size(self._disk.budget), OptionText(option("disk_budget")))
             self._look(self._disk)
             self._foreign = self._disk.catalog.foreign(self._fingerprint)
         except Exception as error:

@@ -178,7 +178,7 @@ def _split(runtime: Runtime, tokenizer: Tokenizer, form: TokenizeRequest, salt: 
     if not form.parse_special:
         plain = tokenizer.tokenize(form.content)
         return [bos.id, *plain] if form.add_special and bos is not None else plain
-    tokens: list[int] = runtime.prompter.text(form.content, salt=salt, spelled=False).tokens.tolist()
+    tokens: list[int] = runtime.prompter.text(form.content, salt=salt, use_reply_tokens=False).tokens.tolist()
     added = bos is not None and not form.content.startswith(bos.text)
     return tokens[1:] if added and not form.add_special else tokens
 

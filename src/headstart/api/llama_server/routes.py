@@ -48,7 +48,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     salt = service.salt(request, form.safety_identifier or form.user, form.cache_salt)
     requests = [
         Request(
-            _prompt(runtime, given, salt, spelled=wanted.reuse),
+            _prompt(runtime, given, salt, use_reply_tokens=wanted.reuse),
             wanted.sampling,
             wanted.max_tokens,
             wanted.stop,
@@ -64,9 +64,9 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     return Understood(form, requests, Completion(service.model_id, requests, form), bool(form.stream))
 
 
-def _prompt(runtime: Runtime, given: str | Sequence[str | int], salt: str, *, spelled: bool) -> Prompt:
+def _prompt(runtime: Runtime, given: str | Sequence[str | int], salt: str, *, use_reply_tokens: bool) -> Prompt:
     if isinstance(given, str) or all(isinstance(part, int) for part in given):
-        return runtime.text_prompt(given, salt=salt, spelled=spelled)  # type: ignore[arg-type]
+        return runtime.text_prompt(given, salt=salt, use_reply_tokens=use_reply_tokens)  # type: ignore[arg-type]
     tokens: list[int] = []
     for part in given:
         tokens += _tokens(runtime, part, salt, first=not tokens) if isinstance(part, str) else [part]
@@ -76,7 +76,7 @@ def _prompt(runtime: Runtime, given: str | Sequence[str | int], salt: str, *, sp
 def _tokens(runtime: Runtime, text: str, salt: str, *, first: bool) -> list[int]:
     """A text among tokens. What begins a sequence does so only in front of all."""
     with runtime.tokenizer_open() as tokenizer:
-        tokens: list[int] = runtime.prompter.text(text, salt=salt, spelled=False).tokens.tolist()
+        tokens: list[int] = runtime.prompter.text(text, salt=salt, use_reply_tokens=False).tokens.tolist()
         added = tokenizer.bos is not None and not text.startswith(tokenizer.bos.text)
         return tokens[1:] if added and not first else tokens
 

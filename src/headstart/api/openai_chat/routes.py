@@ -74,9 +74,9 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     limit = next((limit for limit in (form.max_tokens, form.n_predict) if limit is not None), 16)  # the endpoint's own default
     wanted = params_of(form, runtime.sampling, form.logprobs, limit)
     scored = form.logprobs if form.echo else None
-    spelled = wanted.reuse and scored is None
+    use_reply_tokens = wanted.reuse and scored is None
     salt = _salt(service, request, form)
-    prompts = [runtime.text_prompt(prompt, salt=salt, spelled=spelled) for prompt in form.prompts]
+    prompts = [runtime.text_prompt(prompt, salt=salt, use_reply_tokens=use_reply_tokens) for prompt in form.prompts]
     requests = [
         Request(
             prompt,

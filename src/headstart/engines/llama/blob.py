@@ -32,7 +32,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headstart.engines.llama.part import Layout, LayoutError, Part, find, parse, words
-from headstart.interfaces.engine import Bytes, KVSegment
+from headstart.interfaces.engine import KVSegment
+from headstart.interfaces.tokens import Bytes
 
 _HEAD = 8
 _RECURRENCE = 12  # bytes of its head
@@ -49,7 +50,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class BlobLayout:
     """What the blobs of one context are made of.
 
     Attributes:
@@ -153,7 +154,7 @@ class Form:
         return at
 
 
-def learn(full: Bytes, partial: Bytes, tokens: int, *, each: int, each_partial: int) -> Form:
+def learn(full: Bytes, partial: Bytes, tokens: int, *, each: int, each_partial: int) -> BlobLayout:
     """The form of a context's blobs, from those of a sequence of `tokens`, which a window still holds all.
 
     Args:
@@ -170,7 +171,7 @@ def learn(full: Bytes, partial: Bytes, tokens: int, *, each: int, each_partial: 
     (magic,) = words(full, 0, 1)
     kv = parse(full[_HEAD:end], tokens, each - each_partial) if end > _HEAD else None
     window = parse(state, tokens, each_partial) if each_partial else None
-    form = Form(magic, kv, window, len(state) - (window.size(tokens) if window is not None else 0))
+    form = BlobLayout(magic, kv, window, len(state) - (window.size(tokens) if window is not None else 0))
     form.open(full, tokens)
     if len(partial):
         form.open(partial, tokens, partial=True)

@@ -40,20 +40,8 @@ from headstart.engines.llama.vocab import LlamaTokenizer
 from headstart.engines.proof import MOST_TOKENS
 from headstart.engines.proven import Proven
 from headstart.errors import EngineError, ModelError
-from headstart.interfaces.engine import (
-    Bytes,
-    Engine,
-    Facts,
-    Grammar,
-    KVSegment,
-    Logits,
-    Sampler,
-    Sampling,
-    Shape,
-    Span,
-    Step,
-    Traits,
-)
+from headstart.interfaces.engine import Engine, Facts, Grammar, KVSegment, Logits, Sampler, Sampling, Shape, Span, Step, Traits
+from headstart.interfaces.tokens import Bytes
 
 BLOCK_SIZE = TILE
 """Where prefill may stop on llama.cpp: its attention kernels change at 64 tokens a call, and its tiles are 64 cells."""

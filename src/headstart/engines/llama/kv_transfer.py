@@ -12,10 +12,11 @@ from llama_cpp import llama_cpp as lib
 
 from headstart.engines.llama import blob as llama_blob
 from headstart.engines.llama import log as llama_log
-from headstart.engines.llama.blob import Form, Opened
+from headstart.engines.llama.blob import BlobLayout, Opened
 from headstart.engines.llama.part import LayoutError
 from headstart.errors import EngineError
-from headstart.interfaces.engine import Bytes, KVSegment, Span
+from headstart.interfaces.engine import KVSegment, Span
+from headstart.interfaces.tokens import Bytes
 
 _Pointer = ctypes.POINTER(ctypes.c_uint8)
 WHOLE, PARTIAL = 0, int(lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
@@ -37,7 +38,7 @@ def write(context: Any, slot: int, blob: Bytes, flags: int = WHOLE) -> int:
     return int(lib.llama_state_seq_set_data_ext(context, blob.ctypes.data_as(_Pointer), len(blob), slot, flags))
 
 
-def learn(context: Any, slot: int, tokens: int, sizes: tuple[int, int], *, sliceable: bool) -> Form:
+def learn(context: Any, slot: int, tokens: int, sizes: tuple[int, int], *, sliceable: bool) -> BlobLayout:
     """The form of this context's blobs, proved on `slot`: cut, joined, loaded, and the same bytes again.
 
     Args:
@@ -86,7 +87,7 @@ class Transfer:
         window: most tokens that sliding windows see.
     """
 
-    def __init__(self, context: Any, form: Form, ctx: int, window: int) -> None:
+    def __init__(self, context: Any, form: BlobLayout, ctx: int, window: int) -> None:
         self._context = context
         self._form = form
         self._buffer = np.empty(form.size(ctx, window), np.uint8)

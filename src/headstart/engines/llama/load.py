@@ -21,7 +21,7 @@ BATCH = 512
 # GGML_TYPE_BF16 (30) has no name in the bindings.
 _KV_TYPES = {"f16": lib.GGML_TYPE_F16, "bf16": 30, "q8_0": lib.GGML_TYPE_Q8_0}
 
-Progress = Callable[[float], None]
+LoadProgress = Callable[[float], None]
 
 
 @cache
@@ -29,7 +29,7 @@ def _backend() -> None:
     lib.llama_backend_init()
 
 
-def open_model(path: Path, gpu_layers: int, progress: Progress) -> Any:
+def open_model(path: Path, gpu_layers: int, progress: LoadProgress) -> Any:
     """Loads the weights. `progress` gets fractions.
 
     Raises:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from headstart.interfaces.engine import Bytes, KVSegment
+from headstart.interfaces.engine import KVSegment
+from headstart.interfaces.tokens import Bytes
 
 _CELL = 12  # bytes of a cell, without its extra ones
 _EXTRAS = (0, 12)

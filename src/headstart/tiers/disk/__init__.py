@@ -1,7 +1,7 @@
 """Rows and checkpoints on disk: immutable objects, one each, beside a SQLite catalogue. docs/format.md describes both."""
 
-from headstart.tiers.disk.catalog import Model, Note
+from headstart.tiers.disk.catalog import Note, StoredModel
 from headstart.tiers.disk.format import FormatError, Label
 from headstart.tiers.disk.store import Disk
 
-__all__ = ["Disk", "FormatError", "Label", "Model", "Note"]
+__all__ = ["Disk", "FormatError", "Label", "Note", "StoredModel"]

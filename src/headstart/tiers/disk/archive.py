@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 
 from headstart.errors import ConfigError
-from headstart.interfaces.tier import Bytes
+from headstart.interfaces.tokens import Bytes
 from headstart.tiers.disk.catalog import Row
 from headstart.tiers.disk.format import FormatError, Label, checksum, decode, header_size
 from headstart.tiers.disk.store import Disk

@@ -19,9 +19,18 @@ from typing import Any, get_args
 
 import numpy as np
 
-from headstart.interfaces.tier import Kind
+from headstart.interfaces.tier import EntryKind
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits, owner_of
-from headstart.prefix_cache.reuse_model import ABOUTS, KINDS, MEMORY, OCTAVES, POLICIES, About, Reuse, Usage
+from headstart.prefix_cache.reuse_model import (
+    KINDS,
+    MEMORY,
+    OCTAVES,
+    POLICIES,
+    REQUEST_BUCKETS,
+    RequestTraits,
+    ReuseModel,
+    ReuseStats,
+)
 from headstart.tiers.disk import schema
 from headstart.tiers.disk.ages import Ages
 from headstart.tiers.disk.format import Label
@@ -36,7 +45,7 @@ WAIT = 3600.0
 _USED = "used, uses, heat, sort, weight"
 _DERIVED = "FROM objects WHERE key = ? AND NOT canonical"
 
-_Item = tuple[float, float, int, bytes]
+_RankedKey = tuple[float, float, int, bytes]
 """Rank, last use, the deeper first; the key."""
 
 
@@ -63,7 +72,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class StoredModel:
     """What objects of a fingerprint belong to, as people call it. Decides nothing.
 
     Attributes:
@@ -76,7 +85,7 @@ class Model:
     mark: str
 
     @classmethod
-    def of(cls, name: str, file: str) -> Model:
+    def of(cls, name: str, file: str) -> StoredModel:
         """The model as it is now."""
         try:
             found = os.stat(file)
@@ -124,12 +133,12 @@ class Catalog:
             for label, allocated in objects:
                 if label.canonical and self._db.execute(f"SELECT 1 {_DERIVED}", (label.key,)).fetchone():
                     better.append(label.key)
-                usage = self._risen(label.key, now)
+                stats = self._risen(label.key, now)
                 values.append(
                     (
                         *(label.key, label.parent, label.fingerprint, label.start, _packed(label.tokens)),
-                        *(int(label.canonical), label.seconds, allocated, now, usage.last, usage.heat, usage.uses, label.kind),
-                        *(usage.about.sort, usage.about.weight, label.written or now, label.owner),
+                        *(int(label.canonical), label.seconds, allocated, now, stats.last, stats.heat, stats.uses, label.kind),
+                        *(stats.request_traits.bucket, stats.request_traits.weight, label.written or now, label.owner),
                     )
                 )
             self._db.executemany(
@@ -157,29 +166,29 @@ class Catalog:
             self._db.executemany("DELETE FROM notes WHERE block = ?", [(key,) for key in keys])
             oldest = "FROM gone WHERE number <= (SELECT MAX(number) FROM gone) - ?"
             for used in self._db.execute(f"SELECT {_USED} {oldest}", (GHOSTS,)).fetchall():
-                self._count(1, _usage(used), now)
+                self._count(1, _stats(used), now)
             self._db.execute(f"DELETE {oldest}", (GHOSTS,))
             self._db.execute("UPDATE spells SET count = count / 2 WHERE (SELECT SUM(count) FROM spells) > ?", (MEMORY / 2,))
 
     def ghosts(self, keys: Collection[bytes]) -> set[bytes]:
         """Which of these are remembered as having made room, rather than having been erased."""
-        return {key for key in keys if self._usage("gone", key) is not None}
+        return {key for key in keys if self._stats("gone", key) is not None}
 
     def use(self, uses: Collection[tuple[bytes, float]]) -> None:
         """Counts uses: keys with their times."""
         with self._change():
             for key, now in uses:
-                usage = self._usage("objects", key)
-                if usage is not None:
-                    self._count(0, usage, now)
-                    usage.use(now, self._half_life)
+                stats = self._stats("objects", key)
+                if stats is not None:
+                    self._count(0, stats, now)
+                    stats.use(now, self._half_life)
                     self._db.execute(
-                        "UPDATE objects SET heat = ?, used = ?, uses = ? WHERE key = ?", (usage.heat, now, usage.uses, key)
+                        "UPDATE objects SET heat = ?, used = ?, uses = ? WHERE key = ?", (stats.heat, now, stats.uses, key)
                     )
 
-    def replied(self, replies: Collection[tuple[bytes, About]]) -> None:
+    def replied(self, replies: Collection[tuple[bytes, RequestTraits]]) -> None:
         """Tells of the requests that have used objects last: keys with those."""
-        values = [(about.sort, about.weight, key) for key, about in replies]
+        values = [(request_traits.bucket, request_traits.weight, key) for key, request_traits in replies]
         with self._change():
             self._db.executemany("UPDATE objects SET sort = ?, weight = ? WHERE key = ?", values)
 
@@ -203,43 +212,43 @@ class Catalog:
                 raise sqlite3.DatabaseError("a note that nobody here has written")
             yield number, Note(*note)
 
-    def learn(self, fingerprint: bytes, model: Model) -> None:
+    def learn(self, fingerprint: bytes, model: StoredModel) -> None:
         """Remembers what a fingerprint is of."""
         if self.models().get(fingerprint) != model:
             with self._change():
                 values = fingerprint, model.name, model.file, model.mark
                 self._db.execute("INSERT OR REPLACE INTO models (fingerprint, name, file, mark) VALUES (?, ?, ?, ?)", values)
 
-    def models(self) -> dict[bytes, Model]:
+    def models(self) -> dict[bytes, StoredModel]:
         """What is known of fingerprints."""
         found = self._db.execute("SELECT fingerprint, name, file, mark FROM models").fetchall()
-        return {bytes(fingerprint): Model(*map(str, said)) for fingerprint, *said in found}
+        return {bytes(fingerprint): StoredModel(*map(str, said)) for fingerprint, *said in found}
 
-    def _usage(self, table: str, key: bytes) -> Usage | None:
+    def _stats(self, table: str, key: bytes) -> ReuseStats | None:
         """How an object was, or a ghost had been, used. What it saves is left out."""
         found = self._db.execute(f"SELECT {_USED} FROM {table} WHERE key = ?", (key,)).fetchone()
-        return None if found is None else _usage(found)
+        return None if found is None else _stats(found)
 
-    def _risen(self, key: bytes, now: float) -> Usage:
+    def _risen(self, key: bytes, now: float) -> ReuseStats:
         """The usage of an object that comes now; its ghost, if it has one, is gone then."""
-        usage = self._usage("gone", key)
-        if usage is None:
-            return Usage(1.0, now, 1, now / self._half_life)
+        stats = self._stats("gone", key)
+        if stats is None:
+            return ReuseStats(1.0, now, 1, now / self._half_life)
         self._db.execute("DELETE FROM gone WHERE key = ?", (key,))
-        self._count(0, usage, now)
-        usage.use(now, self._half_life)
-        return usage
+        self._count(0, stats, now)
+        stats.use(now, self._half_life)
+        return stats
 
-    def _count(self, row: int, usage: Usage, now: float) -> None:
+    def _count(self, row: int, stats: ReuseStats, now: float) -> None:
         """Counts a spell: 0, it has ended; 1, nobody follows it any more."""
         self._db.execute(
             "INSERT INTO spells (row, kind, octave, count) VALUES (?, ?, ?, ?)"
             " ON CONFLICT (row, kind, octave) DO UPDATE SET count = count + excluded.count",
-            (row, usage.kind, usage.age(now), usage.about.weight),
+            (row, stats.kind, stats.age(now), stats.request_traits.weight),
         )
 
-    def _learned(self) -> Reuse:
-        reuse = Reuse()
+    def _learned(self) -> ReuseModel:
+        reuse = ReuseModel()
         numbers = [reuse.counts.shape[0] - 1, KINDS - 1, OCTAVES - 1, MEMORY]
         for row, kind, octave, count in self._db.execute(
             "SELECT row, kind, octave, count FROM spells WHERE typeof(row) = 'integer' AND typeof(kind) = 'integer'"
@@ -315,7 +324,7 @@ class Catalog:
         now = time.time() if now is None else now
         reuse = self._learned()
         known: dict[bytes, tuple[bytes, int, int]] = {}
-        used: dict[bytes, tuple[Usage, bool, int]] = {}
+        used: dict[bytes, tuple[ReuseStats, bool, int]] = {}
         children: dict[bytes, int] = {}
         owner: dict[bytes, bytes] = {}
         with_state = {one for (one,) in self._db.execute("SELECT DISTINCT fingerprint FROM objects WHERE kind = 'state'")}
@@ -324,21 +333,21 @@ class Catalog:
         ):
             owner[key] = whose
             known[key] = (parent, allocated, pinned)
-            usage = _usage(how, max(seconds, 1e-9) / max(1, allocated))
-            useless = kind == "rows" and fingerprint in with_state and usage.last < now - WAIT  # once nothing hangs on it
-            used[key] = usage, useless, start
+            stats = _stats(how, max(seconds, 1e-9) / max(1, allocated))
+            useless = kind == "rows" and fingerprint in with_state and stats.last < now - WAIT  # once nothing hangs on it
+            used[key] = stats, useless, start
             children[parent] = children.get(parent, 0) + 1
-        gone = map(_usage, self._db.execute(f"SELECT {_USED} FROM gone"))
-        reuse.learn(chain((usage for usage, *_ in used.values()), gone), now)
+        gone = map(_stats, self._db.execute(f"SELECT {_USED} FROM gone"))
+        reuse.learn(chain((stats for stats, *_ in used.values()), gone), now)
         order = {
-            key: (-math.inf if useless else self._policy(usage, reuse, now), usage.last, -start)
-            for key, (usage, useless, start) in used.items()
+            key: (-math.inf if useless else self._policy(stats, reuse, now), stats.last, -start)
+            for key, (stats, useless, start) in used.items()
         }
         shares = NoQuota() if shares is None else shares
         owner = owner if shares.on else {}
         for key, who in owner.items():
             shares.hold(who, known[key][1])
-        first, rest = list[_Item](), list[_Item]()
+        first, rest = list[_RankedKey](), list[_RankedKey]()
         for key in known.keys() - children.keys():
             (first if owner.get(key) in shares.over() else rest).append((*order[key], key))
         found: list[bytes] = []
@@ -408,7 +417,7 @@ class Catalog:
             *rest,
         ) in self._db.execute(query, values):
             ids = all(isinstance(one, bytes) and len(one) == 32 for one in (key, parent, fingerprint))
-            if not (ids and isinstance(start, int) and kind in get_args(Kind) and isinstance(owner, bytes)):
+            if not (ids and isinstance(start, int) and kind in get_args(EntryKind) and isinstance(owner, bytes)):
                 raise sqlite3.DatabaseError("a row that nobody here has written")
             label = Label(
                 *(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical)), seconds, kind, float(written), owner
@@ -417,10 +426,12 @@ class Catalog:
             yield Row(number, label, allocated, created, used, bool(pinned), uses)
 
 
-def _usage(columns: Sequence[Any], saved_per_byte: float = 1.0) -> Usage:
+def _stats(columns: Sequence[Any], saved_per_byte: float = 1.0) -> ReuseStats:
     """What the columns `_USED` say."""
-    last, uses, heat, sort, weight = columns
-    return Usage(saved_per_byte, last, uses, heat, About(int(sort) % ABOUTS, min(max(weight, 0.0), 1.0)))
+    last, uses, heat, bucket, weight = columns
+    return ReuseStats(
+        saved_per_byte, last, uses, heat, RequestTraits(int(bucket) % REQUEST_BUCKETS, min(max(weight, 0.0), 1.0))
+    )
 
 
 def _packed(tokens: tuple[int, ...]) -> bytes:

@@ -12,7 +12,7 @@ from headstart.tiers.disk.catalog import Row
 
 
 @dataclass(frozen=True)
-class Chain:
+class StoredChain:
     """The blocks from the first to one that no block hangs on (or that was asked for), with the checkpoints at their ends.
 
     Attributes:
@@ -95,7 +95,7 @@ def _figures(row: Row) -> dict[str, Any]:
 
 
 def totals(rows: Collection[Row]) -> dict[str, Any]:
-    """Objects in figures, as `Chain.data` has them; `used` is the latest time, None if there are none."""
+    """Objects in figures, as `StoredChain.data` has them; `used` is the latest time, None if there are none."""
     blocks, states = ([row for row in rows if row.label.kind == kind] for kind in ("rows", "state"))
     return {
         "blocks": len(blocks),
@@ -108,7 +108,7 @@ def totals(rows: Collection[Row]) -> dict[str, Any]:
     }
 
 
-class Chains:
+class StoredChains:
     """All chains of a catalogue's rows."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
@@ -117,12 +117,12 @@ class Chains:
         self._states = {row.label.parent: row for row in everything if row.label.kind == "state"}
         self._children = Counter(row.label.parent for row in self._rows.values())
 
-    def all(self) -> list[Chain]:
+    def all(self) -> list[StoredChain]:
         """One chain for each block that no block hangs on, the latest used first."""
         ends = [key for key in self._rows if key not in self._children]
         return sorted((self.of(key) for key in ends), key=lambda chain: -chain.rows[-1].used)
 
-    def of(self, key: bytes) -> Chain:
+    def of(self, key: bytes) -> StoredChain:
         """The chain that ends with this block."""
         rows: list[Row] = []
         shared = 0
@@ -133,7 +133,7 @@ class Chains:
             rows.append(row)
         rows.reverse()
         keys = (row.label.key for row in rows)
-        return Chain(tuple(rows), shared, {key: self._states[key] for key in keys if key in self._states})
+        return StoredChain(tuple(rows), shared, {key: self._states[key] for key in keys if key in self._states})
 
     def lost(self) -> list[Row]:
         """What can no longer be used, as something that it hangs on is not there."""

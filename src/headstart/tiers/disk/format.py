@@ -19,12 +19,13 @@ from typing import Any, get_args
 
 import xxhash
 
-from headstart.interfaces.tier import Bytes, Kind
+from headstart.interfaces.tier import EntryKind
+from headstart.interfaces.tokens import Bytes
 
 MAGIC = b"headstrt"
 VERSION = 2
 ALIGN = 4096
-_KINDS: tuple[Kind, ...] = get_args(Kind)
+_KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 _HEAD = struct.Struct("<8sII16s")
 _MOST = 1 << 20  # bytes of a description; a larger number is garbage
 
@@ -63,7 +64,7 @@ class Label:
     tokens: tuple[int, ...]
     canonical: bool
     seconds: float = 0.0
-    kind: Kind = "rows"
+    kind: EntryKind = "rows"
     written: float = field(default=0.0, compare=False)
     owner: bytes = field(default=b"", compare=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from headstart.interfaces.tier import Bytes
+from headstart.interfaces.tokens import Bytes
 from headstart.tiers.disk import format
 from headstart.tiers.disk.format import FormatError, Header, Label
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headstart.prefix_cache.quota import owner_of
-from headstart.prefix_cache.reuse_model import UNKNOWN
+from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 
 VERSION = 4
 _SOILED = """
@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS objects (
     uses INTEGER NOT NULL DEFAULT 1,
     kind TEXT NOT NULL DEFAULT 'rows',         -- or 'state'
     sort INTEGER NOT NULL DEFAULT 0,           -- prefix_cache/reuse_model: what is known of the latest request
-    weight REAL NOT NULL DEFAULT {UNKNOWN.weight},
+    weight REAL NOT NULL DEFAULT {UNKNOWN_REQUEST.weight},
     written REAL NOT NULL DEFAULT 0,           -- when its tokens were first kept
     owner BLOB NOT NULL DEFAULT x''            -- whose it is; empty if nobody knows
 );
@@ -129,7 +129,7 @@ def _migrate(database: sqlite3.Connection) -> None:
         if "number" in columns and "sort" not in columns:  # of version 2 or before
             # Its column `reply` and its tables `ghosts` and `learned` stay: an older process may have it open.
             database.execute("ALTER TABLE objects ADD COLUMN sort INTEGER NOT NULL DEFAULT 0")
-            database.execute(f"ALTER TABLE objects ADD COLUMN weight REAL NOT NULL DEFAULT {UNKNOWN.weight}")
+            database.execute(f"ALTER TABLE objects ADD COLUMN weight REAL NOT NULL DEFAULT {UNKNOWN_REQUEST.weight}")
         for table, names in (("objects", ("written", "owner")), ("gone", ("written", "owner")), ("notes", ("written",))):
             known = _columns(database, table)
             for name in set(names) - known if "number" in known else ():  # of version 3 or before

@@ -26,7 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headstart.interfaces.tier import Bytes, Store
+from headstart.interfaces.tier import Store
+from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits, quota
 from headstart.tiers.disk import files, format, reader
