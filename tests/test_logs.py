@@ -130,7 +130,7 @@ import headstart.api.serve as serve
 serve.Keys = Odd
 waiting = lambda args: str([job.request.prompt.text for job in args[0].waiting])
 plant(chat_model, "normalise", "in the handler", str)
-plant(reply_builder.ReplyBuilder, "end", "in the telling", lambda args: str(args[0].reading.conversation.messages))
+plant(reply_builder.ReplyBuilder, "end", "in the telling", lambda args: str(args[0].reader.conversation.messages))
 plant(scheduler.Scheduler, "_take_in", "in the loop", waiting, True)
 plant(job.Job, "record", "in the record", lambda args: args[0].request.prompt.text)
 plant(runtime.Runtime, "close", "", lambda args: sys.argv[2], True)

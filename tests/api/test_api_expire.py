@@ -48,11 +48,11 @@ def looked(server: Server) -> None:
     runtime = server.runtime
     assert runtime is not None
     expiry, disk, version = runtime.scheduler.expiry, runtime.cache.disk, runtime.cache.store.terms.version
-    spill, slots = runtime.cache.store.spill, runtime.scheduler.slots
+    offload, slots = runtime.cache.store.offload, runtime.scheduler.slots
     wait_until(lambda: idle(runtime))
     runtime.scheduler.wake()
     wait_until(lambda: expiry.pause > 0 and expiry._version == version and not runtime.scheduler.settle.pending)
-    wait_until(lambda: not (any(slot.dirty for slot in slots) or spill.writing or spill._owed))
+    wait_until(lambda: not (any(slot.dirty for slot in slots) or offload.writing or offload._owed))
     if isinstance(disk, write_behind.WriteBehind):
         look, clock = runtime.cache.store.terms.look, runtime.clock
         wait_until(lambda: disk._terms_seen == version and abs(disk._looked - clock()) < look and not disk._notices)

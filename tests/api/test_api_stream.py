@@ -15,7 +15,7 @@ import pytest
 
 from harness import check
 from headstart.api.app import create_app
-from headstart.api.connection import Call
+from headstart.api.connection import EngineCall
 from headstart.api.drain import Drain
 from headstart.config import Settings
 from headstart.errors import InvalidRequest
@@ -137,8 +137,8 @@ async def silent() -> Any:
     await asyncio.Event().wait()
 
 
-def call_of(runtime: Runtime) -> Call:
-    return Call(runtime, silent, beat=5.0, metrics=Metrics("fake", lambda: None), arrived=time.monotonic(), drain=Drain())
+def call_of(runtime: Runtime) -> EngineCall:
+    return EngineCall(runtime, silent, beat=5.0, metrics=Metrics("fake", lambda: None), arrived=time.monotonic(), drain=Drain())
 
 
 def rests(runtime: Runtime) -> None:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from headstart.api.anthropic.schema import MessagesRequest
 from headstart.api.body import parse
-from headstart.api.ignored import HARMLESS, LONGEST, MOST, NEUTRAL, REMEMBERED, Noted, ignored
+from headstart.api.ignored import HARMLESS, LONGEST, MOST, NEUTRAL, REMEMBERED, IgnoredLog, ignored
 from headstart.api.llama_server.schema import LlamaRequest
 from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest
 from headstart.api.openai_responses.schema import ResponsesRequest
@@ -109,7 +109,7 @@ def test_an_answer_says_only_so_much(fake: Server) -> None:
 
 def test_each_name_is_said_once_in_the_log() -> None:
     with capture_logs() as lines:
-        noted = Noted()
+        noted = IgnoredLog()
         noted.note(["temprature", "samplers"], ["temperature", "top_p"])
         noted.note(["samplers"], [])
         noted.note(["samplers", "mirostat"], [])
@@ -120,12 +120,12 @@ def test_each_name_is_said_once_in_the_log() -> None:
 @pytest.mark.parametrize("name", ["sk-live-0123456789", "sk_live_0123456789abc", "My dear diary", "a\nb", "x" * 41, ""])
 def test_what_may_be_a_key_or_a_text_is_not_said(name: str) -> None:
     with capture_logs() as lines:
-        Noted().note([name], [])
+        IgnoredLog().note([name], [])
     assert [line["fields"] for line in lines] == ["a name that is no word"]
 
 
 def test_names_without_end_take_no_memory() -> None:
-    noted = Noted()
+    noted = IgnoredLog()
     letters = "abcdefghijklmnop"
     names = [f"{one}{two}{three}" for one in letters for two in letters for three in letters]
     with capture_logs() as lines:

@@ -9,16 +9,24 @@ import pytest
 
 from headstart.api.openai_responses.items import as_arguments, as_text, messages_of, seal, tools_of, unseal
 from headstart.api.openai_responses.schema import ResponsesTool
-from headstart.api.openai_responses.store import PREFIX, Line, Responses, Stored, UnknownResponse, identified, item_id
+from headstart.api.openai_responses.store import (
+    PREFIX,
+    ResponseLine,
+    Responses,
+    StoredResponse,
+    UnknownResponse,
+    identified,
+    item_id,
+)
 
 HEX = "0123456789abcdef" * 2
 
 
-def stored(number: int, size: int = 1) -> Stored:
+def stored(number: int, size: int = 1) -> StoredResponse:
     id = f"{PREFIX}{number:032x}"
     own = identified([{"type": "message", "role": "user", "content": f"question {number}"}], id)
     output = {"type": "message", "id": item_id("message", id, "0"), "role": "assistant", "content": []}
-    return Stored({"id": id, "output": [output]}, size, own, Line((*own, output), 0))
+    return StoredResponse({"id": id, "output": [output]}, size, own, ResponseLine((*own, output), 0))
 
 
 def kept(store: Responses, numbers: range) -> list[int]:
@@ -55,18 +63,18 @@ def test_characters_are_bounded_too() -> None:
     assert kept(store, range(3)) == [1, 2]
 
 
-def gone_on(length: int, size: int) -> list[Stored]:
+def gone_on(length: int, size: int) -> list[StoredResponse]:
     """A line of responses, each of which adds `size` characters and has `size` of its own."""
-    line: list[Stored] = []
+    line: list[StoredResponse] = []
     for number in range(100, 100 + length):
         bare = stored(number, size)
-        line.append(replace(bare, line=Line(bare.line.items, size, line[-1].line if line else None)))
+        line.append(replace(bare, line=ResponseLine(bare.line.items, size, line[-1].line if line else None)))
     return line
 
 
 def test_a_line_of_responses_begins_with_what_it_goes_on_from() -> None:
-    one = Stored.of(stored(1).response, stored(1).input, None, 7.0)
-    two = Stored.of(stored(2).response, stored(2).input, one, 9.0)
+    one = StoredResponse.of(stored(1).response, stored(1).input, None, 7.0)
+    two = StoredResponse.of(stored(2).response, stored(2).input, one, 9.0)
     assert two.context == (*one.context, *stored(2).context)
     assert two.line.total == 2 * one.line.total > 0
 
@@ -100,7 +108,7 @@ def test_lines_that_part_share_their_beginning() -> None:
     root = gone_on(1, 500)[0]
     for number in range(10):
         bare = stored(number, 10)
-        store.put("", replace(bare, line=Line(bare.line.items, 10, root.line)))
+        store.put("", replace(bare, line=ResponseLine(bare.line.items, 10, root.line)))
     assert kept(store, range(10)) == list(range(10))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from headstart.chat.messages import ChatBody, conversation_of
 from headstart.chat.normalize import RULES, Ground, normalise
-from headstart.chat.reply_memory import Line, Recall
+from headstart.chat.reply_memory import ConversationDigest, ReplyMemory
 from headstart.interfaces.conversation import Conversation
 from headstart.output.canonical_json import canonical_tool
 from headstart.prompt.chat_template import Template
@@ -75,7 +75,7 @@ class Client:
 
     def __init__(self, template: str = TOOLS, keep: tuple[str, ...] = ()) -> None:
         self.now = datetime(2026, 11, 21, 23, 59)
-        self.recall = Recall(now=lambda: self.now)
+        self.reply_memory = ReplyMemory(now=lambda: self.now)
         self.template = Template(template, {})
         self.keep = keep
 
@@ -83,7 +83,7 @@ class Client:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, salt: str = ""
     ) -> Conversation:
         form = ChatBody.model_validate({"messages": messages, "tools": tools})
-        return normalise(conversation_of(form, salt), Ground(self.template, self.recall), self.keep)
+        return normalise(conversation_of(form, salt), Ground(self.template, self.reply_memory), self.keep)
 
     def text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, salt: str = "") -> str:
         said = self.conversation(messages, tools, salt)
@@ -195,7 +195,7 @@ def test_arguments_that_are_no_json_stay_as_they_are() -> None:
 def test_a_reply_that_comes_back_without_its_reasoning_gets_it_back(reply: dict[str, Any]) -> None:
     client = Client()
     whole = {**reply, "reasoning_content": "let me see"}
-    client.recall.reply("", [user("go")], whole)
+    client.reply_memory.reply("", [user("go")], whole)
     [_, said] = client.conversation([user("go"), reply], [tool(PATHS)]).messages
     assert said["reasoning_content"] == "let me see"
     assert client.text([user("go"), reply], [tool(PATHS)]) == client.text([user("go"), whole], [tool(PATHS)])
@@ -219,8 +219,8 @@ def test_reasoning_belongs_to_its_place_in_its_conversation() -> None:
     yes = {"role": "assistant", "content": "yes"}
     first = [system("a"), user("sure?")]
     second = [*first, yes, user("sure?")]
-    client.recall.reply("", first, {**yes, "reasoning_content": "one"})
-    client.recall.reply("", second, {**yes, "reasoning_content": "two"})
+    client.reply_memory.reply("", first, {**yes, "reasoning_content": "one"})
+    client.reply_memory.reply("", second, {**yes, "reasoning_content": "two"})
     said = client.conversation([*second, yes]).messages
     assert [message.get("reasoning_content") for message in said] == [None, None, "one", None, "two"]
     assert "reasoning_content" not in client.conversation([system("b"), user("sure?"), yes]).messages[2]
@@ -239,44 +239,44 @@ def test_a_conversation_keeps_the_date_on_which_it_began() -> None:
 
 
 def test_recall_is_bounded() -> None:
-    recall = Recall(limit=8, size=100)
+    reply_memory = ReplyMemory(limit=8, size=100)
     for number in range(50):
-        recall.reply("", [user(str(number))], {"role": "assistant", "content": "ok", "reasoning_content": "hm" * 5})
+        reply_memory.reply("", [user(str(number))], {"role": "assistant", "content": "ok", "reasoning_content": "hm" * 5})
 
-    def line(number: int) -> Line:
-        made = Line("")
+    def line(number: int) -> ConversationDigest:
+        made = ConversationDigest("")
         made.add(user(str(number)))
         return made
 
-    kept = [number for number in range(50) if recall.reasoning(line(number), {"role": "assistant", "content": "ok"})]
+    kept = [number for number in range(50) if reply_memory.reasoning(line(number), {"role": "assistant", "content": "ok"})]
     assert kept == list(range(42, 50))
 
 
 def test_tools_are_made_canonical_once_for_each_tenant() -> None:
-    recall = Recall()
-    first = recall.tools("a", [tool(PATHS)])
-    assert recall.tools("a", [tool(PATHS)]) is first == (canonical_tool(tool(TURNED)),)
-    assert recall.tools("b", [tool(PATHS)]) is not first
+    reply_memory = ReplyMemory()
+    first = reply_memory.tools("a", [tool(PATHS)])
+    assert reply_memory.tools("a", [tool(PATHS)]) is first == (canonical_tool(tool(TURNED)),)
+    assert reply_memory.tools("b", [tool(PATHS)]) is not first
 
 
 @pytest.mark.parametrize("others", [[1, 1.0], [1, True], [0, False], [1.0, True]])
 def test_tools_whose_values_only_compare_equal_are_not_mixed_up(others: list[Any]) -> None:
-    recall = Recall()
-    said = [recall.tools("", [tool({"type": "object", "default": value})]) for value in others]
+    reply_memory = ReplyMemory()
+    said = [reply_memory.tools("", [tool({"type": "object", "default": value})]) for value in others]
     assert [json.dumps(tools[0]["function"]["parameters"]["default"]) for tools in said] == [json.dumps(one) for one in others]
 
 
 def test_remembered_tools_are_bounded() -> None:
-    recall = Recall(limit=4, size=4000)
-    made = [recall.tools("", [tool({"enum": [number]})]) for number in range(6)]
-    kept = [recall.tools("", [tool({"enum": [number]})]) is tools for number, tools in reversed([*enumerate(made)])]
+    reply_memory = ReplyMemory(limit=4, size=4000)
+    made = [reply_memory.tools("", [tool({"enum": [number]})]) for number in range(6)]
+    kept = [reply_memory.tools("", [tool({"enum": [number]})]) is tools for number, tools in reversed([*enumerate(made)])]
     assert kept == [True] * 4 + [False] * 2
     for large in ("large" * 1000, [{}] * 100):  # of which the second is short as it is sent
         tools = [tool({"default": large})]
-        assert recall.tools("", tools) is not recall.tools("", tools)
+        assert reply_memory.tools("", tools) is not reply_memory.tools("", tools)
 
 
 def test_tools_that_are_no_json_are_not_remembered() -> None:
-    recall, odd = Recall(), [tool({"default": datetime(2026, 11, 22)})]
-    first = recall.tools("", odd)
-    assert first is not recall.tools("", odd) == first == (canonical_tool(odd[0]),)
+    reply_memory, odd = ReplyMemory(), [tool({"default": datetime(2026, 11, 22)})]
+    first = reply_memory.tools("", odd)
+    assert first is not reply_memory.tools("", odd) == first == (canonical_tool(odd[0]),)

@@ -12,7 +12,7 @@ import typer.main
 
 from headstart.api.auth import Keys
 from headstart.cli.main import app, main
-from headstart.cli.server import Server
+from headstart.cli.server import ServerAddress
 from headstart.config import Settings
 from headstart.errors import ConfigError
 from headstart.serving.runtime import Runtime
@@ -23,12 +23,12 @@ NOTHING: dict[str, Any] = dict.fromkeys(("url", "host", "port", "unix_socket", "
 SOCKET, CERT = Path("/run/h.sock"), Path("cert.pem")
 
 
-def found(typed: tuple[str, ...] = (), **given: Any) -> Server:
-    return Server.found(NOTHING | given, typed)
+def found(typed: tuple[str, ...] = (), **given: Any) -> ServerAddress:
+    return ServerAddress.found(NOTHING | given, typed)
 
 
 def test_without_anything_it_is_where_serve_listens() -> None:
-    assert found() == Server("http://127.0.0.1:8000")
+    assert found() == ServerAddress("http://127.0.0.1:8000")
 
 
 @pytest.mark.parametrize(
@@ -51,17 +51,17 @@ def test_the_environment_says_where(given: dict[str, Any], url: str) -> None:
 
 
 def test_a_socket_takes_the_place_of_an_address() -> None:
-    assert found(unix_socket=SOCKET) == Server("http://localhost", SOCKET)
-    assert found(unix_socket=SOCKET, tls_cert=CERT) == Server("https://localhost", SOCKET, CERT)
+    assert found(unix_socket=SOCKET) == ServerAddress("http://localhost", SOCKET)
+    assert found(unix_socket=SOCKET, tls_cert=CERT) == ServerAddress("https://localhost", SOCKET, CERT)
 
 
 def test_what_is_typed_goes_before_the_environment() -> None:
     given = {"url": "http://a", "host": "b", "port": 1, "unix_socket": SOCKET, "tls_cert": CERT}
-    assert found(("url",), **given) == Server("http://a")
-    assert found(("port",), **given) == Server("https://b:1", None, CERT)
-    assert found(("unix_socket",), **given) == Server("https://localhost", SOCKET, CERT)
-    assert found(("url", "unix_socket"), **given) == Server("http://a", SOCKET)
-    assert found(("url", "tls_cert"), **given) == Server("http://a", None, CERT)
+    assert found(("url",), **given) == ServerAddress("http://a")
+    assert found(("port",), **given) == ServerAddress("https://b:1", None, CERT)
+    assert found(("unix_socket",), **given) == ServerAddress("https://localhost", SOCKET, CERT)
+    assert found(("url", "unix_socket"), **given) == ServerAddress("http://a", SOCKET)
+    assert found(("url", "tls_cert"), **given) == ServerAddress("http://a", None, CERT)
     for both in (("url", "port"), ("unix_socket", "host")):
         with pytest.raises(ConfigError, match="take the place of --host and --port"):
             found(both, **given)

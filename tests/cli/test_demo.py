@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headstart.cli import demo
-from headstart.cli.demo import Answer, Cost, Turn, _Server, saved, script, sentence
+from headstart.cli.demo import Answer, Cost, DemoTurn, _Server, saved, script, sentence
 from headstart.errors import HeadstartError
 
 
@@ -144,7 +144,7 @@ def test_the_script_is_the_story() -> None:
 
 def test_the_sentence_adds_up() -> None:
     warm, cold = Cost(1000, 900, 400, 100, 500.0, 700.0), Cost(1000, 0, 0, 1000, 4000.0, 4200.0)
-    turns = [Turn("A", "asks", {}, warm, cold)] * 2
+    turns = [DemoTurn("A", "asks", {}, warm, cold)] * 2
     assert saved(turns)["tokens"] == 1800
     assert sentence(turns) == (
         "Of 2,000 prompt tokens headstart computed 200 and saved 1,800 (90%): "

@@ -20,7 +20,7 @@ from headstart.engines.llama import part as llama_part
 from headstart.engines.llama.blob import BlobLayout
 from headstart.errors import EngineError
 from headstart.interfaces.engine import KVSegment, Span, Step
-from headstart.serving.memory_budget import Room
+from headstart.serving.memory_budget import MemoryBudget
 
 WINDOWS = ("gemma3", "gpt-oss")
 STATE_ONLY = ("mamba2", "rwkv7")
@@ -501,7 +501,7 @@ def test_what_moving_takes_is_counted_whole(engine: LlamaEngine) -> None:
     shape = engine.shape
     options = {"ctx": shape.ctx, "kv_bytes_per_token": shape.kv_bytes_per_token, "transfer_bytes": shape.transfer_bytes}
     anything: Any = None
-    room = Room(anything, anything, anything, anything, anything, release=engine.release, keeps_on="", **options)
+    room = MemoryBudget(anything, anything, anything, anything, anything, release=engine.release, keeps_on="", **options)
     empty(engine)
     for tokens in (1, 63, 200, 300):
         fill(engine, 0, tokens_of(engine, tokens))

@@ -288,9 +288,9 @@ def test_of_what_is_too_long_a_half_is_restored_and_nothing_else_suffers(tmp_pat
     with budgeted(1) as rt:  # to save what is long, the engine has taken nearly all
         ask(rt, [system("y" * 1850), user("a")])
         written(rt)
-        assert rt.cache.store.room.claimed > 0.9 * rt.cache.memory.budget
+        assert rt.cache.store.memory_budget.claimed > 0.9 * rt.cache.memory.budget
         assert ask(rt, short).report.computed <= 2 * BLOCK_SIZE
-        assert rt.cache.store.room.claimed < 0.25 * rt.cache.memory.budget
+        assert rt.cache.store.memory_budget.claimed < 0.25 * rt.cache.memory.budget
 
 
 # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -176,7 +176,7 @@ def recovered(rt: Runtime, wanted: dict[int, Answer]) -> None:
         number = 50 + (number + 1) % 20
         same(answer(rt, number), wanted[number])
         settled(rt)
-    while rt.cache.store.spill.writing:
+    while rt.cache.store.offload.writing:
         assert time.monotonic() < until, "rows are pinned for ever"
         same(answer(rt, 0), wanted[0])
 

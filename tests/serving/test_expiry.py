@@ -54,18 +54,19 @@ def started(
 
 def settled(runtime: Runtime) -> None:
     """Waits until all that is live has been saved, on disk too, and what has to go has gone."""
-    spill, expiry, disk, clock = runtime.cache.store.spill, runtime.scheduler.expiry, runtime.cache.disk, runtime.clock
+    offload, expiry, disk, clock = runtime.cache.store.offload, runtime.scheduler.expiry, runtime.cache.disk, runtime.clock
 
     def looked() -> bool:
         version = runtime.cache.store.terms.version
         look, below = runtime.cache.store.terms.look, True
         if isinstance(disk, WriteBehind):
             below = disk._terms_seen == version and abs(disk._looked - clock()) < look
-        return below and expiry._version == version and expiry.pause > 0 and not (getattr(disk, "_notices", ()) or spill.erased)
+        told = not (getattr(disk, "_notices", ()) or offload.erased)
+        return below and expiry._version == version and expiry.pause > 0 and told
 
     def quiet() -> bool:
         dirty = any(slot.dirty for slot in runtime.scheduler.slots) or runtime.scheduler.settle.pending
-        return idle(runtime) and looked() and not (spill.writing or spill._owed or spill.wiped or dirty)
+        return idle(runtime) and looked() and not (offload.writing or offload._owed or offload.wiped or dirty)
 
     wait_until(lambda: idle(runtime))
     runtime.scheduler.wake()

@@ -194,8 +194,8 @@ def test_the_transfer_buffer_counts_against_the_budget() -> None:
         ask(rt, [user("other " * 100)], max_tokens=2)
         settled(rt)
         assert rt.cache.memory.used <= 1 << 16
-        assert rt.cache.store.room.claimed > 0.9 * (1 << 15)
-        assert len(rt.cache.memory) * rt.cache.memory.cell_bytes <= (1 << 16) - rt.cache.store.room.claimed
+        assert rt.cache.store.memory_budget.claimed > 0.9 * (1 << 15)
+        assert len(rt.cache.memory) * rt.cache.memory.cell_bytes <= (1 << 16) - rt.cache.store.memory_budget.claimed
 
 
 def test_no_room_at_all_still_serves() -> None:

@@ -29,8 +29,8 @@ from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits, Quota, owner_of, quota
 from headstart.prompt.reply_tokens import ReplyTokensMemo
-from headstart.serving.memory_budget import Room
-from headstart.serving.offload import Spill
+from headstart.serving.memory_budget import MemoryBudget
+from headstart.serving.offload import Offload
 from headstart.serving.request import Event, Request, Started
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
@@ -198,7 +198,7 @@ class Tier:
         self.memory = Memory(self.CELL, cells * self.CELL, 0, most)
         self.retention = Retention("memory", self.index, lambda entry: 1.0)
         self.counters: Counter[str] = Counter()
-        spill = Spill(
+        offload = Offload(
             self.index,
             self.memory,
             NoDisk(),
@@ -208,11 +208,11 @@ class Tier:
             lambda _: None,
             lambda: 0.0,
         )
-        self.room = Room(
+        self.room = MemoryBudget(
             self.index,
             self.memory,
             self.retention,
-            spill,
+            offload,
             self.counters,
             ctx=64,
             kv_bytes_per_token=0,

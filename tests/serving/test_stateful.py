@@ -328,14 +328,14 @@ def spoil(rt: Runtime, chat: Messages, chain: Tokens) -> None:
         engine.truncate(0, 0)
         done.set()
 
-    original = rt.cache.store.spill.settle
+    original = rt.cache.store.offload.settle
 
     def once() -> bool:
         if not done.is_set():
             swap()
         return original()
 
-    rt.cache.store.spill.settle = once  # type: ignore[method-assign]
+    rt.cache.store.offload.settle = once  # type: ignore[method-assign]
     rt.scheduler.wake()
     assert done.wait(30)
 

@@ -162,7 +162,7 @@ class KeyFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class KeyLine:
     """A line of a file of keys. `name`: "" if it has none. `expire`: seconds; None if it says nothing of that."""
 
     key: str
@@ -175,7 +175,7 @@ class Line:
         return self.name or f" {self.key}"
 
 
-def read(path: Path) -> tuple[list[Line], int]:
+def read(path: Path) -> tuple[list[KeyLine], int]:
     """The keys of a file, and its mode.
 
     Raises:
@@ -187,7 +187,7 @@ def read(path: Path) -> tuple[list[Line], int]:
             text = file.read().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read --api-key-file {path}: {getattr(error, 'strerror', error)}.") from error
-    keys: dict[str, Line] = {}
+    keys: dict[str, KeyLine] = {}
     for number, line in enumerate(text.splitlines(), 1):
         said = _COMMENT.sub("", line).strip()
         if not said:
@@ -205,5 +205,5 @@ def read(path: Path) -> tuple[list[Line], int]:
             expire = None if found["expire"] is None else parse_time(found["expire"])
         except ValueError as error:
             raise ConfigError(f"{path}, line {number}: expire={error}.") from error
-        keys[found["key"]] = Line(found["key"], found["name"] or "", expire)
+        keys[found["key"]] = KeyLine(found["key"], found["name"] or "", expire)
     return list(keys.values()), mode

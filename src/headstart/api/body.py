@@ -76,7 +76,7 @@ class ResponseFormat(Strict):
         return self
 
 
-Text = Annotated[str, StringConstraints(min_length=1)]
+NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 
 
 class StructuredOutputs(Strict):
@@ -84,9 +84,9 @@ class StructuredOutputs(Strict):
 
     json_schema: Annotated[dict[str, Any] | None, BeforeValidator(_parsed), Field(alias="json")] = None
     json_object: bool | None = None
-    regex: Text | None = None
-    choice: Annotated[list[Text], Field(min_length=1)] | None = None
-    grammar: Text | None = None
+    regex: NonEmpty | None = None
+    choice: Annotated[list[NonEmpty], Field(min_length=1)] | None = None
+    grammar: NonEmpty | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> StructuredOutputs:
@@ -117,9 +117,9 @@ class Constrained(Strict):
     json_schema: dict[str, Any] | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Annotated[dict[str, Any] | None, BeforeValidator(_parsed)] = None
-    guided_regex: Text | None = None
-    guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
-    guided_grammar: Text | None = None
+    guided_regex: NonEmpty | None = None
+    guided_choice: Annotated[list[NonEmpty], Field(min_length=1)] | None = None
+    guided_grammar: NonEmpty | None = None
 
     @property
     def formats(self) -> list[Format]:

@@ -25,14 +25,14 @@ from headstart.observe.report import Summary, summarise
 from headstart.serving.request import Delta, Event, Failed, Finished, Report, Request, Started
 from headstart.serving.runtime import Handle, Runtime
 
-Result = TypeVar("Result")
+CallResult = TypeVar("CallResult")
 
 
 class Disconnected(Exception):
     """The caller hung up."""
 
 
-class Call:
+class EngineCall:
     """The requests of one HTTP call (one for each prompt): submitted, then listened to, cancelled on exit unless done.
 
     Args:
@@ -120,7 +120,7 @@ class Call:
         self._cancel()
         self._wake()
 
-    async def unless_ended(self, work: Awaitable[Result]) -> Result:
+    async def unless_ended(self, work: Awaitable[CallResult]) -> CallResult:
         """What `work` gives. Raises the error of `end` as soon as there is one; the work then goes on alone."""
         task = asyncio.ensure_future(work)
         task.add_done_callback(_forget)

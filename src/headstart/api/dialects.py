@@ -26,7 +26,7 @@ def conversation_of(service: Service, request: HttpRequest, body: Mapping[str, A
     """What a body says, whichever endpoint it is for. Raises InvalidRequest."""
     data = json.dumps(body).encode()
     if "input" in body or "previous_response_id" in body:
-        return responses.Said(service, request, parse(ResponsesInput, data)).conversation()[0]
+        return responses.ResponsesInputReader(service, request, parse(ResponsesInput, data)).conversation()[0]
     if _is_anthropic(body):
         form = parse(CountTokensRequest, data)
         return anthropic_conversation.conversation_of(form, anthropic.salt_of(service, request, form))

@@ -25,7 +25,7 @@ def frame(value: dict[str, Any], event: str | None = None) -> bytes:
     return name + b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
-class Teller:
+class Encoder:
     """The drafts of an answer, and an endpoint's words for them. Endpoints say what they say differently in a subclass.
 
     The k-th choice of the i-th prompt of n choices each has the index i · n + k.
@@ -41,12 +41,12 @@ class Teller:
     """
 
     def __init__(
-        self, requests: Sequence[Request], reading: ReplyReader | None = None, *, progress: bool = False, timed: bool = False
+        self, requests: Sequence[Request], reader: ReplyReader | None = None, *, progress: bool = False, timed: bool = False
     ) -> None:
         self.width = requests[0].choices
-        self.reading = reading
-        self.drafts = [
-            ReplyBuilder(number * self.width + choice, choice, reading)
+        self.reader = reader
+        self.builders = [
+            ReplyBuilder(number * self.width + choice, choice, reader)
             for number in range(len(requests))
             for choice in range(self.width)
         ]
@@ -64,15 +64,15 @@ class Teller:
 
     # ── an endpoint's own ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, draft: ReplyBuilder) -> bytes:
+    def begin(self, builder: ReplyBuilder) -> bytes:
         """Its prompt is in place (`draft.report` says what that cost); the first token is next."""
         raise NotImplementedError
 
-    def pieces(self, draft: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+    def pieces(self, builder: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
         """More of a reply. With log-probabilities there may be no piece."""
         raise NotImplementedError
 
-    def finish(self, draft: ReplyBuilder, summary: Summary) -> bytes:
+    def finish(self, builder: ReplyBuilder, summary: Summary) -> bytes:
         """A reply is complete (`draft.finish` says how it ended)."""
         raise NotImplementedError
 
@@ -92,41 +92,41 @@ class Teller:
         """What keeps a silent line alive."""
         return comment("waiting")
 
-    def progress(self, draft: ReplyBuilder, event: Progress, seconds: float) -> bytes:
+    def progress(self, builder: ReplyBuilder, event: Progress, seconds: float) -> bytes:
         """How far the prefill is, `seconds` after the call came in."""
         return comment(f"prefill {event.done}/{event.total}")
 
     # ── common to all ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def draft(self, number: int, choice: int) -> ReplyBuilder:
-        return self.drafts[number * self.width + choice]
+    def builder(self, number: int, choice: int) -> ReplyBuilder:
+        return self.builders[number * self.width + choice]
 
     def take(self, number: int, event: Event) -> None:
         """Lets a whole answer grow by an event."""
         if isinstance(event, Delta):
-            self.draft(number, event.choice).take(event)
+            self.builder(number, event.choice).take(event)
         elif isinstance(event, Started):
-            self.draft(number, event.choice).start(event)
+            self.builder(number, event.choice).start(event)
         elif isinstance(event, Finished):
-            self.draft(number, event.choice).end(event)
+            self.builder(number, event.choice).end(event)
 
     def tell(self, number: int, event: Event, seconds: float, summary: Callable[[int, int], Summary]) -> bytes:
         """An event, told. `summary`: the account of a choice of a prompt that is finished."""
         self.seconds = seconds
         if type(event) is Delta:
-            draft = self.draft(number, event.choice)
-            pieces = draft.take(event)
-            return self.pieces(draft, pieces, event.logprobs) if pieces or event.logprobs else b""
+            builder = self.builder(number, event.choice)
+            pieces = builder.take(event)
+            return self.pieces(builder, pieces, event.logprobs) if pieces or event.logprobs else b""
         if isinstance(event, Progress):
-            return self.progress(self.draft(number, 0), event, seconds)
+            return self.progress(self.builder(number, 0), event, seconds)
         if isinstance(event, Started):
-            draft = self.draft(number, event.choice)
-            draft.start(event)
-            draft.began = seconds
-            return self.begin(draft)
+            builder = self.builder(number, event.choice)
+            builder.start(event)
+            builder.began = seconds
+            return self.begin(builder)
         if isinstance(event, Finished):
-            draft = self.draft(number, event.choice)
-            rest = draft.end(event)
-            told = self.pieces(draft, rest, ()) if rest else b""
-            return told + self.finish(draft, summary(number, event.choice))
+            builder = self.builder(number, event.choice)
+            rest = builder.end(event)
+            told = self.pieces(builder, rest, ()) if rest else b""
+            return told + self.finish(builder, summary(number, event.choice))
         return b""

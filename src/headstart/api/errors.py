@@ -86,7 +86,7 @@ class UnknownRoute(NotFound):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ErrorFormat:
     """How a vendor says an error. `body`: of an error and the request's id."""
 
     body: Callable[[Exception, str], dict[str, Any]]
@@ -143,11 +143,11 @@ def _anthropic_status(error: Exception) -> int:
     return 529 if status == 503 else status
 
 
-OPENAI = Form(_openai, _status)
-ANTHROPIC = Form(_anthropic, _anthropic_status)
+OPENAI = ErrorFormat(_openai, _status)
+ANTHROPIC = ErrorFormat(_anthropic, _anthropic_status)
 
 
-def form_of(scope: Scope) -> Form:
+def form_of(scope: Scope) -> ErrorFormat:
     """The form of errors of a request: its path's. On the path of models, which both vendors have, its header says whose."""
     path: str = scope["path"]
     if _under("/v1/messages", path):

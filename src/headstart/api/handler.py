@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from headstart.api.caller import caller_of
-from headstart.api.connection import Call, Disconnected
+from headstart.api.connection import Disconnected, EngineCall
 from headstart.api.errors import CLIENT_CLOSED
 from headstart.api.service import Service, service_of
 from headstart.api.sse import EventStream, failed
@@ -36,7 +36,7 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
     runtime = service.ready()
     data = await service.body(request)
     caller = caller_of(request.scope)
-    call = Call(
+    call = EngineCall(
         runtime,
         request.receive,
         beat=service.keep_alive / 2,
@@ -47,7 +47,7 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
 
     def begin() -> Understood:
         asked = understand(service, runtime, request, data)
-        asked.teller.ignored = asked.form.ignored
+        asked.encoder.ignored = asked.form.ignored
         service.noted.note(asked.form.ignored, asked.form.known())
         tenant, session = request.scope.get("tenant", tenancy.OPEN), _session(request)
         call.submit(
@@ -70,12 +70,12 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
         async with call:
             while not call.done:
                 for number, event in await call.take():
-                    asked.teller.take(number, event)
+                    asked.encoder.take(number, event)
         if call.failure is not None:
             raise call.failure
         asked.done()
         summary = call.summary()
-        whole = asked.teller.whole(summary)
+        whole = asked.encoder.whole(summary)
     except Disconnected:
         service.unfinished(caller, "abort", call.so_far())
         return Response(status_code=CLIENT_CLOSED)

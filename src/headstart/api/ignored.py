@@ -75,7 +75,7 @@ def _says(name: str, value: Any) -> bool:
     return isinstance(value, bool) or value != 0
 
 
-class Noted:
+class IgnoredLog:
     """Says each name once in the log. Thread-safe, and bounded: a client may make up names without end."""
 
     def __init__(self) -> None:

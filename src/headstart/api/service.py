@@ -13,7 +13,7 @@ from headstart import model_names
 from headstart.api.auth import Keys
 from headstart.api.drain import Drain
 from headstart.api.errors import TooLarge
-from headstart.api.ignored import Noted
+from headstart.api.ignored import IgnoredLog
 from headstart.api.openai_responses.store import Responses
 from headstart.chat import tenancy
 from headstart.chat.chat_model import ChatModel
@@ -52,7 +52,7 @@ class Service:
         keep_alive: float = 5.0,
         max_body: int = 64 << 20,
         keep_noise: Sequence[str] = (),
-        policy: tenancy.Policy = tenancy.POLICIES["none"],
+        policy: tenancy.IsolationPolicy = tenancy.POLICIES["none"],
         keys: Keys | None = None,
     ) -> None:
         self.runtime: Runtime | None = None
@@ -65,7 +65,7 @@ class Service:
         self.policy = policy
         self._keys = Keys() if keys is None else keys
         self.responses = Responses()
-        self.noted = Noted()
+        self.noted = IgnoredLog()
         self.drain = Drain()
         self.created = int(time.time())
         self._model_id = model_id

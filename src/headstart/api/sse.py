@@ -6,8 +6,8 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headstart.api.connection import Call, Disconnected
-from headstart.api.encoder import Teller
+from headstart.api.connection import Disconnected, EngineCall
+from headstart.api.encoder import Encoder
 from headstart.api.errors import answer
 from headstart.api.service import Service
 from headstart.api.understood import Understood
@@ -21,7 +21,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, call: Call, asked: Understood, service: Service, caller: Caller) -> None:
+    def __init__(self, call: EngineCall, asked: Understood, service: Service, caller: Caller) -> None:
         # Response.__init__ would set a content-length.
         self.status_code = 200
         self.background = None
@@ -33,7 +33,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
-        call, teller = self._call, self._asked.teller
+        call, encoder = self._call, self._asked.encoder
         try:
             async with call:
                 while not call.done:
@@ -41,8 +41,8 @@ class EventStream(Response):
                     if call.failure is not None and not started:
                         raise call.failure
                     seconds = call.seconds if batch else 0.0
-                    told = [teller.tell(number, event, seconds, call.summary_of) for number, event in batch]
-                    data = b"".join(told) if batch else b"" if call.done else teller.beat()
+                    told = [encoder.tell(number, event, seconds, call.summary_of) for number, event in batch]
+                    data = b"".join(told) if batch else b"" if call.done else encoder.beat()
                     if not started:
                         started = True
                         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -53,7 +53,7 @@ class EventStream(Response):
             if call.failure is not None:
                 raise call.failure
             summary = call.summary()
-            last = teller.close(summary)
+            last = encoder.close(summary)
         except Disconnected:
             self._service.unfinished(self._caller, "abort", call.so_far())
             return
@@ -69,12 +69,12 @@ class EventStream(Response):
 
     def _last(self, error: Exception) -> bytes:
         try:
-            return self._asked.teller.fail(error)
+            return self._asked.encoder.fail(error)
         except Exception:  # what failed may have been the telling
-            return Teller.fail(self._asked.teller, error)
+            return Encoder.fail(self._asked.encoder, error)
 
 
-def failed(service: Service, caller: Caller, call: Call, error: Exception, scope: Scope) -> Response:
+def failed(service: Service, caller: Caller, call: EngineCall, error: Exception, scope: Scope) -> Response:
     """Accounts for a call of whose answer nothing was sent; what to answer instead."""
     account(service, caller, call, error)
     response = answer(error, scope)
@@ -82,7 +82,7 @@ def failed(service: Service, caller: Caller, call: Call, error: Exception, scope
     return response
 
 
-def account(service: Service, caller: Caller, call: Call, error: Exception) -> None:
+def account(service: Service, caller: Caller, call: EngineCall, error: Exception) -> None:
     """Accounts for a call that did not succeed."""
     if not isinstance(error, HeadstartError):
         structlog.get_logger("headstart.api").error("a fault of ours", id=caller.id, exc_info=error)

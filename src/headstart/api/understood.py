@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from starlette.requests import Request as HttpRequest
 
 from headstart.api.body import Body, parse
-from headstart.api.encoder import Teller
+from headstart.api.encoder import Encoder
 from headstart.api.generation import TemplateRequest
 from headstart.api.service import Service, service_of
 from headstart.chat import tenancy
@@ -30,16 +30,16 @@ class Understood:
 
     form: Body
     requests: list[Request]
-    teller: Teller
+    encoder: Encoder
     stream: bool = False
     done: Callable[[], None] = lambda: None
 
 
-Told = Callable[[Explanation | None], Explanation | None]
+ExplanationFilter = Callable[[Explanation | None], Explanation | None]
 """What is to be told of a request, by why it computed what it computed."""
 
 
-def compared(runtime: Runtime, request: HttpRequest, made: Request, named: str | None) -> Told:
+def compared(runtime: Runtime, request: HttpRequest, made: Request, named: str | None) -> ExplanationFilter:
     """How to explain a request whose caller wants it compared with the one whose answer it has `named`.
 
     Where both go on alike, only what was not kept is told; where that request is forgotten, what differs from the nearest.
@@ -56,10 +56,10 @@ def compared(runtime: Runtime, request: HttpRequest, made: Request, named: str |
     return lambda own: found or (own if own is not None and own.where is None else None)
 
 
-def remember(service: Service, teller: Teller) -> None:
+def remember(service: Service, encoder: Encoder) -> None:
     """Keeps what the caller may not send back of the replies."""
-    if teller.reading is not None:
-        service.chat.remember(teller.reading, [draft.message for draft in teller.drafts])
+    if encoder.reader is not None:
+        service.chat.remember(encoder.reader, [builder.message for builder in encoder.builders])
 
 
 async def posted(request: HttpRequest) -> tuple[Service, Callable[[], Conversation]]:

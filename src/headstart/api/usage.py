@@ -69,10 +69,10 @@ def rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 3)
 
 
-def timings_so_far(draft: ReplyBuilder, seconds: float) -> dict[str, Any]:
+def timings_so_far(builder: ReplyBuilder, seconds: float) -> dict[str, Any]:
     """llama-server's `timings` of a reply that goes on, `seconds` after its call came in."""
-    assert draft.report is not None
-    report = replace(draft.report, completion=draft.deltas, decode=max(0.0, seconds - draft.began))
+    assert builder.report is not None
+    report = replace(builder.report, completion=builder.deltas, decode=max(0.0, seconds - builder.began))
     return timings(summarise([[report]]))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from headstart.chat.normalize import RULES, Ground, normalise, normalise_reply
 from headstart.chat.reply_builder import ReplyReader
-from headstart.chat.reply_memory import Moment, Recall
+from headstart.chat.reply_memory import Moment, ReplyMemory
 from headstart.errors import ContextTooLong, InvalidRequest
 from headstart.interfaces.conversation import Conversation, Format, Message, Tool
 from headstart.interfaces.engine import Grammar, Sampling
@@ -61,10 +61,10 @@ class ChatModel:
 
     def __init__(self, runtime: Runtime, keep_noise: Collection[str] = ()) -> None:
         self.runtime = runtime
-        self.recall = Recall()
+        self.reply_memory = ReplyMemory()
         exact = {rule.name for rule in RULES if rule.remembers} if runtime.reuse == "exact" else set()
         self._keep_noise = frozenset(keep_noise) | exact
-        self._ground = Ground(runtime.prompter.template, self.recall)
+        self._ground = Ground(runtime.prompter.template, self.reply_memory)
         self._wipes = 0  # how often a chain has been deleted from the disk
         runtime.on_erase(self._erase)
 
@@ -105,10 +105,10 @@ class ChatModel:
         family = self.runtime.prompter.family
         thinking = family.opened(prompt.text)
         calls = bool(conversation.tools) and conversation.choice.mode != "none"
-        reading = ReplyReader(conversation, family, calls, thinking, conversation.prefill, seed, self.moment())
+        reader = ReplyReader(conversation, family, calls, thinking, conversation.prefill, seed, self.moment())
 
         def returns(text: str, cut: bool) -> Message:
-            return normalise_reply(reading.message(text, cut=cut), conversation, self._ground, self._keep_noise)
+            return normalise_reply(reader.message(text, cut=cut), conversation, self._ground, self._keep_noise)
 
         request = Request(
             prompt=prompt,
@@ -118,20 +118,20 @@ class ChatModel:
             choices=params.choices,
             reuse=params.reuse,
             ignore_eos=params.ignore_eos,
-            grammar=self._grammar(reading),
+            grammar=self._grammar(reader),
             visible=self.runtime.prompter.visible,
             alias=seed,
             returns=returns,
         )
-        return request, reading
+        return request, reader
 
-    def remember(self, reading: ReplyReader, messages: Sequence[Message]) -> None:
+    def remember(self, reader: ReplyReader, messages: Sequence[Message]) -> None:
         """Keeps what the caller may not send back of replies."""
-        conversation = reading.conversation
-        if not conversation.messages or self.late(conversation.salt, reading.moment):
+        conversation = reader.conversation
+        if not conversation.messages or self.late(conversation.salt, reader.moment):
             return
         for message in messages:
-            self.recall.reply(conversation.salt, conversation.messages, message)
+            self.reply_memory.reply(conversation.salt, conversation.messages, message)
 
     def moment(self) -> Moment:
         """Now."""
@@ -143,7 +143,7 @@ class ChatModel:
 
     def _erase(self, erasure: Erasure) -> None:
         if erasure.hints:
-            self.recall.clear()
+            self.reply_memory.clear()
         self._wipes += erasure.stay is not None
 
     # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -154,15 +154,15 @@ class ChatModel:
             return None
         return grammar_for(_PLAIN, response_format=response_format(wanted), controls=self.runtime.prompter.controls)
 
-    def _grammar(self, reading: ReplyReader) -> Grammar | None:
-        conversation = reading.conversation
+    def _grammar(self, reader: ReplyReader) -> Grammar | None:
+        conversation = reader.conversation
         choice = conversation.choice
-        tools = callable_tools(conversation) if reading.tools else ()
+        tools = callable_tools(conversation) if reader.tools else ()
         named = {"type": "function", "function": {"name": choice.name}}
         controls = self.runtime.prompter.controls
 
         def made(tools: Sequence[Tool], choice: Any, parallel: bool, form: Format | None) -> Grammar | None:
-            return grammar_for(reading.family, tools, choice, parallel, response_format(form), reading.thinking, controls)
+            return grammar_for(reader.family, tools, choice, parallel, response_format(form), reader.thinking, controls)
 
         wanted = conversation.format
         grammar = made(tools, choice.mode if choice.name is None else named, choice.parallel, wanted)

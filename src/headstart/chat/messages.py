@@ -88,7 +88,7 @@ def without_images(content: Any) -> Any:
 
 
 @with_config(MANY)
-class FunctionCall(TypedDict, total=False):
+class FunctionCallBody(TypedDict, total=False):
     name: Required[str]
     arguments: str | dict[str, Any] | None
 
@@ -97,7 +97,7 @@ class FunctionCall(TypedDict, total=False):
 class ToolCall(TypedDict, total=False):
     id: str | None
     type: Literal["function"]
-    function: Required[FunctionCall]
+    function: Required[FunctionCallBody]
 
 
 def _readable(value: Any) -> Any:
@@ -121,7 +121,7 @@ class ChatMessage(Hints, total=False):
     refusal: str | None
     name: str | None
     tool_calls: list[ToolCall] | None
-    function_call: FunctionCall | None
+    function_call: FunctionCallBody | None
     tool_call_id: str | None
     reasoning_content: str | None
     reasoning: str | None
@@ -144,7 +144,7 @@ def _only_functions(value: Any) -> Any:
 
 
 @with_config(MANY)
-class Tool(Hints):
+class ToolBody(Hints):
     """A tool. Only functions can be called."""
 
     type: Required[Annotated[Literal["function"], BeforeValidator(_only_functions)]]
@@ -157,7 +157,7 @@ class ChatBody(Strict):
     messages: Annotated[
         list[Annotated[ChatMessage, BeforeValidator(_readable), AfterValidator(_says_something)]], Field(min_length=1)
     ]
-    tools: list[Tool] | None = None
+    tools: list[ToolBody] | None = None
     chat_template_kwargs: TemplateArguments | None = None
     reasoning_effort: Effort = None
     continue_final_message: bool | None = None
@@ -201,7 +201,7 @@ def _call(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**without_nulls({"id": given.get("id")}), "type": "function", "function": without_nulls(given["function"])}
 
 
-def _tool(given: Tool) -> dict[str, Any]:
+def _tool(given: ToolBody) -> dict[str, Any]:
     return {**without_nulls(given), "function": without_nulls(given["function"])}
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headstart.chat.reply_memory import Line, Recall
+from headstart.chat.reply_memory import ConversationDigest, ReplyMemory
 from headstart.errors import ConfigError
 from headstart.interfaces.conversation import Conversation, Message
 from headstart.output.canonical_json import HINTS, canonical_arguments
@@ -42,7 +42,7 @@ class Ground:
     """What rules stand on."""
 
     template: Template
-    recall: Recall
+    reply_memory: ReplyMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +200,17 @@ def _arguments(conversation: Conversation, ground: Ground) -> Conversation:
 def _schemas(conversation: Conversation, ground: Ground) -> Conversation:
     if not conversation.tools:
         return conversation
-    return replace(conversation, tools=ground.recall.tools(conversation.salt, conversation.tools))
+    return replace(conversation, tools=ground.reply_memory.tools(conversation.salt, conversation.tools))
 
 
 def _reasoning(conversation: Conversation, ground: Ground) -> Conversation:
-    if not ground.recall.replies:
+    if not ground.reply_memory.replies:
         return conversation
-    line = Line(conversation.salt)
+    line = ConversationDigest(conversation.salt)
     messages = list(conversation.messages)
     for number, message in enumerate(messages):
         if message["role"] == "assistant":
-            reasoning = ground.recall.reasoning(line, message)
+            reasoning = ground.reply_memory.reasoning(line, message)
             # openai's stream helper for Node keeps the last delta only of a field that it does not know.
             if reasoning is not None and reasoning.rstrip().endswith((message.get("reasoning_content") or "").rstrip()):
                 messages[number] = {**message, "reasoning_content": reasoning}
@@ -224,7 +224,7 @@ def _clock(conversation: Conversation, ground: Ground) -> Conversation:
     roles = [message["role"] for message in conversation.messages]
     until = roles.index("user") + 1 if "user" in roles else len(roles)
     beginning = json.dumps([conversation.tools, conversation.messages[:until]], default=str)
-    clock = ground.recall.clock(conversation.salt, beginning, begins="assistant" not in roles)
+    clock = ground.reply_memory.clock(conversation.salt, beginning, begins="assistant" not in roles)
     return replace(conversation, template_kwargs={**conversation.template_kwargs, "strftime_now": clock})
 
 

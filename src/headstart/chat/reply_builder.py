@@ -89,7 +89,7 @@ class ReplyBuilder:
 
     index: int
     choice: int = 0
-    reading: ReplyReader | None = None
+    reader: ReplyReader | None = None
     pieces: list[ReplyDelta] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     thought: list[str] = field(default_factory=list)
@@ -105,8 +105,8 @@ class ReplyBuilder:
     _parser: Parser | None = None
 
     def __post_init__(self) -> None:
-        if self.reading is not None:
-            self._parser = self.reading.parser() if self.reading.parsed else None
+        if self.reader is not None:
+            self._parser = self.reader.parser() if self.reader.parsed else None
 
     def start(self, event: Started) -> None:
         self.report = event.report
@@ -151,7 +151,7 @@ class ReplyBuilder:
                 {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
                 for one in self.called
             ]
-        return self.reading.complete(message) if self.reading is not None else message
+        return self.reader.complete(message) if self.reader is not None else message
 
     def _keep(self, pieces: Sequence[ReplyDelta]) -> Sequence[ReplyDelta]:
         self.pieces += pieces
@@ -161,8 +161,8 @@ class ReplyBuilder:
             elif isinstance(piece, ReasoningDelta):
                 self.thought.append(piece.text)
             elif isinstance(piece, ToolCallStart):
-                assert self.reading is not None
-                self.called.append(ToolCallBuilder(self.reading.call_id(self.choice, piece.index), piece.name))
+                assert self.reader is not None
+                self.called.append(ToolCallBuilder(self.reader.call_id(self.choice, piece.index), piece.name))
             elif isinstance(piece, ToolCallDelta):
                 self.called[piece.index].arguments += piece.text
         return pieces

@@ -19,33 +19,33 @@ from blake3 import blake3
 from headstart.output.canonical_json import canonical_tool
 from headstart.output.json_values import bytes_of
 
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT")
 
 
-class Recent(Generic[Key, Value]):
+class BoundedMemory(Generic[KeyT, ValueT]):
     """The values that were used last. `limit`: most of them; `size`: most of what `weigh` sums up to.
 
     What alone outweighs `size` is not kept: it would put out all the others.
     """
 
-    def __init__(self, limit: int, size: int, weigh: Callable[[Value], int] = lambda value: 1) -> None:
+    def __init__(self, limit: int, size: int, weigh: Callable[[ValueT], int] = lambda value: 1) -> None:
         self._limit = limit
         self._size = self._room = size
         self._weigh = weigh
-        self._known: OrderedDict[Key, Value] = OrderedDict()
+        self._known: OrderedDict[KeyT, ValueT] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def get(self, key: Key) -> Value | None:
+    def get(self, key: KeyT) -> ValueT | None:
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
             return self._known.get(key)
 
-    def put(self, key: Key, value: Value) -> None:
+    def put(self, key: KeyT, value: ValueT) -> None:
         with self._lock:
             self._remove(key)
             if self._weigh(value) > self._size:
@@ -55,18 +55,18 @@ class Recent(Generic[Key, Value]):
             while len(self._known) > self._limit or self._room < 0:
                 self._remove(next(iter(self._known)))
 
-    def drop(self, key: Key) -> None:
+    def drop(self, key: KeyT) -> None:
         """Forgets a key, if it is there."""
         with self._lock:
             self._remove(key)
 
-    def forget(self, gone: Callable[[Key, Value], bool]) -> None:
+    def forget(self, gone: Callable[[KeyT, ValueT], bool]) -> None:
         """Forgets all for which `gone` is true."""
         with self._lock:
             for key in [key for key, value in self._known.items() if gone(key, value)]:
                 self._remove(key)
 
-    def first(self, key: Key, make: Callable[[], Value]) -> Value:
+    def first(self, key: KeyT, make: Callable[[], ValueT]) -> ValueT:
         """The value of a key, made if there is none."""
         found = self.get(key)
         if found is None:
@@ -74,15 +74,15 @@ class Recent(Generic[Key, Value]):
             self.put(key, found)
         return found
 
-    def _remove(self, key: Key) -> None:
+    def _remove(self, key: KeyT) -> None:
         if key in self._known:
             self._room += self._leave(self._known.pop(key))
 
-    def _enter(self, value: Value) -> int:
+    def _enter(self, value: ValueT) -> int:
         """What a value adds to what is held; less than it weighs where it shares something with others."""
         return self._weigh(value)
 
-    def _leave(self, value: Value) -> int:
+    def _leave(self, value: ValueT) -> int:
         """What is held no longer without it."""
         return self._weigh(value)
 
@@ -118,7 +118,7 @@ class _Tools:
         return cls(canonical, bytes_of(canonical))
 
 
-class Recall:
+class ReplyMemory:
     """What the server remembers of its replies and requests.
 
     Args:
@@ -128,10 +128,10 @@ class Recall:
 
     def __init__(self, limit: int = 16_384, size: int = 32_000_000, now: Callable[[], datetime] = datetime.now) -> None:
         self._now = now
-        self._tools: Recent[bytes, _Tools] = Recent(limit, size, lambda tools: tools.size)
-        self._reasoning: Recent[bytes, str] = Recent(limit, size, len)
-        self._began: Recent[bytes, Clock] = Recent(limit, limit)
-        self._told: Recent[bytes, bool] = Recent(limit, limit)
+        self._tools: BoundedMemory[bytes, _Tools] = BoundedMemory(limit, size, lambda tools: tools.size)
+        self._reasoning: BoundedMemory[bytes, str] = BoundedMemory(limit, size, len)
+        self._began: BoundedMemory[bytes, Clock] = BoundedMemory(limit, limit)
+        self._told: BoundedMemory[bytes, bool] = BoundedMemory(limit, limit)
 
     @property
     def replies(self) -> int:
@@ -141,12 +141,12 @@ class Recall:
     def reply(self, salt: str, messages: Sequence[Mapping[str, Any]], message: Mapping[str, Any]) -> None:
         """Remembers a reply to a canonical conversation."""
         if reasoning := message.get("reasoning_content"):
-            line = Line(salt)
+            line = ConversationDigest(salt)
             for before in messages:
                 line.add(before)
             self._reasoning.put(line.name(message), reasoning)
 
-    def reasoning(self, line: Line, message: Mapping[str, Any]) -> str | None:
+    def reasoning(self, line: ConversationDigest, message: Mapping[str, Any]) -> str | None:
         """The reasoning of a reply that came back without it: known by a call's id, or by all that was said before."""
         return self._reasoning.get(line.name(message))
 
@@ -183,7 +183,7 @@ class Recall:
         return found
 
 
-class Line:
+class ConversationDigest:
     """A conversation as it goes on, by a digest of what was said; reasoning is no part of it."""
 
     def __init__(self, salt: str) -> None:

@@ -22,7 +22,7 @@ OPEN = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class IsolationPolicy:
     """What keeps requests apart, beside their `cache_salt`.
 
     Attributes:
@@ -38,16 +38,16 @@ class Policy:
         return self.key or self.user
 
 
-POLICIES: Mapping[str, Policy] = MappingProxyType(
+POLICIES: Mapping[str, IsolationPolicy] = MappingProxyType(
     {
-        "none": Policy(key=False, user=False),
-        "key": Policy(key=True, user=False),
-        "user": Policy(key=True, user=True),
+        "none": IsolationPolicy(key=False, user=False),
+        "key": IsolationPolicy(key=True, user=False),
+        "user": IsolationPolicy(key=True, user=True),
     }
 )
 
 
-def policy_of(name: str | None, *, several: bool) -> Policy:
+def policy_of(name: str | None, *, several: bool) -> IsolationPolicy:
     """A row of `POLICIES`; without a name `key` if there are or may be `several` keys, else `none`.
 
     Raises:
@@ -64,7 +64,7 @@ def tenant_of(kind: str, identity: str) -> str:
     return _digest("tenant", [kind, identity])
 
 
-def salt(policy: Policy, tenant: str, user: str | None, cache_salt: str | None) -> str:
+def salt(policy: IsolationPolicy, tenant: str, user: str | None, cache_salt: str | None) -> str:
     """The salt of a request: different for whatever `policy` keeps apart and for each `cache_salt`.
 
     Where nobody is kept apart it is the `cache_salt` itself, and "" without one. No two different requests have the same

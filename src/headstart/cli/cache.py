@@ -68,7 +68,7 @@ Folder = Annotated[
 Id = Annotated[str, typer.Argument(metavar="ID", help="The first digits of an id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print data instead of a table.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A tar file.")]
-DiskBudget = Annotated[
+CacheBudget = Annotated[
     int,
     typer.Option(
         parser=size,
@@ -331,7 +331,7 @@ def export_chains(
 def import_chains(
     file: File,
     folder: Folder = None,
-    disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008  (typer parses defaults too)
+    disk_budget: CacheBudget = cast(int, "20GiB"),  # noqa: B008  (typer parses defaults too)
 ) -> None:
     """Imports a file of `export`. Every object is checked; bad ones are left out.
 

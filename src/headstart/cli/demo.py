@@ -31,7 +31,7 @@ CTX = 4096
 REPLY = 24
 """Most tokens of a reply."""
 
-Message = dict[str, str]
+DemoMessage = dict[str, str]
 
 QUESTIONS = (
     "Hello! When are you open?",
@@ -72,7 +72,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Turn:
+class DemoTurn:
     """A request of the play. `kind` is what the user did."""
 
     user: str
@@ -109,7 +109,7 @@ def run(model: str = "demo", *, turns: int = len(QUESTIONS), as_json: bool = Fal
             server.start()
 
         ask({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})  # touches what is touched only once
-        played: list[Turn] = []
+        played: list[DemoTurn] = []
         plays = _play(ask, restart, turns, played)
         if notes.is_terminal and not as_json:
             with Live(table(played), console=notes, refresh_per_second=2, transient=True) as live:
@@ -126,7 +126,7 @@ def run(model: str = "demo", *, turns: int = len(QUESTIONS), as_json: bool = Fal
     out.print(sentence(played), highlight=False, soft_wrap=True)
 
 
-def _play(ask: Ask, restart: Callable[[], None], count: int, played: list[Turn]) -> Iterator[str]:
+def _play(ask: Ask, restart: Callable[[], None], count: int, played: list[DemoTurn]) -> Iterator[str]:
     """Yields a line after every answer."""
     for turn in script(ask, restart, count):
         played.append(turn)
@@ -136,24 +136,24 @@ def _play(ask: Ask, restart: Callable[[], None], count: int, played: list[Turn])
         yield _line(turn, "cold", turn.cold)
 
 
-def _line(turn: Turn, how: str, cost: Cost) -> str:
+def _line(turn: DemoTurn, how: str, cost: Cost) -> str:
     return (
         f"{how}: {turn.user} {turn.kind}, {cost.computed} of {cost.prompt} tokens, first token after {_seconds(cost.ttft_ms)}"
     )
 
 
-def script(ask: Ask, restart: Callable[[], None], count: int) -> Iterator[Turn]:
+def script(ask: Ask, restart: Callable[[], None], count: int) -> Iterator[DemoTurn]:
     """The conversations: each turn is asked when it is taken. `restart` kills the server and starts it again."""
     system = {"role": "system", "content": files("headstart").joinpath("data/handbook.txt").read_text("utf-8")}
 
-    def say(user: str, kind: str, chat: list[Message], **options: Any) -> Turn:
+    def say(user: str, kind: str, chat: list[DemoMessage], **options: Any) -> DemoTurn:
         body = {"messages": list(chat), "max_tokens": REPLY, "temperature": 0, **options}
         answer = ask(body)
         chat.append({"role": "assistant", "content": answer.text})
-        return Turn(user, kind, body, answer.cost)
+        return DemoTurn(user, kind, body, answer.cost)
 
-    first: list[Message] = [system]
-    second: list[Message] = [system]
+    first: list[DemoMessage] = [system]
+    second: list[DemoMessage] = [system]
     others = iter(OTHER_QUESTIONS)
     for number, question in enumerate(QUESTIONS[:count]):
         first.append({"role": "user", "content": question})
@@ -257,7 +257,7 @@ def request(port: int, body: dict[str, Any]) -> Answer:
 # ── what it shows ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def table(turns: Sequence[Turn]) -> Table:
+def table(turns: Sequence[DemoTurn]) -> Table:
     """One row a turn."""
     shown = Table(
         title="Two users, one long system prompt: every request with reuse, then again without (cold)",
@@ -276,7 +276,7 @@ def table(turns: Sequence[Turn]) -> Table:
     return shown
 
 
-def saved(turns: Sequence[Turn]) -> dict[str, float]:
+def saved(turns: Sequence[DemoTurn]) -> dict[str, float]:
     """Sums over all turns: prompt tokens, and milliseconds until the first token."""
     cold = [turn.cold for turn in turns if turn.cold]
     warm = [turn.warm for turn in turns if turn.cold]
@@ -293,7 +293,7 @@ def saved(turns: Sequence[Turn]) -> dict[str, float]:
     }
 
 
-def sentence(turns: Sequence[Turn]) -> str:
+def sentence(turns: Sequence[DemoTurn]) -> str:
     """What was saved."""
     sums = saved(turns)
     return (
@@ -307,7 +307,7 @@ def _seconds(milliseconds: float) -> str:
     return f"{milliseconds / 1e3:.2f} s"
 
 
-def _data(turn: Turn) -> dict[str, Any]:
+def _data(turn: DemoTurn) -> dict[str, Any]:
     cold = asdict(turn.cold) if turn.cold else {}
     return {
         "user": turn.user,

@@ -9,7 +9,17 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from headstart.cli.server import ApiKey, ApiKeyFile, Host, Port, Server, TlsCert, UnixSocket, Url, typed
+from headstart.cli.server import (
+    ApiKey,
+    ClientKeyFile,
+    ServerAddress,
+    ServerCert,
+    ServerHost,
+    ServerPort,
+    ServerSocket,
+    Url,
+    typed,
+)
 from headstart.errors import ConfigError
 from headstart.units import count
 
@@ -37,12 +47,12 @@ def explain(
     ] = None,
     last: Annotated[bool, typer.Option("--last", help="The latest request.")] = False,
     url: Url = None,
-    host: Host = None,
-    port: Port = None,
-    unix_socket: UnixSocket = None,
-    tls_cert: TlsCert = None,
+    host: ServerHost = None,
+    port: ServerPort = None,
+    unix_socket: ServerSocket = None,
+    tls_cert: ServerCert = None,
     api_key: ApiKey = None,
-    api_key_file: ApiKeyFile = None,
+    api_key_file: ClientKeyFile = None,
     salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` of the request.")] = "",
     user: Annotated[str, typer.Option(metavar="ID", help="The user of the request, under `--isolate user`.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of text.")] = False,
@@ -65,7 +75,7 @@ def explain(
         "api_key": api_key,
         "api_key_file": api_key_file,
     }
-    server = Server.found(options, typed(context, options))
+    server = ServerAddress.found(options, typed(context, options))
     if len(given) == 2:
         answer = server.ask("/headstart/explain", dict(zip("ab", map(_body, given), strict=True)))
     else:

@@ -25,7 +25,7 @@ from headstart.cli.options import (
     ApiKeyFile,
     Budget,
     CacheDir,
-    ChatTemplate,
+    ChatTemplateOption,
     Cors,
     Ctx,
     DiskBudget,
@@ -37,8 +37,8 @@ from headstart.cli.options import (
     Kv,
     Lora,
     MinP,
-    Model,
-    Port,
+    ModelOption,
+    PortOption,
     ReuseMode,
     Slots,
     Temperature,
@@ -49,8 +49,8 @@ from headstart.cli.options import (
     TlsKey,
     TopK,
     TopP,
-    UnixSocket,
     UnixSocketMode,
+    UnixSocketOption,
 )
 from headstart.config import KvType, Overflow, Reuse, Settings, Switch, default_cache_dir
 from headstart.errors import ConfigError, HeadstartError
@@ -114,10 +114,10 @@ def _common(
 
 @app.command(epilog=SERVE_EPILOG)
 def serve(
-    model: Model = "demo",
+    model: ModelOption = "demo",
     host: Host = None,
-    port: Port = None,
-    unix_socket: UnixSocket = None,
+    port: PortOption = None,
+    unix_socket: UnixSocketOption = None,
     unix_socket_mode: UnixSocketMode = cast(int, "600"),  # noqa: B008  (typer parses defaults too)
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -144,7 +144,7 @@ def serve(
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
     kv_type: Kv = "f16",
-    chat_template: ChatTemplate = None,
+    chat_template: ChatTemplateOption = None,
     lora: Lora = None,
     temperature: Temperature = None,
     top_k: TopK = None,
@@ -285,7 +285,7 @@ def serve(
 
 @app.command()
 def demo(
-    model: Model = "demo",
+    model: ModelOption = "demo",
     json: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
     turns: Annotated[int, typer.Option(min=1, max=10, hidden=True, help="Turns of the first user.")] = 10,
 ) -> None:
@@ -301,13 +301,13 @@ def demo(
 
 @app.command()
 def doctor(
-    model: Model = "demo",
+    model: ModelOption = "demo",
     ctx: Ctx = None,
     slots: Slots = None,
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
     kv_type: Kv = "f16",
-    chat_template: ChatTemplate = None,
+    chat_template: ChatTemplateOption = None,
     lora: Lora = None,
     memory_budget: Budget = None,
     seconds: Annotated[
@@ -359,7 +359,7 @@ def warm(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="A text, the JSON of a chat request, or one a line; `-`: standard input.")
     ],
-    model: Model = "demo",
+    model: ModelOption = "demo",
     role: Annotated[str, typer.Option(metavar="system|user", help="Role of a text.")] = "system",
     salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` of its later requests.")] = "",
     tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the keys of its later requests.")] = None,
@@ -367,7 +367,7 @@ def warm(
     threads: Threads = None,
     gpu_layers: GpuLayers = 0,
     kv_type: Kv = "f16",
-    chat_template: ChatTemplate = None,
+    chat_template: ChatTemplateOption = None,
     lora: Lora = None,
     memory_budget: Budget = None,
     cache_dir: CacheDir = None,

@@ -14,7 +14,7 @@ from headstart.templates import BUILT_IN
 MODEL_HELP = "Path of a `.gguf` file, or `demo` for the bundled SmolLM2-135M-Instruct."
 NETWORK, COMPUTE, MODEL_PANEL, CACHE, OPERATION = "Network", "Speed and memory", "Model", "Reuse", "Operation"
 
-Model = Annotated[str, typer.Argument(envvar="HEADSTART_MODEL", help=MODEL_HELP)]
+ModelOption = Annotated[str, typer.Argument(envvar="HEADSTART_MODEL", help=MODEL_HELP)]
 Ctx = Annotated[
     int | None,
     typer.Option(
@@ -142,7 +142,7 @@ Expire = Annotated[
         show_default="until room is needed",
     ),
 ]
-ChatTemplate = Annotated[
+ChatTemplateOption = Annotated[
     str | None,
     typer.Option(
         envvar="HEADSTART_CHAT_TEMPLATE",
@@ -213,7 +213,7 @@ Host = Annotated[
         show_default="127.0.0.1",
     ),
 ]
-Port = Annotated[
+PortOption = Annotated[
     int | None,
     typer.Option(
         min=0,
@@ -225,7 +225,7 @@ Port = Annotated[
         show_default="8000",
     ),
 ]
-UnixSocket = Annotated[
+UnixSocketOption = Annotated[
     Path | None,
     typer.Option(
         envvar="HEADSTART_UNIX_SOCKET",

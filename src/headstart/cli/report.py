@@ -31,10 +31,10 @@ SHOWN = frozenset(
 LIBRARY = ("LLAMA_CPP_LIB_PATH", "CMAKE_ARGS", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """Other variables that change what the engine computes or how fast; those that hold a path are only said to be set."""
 
-Line = tuple[str, str]
+ReportLine = tuple[str, str]
 
 
-def report(settings: Settings) -> tuple[list[Line], bool]:
+def report(settings: Settings) -> tuple[list[ReportLine], bool]:
     """The report as topics with their text, and whether the model could be loaded.
 
     Args:
@@ -49,7 +49,7 @@ def report(settings: Settings) -> tuple[list[Line], bool]:
         return [*lines, ("model", f"{_name(settings.model)} cannot be loaded: {_without_paths(error.with_flags)}")], False
 
 
-def _versions() -> Iterator[Line]:
+def _versions() -> Iterator[ReportLine]:
     yield "headstart", __version__
     yield "Python", f"{platform.python_version()} ({platform.python_implementation()})"
     for name in PACKAGES:
@@ -59,7 +59,7 @@ def _versions() -> Iterator[Line]:
             yield name, "not installed"
 
 
-def _settings(settings: Settings) -> Iterator[Line]:
+def _settings(settings: Settings) -> Iterator[ReportLine]:
     """What differs from the defaults."""
     plain = Settings()
     for field in fields(settings):
@@ -68,7 +68,7 @@ def _settings(settings: Settings) -> Iterator[Line]:
             yield field.name, _name(value) if isinstance(value, str | Path) else str(value)
 
 
-def _variables(environment: Mapping[str, str]) -> Iterator[Line]:
+def _variables(environment: Mapping[str, str]) -> Iterator[ReportLine]:
     for name in sorted(environment):
         if name.startswith(PREFIX):
             yield name, environment[name] if name.removeprefix(PREFIX) in SHOWN else "(set)"
@@ -76,7 +76,7 @@ def _variables(environment: Mapping[str, str]) -> Iterator[Line]:
             yield name, "(set)" if "/" in environment[name] else environment[name]
 
 
-def _model(settings: Settings) -> Iterator[Line]:
+def _model(settings: Settings) -> Iterator[ReportLine]:
     from headstart.cli.console import facts, loading
     from headstart.library.headstart import load
 

@@ -32,7 +32,7 @@ Url = Annotated[
         show_default="http://127.0.0.1:8000, or from the variables of `serve`",
     ),
 ]
-Host = Annotated[
+ServerHost = Annotated[
     str | None,
     typer.Option(
         envvar="HEADSTART_HOST",
@@ -42,19 +42,19 @@ Host = Annotated[
         show_default="127.0.0.1",
     ),
 ]
-Port = Annotated[
+ServerPort = Annotated[
     int | None,
     typer.Option(
         min=0, max=65535, envvar="HEADSTART_PORT", metavar="N", rich_help_panel=WHERE, help="The same.", show_default="8000"
     ),
 ]
-UnixSocket = Annotated[
+ServerSocket = Annotated[
     Path | None,
     typer.Option(
         envvar="HEADSTART_UNIX_SOCKET", metavar="PATH", rich_help_panel=WHERE, help="The same, instead of --host and --port."
     ),
 ]
-TlsCert = Annotated[
+ServerCert = Annotated[
     Path | None,
     typer.Option(
         envvar="HEADSTART_TLS_CERT",
@@ -68,7 +68,7 @@ ApiKey = Annotated[
     str | None,
     typer.Option(envvar="HEADSTART_API_KEY", metavar="KEY", rich_help_panel=WHERE, help="Key of the server, if it needs one."),
 ]
-ApiKeyFile = Annotated[
+ClientKeyFile = Annotated[
     Path | None,
     typer.Option(
         envvar="HEADSTART_API_KEY_FILE",
@@ -90,7 +90,7 @@ def typed(context: typer.Context, names: Collection[str]) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerAddress:
     """Where a server is, and how it is asked.
 
     Attributes:
@@ -106,7 +106,7 @@ class Server:
     key: str = ""
 
     @classmethod
-    def found(cls, given: Mapping[str, Any], typed: Collection[str]) -> Server:
+    def found(cls, given: Mapping[str, Any], typed: Collection[str]) -> ServerAddress:
         """The server that options name.
 
         Args:

@@ -135,7 +135,7 @@ class _Call:
 
     def __init__(self, submit: Callable[[Sink], Handle], put: Sink, prepared: _Prepared) -> None:
         self._put = put
-        self._builder = ReplyBuilder(0, reading=prepared.reader)
+        self._builder = ReplyBuilder(0, reader=prepared.reader)
         self._done = prepared.done
         self._ready: deque[ReplyDelta] = deque()
         self._reply: Reply | None = None

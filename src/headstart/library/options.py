@@ -20,7 +20,7 @@ Count = Annotated[int, Field(ge=0, lt=2**31)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Real = Annotated[float, Field(ge=-3e38, le=3e38)]  # the engine computes in single precision
 Positive = Annotated[float, Field(ge=0, le=3e38)]
-Text = Annotated[str, Field(min_length=1)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
 
 _DEFAULT = Sampling()
 
@@ -32,7 +32,7 @@ class Given(BaseModel):
 
     salt: str = ""
     max_tokens: Count | None = None
-    stop: Text | Sequence[Text] = ()
+    stop: NonEmptyText | Sequence[NonEmptyText] = ()
     reuse: bool = True
     temperature: Positive = _DEFAULT.temperature
     top_k: Count = _DEFAULT.top_k
@@ -44,9 +44,9 @@ class Given(BaseModel):
     penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] = _DEFAULT.penalty_last_n
     logit_bias: Mapping[Count, Annotated[float, Field(ge=float("-inf"), le=3e38)]] = {}
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    grammar: Text | None = None
+    grammar: NonEmptyText | None = None
     json_schema: dict[str, JsonValue] | type[BaseModel] | None = None
-    regex: Text | None = None
+    regex: NonEmptyText | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any], beside: Sequence[str] = ("stream",)) -> Given:

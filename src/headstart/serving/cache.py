@@ -19,10 +19,10 @@ from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.planner import Mode, Plan
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord
-from headstart.serving.kv_restore import Restorer
+from headstart.serving.kv_restore import KvRestore
 from headstart.serving.kv_save import KvSave
 from headstart.serving.kv_store import KvStore
-from headstart.serving.prefetch import Fetch
+from headstart.serving.prefetch import Prefetch
 from headstart.serving.slots import Slot
 from headstart.serving.state_checkpoints import StateCheckpoints
 from headstart.tiers.disk import Note
@@ -56,9 +56,9 @@ class Cache:
         self.index, self.memory, self.disk = self.store.index, memory, self.store.disk
         self.checkpoints = StateCheckpoints(engine, mode, self.store)
         self.saves = KvSave(engine, mode, self.store, self.checkpoints)
-        kv_bytes_per_token = engine.shape.kv_bytes_per_token
-        self.fetch = Fetch(self.disk, self.store.room, self.store.label, kv_bytes_per_token, lambda: self.store.clock())
-        self.restorer = Restorer(engine, mode, self.store.room, self.fetch, self.disk.name)
+        budget, size = self.store.memory_budget, engine.shape.kv_bytes_per_token
+        self.fetch = Prefetch(self.disk, budget, self.store.label, size, lambda: self.store.clock())
+        self.restorer = KvRestore(engine, mode, budget, self.fetch, self.disk.name)
         self._stateful = mode.traits.stateful
         self._block_size = engine.traits.block_size
 
@@ -75,7 +75,7 @@ class Cache:
         if self.disk.on:
             self.disk.keep(())
             self.disk.use(pieces)
-            self.store.spill.revive(pieces)
+            self.store.offload.revive(pieces)
         self.fetch.fetched.clear()
 
     def elsewhere(self, chain: Chain, salt: str) -> int:
@@ -129,7 +129,7 @@ class Cache:
             if piece in stays or (entry is not None and entry.canonical) or not dead.issuperset(after):
                 break
             dead.add(piece)
-        self.store.spill.bury([key for piece in dead for key in (checkpoint_id(piece), piece)])
+        self.store.offload.bury([key for piece in dead for key in (checkpoint_id(piece), piece)])
         if shared_prefix.ids:
             for key in forgotten:
                 self.disk.note(Note(key, shared_prefix.ids[-1], b""))

@@ -84,17 +84,17 @@ class Expiry:
 
     def step(self) -> None:
         """Forgets what has to go."""
-        spill, now, news = self._cache.store.spill, self._cache.store.wall(), bool(self._cache.store.spill.erased)
+        offload, now, news = self._cache.store.offload, self._cache.store.wall(), bool(self._cache.store.offload.erased)
         self._terms.before = min(self._terms.before, now)  # the clock may have been set back since
         if news:
-            self._recent = self._recent | spill.erased if len(self._recent) < RECENT else spill.erased
-            self._drop([entry for key in spill.erased if (entry := self._cache.index.get(key)) is not None])
-            spill.erased = set()
-        if spill.wiped or spill.before > self._terms.before:
-            self._terms.before = max(self._terms.before, spill.before)
-            self._terms.obeyed, spill.before = max(self._terms.obeyed, spill.before), -math.inf
-            erased, self._recent = self._recent if spill.wiped else set(), set()
-            spill.wiped = False
+            self._recent = self._recent | offload.erased if len(self._recent) < RECENT else offload.erased
+            self._drop([entry for key in offload.erased if (entry := self._cache.index.get(key)) is not None])
+            offload.erased = set()
+        if offload.wiped or offload.before > self._terms.before:
+            self._terms.before = max(self._terms.before, offload.before)
+            self._terms.obeyed, offload.before = max(self._terms.obeyed, offload.before), -math.inf
+            erased, self._recent = self._recent if offload.wiped else set(), set()
+            offload.wiped = False
             self._look(now, erased, hints=True)
         elif abs(now - self._looked) >= self._terms.look or self._version != self._terms.version:  # clocks may go back
             self._version, self._since = self._terms.version, min(self._since, now)
@@ -170,6 +170,6 @@ class Expiry:
                 continue
             if entry.pins:
                 self._read[entry.id] = entry
-                self._cache.store.spill.leave([entry.id])
+                self._cache.store.offload.leave([entry.id])
             else:
                 self._cache.store.erase(entry)

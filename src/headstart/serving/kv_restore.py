@@ -13,8 +13,8 @@ from headstart.interfaces.engine import Engine, KVSegment
 from headstart.prefix_cache.blocks import Chain
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Mode, Plan
-from headstart.serving.memory_budget import Room, pinned
-from headstart.serving.prefetch import Fetch
+from headstart.serving.memory_budget import MemoryBudget, pinned
+from headstart.serving.prefetch import Prefetch
 from headstart.serving.slots import Slot
 
 
@@ -26,14 +26,14 @@ class Restored:
     tiers: dict[str, int]
 
 
-class Restorer:
+class KvRestore:
     """Brings pieces from memory into slots; `fetch` brings those from below there before.
 
     Args:
         below: name of the tier below memory.
     """
 
-    def __init__(self, engine: Engine, mode: Mode, room: Room, fetch: Fetch, below: str) -> None:
+    def __init__(self, engine: Engine, mode: Mode, room: MemoryBudget, fetch: Prefetch, below: str) -> None:
         self._engine = engine
         self._mode = mode
         self._room = room
@@ -110,7 +110,7 @@ class Restorer:
             self._room.fault("import", error)
             slot.truncate(0)
             for entry in reversed(plan.needs):
-                if entry.id not in self._room.spill.writing:  # whose cell is being read
+                if entry.id not in self._room.offload.writing:  # whose cell is being read
                     self._room.drop(entry)
             return False
         return True

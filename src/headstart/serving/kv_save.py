@@ -48,13 +48,13 @@ class KvSave:
             return
         taken = slot.busy or self._checkpoints.take(slot, spare=spare) is not None
         slot.kept = not slot.busy and (taken or self._checkpoints.at(slot) is None)
-        wanted, writing = self._wanted(slot), self._store.spill.writing
+        wanted, writing = self._wanted(slot), self._store.offload.writing
         # Derived rows that are being written must stay as they are until then.
         slot.dirty = any(entry.id in writing for entry, _ in wanted)
         if not wanted:
             return
         with pinned(spare):
-            if not self._store.room.claim(len(slot)):
+            if not self._store.memory_budget.claim(len(slot)):
                 slot.kept = False
                 return
             wanted = [(entry, _) for entry, _ in self._wanted(slot) if entry.id not in writing]  # some was evicted
@@ -65,13 +65,13 @@ class KvSave:
     def _copy_out(self, slot: Slot, wanted: Sequence[tuple[Entry, bool]], *, needed: bool, again: bool) -> None:
         now, cells = self._store.clock(), list[Cell]()
         for entry, _ in wanted:
-            if (cell := self._store.room.take(entry, now, needed=needed, request_traits=slot.request_traits)) is None:
+            if (cell := self._store.memory_budget.take(entry, now, needed=needed, request_traits=slot.request_traits)) is None:
                 break
             cells.append(cell)
         refused = wanted[len(cells) :]
         if refused:
             slot.kept = False
-            self._store.room.skip("budget", len(refused))
+            self._store.memory_budget.skip("budget", len(refused))
         memory = self._store.memory
         spans = [Span(entry.start, entry.stop, memory.cell(cell)) for (entry, _), cell in zip(wanted, cells, strict=False)]
         try:
@@ -82,7 +82,7 @@ class KvSave:
                 self._store.memory.release(cell)
             if not isinstance(error, EngineError):
                 raise
-            self._store.room.fault("export", error)
+            self._store.memory_budget.fault("export", error)
             slot.kept = False
             return
         for (entry, canonical), cell in zip(wanted, cells, strict=False):
@@ -147,4 +147,4 @@ class KvSave:
             for slot in slots:
                 slot.busy = False
                 self.save(slot)
-            self._store.spill.flush()
+            self._store.offload.flush()

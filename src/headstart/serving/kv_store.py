@@ -18,8 +18,8 @@ from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 from headstart.prompt.reply_tokens import ReplyTokensMemo
-from headstart.serving.memory_budget import Room
-from headstart.serving.offload import Spill
+from headstart.serving.memory_budget import MemoryBudget
+from headstart.serving.offload import Offload
 from headstart.tiers.disk import Label
 from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Cell, Memory
@@ -62,7 +62,7 @@ class KvStore:
         self._stateful = mode.traits.stateful
         self._kv_bytes_per_token = engine.shape.kv_bytes_per_token
         self._fingerprint = engine.fingerprint
-        self.spill = Spill(
+        self.offload = Offload(
             self.index,
             memory,
             self.disk,
@@ -72,11 +72,11 @@ class KvStore:
             self._stored,
             lambda: self.clock(),
         )
-        self.room = Room(
+        self.memory_budget = MemoryBudget(
             self.index,
             memory,
             self.retention,
-            self.spill,
+            self.offload,
             self.counters,
             ctx=engine.shape.ctx,
             kv_bytes_per_token=engine.shape.kv_bytes_per_token,
@@ -114,7 +114,7 @@ class KvStore:
         """An entry is complete in its cell: it is known from now on, and offered to the disk."""
         for shorter in () if entry.state else self.index.covered(entry.parent, entry.tokens):
             if not (shorter.pins or self.marked(shorter.id)):  # what has a checkpoint, `thin` decides on
-                self.room.drop(shorter)
+                self.memory_budget.drop(shorter)
         if not self.index.add(entry, self.memory.name, canonical=canonical):
             self.memory.release(cell)
             return
@@ -124,10 +124,10 @@ class KvStore:
         known.gap, known.protected = entry.gap, entry.protected
         self.retention.use(known, now, anew=True)
         self.counters["saved"] += 1
-        self.spill.offer(known)
+        self.offload.offer(known)
         state = self.index.get(checkpoint_id(entry.id))
         if state is not None:  # it waited for its rows
-            self.spill.offer(state)
+            self.offload.offer(state)
 
     def label(self, entry: Entry, canonical: bool) -> Label:
         """What an entry is called on disk."""
@@ -144,7 +144,7 @@ class KvStore:
     def erase(self, entry: Entry) -> None:
         """Forgets what memory has of a piece, and that it ever had it."""
         state = self.index.get(checkpoint_id(entry.id))
-        self.room.drop(entry)
+        self.memory_budget.drop(entry)
         self.retention.lay([entry.id] if state is None else [entry.id, state.id])
         self.counters["erased"] += 1
 
@@ -165,4 +165,4 @@ class KvStore:
         held = [entry for entry in self.index if self.memory.name in entry.copies]
         assert len(held) == len(self.memory) == len(self.retention)
         assert all(entry.id in self.memory for entry in held)
-        assert all(entry.pins == (entry.id in self.spill.writing) for entry in self.index)
+        assert all(entry.pins == (entry.id in self.offload.writing) for entry in self.index)

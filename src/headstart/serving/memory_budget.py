@@ -16,7 +16,7 @@ from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits
-from headstart.serving.offload import Spill
+from headstart.serving.offload import Offload
 from headstart.tiers.memory import Cell, Memory
 from headstart.units import count
 
@@ -39,7 +39,7 @@ def pinned(entries: Sequence[Entry]) -> Iterator[None]:
             entry.pins -= 1
 
 
-class Room:
+class MemoryBudget:
     """Evicts before anything is allocated.
 
     Args:
@@ -57,7 +57,7 @@ class Room:
         index: Index,
         memory: Memory,
         retention: Retention,
-        spill: Spill,
+        offload: Offload,
         counters: Counter[str],
         *,
         ctx: int,
@@ -69,7 +69,7 @@ class Room:
         self.index = index
         self.memory = memory
         self.retention = retention
-        self.spill = spill
+        self.offload = offload
         self.counters = counters
         self._below = keeps_on
         self._ctx = ctx
@@ -149,7 +149,7 @@ class Room:
         """A piece has to go; with a line's last checkpoint goes what it alone made useful."""
         self.counters["evicted"] += 1
         self.counters["evicted_tokens"] += 0 if entry.state else len(entry.tokens)
-        if self.spill.lacking(entry):
+        if self.offload.lacking(entry):
             self.skip("disk", 1)
         self.drop(entry)
         if entry.state and self.index.get(entry.id) is None:
@@ -169,7 +169,7 @@ class Room:
             self.drop(state)
         self.memory.delete(entry.id)
         self.retention.forget(entry)
-        self.spill.forget(entry)
+        self.offload.forget(entry)
         if name in entry.copies:
             self.index.remove(entry.id, name)
 
@@ -180,7 +180,7 @@ class Room:
             if self.memory.name in entry.copies:
                 self.drop(entry)
             if len(entry.tokens) == self.index.block_size:
-                self.spill.discard(piece)
+                self.offload.discard(piece)
             self.counters["thinned"] += 1
 
     def skip(self, reason: str, pieces: int) -> None:

@@ -31,7 +31,7 @@ LATER = 10.0
 """Seconds after which a derived checkpoint is offered. Mostly it has given way by then, and it is large."""
 
 
-class Spill:
+class Offload:
     """Whole blocks, and checkpoints at their ends, on their way from memory to disk.
 
     Args:

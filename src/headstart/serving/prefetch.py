@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Plan
-from headstart.serving.memory_budget import Room, pinned
+from headstart.serving.memory_budget import MemoryBudget, pinned
 from headstart.tiers.disk import Label
 from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Cell
 from headstart.tiers.parallel_read import Hung
 
 
-class Fetch:
+class Prefetch:
     """Reads pieces, several at a time, into cells of memory.
 
     Args:
@@ -32,7 +32,7 @@ class Fetch:
     def __init__(
         self,
         disk: DiskTier,
-        room: Room,
+        room: MemoryBudget,
         label: Callable[[Entry, bool], Label],
         kv_bytes_per_token: int,
         clock: Callable[[], float],
@@ -68,7 +68,7 @@ class Fetch:
         for entry in entries:
             if self.at_hand(entry):
                 continue
-            if entry.id in self._room.spill.writing:  # other bytes of it, in a cell that is being read
+            if entry.id in self._room.offload.writing:  # other bytes of it, in a cell that is being read
                 break
             if (cell := self._room.take(entry, now, needed=True)) is None:
                 self._room.skip("restore", 1)
@@ -95,7 +95,7 @@ class Fetch:
                     self._lent.append((result.over, cell))
                 else:
                     self._memory.release(cell)
-                self._room.spill.gone(entry.id)
+                self._room.offload.gone(entry.id)
                 continue
             self._memory.commit(entry.id, cell, result)
             self._room.index.add(entry, self._memory.name, canonical=entry.copies[self._disk.name])

@@ -115,7 +115,7 @@ class Runtime:
         self.cache = Cache(
             *(engine, memory, self._mode, time.monotonic), disk=disk, reply_tokens=reply_tokens, terms=self._terms, wall=clock
         )
-        self.cache.store.spill.settle()  # the first prompt is made before the first request is
+        self.cache.store.offload.settle()  # the first prompt is made before the first request is
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
         self.scheduler = Scheduler(
             engine,

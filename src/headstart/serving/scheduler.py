@@ -162,7 +162,7 @@ class Scheduler:
         while not self._closed:
             try:
                 self._take_in()
-                self.cache.store.spill.settle()
+                self.cache.store.offload.settle()
                 self._drop_cancelled()
                 self.expiry.step()
                 self._erase()
@@ -205,7 +205,7 @@ class Scheduler:
 
     def _idle(self, since: float, pause: float) -> float | None:
         """Does what there is to do when nobody waits; how long to sleep then, in seconds, None for until someone comes."""
-        active = self.cache.store.spill.settle()
+        active = self.cache.store.offload.settle()
         self.expiry.step()
         if pause:  # not between two calls of settling: a copy for each would be too many
             for slot in self.slots:
@@ -216,7 +216,7 @@ class Scheduler:
             return wait if wait > 0 else 0.0 if self.settle.step() else IDLE_SAVE
         if not self.cache.disk.on:
             return None if self.expiry.pause == math.inf else self.expiry.pause + IDLE_SAVE
-        return IDLE_SAVE if active and self.cache.store.spill.unsettled else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
+        return IDLE_SAVE if active and self.cache.store.offload.unsettled else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
 
     def _erase(self) -> None:
         while True:

@@ -48,7 +48,7 @@ class StateCheckpoints:
         if slot.forsaken or self._store.spent(entry):
             return None
         store = self._store
-        if entry.id in store.spill.writing or not store.index.wants(entry.id, store.memory.name, canonical=canonical):
+        if entry.id in store.offload.writing or not store.index.wants(entry.id, store.memory.name, canonical=canonical):
             return None
         stay = {mark // self._block_size for mark in (landmarks.anchor, landmarks.turn)}
         before = (at for at in range(start // self._block_size, 0, -1) if self._store.marked(slot.ids[at - 1]))
@@ -62,7 +62,7 @@ class StateCheckpoints:
         taken = self.take(slot, protected=False)
         known = self._store.index.get(before) if taken is not None and before is not None else None
         if known is not None and not (known.protected or known.canonical):  # it may be somebody else's by now
-            self._store.room.discard(known.id)
+            self._store.memory_budget.discard(known.id)
         return taken or before
 
     def take(
@@ -78,12 +78,12 @@ class StateCheckpoints:
         canonical = slot.canonical == len(slot)
         known = [self._store.index.get(piece) for piece in slot.ids]
         with pinned([*spare, *(piece for piece in known if piece is not None)]):
-            if not self._store.room.claim(len(slot)):
+            if not self._store.memory_budget.claim(len(slot)):
                 return None
             now = self._store.clock()
-            cell = self._store.room.take(entry, now, needed=False, request_traits=slot.request_traits)
+            cell = self._store.memory_budget.take(entry, now, needed=False, request_traits=slot.request_traits)
             if cell is None:
-                self._store.room.skip("budget", 1)
+                self._store.memory_budget.skip("budget", 1)
                 self._store.retention.refuse(entry, now, slot.request_traits)
                 return None
             try:
@@ -92,7 +92,7 @@ class StateCheckpoints:
                 self._store.memory.release(cell)
                 if not isinstance(error, EngineError):
                     raise
-                self._store.room.fault("export", error)
+                self._store.memory_budget.fault("export", error)
                 return None
             self._store.publish(entry, cell, now, canonical=canonical, size=size)
             return entry.id
@@ -105,7 +105,7 @@ class StateCheckpoints:
         stay = {length // self._block_size * self._block_size for length in kept}
         stay |= {length for length, entry in held.items() if entry.pins or self._store.index.parts(entry.parent)}
         for length in placement.surplus(sorted(held), max(held, default=0), stay):
-            self._store.room.discard(held[length].id)
+            self._store.memory_budget.discard(held[length].id)
         # Of the ends that the line once had, the last one stays: the client may go on from there after all.
         blocks = (
             (slot.parent_of(number), slot.tokens[number * self._block_size :][: self._block_size])
@@ -113,5 +113,5 @@ class StateCheckpoints:
         )
         ends = [tail for parent, tokens in blocks for tail in self._store.index.covered(parent, tokens)]
         for tail in sorted(ends, key=lambda tail: tail.stop)[:-1]:
-            self._store.room.discard(checkpoint_id(tail.id))
-            self._store.room.discard(tail.id)
+            self._store.memory_budget.discard(checkpoint_id(tail.id))
+            self._store.memory_budget.discard(tail.id)

@@ -12,9 +12,9 @@ from itertools import groupby
 from typing import Any, Literal
 
 from headstart.api import diagnostics
-from headstart.api.encoder import Teller, frame
+from headstart.api.encoder import Encoder, frame
 from headstart.api.errors import ANTHROPIC
-from headstart.api.understood import Told
+from headstart.api.understood import ExplanationFilter
 from headstart.chat.partial_json import Members, input_of
 from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
 from headstart.observe.report import Summary, summarise
@@ -22,7 +22,7 @@ from headstart.output.parser import ReasoningDelta, ReplyDelta, TextDelta, ToolC
 from headstart.prompt.builder import Prompt
 from headstart.serving.request import Request, TokenLogprob
 
-Kind = Literal["thinking", "text", "tool_use"]
+BlockKind = Literal["thinking", "text", "tool_use"]
 
 QUIET = 32
 """Pieces that are not shown, or not yet, between two signs of life."""
@@ -34,21 +34,21 @@ def event(name: str, **fields: Any) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class SignatureMarks:
     """What callers marked to be kept: the last marked token of each time to live; 0 where there is none."""
 
     hour: int = 0
     any: int = 0
 
     @staticmethod
-    def of(prompt: Prompt, hours: int, *, tools: bool) -> Marks:
+    def of(prompt: Prompt, hours: int, *, tools: bool) -> SignatureMarks:
         """The marks of a prompt, `hours` of which are for an hour: these stand first.
 
         `tools`: they have a mark. Templates write them around the system message, so it is at the end of both.
         """
         landmarks = prompt.landmarks
         found = sorted({*landmarks.breakpoints, *([landmarks.anchor] if tools else [])} - {0})
-        return Marks(found[min(hours, len(found)) - 1] if hours and found else 0, found[-1] if found else 0)
+        return SignatureMarks(found[min(hours, len(found)) - 1] if hours and found else 0, found[-1] if found else 0)
 
     def usage(self, prompt: int, cached: int) -> dict[str, Any]:
         """Where the prompt's tokens came from, or went to: the three counts add up to all of them."""
@@ -81,39 +81,39 @@ class Manner:
     model: str
     request_id: str
     limit: int
-    marks: Marks = Marks()
+    marks: SignatureMarks = SignatureMarks()
     shows: bool = True
     edits: bool = False
     compares: bool = False
     known: bool = True
-    told: Told = lambda own: own
+    told: ExplanationFilter = lambda own: own
 
 
-class Messages(Teller):
+class MessagesEncoder(Encoder):
     """/v1/messages."""
 
-    def __init__(self, manner: Manner, request: Request, reading: ReplyReader) -> None:
-        super().__init__([request], reading)
+    def __init__(self, manner: Manner, request: Request, reader: ReplyReader) -> None:
+        super().__init__([request], reader)
         self.manner = manner
-        self._open: Kind | None = None
+        self._open: BlockKind | None = None
         self._index = -1
         self._hidden = 0
         self._members = Members()
 
     # ── in a stream ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, draft: ReplyBuilder) -> bytes:
-        assert draft.report is not None
-        summary = summarise([[draft.report]])
+    def begin(self, builder: ReplyBuilder) -> bytes:
+        assert builder.report is not None
+        summary = summarise([[builder.report]])
         usage = {**self._usage(summary), "output_tokens": 0}
         return event("message_start", message=self._message(summary, content=[], stop=None, sequence=None, usage=usage))
 
-    def pieces(self, draft: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
-        return b"".join(self._piece(draft, piece) for piece in pieces)
+    def pieces(self, builder: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+        return b"".join(self._piece(builder, piece) for piece in pieces)
 
-    def finish(self, draft: ReplyBuilder, summary: Summary) -> bytes:
-        ended = {"stop_reason": self._stop(draft), "stop_sequence": draft.stopped_by, "stop_details": None}
-        usage = self._usage(summary) | self._output(draft, summary)
+    def finish(self, builder: ReplyBuilder, summary: Summary) -> bytes:
+        ended = {"stop_reason": self._stop(builder), "stop_sequence": builder.stopped_by, "stop_details": None}
+        usage = self._usage(summary) | self._output(builder, summary)
         return self._close() + event("message_delta", delta=ended, usage=usage, **self._edits(), **self.account(summary))
 
     def close(self, summary: Summary) -> bytes:
@@ -125,10 +125,10 @@ class Messages(Teller):
     def beat(self) -> bytes:
         return event("ping")
 
-    def _piece(self, draft: ReplyBuilder, piece: ReplyDelta) -> bytes:
+    def _piece(self, builder: ReplyBuilder, piece: ReplyDelta) -> bytes:
         match piece:
             case ToolCallStart():
-                block = {"id": draft.called[piece.index].id, "name": piece.name, "input": {}}
+                block = {"id": builder.called[piece.index].id, "name": piece.name, "input": {}}
                 closed, self._members = self._close(), Members()
                 return closed + self._start("tool_use", block)
             case ToolCallDelta():
@@ -146,10 +146,10 @@ class Messages(Teller):
         self._hidden += 1
         return b"" if self._hidden % QUIET else self.beat()
 
-    def _switch(self, kind: Kind, block: dict[str, Any]) -> bytes:
+    def _switch(self, kind: BlockKind, block: dict[str, Any]) -> bytes:
         return b"" if self._open == kind else self._close() + self._start(kind, block)
 
-    def _start(self, kind: Kind, block: dict[str, Any]) -> bytes:
+    def _start(self, kind: BlockKind, block: dict[str, Any]) -> bytes:
         self._open = kind
         self._index += 1
         return event("content_block_start", index=self._index, content_block={"type": kind, **block})
@@ -172,22 +172,22 @@ class Messages(Teller):
     # ── as a whole ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def whole(self, summary: Summary) -> dict[str, Any]:
-        (draft,) = self.drafts
+        (builder,) = self.builders
         return {
             **self._message(
                 summary,
-                content=self._content(draft),
-                stop=self._stop(draft),
-                sequence=draft.stopped_by,
-                usage=self._usage(summary) | self._output(draft, summary),
+                content=self._content(builder),
+                stop=self._stop(builder),
+                sequence=builder.stopped_by,
+                usage=self._usage(summary) | self._output(builder, summary),
             ),
             **self._edits(),
             **self.account(summary),
         }
 
-    def _content(self, draft: ReplyBuilder) -> list[dict[str, Any]]:
+    def _content(self, builder: ReplyBuilder) -> list[dict[str, Any]]:
         content: list[dict[str, Any]] = []
-        for kind, alike in groupby(draft.pieces, key=type):
+        for kind, alike in groupby(builder.pieces, key=type):
             pieces = list(alike)
             text = "".join(piece.text for piece in pieces if not isinstance(piece, ToolCallStart))
             if kind is TextDelta:
@@ -195,7 +195,7 @@ class Messages(Teller):
             elif kind is ReasoningDelta:
                 thinking = text if self.manner.shows else ""
                 content.append({"type": "thinking", "thinking": thinking, "signature": self._signature(len(content))})
-            for one in (draft.called[piece.index] for piece in pieces if isinstance(piece, ToolCallStart)):
+            for one in (builder.called[piece.index] for piece in pieces if isinstance(piece, ToolCallStart)):
                 content.append({"type": "tool_use", "id": one.id, "name": one.name, "input": input_of(one.arguments)})
         return content
 
@@ -223,19 +223,19 @@ class Messages(Teller):
             "diagnostics": self._diagnostics(summary),
         }
 
-    def _stop(self, draft: ReplyBuilder) -> str:
-        if draft.stopped_by is not None:
+    def _stop(self, builder: ReplyBuilder) -> str:
+        if builder.stopped_by is not None:
             return "stop_sequence"
-        if draft.finish == "length":
-            assert draft.report is not None
-            return "max_tokens" if draft.report.completion >= self.manner.limit else "model_context_window_exceeded"
-        return "tool_use" if draft.finish == "tool_calls" else "end_turn"
+        if builder.finish == "length":
+            assert builder.report is not None
+            return "max_tokens" if builder.report.completion >= self.manner.limit else "model_context_window_exceeded"
+        return "tool_use" if builder.finish == "tool_calls" else "end_turn"
 
     def _usage(self, summary: Summary) -> dict[str, Any]:
         return {**self.manner.marks.usage(summary.prompt, summary.cached), "service_tier": "standard"}
 
-    def _output(self, draft: ReplyBuilder, summary: Summary) -> dict[str, Any]:
-        thinking = min(draft.reasoning_tokens, summary.completion)
+    def _output(self, builder: ReplyBuilder, summary: Summary) -> dict[str, Any]:
+        thinking = min(builder.reasoning_tokens, summary.completion)
         return {"output_tokens": summary.completion, "output_tokens_details": {"thinking_tokens": thinking}}
 
     def _edits(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from headstart.api.anthropic.conversation import conversation_of
-from headstart.api.anthropic.encode import Manner, Marks, Messages
+from headstart.api.anthropic.encode import Manner, MessagesEncoder, SignatureMarks
 from headstart.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from headstart.api.body import parse
 from headstart.api.handler import answer
@@ -62,27 +62,27 @@ def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: by
     service.check_model(form.model)
     salt = salt_of(service, request, form)
     message_id = f"msg_{uuid.uuid4().hex[:24]}"
-    made, reading = service.chat.request(conversation_of(form, salt), _params(form, runtime.sampling), message_id)
+    made, reader = service.chat.request(conversation_of(form, salt), _params(form, runtime.sampling), message_id)
     previous = form.diagnostics.previous_message_id if form.diagnostics is not None else None
     manner = Manner(
         id=message_id,
         model=service.model_id,
         request_id=request.scope.get("request_id", ""),
         limit=form.max_tokens,
-        marks=Marks.of(made.prompt, form.hours, tools=any(tool.get("cache_control") for tool in form.tools or ())),
+        marks=SignatureMarks.of(made.prompt, form.hours, tools=any(tool.get("cache_control") for tool in form.tools or ())),
         shows=form.thinking is None or form.thinking.display != "omitted",
         edits=form.context_management is not None,
         compares=previous is not None,
-        known=previous is None or service.chat.recall.has_told(salt, previous),
+        known=previous is None or service.chat.reply_memory.has_told(salt, previous),
         told=compared(runtime, request, made, previous),
     )
-    teller = Messages(manner, made, reading)
+    encoder = MessagesEncoder(manner, made, reader)
 
     def done() -> None:
-        remember(service, teller)
-        service.chat.recall.told(salt, message_id)
+        remember(service, encoder)
+        service.chat.reply_memory.told(salt, message_id)
 
-    return Understood(form, [made], teller, bool(form.stream), done)
+    return Understood(form, [made], encoder, bool(form.stream), done)
 
 
 def salt_of(service: Service, request: HttpRequest, form: CountTokensRequest) -> str:

@@ -68,7 +68,7 @@ class TextBlock(Marked):
     text: Required[str]
 
 
-Text = Annotated[TextBlock, BeforeValidator(_readable)]
+AnyText = Annotated[TextBlock, BeforeValidator(_readable)]
 
 
 @with_config(MANY)
@@ -107,7 +107,7 @@ class TextSource(TypedDict):
 @with_config(MANY)
 class ContentSource(TypedDict):
     type: Literal["content"]
-    content: str | list[Text]
+    content: str | list[AnyText]
 
 
 @with_config(MANY)
@@ -123,7 +123,7 @@ class SearchResultBlock(Marked):
     type: Required[Literal["search_result"]]
     source: Required[str]
     title: Required[str]
-    content: Required[list[Text]]
+    content: Required[list[AnyText]]
 
 
 Written = TextBlock | DocumentBlock | SearchResultBlock
@@ -160,7 +160,7 @@ class AssistantMessage(TypedDict):
 @with_config(MANY)
 class SystemMessage(TypedDict):
     role: Literal["system"]
-    content: str | list[Text]
+    content: str | list[AnyText]
 
 
 AnyMessage = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
@@ -258,7 +258,7 @@ class CountTokensRequest(Body):
     cache_control: CacheControl | None = None
     model: str | None = None
     messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=100_000)]
-    system: str | list[Text] | None = None
+    system: str | list[AnyText] | None = None
     tools: list[Annotated[ClientTool, AfterValidator(_can_be_called)]] | None = None
     tool_choice: Annotated[AnyToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
     thinking: Thinking | None = None

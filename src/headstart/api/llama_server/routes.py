@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.api.body import parse
-from headstart.api.encoder import Teller, frame
+from headstart.api.encoder import Encoder, frame
 from headstart.api.generation import params_of, wanted_beside
 from headstart.api.handler import answer
 from headstart.api.llama_server.schema import LlamaRequest
@@ -61,7 +61,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     if form.format is not None:
         grammar = service.chat.plain_grammar(form.format)
         requests = [replace(one, grammar=grammar) for one in requests]
-    return Understood(form, requests, Completion(service.model_id, requests, form), bool(form.stream))
+    return Understood(form, requests, LlamaEncoder(service.model_id, requests, form), bool(form.stream))
 
 
 def _prompt(runtime: Runtime, given: str | Sequence[str | int], salt: str, *, use_reply_tokens: bool) -> Prompt:
@@ -81,7 +81,7 @@ def _tokens(runtime: Runtime, text: str, salt: str, *, first: bool) -> list[int]
         return tokens[1:] if added and not first else tokens
 
 
-class Completion(Teller):
+class LlamaEncoder(Encoder):
     """/completion."""
 
     def __init__(self, model: str, requests: Sequence[Request], form: LlamaRequest) -> None:
@@ -92,78 +92,78 @@ class Completion(Teller):
         self._tokens = bool(form.return_tokens)
         self._settings = _settings(form, requests[0])
 
-    def begin(self, draft: ReplyBuilder) -> bytes:
+    def begin(self, builder: ReplyBuilder) -> bytes:
         return b""
 
-    def pieces(self, draft: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+    def pieces(self, builder: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
         text = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
-        return frame(self._part(draft, text, logprobs))
+        return frame(self._part(builder, text, logprobs))
 
-    def progress(self, draft: ReplyBuilder, event: Progress, seconds: float) -> bytes:
+    def progress(self, builder: ReplyBuilder, event: Progress, seconds: float) -> bytes:
         if not self.wants_progress:
-            return super().progress(draft, event, seconds)
+            return super().progress(builder, event, seconds)
         state = {"total": event.total, "cache": event.cached, "processed": event.done, "time_ms": round(1e3 * seconds)}
-        return frame({**self._base(draft, "", ()), "tokens_evaluated": event.done, "prompt_progress": state})
+        return frame({**self._base(builder, "", ()), "tokens_evaluated": event.done, "prompt_progress": state})
 
-    def finish(self, draft: ReplyBuilder, summary: Summary) -> bytes:
-        return frame({**self._result(draft), "content": "", "tokens": []})
+    def finish(self, builder: ReplyBuilder, summary: Summary) -> bytes:
+        return frame({**self._result(builder), "content": "", "tokens": []})
 
     def close(self, summary: Summary) -> bytes:
         return b""
 
     def whole(self, summary: Summary) -> dict[str, Any] | list[dict[str, Any]]:
         results = []
-        for draft in self.drafts:
-            result = self._result(draft)
+        for builder in self.builders:
+            result = self._result(builder)
             if self._scores:
-                result["completion_probabilities"] = token_scores(draft.logprobs, ids=True)
+                result["completion_probabilities"] = token_scores(builder.logprobs, ids=True)
             results.append(result)
         return results[0] if len(results) == 1 else results
 
-    def _base(self, draft: ReplyBuilder, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def _base(self, builder: ReplyBuilder, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {
-            "index": draft.index,
+            "index": builder.index,
             "content": text,
             "tokens": [item.token for item in logprobs] if self._tokens else [],
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": draft.deltas,
+            "tokens_predicted": builder.deltas,
         }
 
-    def _part(self, draft: ReplyBuilder, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        assert draft.report is not None
-        part = {**self._base(draft, text, logprobs), "tokens_evaluated": draft.report.prompt}
+    def _part(self, builder: ReplyBuilder, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        assert builder.report is not None
+        part = {**self._base(builder, text, logprobs), "tokens_evaluated": builder.report.prompt}
         if self._scores:
             part["completion_probabilities"] = token_scores(logprobs, ids=True)
         if self.timed:
-            part["timings"] = timings_so_far(draft, self.seconds)
+            part["timings"] = timings_so_far(builder, self.seconds)
         return part
 
-    def _result(self, draft: ReplyBuilder) -> dict[str, Any]:
-        report = draft.report
+    def _result(self, builder: ReplyBuilder) -> dict[str, Any]:
+        report = builder.report
         assert report is not None
         summary = summarise([[report]])
         return {
-            **self._base(draft, draft.text, draft.logprobs),
+            **self._base(builder, builder.text, builder.logprobs),
             "stop": True,
             "model": self._model,
             "tokens_predicted": report.completion,
             "tokens_evaluated": report.prompt,
             "generation_settings": self._settings,
-            "prompt": self._prompts[draft.index // self.width],
-            "has_new_line": "\n" in draft.text,
+            "prompt": self._prompts[builder.index // self.width],
+            "has_new_line": "\n" in builder.text,
             "truncated": False,
-            "stop_type": _stop_type(draft),
-            "stopping_word": draft.stopped_by or "",
+            "stop_type": _stop_type(builder),
+            "stopping_word": builder.stopped_by or "",
             "tokens_cached": report.cached,
             **self.account(summary),
         }
 
 
-def _stop_type(draft: ReplyBuilder) -> str:
-    if draft.stopped_by is not None:
+def _stop_type(builder: ReplyBuilder) -> str:
+    if builder.stopped_by is not None:
         return "word"
-    return "limit" if draft.finish == "length" else "eos"
+    return "limit" if builder.finish == "length" else "eos"
 
 
 def _settings(form: LlamaRequest, request: Request) -> dict[str, Any]:

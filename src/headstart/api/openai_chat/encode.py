@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.api.encoder import Teller, frame
+from headstart.api.encoder import Encoder, frame
 from headstart.api.scores import finite, shown, token_scores
 from headstart.api.usage import timings_so_far, usage
 from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
@@ -41,7 +41,7 @@ class Head:
         }
 
 
-class OpenAI(Teller):
+class OpenAIEncoder(Encoder):
     """What both endpoints share. `usage`: the caller wants a usage chunk at the end."""
 
     kind: str
@@ -51,14 +51,14 @@ class OpenAI(Teller):
         self,
         head: Head,
         requests: Sequence[Request],
-        reading: ReplyReader | None = None,
+        reader: ReplyReader | None = None,
         *,
         usage: bool = False,
         logprobs: bool = False,
         progress: bool = False,
         timed: bool = False,
     ) -> None:
-        super().__init__(requests, reading, progress=progress, timed=timed)
+        super().__init__(requests, reader, progress=progress, timed=timed)
         self.head = head
         self.logprobs = logprobs
         self._usage = usage
@@ -72,19 +72,19 @@ class OpenAI(Teller):
         """The part of a choice that carries text, where there is none."""
         raise NotImplementedError
 
-    def scores(self, draft: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def scores(self, builder: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         """The `logprobs` object of some tokens."""
         raise NotImplementedError
 
-    def choice(self, draft: ReplyBuilder) -> dict[str, Any]:
+    def choice(self, builder: ReplyBuilder) -> dict[str, Any]:
         """What a whole answer's choice has beside its index and its end."""
         raise NotImplementedError
 
     # common to both
 
-    def finish(self, draft: ReplyBuilder, summary: Summary) -> bytes:
+    def finish(self, builder: ReplyBuilder, summary: Summary) -> bytes:
         extra = json.dumps(self.account(summary), separators=(",", ":"))[1:-1]
-        return self._chunk(draft.index, self.empty(), "null", f'"{draft.finish}"', f",{extra}")
+        return self._chunk(builder.index, self.empty(), "null", f'"{builder.finish}"', f",{extra}")
 
     def fail(self, error: Exception) -> bytes:
         return super().fail(error) + DONE
@@ -94,9 +94,9 @@ class OpenAI(Teller):
             return DONE
         return frame({**self.head.fields(self.part), "choices": [], **self._account(summary)}) + DONE
 
-    def progress(self, draft: ReplyBuilder, event: Progress, seconds: float) -> bytes:
+    def progress(self, builder: ReplyBuilder, event: Progress, seconds: float) -> bytes:
         """llama-server's `prompt_progress`."""
-        told = super().progress(draft, event, seconds)
+        told = super().progress(builder, event, seconds)
         if not self.wants_progress:
             return told
         state = {
@@ -106,57 +106,59 @@ class OpenAI(Teller):
             "time_ms": round(1e3 * seconds),
         }
         extra = ',"prompt_progress":' + json.dumps(state, separators=(",", ":"))
-        return told + self._chunk(draft.index, self.empty(), extra=extra)
+        return told + self._chunk(builder.index, self.empty(), extra=extra)
 
     def whole(self, summary: Summary) -> dict[str, Any]:
         return {
             **self.head.fields(self.kind),
-            "choices": [{"index": draft.index, **self.choice(draft), "finish_reason": draft.finish} for draft in self.drafts],
+            "choices": [
+                {"index": builder.index, **self.choice(builder), "finish_reason": builder.finish} for builder in self.builders
+            ],
             **self._account(summary),
         }
 
     def _account(self, summary: Summary) -> dict[str, Any]:
         used = usage(summary)
-        if self.reading is not None:
-            used["completion_tokens_details"] = {"reasoning_tokens": sum(draft.reasoning_tokens for draft in self.drafts)}
+        if self.reader is not None:
+            used["completion_tokens_details"] = {"reasoning_tokens": sum(builder.reasoning_tokens for builder in self.builders)}
         return {"usage": used, **self.account(summary)}
 
     def _chunk(self, index: int, body: str, logprobs: str = "null", finish: str = "null", extra: str = "") -> bytes:
         return (f'{self._front}{index},{body},"logprobs":{logprobs},"finish_reason":{finish}}}]{extra}{self._end}').encode()
 
-    def _timings(self, draft: ReplyBuilder) -> str:
-        told = json.dumps(timings_so_far(draft, self.seconds), separators=(",", ":")) if self.timed else ""
+    def _timings(self, builder: ReplyBuilder) -> str:
+        told = json.dumps(timings_so_far(builder, self.seconds), separators=(",", ":")) if self.timed else ""
         return f',"timings":{told}' if told else ""
 
-    def _scores(self, draft: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> str:
-        return json.dumps(self.scores(draft, logprobs), separators=(",", ":")) if self.logprobs else "null"
+    def _scores(self, builder: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> str:
+        return json.dumps(self.scores(builder, logprobs), separators=(",", ":")) if self.logprobs else "null"
 
 
-class Chat(OpenAI):
+class ChatEncoder(OpenAIEncoder):
     """/v1/chat/completions."""
 
     kind = "chat.completion"
     part = "chat.completion.chunk"
 
-    def begin(self, draft: ReplyBuilder) -> bytes:
-        return self._chunk(draft.index, '"delta":{"role":"assistant","content":""}')
+    def begin(self, builder: ReplyBuilder) -> bytes:
+        return self._chunk(builder.index, '"delta":{"role":"assistant","content":""}')
 
-    def pieces(self, draft: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
-        scores = self._scores(draft, logprobs)
+    def pieces(self, builder: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+        scores = self._scores(builder, logprobs)
         told = b""
         for piece in pieces:
-            told += self._chunk(draft.index, f'"delta":{self._delta(draft, piece)}', scores, extra=self._timings(draft))
+            told += self._chunk(builder.index, f'"delta":{self._delta(builder, piece)}', scores, extra=self._timings(builder))
             scores = "null"
-        return told or self._chunk(draft.index, '"delta":{"content":""}', scores, extra=self._timings(draft))
+        return told or self._chunk(builder.index, '"delta":{"content":""}', scores, extra=self._timings(builder))
 
-    def _delta(self, draft: ReplyBuilder, piece: ReplyDelta) -> str:
+    def _delta(self, builder: ReplyBuilder, piece: ReplyDelta) -> str:
         if isinstance(piece, TextDelta):
             return f'{{"content":{json.dumps(piece.text)}}}'
         if isinstance(piece, ReasoningDelta):
             return f'{{"reasoning_content":{json.dumps(piece.text)}}}'
         call: dict[str, Any] = {"index": piece.index}
         if isinstance(piece, ToolCallStart):
-            call |= {"id": draft.called[piece.index].id, "type": "function"}
+            call |= {"id": builder.called[piece.index].id, "type": "function"}
             call["function"] = {"name": piece.name, "arguments": ""}
         else:
             call["function"] = {"arguments": piece.text}
@@ -165,20 +167,20 @@ class Chat(OpenAI):
     def empty(self) -> str:
         return '"delta":{}'
 
-    def scores(self, draft: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def scores(self, builder: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {"content": token_scores(logprobs), "refusal": None}
 
-    def choice(self, draft: ReplyBuilder) -> dict[str, Any]:
-        message = {"role": "assistant", "content": draft.text, "refusal": None}
-        if draft.thought:
-            message["reasoning_content"] = draft.reasoning
-        if draft.called:
-            message["content"] = draft.text or None
-            message["tool_calls"] = draft.message["tool_calls"]
-        return {"message": message, "logprobs": self.scores(draft, draft.logprobs) if self.logprobs else None}
+    def choice(self, builder: ReplyBuilder) -> dict[str, Any]:
+        message = {"role": "assistant", "content": builder.text, "refusal": None}
+        if builder.thought:
+            message["reasoning_content"] = builder.reasoning
+        if builder.called:
+            message["content"] = builder.text or None
+            message["tool_calls"] = builder.message["tool_calls"]
+        return {"message": message, "logprobs": self.scores(builder, builder.logprobs) if self.logprobs else None}
 
 
-class Text(OpenAI):
+class CompletionEncoder(OpenAIEncoder):
     """/v1/completions. `echoed`: the prompts, if they are part of the answer; `firsts`: their first tokens, if scored."""
 
     kind = part = "text_completion"
@@ -193,39 +195,39 @@ class Text(OpenAI):
         **how: bool,
     ) -> None:
         super().__init__(head, requests, None, **how)
-        self._columns = {draft.index: _Columns() for draft in self.drafts}
+        self._columns = {builder.index: _Columns() for builder in self.builders}
         self._echoed = [text for text in echoed for _ in range(self.width)]
         self._firsts = [first for first in firsts for _ in range(self.width)]
 
-    def begin(self, draft: ReplyBuilder) -> bytes:
+    def begin(self, builder: ReplyBuilder) -> bytes:
         if not self._echoed:
             return b""
-        scores = json.dumps(self._prompt_scores(draft), separators=(",", ":")) if self._firsts else "null"
-        return self._chunk(draft.index, f'"text":{json.dumps(self._echoed[draft.index])}', scores)
+        scores = json.dumps(self._prompt_scores(builder), separators=(",", ":")) if self._firsts else "null"
+        return self._chunk(builder.index, f'"text":{json.dumps(self._echoed[builder.index])}', scores)
 
-    def pieces(self, draft: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+    def pieces(self, builder: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
         text = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
-        scores = self._scores(draft, logprobs)
-        return self._chunk(draft.index, f'"text":{json.dumps(text)}', scores, extra=self._timings(draft))
+        scores = self._scores(builder, logprobs)
+        return self._chunk(builder.index, f'"text":{json.dumps(text)}', scores, extra=self._timings(builder))
 
     def empty(self) -> str:
         return '"text":""'
 
-    def scores(self, draft: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return self._columns[draft.index].of([(item, True) for item in logprobs])
+    def scores(self, builder: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return self._columns[builder.index].of([(item, True) for item in logprobs])
 
-    def choice(self, draft: ReplyBuilder) -> dict[str, Any]:
-        before = self._prompt_scores(draft) if self._firsts else None
-        scores = self.scores(draft, draft.logprobs) if self.logprobs else None
+    def choice(self, builder: ReplyBuilder) -> dict[str, Any]:
+        before = self._prompt_scores(builder) if self._firsts else None
+        scores = self.scores(builder, builder.logprobs) if self.logprobs else None
         if before is not None and scores is not None:
             scores = {name: before[name] + scores[name] for name in scores}
-        echoed = self._echoed[draft.index] if self._echoed else ""
-        return {"text": echoed + draft.text, "logprobs": scores}
+        echoed = self._echoed[builder.index] if self._echoed else ""
+        return {"text": echoed + builder.text, "logprobs": scores}
 
-    def _prompt_scores(self, draft: ReplyBuilder) -> dict[str, Any]:
+    def _prompt_scores(self, builder: ReplyBuilder) -> dict[str, Any]:
         # Nothing precedes the first token, so it has no probability.
-        items = [(self._firsts[draft.index], False), *((item, True) for item in draft.prompt_logprobs)]
-        return self._columns[draft.index].of(items)
+        items = [(self._firsts[builder.index], False), *((item, True) for item in builder.prompt_logprobs)]
+        return self._columns[builder.index].of(items)
 
 
 class _Columns:

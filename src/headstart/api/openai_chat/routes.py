@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from headstart.api.body import parse
 from headstart.api.generation import Generation, TemplateRequest, params_of, wanted_beside
 from headstart.api.handler import answer
-from headstart.api.openai_chat.encode import Chat, Head, Text
+from headstart.api.openai_chat.encode import ChatEncoder, CompletionEncoder, Head
 from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest
 from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
@@ -62,10 +62,10 @@ def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes)
     limit = next((limit for limit in limits if limit is not None), None)
     conversation = conversation_of(form, _salt(service, request, form))
     conversation = replace(conversation, choice=form.choice, format=next(iter(form.formats), None))
-    made, reading = service.chat.request(conversation, params_of(form, runtime.sampling, top, limit), head.id)
+    made, reader = service.chat.request(conversation, params_of(form, runtime.sampling, top, limit), head.id)
     how = {"usage": _wants_usage(form), "logprobs": top is not None, **wanted_beside(form)}
-    teller = Chat(head, [made], reading, **how)
-    return Understood(form, [made], teller, bool(form.stream), lambda: remember(service, teller))
+    encoder = ChatEncoder(head, [made], reader, **how)
+    return Understood(form, [made], encoder, bool(form.stream), lambda: remember(service, encoder))
 
 
 def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
@@ -96,7 +96,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
         with runtime.tokenizer_open() as tokenizer:
             tokens = [int(prompt.tokens[0]) for prompt in prompts]
             firsts = [TokenLogprob(token, tokenizer.token_bytes(token), 0.0) for token in tokens]
-    teller = Text(
+    encoder = CompletionEncoder(
         _head(service, runtime, "cmpl-"),
         requests,
         echoed=[prompt.text for prompt in prompts] if form.echo else (),
@@ -105,7 +105,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
         logprobs=form.logprobs is not None,
         **wanted_beside(form),
     )
-    return Understood(form, requests, teller, bool(form.stream))
+    return Understood(form, requests, encoder, bool(form.stream))
 
 
 def _head(service: Service, runtime: Runtime, prefix: str) -> Head:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headstart.api.diagnostics import responses
-from headstart.api.encoder import Teller, comment, frame
+from headstart.api.encoder import Encoder, comment, frame
 from headstart.api.errors import message_of
-from headstart.api.openai_responses.items import Item, Tools
-from headstart.api.openai_responses.output import Output, Told
+from headstart.api.openai_responses.items import ResponsesItem, Tools
+from headstart.api.openai_responses.output import Emitted, Output
 from headstart.api.openai_responses.store import item_id
 from headstart.api.scores import token_scores
-from headstart.api.understood import Told as Explained
+from headstart.api.understood import ExplanationFilter
 from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
 from headstart.errors import ContextTooLong, Overloaded
 from headstart.observe.report import Summary
@@ -24,7 +24,7 @@ PATIENCE = 15.0
 """Seconds without an event after which one is told again: some clients take comments for silence, and give up."""
 
 
-class Response(Teller):
+class ResponseEncoder(Encoder):
     """A response.
 
     Args:
@@ -39,17 +39,17 @@ class Response(Teller):
         self,
         head: dict[str, Any],
         request: Request,
-        reading: ReplyReader,
+        reader: ReplyReader,
         tools: Tools,
         *,
         summarised: bool,
         sealed: bool,
         logprobs: bool,
         known: bool | None,
-        told: Explained,
+        told: ExplanationFilter,
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
-        super().__init__([request], reading)
+        super().__init__([request], reader)
         self._head = head
         self._tools = tools
         self._logprobs = logprobs
@@ -64,27 +64,27 @@ class Response(Teller):
         self._output = Output(
             tools,
             lambda kind, place: item_id(kind, head["id"], f"{place:x}"),
-            lambda index: reading.call_id(0, index),
+            lambda index: reader.call_id(0, index),
             summarised=summarised,
             sealed=sealed,
         )
 
     # ── a stream ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, draft: ReplyBuilder) -> bytes:
+    def begin(self, builder: ReplyBuilder) -> bytes:
         return self._opening()
 
-    def progress(self, draft: ReplyBuilder, event: Progress, seconds: float) -> bytes:
-        return self._alive(super().progress(draft, event, seconds))
+    def progress(self, builder: ReplyBuilder, event: Progress, seconds: float) -> bytes:
+        return self._alive(super().progress(builder, event, seconds))
 
     def beat(self) -> bytes:
         return self._alive(comment("waiting"))
 
-    def pieces(self, draft: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+    def pieces(self, builder: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
         return b"".join(map(self._frame, self._grow(pieces, logprobs)))
 
-    def finish(self, draft: ReplyBuilder, summary: Summary) -> bytes:
-        return b"".join(map(self._frame, self._end(draft)))
+    def finish(self, builder: ReplyBuilder, summary: Summary) -> bytes:
+        return b"".join(map(self._frame, self._end(builder)))
 
     def close(self, summary: Summary) -> bytes:
         whole = self.whole(summary)
@@ -102,26 +102,26 @@ class Response(Teller):
     # ── a whole answer ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, number: int, event: Event) -> None:
-        draft = self.drafts[0]
+        builder = self.builders[0]
         if isinstance(event, Delta):
-            for _ in self._grow(draft.take(event), event.logprobs):
+            for _ in self._grow(builder.take(event), event.logprobs):
                 pass
         elif isinstance(event, Started):
-            draft.start(event)
+            builder.start(event)
         elif isinstance(event, Finished):
-            for _ in (*self._grow(draft.end(event), ()), *self._end(draft)):
+            for _ in (*self._grow(builder.end(event), ()), *self._end(builder)):
                 pass
 
     def whole(self, summary: Summary) -> dict[str, Any]:
-        draft = self.drafts[0]
-        cut = self._cut(draft)
+        builder = self.builders[0]
+        cut = self._cut(builder)
         whole = {
             **self._head,
             "status": "incomplete" if cut else "completed",
             "completed_at": None if cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self._output.items,
-            "usage": usage(summary, draft.reasoning_tokens),
+            "usage": usage(summary, builder.reasoning_tokens),
             **self.account(summary),
         }
         if self._known is not None:
@@ -134,14 +134,14 @@ class Response(Teller):
     # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def output(self) -> list[Item]:
+    def output(self) -> list[ResponsesItem]:
         return self._output.items
 
-    def _cut(self, draft: ReplyBuilder) -> bool:
-        return draft.finish == "length" and not self._fills
+    def _cut(self, builder: ReplyBuilder) -> bool:
+        return builder.finish == "length" and not self._fills
 
-    def _grow(self, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> list[Told]:
-        told: list[Told] = []
+    def _grow(self, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> list[Emitted]:
+        told: list[Emitted] = []
         self._scores += logprobs if self._logprobs else ()
         for piece in pieces:
             # What was not said has no place for its scores.
@@ -150,8 +150,8 @@ class Response(Teller):
             told += self._output.take(piece, scores)
         return told
 
-    def _end(self, draft: ReplyBuilder) -> list[Told]:
-        return [] if self._fills else list(self._output.end("incomplete" if self._cut(draft) else "completed"))
+    def _end(self, builder: ReplyBuilder) -> list[Emitted]:
+        return [] if self._fills else list(self._output.end("incomplete" if self._cut(builder) else "completed"))
 
     def _opening(self) -> bytes:
         if self._opened:
@@ -167,7 +167,7 @@ class Response(Teller):
             return self._opening()
         return self._going_on() if time.monotonic() - self._spoke > PATIENCE else otherwise
 
-    def _frame(self, told: Told) -> bytes:
+    def _frame(self, told: Emitted) -> bytes:
         self._spoke = time.monotonic()
         value = {**told, "sequence_number": self._number}
         self._number += 1

@@ -18,7 +18,7 @@ from headstart.chat.messages import without_nulls
 from headstart.interfaces.conversation import Message, Tool
 from headstart.output.json_values import json_value
 
-Item = dict[str, Any]
+ResponsesItem = dict[str, Any]
 
 _SEAL = b"headstart.reasoning.1\n"
 
@@ -37,11 +37,11 @@ def unseal(sealed: str) -> str | None:
         return None
 
 
-_SILENT: dict[str, Item] = {"function_call": {"arguments": ""}, "custom_tool_call": {"input": ""}}
+_SILENT: dict[str, ResponsesItem] = {"function_call": {"arguments": ""}, "custom_tool_call": {"input": ""}}
 """What items of a kind have where nothing is said."""
 
 
-def whole(given: Mapping[str, Any]) -> Item:
+def whole(given: Mapping[str, Any]) -> ResponsesItem:
     """An item of a body as it is kept: without nulls, and with all that clients expect of one that they get back."""
     item = without_nulls(given, "content", "output", "summary")
     kind = item.get("type", "message" if "role" in item else None)
@@ -51,7 +51,7 @@ def whole(given: Mapping[str, Any]) -> Item:
 # ── items → messages ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def messages_of(items: Iterable[Item]) -> list[Message]:
+def messages_of(items: Iterable[ResponsesItem]) -> list[Message]:
     """The messages that items make."""
     messages: list[Message] = []
     reply: dict[str, Any] | None = None  # the assistant's message that is still growing
@@ -77,7 +77,7 @@ def _begins_another(kind: str, reply: dict[str, Any]) -> bool:
     return kind in ("message", "reasoning") and bool(reply["content"]) and "tool_calls" not in reply
 
 
-def _grow_text(reply: dict[str, Any], item: Item) -> None:
+def _grow_text(reply: dict[str, Any], item: ResponsesItem) -> None:
     content = _content(item["content"])
     if reply["content"]:
         reply["content"] = _plain(reply["content"]) + _plain(content)
@@ -85,14 +85,14 @@ def _grow_text(reply: dict[str, Any], item: Item) -> None:
         reply["content"] = content if _hinted(content) else _plain(content)
 
 
-def _grow_reasoning(reply: dict[str, Any], item: Item) -> None:
+def _grow_reasoning(reply: dict[str, Any], item: ResponsesItem) -> None:
     own = unseal(item.get("encrypted_content") or "")
     text = own if own is not None else _plain(_content(item.get("content") or item.get("summary") or []))
     if text:
         reply["reasoning_content"] = reply.get("reasoning_content", "") + text
 
 
-def _grow_call(reply: dict[str, Any], item: Item) -> None:
+def _grow_call(reply: dict[str, Any], item: ResponsesItem) -> None:
     arguments = item.get("arguments", "") if item["type"] == "function_call" else as_arguments(item.get("input", ""))
     function = {"name": _full_name(item.get("namespace"), item["name"]), "arguments": arguments}
     reply.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
@@ -151,7 +151,7 @@ def _full_name(namespace: str | None, name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class DeclaredCall:
     """A tool as a body names it. `custom`: it takes a text."""
 
     name: str
@@ -164,18 +164,18 @@ class Tools:
     """A body's tools. `offered`: to the model; `named`: the full names of those; `ignored`: kinds that are not offered."""
 
     offered: tuple[Tool, ...]
-    named: Mapping[str, Called]
+    named: Mapping[str, DeclaredCall]
     ignored: tuple[str, ...]
 
-    def called(self, name: str) -> Called:
+    def called(self, name: str) -> DeclaredCall:
         """What a model means by a name; it may make one up."""
-        return self.named.get(name) or Called(name)
+        return self.named.get(name) or DeclaredCall(name)
 
 
 def tools_of(given: Sequence[ResponsesTool]) -> Tools:
     """What a body's tools are to a model."""
     offered: list[Tool] = []
-    named: dict[str, Called] = {}
+    named: dict[str, DeclaredCall] = {}
     ignored: list[str] = []
 
     def add(tools: Sequence[ResponsesTool], namespace: str | None) -> None:
@@ -184,7 +184,7 @@ def tools_of(given: Sequence[ResponsesTool]) -> Tools:
                 add(tool.tools or (), tool.name)
             elif tool.type in ("function", "custom") and tool.name is not None:
                 name = _full_name(namespace, tool.name)
-                named[name] = Called(tool.name, namespace, tool.type == "custom")
+                named[name] = DeclaredCall(tool.name, namespace, tool.type == "custom")
                 offered.append({"type": "function", "function": _function(tool, name)})
             else:
                 ignored.append(tool.type)

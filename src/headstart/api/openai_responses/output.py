@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from headstart.api.openai_responses.items import Item, Tools, as_text, seal
+from headstart.api.openai_responses.items import ResponsesItem, Tools, as_text, seal
 from headstart.api.openai_responses.schema import Status
 from headstart.chat.partial_json import is_object
 from headstart.output.parser import ReasoningDelta, ReplyDelta, TextDelta, ToolCallDelta, ToolCallStart
 
-Told = dict[str, Any]
+Emitted = dict[str, Any]
 """An event without its number."""
 
 
@@ -22,7 +22,7 @@ class Growing:
 
     kind: str
 
-    def __init__(self, item: Item, at: int) -> None:
+    def __init__(self, item: ResponsesItem, at: int) -> None:
         self.item = {"type": self.kind, "status": "in_progress", **item}
         self.at = at
         self._texts: list[str] = []
@@ -31,130 +31,130 @@ class Growing:
     def text(self) -> str:
         return "".join(self._texts)
 
-    def begin(self) -> Iterator[Told]:
+    def begin(self) -> Iterator[Emitted]:
         yield {"type": "response.output_item.added", "output_index": self.at, "item": dict(self.item)}
 
-    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Emitted]:
         raise NotImplementedError
 
-    def end(self, status: Status) -> Iterator[Told]:
+    def end(self, status: Status) -> Iterator[Emitted]:
         self.item["status"] = status
         yield {"type": "response.output_item.done", "output_index": self.at, "item": self.item}
 
-    def _told(self, what: str, **fields: Any) -> Told:
+    def _told(self, what: str, **fields: Any) -> Emitted:
         return {"type": f"response.{what}", "item_id": self.item["id"], "output_index": self.at, **fields}
 
 
-class Message(Growing):
+class MessageOutput(Growing):
     kind = "message"
 
-    def __init__(self, item: Item, at: int) -> None:
+    def __init__(self, item: ResponsesItem, at: int) -> None:
         super().__init__({**item, "role": "assistant", "content": []}, at)
         self._scores: list[Any] = []
 
-    def begin(self) -> Iterator[Told]:
+    def begin(self) -> Iterator[Emitted]:
         yield from super().begin()
         yield self._told("content_part.added", content_index=0, part=self._part())
 
-    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Emitted]:
         self._texts.append(text)
         self._scores += scores
         yield self._told("output_text.delta", content_index=0, delta=text, logprobs=scores)
 
-    def end(self, status: Status) -> Iterator[Told]:
+    def end(self, status: Status) -> Iterator[Emitted]:
         part = self._part()
         self.item = {**self.item, "content": [part]}
         yield self._told("output_text.done", content_index=0, text=part["text"], logprobs=self._scores)
         yield self._told("content_part.done", content_index=0, part=part)
         yield from super().end(status)
 
-    def _part(self) -> Told:
+    def _part(self) -> Emitted:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self._scores)}
 
 
-class Reasoning(Growing):
+class ReasoningOutput(Growing):
     """Its text is its content. `sealed`: also in `encrypted_content`."""
 
     kind = "reasoning"
 
-    def __init__(self, item: Item, at: int, *, sealed: bool) -> None:
+    def __init__(self, item: ResponsesItem, at: int, *, sealed: bool) -> None:
         super().__init__({**item, "summary": []}, at)
         self._sealed = sealed
 
-    def begin(self) -> Iterator[Told]:
+    def begin(self) -> Iterator[Emitted]:
         yield from super().begin()
         yield self._told("content_part.added", content_index=0, part={"type": "reasoning_text", "text": ""})
 
-    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Emitted]:
         self._texts.append(text)
         yield self._told("reasoning_text.delta", content_index=0, delta=text)
 
-    def end(self, status: Status) -> Iterator[Told]:
+    def end(self, status: Status) -> Iterator[Emitted]:
         part = {"type": "reasoning_text", "text": self.text}
         yield self._told("reasoning_text.done", content_index=0, text=self.text)
         yield self._told("content_part.done", content_index=0, part=part)
         yield from self._finished(status, {"content": [part]})
 
-    def _finished(self, status: Status, fields: Item) -> Iterator[Told]:
+    def _finished(self, status: Status, fields: ResponsesItem) -> Iterator[Emitted]:
         self.item = {**self.item, **fields, **({"encrypted_content": seal(self.text)} if self._sealed else {})}
         yield from super().end(status)
 
 
-class Summarised(Reasoning):
+class Summarised(ReasoningOutput):
     """Its text is its summary: nobody makes a shorter one here."""
 
-    def begin(self) -> Iterator[Told]:
+    def begin(self) -> Iterator[Emitted]:
         yield from Growing.begin(self)
         part = {"type": "summary_text", "text": ""}
         yield self._told("reasoning_summary_part.added", summary_index=0, part=part)
 
-    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Emitted]:
         self._texts.append(text)
         yield self._told("reasoning_summary_text.delta", summary_index=0, delta=text)
 
-    def end(self, status: Status) -> Iterator[Told]:
+    def end(self, status: Status) -> Iterator[Emitted]:
         part = {"type": "summary_text", "text": self.text}
         yield self._told("reasoning_summary_text.done", summary_index=0, text=self.text)
         yield self._told("reasoning_summary_part.done", summary_index=0, part=part)
         yield from self._finished(status, {"summary": [part]})
 
 
-class Call(Growing):
+class CallOutput(Growing):
     """A call; `incomplete` if it breaks off, or if its arguments are no JSON object."""
 
-    def end(self, status: Status) -> Iterator[Told]:
+    def end(self, status: Status) -> Iterator[Emitted]:
         yield from super().end(status if is_object(self.text) else "incomplete")
 
 
-class FunctionCall(Call):
+class FunctionCallOutput(CallOutput):
     kind = "function_call"
 
-    def __init__(self, item: Item, at: int) -> None:
+    def __init__(self, item: ResponsesItem, at: int) -> None:
         super().__init__({**item, "arguments": ""}, at)
 
-    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Emitted]:
         self._texts.append(text)
         yield self._told("function_call_arguments.delta", delta=text)
 
-    def end(self, status: Status) -> Iterator[Told]:
+    def end(self, status: Status) -> Iterator[Emitted]:
         self.item = {**self.item, "arguments": self.text}
         yield self._told("function_call_arguments.done", name=self.item["name"], arguments=self.text)
         yield from super().end(status)
 
 
-class CustomCall(Call):
+class CustomCallOutput(CallOutput):
     """A text comes as JSON arguments, so it is told when it is complete."""
 
     kind = "custom_tool_call"
 
-    def __init__(self, item: Item, at: int) -> None:
+    def __init__(self, item: ResponsesItem, at: int) -> None:
         super().__init__({**item, "input": ""}, at)
 
-    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+    def more(self, text: str, scores: Sequence[Any]) -> Iterator[Emitted]:
         self._texts.append(text)
         return iter(())
 
-    def end(self, status: Status) -> Iterator[Told]:
+    def end(self, status: Status) -> Iterator[Emitted]:
         text = as_text(self.text)
         self.item = {**self.item, "input": text}
         yield self._told("custom_tool_call_input.delta", delta=text)
@@ -181,7 +181,7 @@ class Output:
         summarised: bool,
         sealed: bool,
     ) -> None:
-        self.complete: list[Item] = []
+        self.complete: list[ResponsesItem] = []
         self._tools = tools
         self._name = name
         self._call_id = call_id
@@ -190,42 +190,42 @@ class Output:
         self._open: Growing | None = None
 
     @property
-    def items(self) -> list[Item]:
+    def items(self) -> list[ResponsesItem]:
         return [*self.complete, *([self._open.item] if self._open is not None else [])]
 
-    def take(self, piece: ReplyDelta, scores: Sequence[Any] = ()) -> Iterator[Told]:
+    def take(self, piece: ReplyDelta, scores: Sequence[Any] = ()) -> Iterator[Emitted]:
         """The events of one more piece."""
         if isinstance(piece, TextDelta):
-            yield from self._in(Message, self._message)
+            yield from self._in(MessageOutput, self._message)
             yield from self._more(piece.text, scores)
         elif isinstance(piece, ReasoningDelta):
-            yield from self._in(Reasoning, self._reasoning)
+            yield from self._in(ReasoningOutput, self._reasoning)
             yield from self._more(piece.text, ())
         elif isinstance(piece, ToolCallStart):
             yield from self._begin(self._called(piece))
         elif isinstance(piece, ToolCallDelta):
             yield from self._more(piece.text, ())
 
-    def end(self, status: Status) -> Iterator[Told]:
+    def end(self, status: Status) -> Iterator[Emitted]:
         """The reply is over. One that holds nothing is a message without text."""
         if not self.items and status == "completed":
             yield from self._begin(self._message())
         yield from self._close(status)
 
-    def _in(self, kind: type[Growing], make: Callable[[], Growing]) -> Iterator[Told]:
+    def _in(self, kind: type[Growing], make: Callable[[], Growing]) -> Iterator[Emitted]:
         if not isinstance(self._open, kind):
             yield from self._begin(make())
 
-    def _begin(self, item: Growing) -> Iterator[Told]:
+    def _begin(self, item: Growing) -> Iterator[Emitted]:
         yield from self._close("completed")
         self._open = item
         yield from item.begin()
 
-    def _more(self, text: str, scores: Sequence[Any]) -> Iterator[Told]:
+    def _more(self, text: str, scores: Sequence[Any]) -> Iterator[Emitted]:
         if self._open is not None:
             yield from self._open.more(text, scores)
 
-    def _close(self, status: Status) -> Iterator[Told]:
+    def _close(self, status: Status) -> Iterator[Emitted]:
         if self._open is not None:
             yield from self._open.end(status)
             self.complete.append(self._open.item)
@@ -236,15 +236,15 @@ class Output:
         return len(self.items)
 
     def _message(self) -> Growing:
-        return Message({"id": self._name("message", self._next)}, self._next)
+        return MessageOutput({"id": self._name("message", self._next)}, self._next)
 
     def _reasoning(self) -> Growing:
-        kind = Summarised if self._summarised else Reasoning
+        kind = Summarised if self._summarised else ReasoningOutput
         return kind({"id": self._name("reasoning", self._next)}, self._next, sealed=self._sealed)
 
     def _called(self, piece: ToolCallStart) -> Growing:
         called = self._tools.called(piece.name)
-        kind = CustomCall if called.custom else FunctionCall
+        kind = CustomCallOutput if called.custom else FunctionCallOutput
         item = {
             "id": self._name(kind.kind, self._next),
             "call_id": self._call_id(piece.index),

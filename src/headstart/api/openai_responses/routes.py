@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, Response
 from headstart.api.body import parse
 from headstart.api.generation import params_of
 from headstart.api.handler import answer
-from headstart.api.openai_responses.encode import Response as Told
-from headstart.api.openai_responses.items import Item, Tools, messages_of, tools_of, whole
+from headstart.api.openai_responses.encode import ResponseEncoder as Told
+from headstart.api.openai_responses.items import ResponsesItem, Tools, messages_of, tools_of, whole
 from headstart.api.openai_responses.schema import ResponsesInput, ResponsesRequest
-from headstart.api.openai_responses.store import PREFIX, Stored, UnknownResponse, identified, listed
+from headstart.api.openai_responses.store import PREFIX, StoredResponse, UnknownResponse, identified, listed
 from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service, service_of
@@ -65,7 +65,7 @@ async def input_tokens(request: HttpRequest) -> Response:
     data = await service.body(request)
 
     def counted() -> int:
-        conversation, _ = Said(service, request, parse(ResponsesInput, data)).conversation()
+        conversation, _ = ResponsesInputReader(service, request, parse(ResponsesInput, data)).conversation()
         return service.chat.count(conversation)
 
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(counted)})
@@ -118,7 +118,7 @@ async def input_items(
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Said:
+class ResponsesInputReader:
     """What a body says. `id`: of the response that will answer it. `before`: what it goes on from.
 
     Raises:
@@ -130,7 +130,7 @@ class Said:
         service.check_model(form.model)
         self.form = form
         self.salt = service.salt(request, form.safety_identifier or form.user, form.cache_salt)
-        self.before: Stored | None = None
+        self.before: StoredResponse | None = None
         if form.previous_response_id is not None:
             self.before = service.responses.get(self.salt, form.previous_response_id, "previous_response_id")
         self.own = identified(self._items(service), id)
@@ -153,7 +153,7 @@ class Said:
         )
         return conversation, self.tools
 
-    def _items(self, service: Service) -> list[Item]:
+    def _items(self, service: Service) -> list[ResponsesItem]:
         given = self.form.input
         if given is None:
             return []
@@ -163,7 +163,7 @@ class Said:
         return [service.responses.item(self.salt, item["id"]) if _refers(item) else item for item in items]
 
 
-def _refers(item: Item) -> bool:
+def _refers(item: ResponsesItem) -> bool:
     return "role" not in item and item.get("type") in (None, "item_reference")
 
 
@@ -181,12 +181,12 @@ def _choice(choice: ToolChoice, tools: Tools) -> ToolChoice:
 def _response(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
     form = parse(ResponsesRequest, data)
     id = PREFIX + uuid.uuid4().hex
-    said = Said(service, request, form, id)
+    said = ResponsesInputReader(service, request, form, id)
     conversation, tools = said.conversation()
     options, reasoning = form.prompt_cache_options, form.reasoning
     limit = 0 if options is not None and options.prewarm else form.max_output_tokens
     params = replace(params_of(form, runtime.sampling, form.logprobs, limit), choices=1)
-    made, reading = service.chat.request(conversation, params, id)
+    made, reader = service.chat.request(conversation, params, id)
     summary = (reasoning.summary or reasoning.generate_summary) if reasoning is not None else None
     summary = None if summary == "none" else summary
     moment = service.chat.moment()
@@ -194,14 +194,14 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
 
     def keep(response: dict[str, Any]) -> None:
         service.responses.meet(said.salt, id)
-        stored = Stored.of(response, said.own, said.before, moment.time)
+        stored = StoredResponse.of(response, said.own, said.before, moment.time)
         if form.store is not False and not service.late(said.salt, replace(moment, time=stored.written)):
             service.responses.put(said.salt, stored)
 
-    teller = Told(
+    encoder = Told(
         _head(service, runtime, form, made, id, summary),
         made,
-        reading,
+        reader,
         tools,
         summarised=summary is not None,
         sealed=form.includes("reasoning.encrypted_content"),
@@ -210,7 +210,7 @@ def _response(service: Service, runtime: Runtime, request: HttpRequest, data: by
         told=compared(runtime, request, made, compared_id),
         keep=keep,
     )
-    return Understood(form, [made], teller, bool(form.stream), lambda: remember(service, teller))
+    return Understood(form, [made], encoder, bool(form.stream), lambda: remember(service, encoder))
 
 
 def _head(

@@ -167,7 +167,7 @@ def _kind(value: Any) -> str | None:
     return f"<{kind}>"
 
 
-Item = Annotated[
+InputItem = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[FunctionCallItem, Tag("<function_call>")]
     | Annotated[CustomCallItem, Tag("<custom_tool_call>")]
@@ -267,7 +267,7 @@ class ResponsesInput(Strict):
     """What makes the prompt of a response; also the body of POST /v1/responses/input_tokens."""
 
     model: str | None = None
-    input: str | list[Item] | None = None
+    input: str | list[InputItem] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: Any = None

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headstart.api.openai_responses.items import Item
-from headstart.chat.reply_memory import Recent
+from headstart.api.openai_responses.items import ResponsesItem
+from headstart.chat.reply_memory import BoundedMemory
 from headstart.errors import NotFound
 
 PREFIX = "resp_"
@@ -18,7 +18,7 @@ class UnknownResponse(NotFound):
 
 
 @dataclass(eq=False, slots=True)
-class Line:
+class ResponseLine:
     """A line of responses up to one of them; its beginning is shared with all that go on from there.
 
     Attributes:
@@ -27,18 +27,18 @@ class Line:
         users: how many stored responses end here, or held lines go on from here.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[ResponsesItem, ...]
     size: int
-    before: Line | None = None
+    before: ResponseLine | None = None
     total: int = field(init=False)
     users: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.total = self.size + (self.before.total if self.before is not None else 0)
 
-    def parts(self) -> Iterator[Line]:
+    def parts(self) -> Iterator[ResponseLine]:
         """From the last to the first."""
-        part: Line | None = self
+        part: ResponseLine | None = self
         while part is not None:
             yield part
             part = part.before
@@ -65,7 +65,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredResponse:
     """An answered response.
 
     Attributes:
@@ -77,30 +77,32 @@ class Stored:
 
     response: dict[str, Any]
     size: int
-    input: tuple[Item, ...]
-    line: Line
+    input: tuple[ResponsesItem, ...]
+    line: ResponseLine
     written: float = 0.0
 
     @classmethod
-    def of(cls, response: dict[str, Any], input: tuple[Item, ...], before: Stored | None, now: float) -> Stored:
+    def of(
+        cls, response: dict[str, Any], input: tuple[ResponsesItem, ...], before: StoredResponse | None, now: float
+    ) -> StoredResponse:
         """What is to be stored now of a response that goes on from `before`."""
         new = (*input, *response["output"])
-        line = Line(new, sum(len(str(item)) for item in new), before.line if before is not None else None)
+        line = ResponseLine(new, sum(len(str(item)) for item in new), before.line if before is not None else None)
         return cls(response, len(str(response)), input, line, now if before is None else before.written)
 
     @property
-    def context(self) -> tuple[Item, ...]:
+    def context(self) -> tuple[ResponsesItem, ...]:
         """The items of all before it, its own, its output."""
         return tuple(item for part in reversed([*self.line.parts()]) for item in part.items)
 
 
-class _Lines(Recent[tuple[str, str], Stored]):
+class _Lines(BoundedMemory[tuple[str, str], StoredResponse]):
     """Stored responses. What several share is counted once."""
 
-    def _enter(self, value: Stored) -> int:
+    def _enter(self, value: StoredResponse) -> int:
         return value.size + value.line.hold()
 
-    def _leave(self, value: Stored) -> int:
+    def _leave(self, value: StoredResponse) -> int:
         return value.size + value.line.release()
 
 
@@ -114,7 +116,7 @@ class Responses:
 
     def __init__(self, limit: int = 4096, size: int = 64_000_000) -> None:
         self._stored = _Lines(limit, size, lambda stored: stored.size + stored.line.total)
-        self._met: Recent[tuple[str, str], bool] = Recent(limit, limit)
+        self._met: BoundedMemory[tuple[str, str], bool] = BoundedMemory(limit, limit)
 
     def meet(self, salt: str, id: str) -> None:
         """Remembers that there was such a response, and nothing of it."""
@@ -124,10 +126,10 @@ class Responses:
         """Whether there was such a response, stored or not."""
         return self._met.get((salt, id)) is not None
 
-    def put(self, salt: str, stored: Stored) -> None:
+    def put(self, salt: str, stored: StoredResponse) -> None:
         self._stored.put((salt, stored.response["id"]), stored)
 
-    def get(self, salt: str, id: str, param: str | None = None) -> Stored:
+    def get(self, salt: str, id: str, param: str | None = None) -> StoredResponse:
         """Raises UnknownResponse, about `param`."""
         found = self._stored.get((salt, id))
         if found is None:
@@ -149,10 +151,10 @@ class Responses:
         if hints:
             self._met.forget(lambda *_: True)
 
-    def item(self, salt: str, id: str) -> Item:
+    def item(self, salt: str, id: str) -> ResponsesItem:
         """An item of a stored response. Raises UnknownResponse."""
         stored = self._stored.get((salt, PREFIX + id.partition("_")[2][:_DIGITS]))
-        items: tuple[Item, ...] = (*stored.input, *stored.response["output"]) if stored is not None else ()
+        items: tuple[ResponsesItem, ...] = (*stored.input, *stored.response["output"]) if stored is not None else ()
         for item in items:
             if item.get("id") == id:
                 return item
@@ -170,14 +172,14 @@ def item_id(kind: str, response: str, place: str) -> str:
     return f"{_NAMES.get(kind, 'item')}_{response.removeprefix(PREFIX)}{place}"
 
 
-def identified(items: Sequence[Item], response: str) -> tuple[Item, ...]:
+def identified(items: Sequence[ResponsesItem], response: str) -> tuple[ResponsesItem, ...]:
     """Items of a body, each with an id by which the response can be asked for it."""
     return tuple(
         {**item, "id": item_id(item.get("type", "message"), response, f"i{number:x}")} for number, item in enumerate(items)
     )
 
 
-def listed(item: Item) -> Item:
+def listed(item: ResponsesItem) -> ResponsesItem:
     """An item as the list of a response's input has it: whole, its text in parts."""
     kind = item.get("type", "message")
     if kind == "reasoning":
