@@ -29,9 +29,9 @@ MEMORY = 128 << 20
 """Bytes for rows, beside the engine's own buffer (which may take half of a budget)."""
 
 
-def load(model: Path, *, slots: int, ctx: int = 2048) -> LlamaEngine:
+def load(model: Path, *, slots: int, ctx: int = 2048, threads: int | None = None) -> LlamaEngine:
     """Unproved: each number of slots and each context would be proved anew. What is computed is compared by these tests."""
-    return LlamaEngine.load(Settings(str(model), ctx=ctx, slots=slots), block_size=BLOCK_SIZE)
+    return LlamaEngine.load(Settings(str(model), ctx=ctx, slots=slots, threads=threads), block_size=BLOCK_SIZE)
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""The agent case, on the real model: a status line in the middle of the system prompt changes at the third of four requests."""
+"""The agent case: a status line in the middle of the system prompt changes at the third of four requests.
+
+By default on a tiny model; on the bundled one it is `slow`.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +53,15 @@ def requests(replies: list[str]) -> Messages:
     return messages
 
 
+@pytest.fixture(scope="module", params=["tiny", pytest.param("demo", marks=pytest.mark.slow)])
+def model(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(f"{request.param}_model")
+    return found
+
+
 @pytest.fixture(scope="module")
-def engine(demo_model: Path) -> Iterator[LlamaEngine]:
-    loaded = load(demo_model, slots=1, ctx=CTX)
+def engine(model: Path) -> Iterator[LlamaEngine]:
+    loaded = load(model, slots=1, ctx=CTX)
     yield loaded
     loaded.close()
 
@@ -64,15 +73,8 @@ def all_canonical(rt: Runtime, prompt: Tokens) -> bool:
     return all(entry is not None and entry.copies.get("disk") for entry in entries)
 
 
-@pytest.mark.parametrize(
-    ("mode", "restart"),
-    [
-        ("exact", True),
-        pytest.param("fast", False, marks=pytest.mark.slow),
-        pytest.param("fast", True, marks=pytest.mark.slow),
-        pytest.param("exact", False, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("mode", ["fast", "exact"])
 def test_four_requests(engine: LlamaEngine, tmp_path: Path, mode: str, restart: bool) -> None:
     oracle, replies, answers, costs = Oracle(), list[str](), list[Answer](), list[int]()
 
@@ -109,8 +111,8 @@ def test_four_requests(engine: LlamaEngine, tmp_path: Path, mode: str, restart: 
 
 
 @pytest.mark.parametrize("mode", ["fast", pytest.param("exact", marks=pytest.mark.slow)])
-def test_four_requests_and_a_kill_before_the_last(engine: LlamaEngine, tmp_path: Path, mode: str) -> None:
-    options = (*SHARED, "--port", "0")
+def test_four_requests_and_a_kill_before_the_last(model: Path, engine: LlamaEngine, tmp_path: Path, mode: str) -> None:
+    options = (str(model), *SHARED, "--port", "0")
     oracle, replies = Oracle(), list[str]()
     with running(engine, memory=0) as rt:
 

@@ -1,4 +1,8 @@
-"""The founding systems' own cases, on the real model: what they got wrong or paid for twice. `O` is in `harness.Oracle`."""
+"""The founding systems' own cases: what they got wrong or paid for twice. `O` is in `harness.Oracle`.
+
+By default on a tiny model; where sizes on disk matter on one with so many layers that its tokens take as many bytes as the
+bundled model's. All of them on the bundled model are `slow`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,9 @@ from typing import Any
 
 import pytest
 
+import tiny
 from harness import Answer, Messages, Oracle, assistant, converse, system, user
-from headstart.engines.llama import LlamaEngine
+from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import common_prefix
 from headstart.prefix_cache.blocks import last_block_boundary
 from headstart.serving.runtime import Runtime
@@ -21,50 +26,60 @@ from talks import talk
 
 HANDBOOK = files("headstart").joinpath("data/handbook.txt").read_text("utf-8")
 CTX = 1024
+LAYERS = 90
+"""Of a tiny model with the 23,040 bytes a token of the bundled one."""
 
 
 class Engines:
-    """Engines of the bundled model, by their slots and context."""
+    """Engines of one model, by their slots and context."""
 
-    def __init__(self, model: Path) -> None:
-        self._model = model
-        self._loaded: dict[tuple[int, int], LlamaEngine] = {}
+    def __init__(self, model: Path, ctx: int, threads: int | None) -> None:
+        self._model, self._ctx, self._threads = model, ctx, threads
+        self._loaded: dict[tuple[int, int], Engine] = {}
 
-    def __call__(self, slots: int, ctx: int = CTX) -> LlamaEngine:
-        if (slots, ctx) not in self._loaded:
-            self._loaded[slots, ctx] = load(self._model, slots=slots, ctx=ctx)
-        return self._loaded[slots, ctx]
+    def __call__(self, slots: int, ctx: int | None = None) -> Engine:
+        key = slots, ctx or self._ctx
+        if key not in self._loaded:
+            self._loaded[key] = load(self._model, slots=slots, ctx=key[1], threads=self._threads)
+        return self._loaded[key]
 
     def close(self) -> None:
         for engine in self._loaded.values():
             engine.close()
 
 
-FAST_FIRST = pytest.mark.parametrize("mode", ["fast", pytest.param("exact", marks=pytest.mark.slow)])
-EXACT_FIRST = pytest.mark.parametrize("mode", ["exact", pytest.param("fast", marks=pytest.mark.slow)])
-MODES_AND_SLOTS = pytest.mark.parametrize(
-    ("mode", "slots"),
-    [
-        ("fast", 2),
-        ("exact", 1),
-        pytest.param("fast", 1, marks=pytest.mark.slow),
-        pytest.param("exact", 2, marks=pytest.mark.slow),
-    ],
-)
+def made(kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    if kind == "deep":
+        model = tiny.write(tmp_path_factory.mktemp("models") / "deep.gguf", layers=LAYERS)
+    else:
+        model = request.getfixturevalue(f"{kind}_model")
+    demo = kind == "demo"
+    engines = Engines(model, CTX if demo else 4 * CTX, threads=None if demo else 1)
+    yield engines
+    engines.close()
 
 
-@pytest.fixture(scope="module")
-def engines(demo_model: Path) -> Iterator[Engines]:
-    made = Engines(demo_model)
-    yield made
-    made.close()
+MODES = pytest.mark.parametrize("mode", ["fast", "exact"])
+SLOTS = pytest.mark.parametrize("slots", [1, 2])
+DEMO = pytest.param("demo", marks=pytest.mark.slow)
 
 
-def assert_right(mode: str, answers: list[Answer], engine: LlamaEngine) -> None:
+@pytest.fixture(scope="module", params=["tiny", DEMO])
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    yield from made(request.param, request, tmp_path_factory)
+
+
+@pytest.fixture(scope="module", params=["deep", DEMO])
+def wide(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """Of models whose keys and values take far more bytes than what is kept beside them."""
+    yield from made(request.param, request, tmp_path_factory)
+
+
+def assert_right(mode: str, answers: list[Answer], engine: Engine) -> None:
     (assert_same if mode == "exact" else assert_near)(answers, engine)
 
 
-def kv(engine: LlamaEngine, tokens: int) -> int:
+def kv(engine: Engine, tokens: int) -> int:
     """Bytes of their rows."""
     return tokens * engine.shape.kv_bytes_per_token
 
@@ -87,7 +102,8 @@ def say(server: Server, name: str, chat: Messages, **options: Any) -> dict[str, 
     return found
 
 
-@MODES_AND_SLOTS
+@MODES
+@SLOTS
 def test_quant_alice_and_bob_in_turn_and_over_a_restart(engines: Engines, tmp_path: Path, mode: str, slots: int) -> None:
     engine = engines(slots)
     chats: dict[str, Messages] = {name: [] for name in SECRETS}
@@ -153,8 +169,8 @@ class Growth:
 
 # In fast mode runtime/test_reuse asks the same of a tiny model.
 @pytest.fixture(scope="module", params=["exact", pytest.param("fast", marks=pytest.mark.slow)])
-def growth(request: pytest.FixtureRequest, engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Growth]:
-    engine, mode, folder = engines(1), request.param, tmp_path_factory.mktemp("growth")
+def growth(request: pytest.FixtureRequest, wide: Engines, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Growth]:
+    engine, mode, folder = wide(1), request.param, tmp_path_factory.mktemp("growth")
     oracle, chat = Oracle(), [system(HANDBOOK[:500])]
     answers: list[Answer] = []
     costs: list[int] = []
@@ -184,7 +200,7 @@ def physically_written() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("write_bytes")), 0)
 
 
-def test_quant_ten_accumulating_turns_pay_for_what_is_new(growth: tuple[str, Growth], engines: Engines) -> None:
+def test_quant_ten_accumulating_turns_pay_for_what_is_new(growth: tuple[str, Growth], wide: Engines) -> None:
     mode, grown = growth
     for answer, cost, before in zip(grown.answers, grown.costs, [None, *grown.answers], strict=False):
         unsettled = len(before.finish.tokens) if before is not None and mode == "exact" else 0
@@ -193,30 +209,30 @@ def test_quant_ten_accumulating_turns_pay_for_what_is_new(growth: tuple[str, Gro
     unsettled = len(grown.answers[-1].finish.tokens) if mode == "exact" else 0
     assert grown.resumed.report.computed <= 1.02 * grown.costs[-1] + unsettled + 64
     assert grown.resumed.report.tiers == {"disk": grown.resumed.report.restored}
-    assert_right(mode, [grown.resumed], engines(1))
+    assert_right(mode, [grown.resumed], wide(1))
 
 
 # ── ds4, PR 175: nothing is written twice, however a prompt grows ────────────────────────────────────────────────────
 
 
-def test_ds4_ten_turns_of_a_growing_chat_write_each_row_once(growth: tuple[str, Growth], engines: Engines) -> None:
+def test_ds4_ten_turns_of_a_growing_chat_write_each_row_once(growth: tuple[str, Growth], wide: Engines) -> None:
     mode, grown = growth
     last = grown.answers[-1]
-    final = kv(engines(1), len(last.prompt) + len(last.finish.tokens))
+    final = kv(wide(1), len(last.prompt) + len(last.finish.tokens))
     assert grown.objects == sorted(grown.objects), "nothing had to be pruned"
     assert 0.8 * final <= grown.objects[-1] <= grown.disk <= 1.1 * final
     if mode == "exact":
         blocks = (last_block_boundary(len(answer.prompt), BLOCK_SIZE) for answer in grown.answers)
-        assert all(size >= kv(engines(1), tokens) for size, tokens in zip(grown.objects, blocks, strict=False)), "and soon"
-    assert grown.saved * kv(engines(1), BLOCK_SIZE) <= 1.1 * final
+        assert all(size >= kv(wide(1), tokens) for size, tokens in zip(grown.objects, blocks, strict=False)), "and soon"
+    assert grown.saved * kv(wide(1), BLOCK_SIZE) <= 1.1 * final
     if grown.physical >= grown.disk:  # otherwise the system does not count what goes to this folder
         assert grown.physical <= 1.1 * final + (1 << 20), "a journal of the file system's own beside it"
 
 
 @pytest.mark.parametrize("ctx", [CTX, pytest.param(4 * CTX, marks=pytest.mark.slow)])
-def test_ds4_a_prompt_as_long_as_the_context_is_written_once(engines: Engines, tmp_path: Path, ctx: int) -> None:
+def test_ds4_a_prompt_as_long_as_the_context_is_written_once(wide: Engines, tmp_path: Path, ctx: int) -> None:
     """In three requests, each a continuation of the one before; then it is there after a restart, to the bit."""
-    engine = engines(1, ctx)
+    engine = wide(1, ctx)
     tokens = (engine.tokenizer.tokenize(HANDBOOK) * 8)[: ctx - 1]
     own = kv(engine, last_block_boundary(len(tokens), BLOCK_SIZE))
     seen: list[tuple[int, int]] = []
@@ -247,7 +263,7 @@ def agent(version: str, task: str) -> Messages:
     return [system(f"{HANDBOOK[:450]}\nHandbook of {version}.\n{HANDBOOK[450:1000]}"), user(task)]
 
 
-@FAST_FIRST
+@MODES
 def test_ds4_a_changed_early_block_is_paid_for_once(engines: Engines, tmp_path: Path, mode: str) -> None:
     engine, checked = engines(1), []
 
@@ -282,7 +298,7 @@ def test_ds4_a_changed_early_block_is_paid_for_once(engines: Engines, tmp_path: 
     assert_right(mode, checked[-2:-1], engine)
 
 
-@EXACT_FIRST
+@MODES
 def test_ds4_no_length_is_excluded_from_one_token_to_a_few_blocks(engines: Engines, tmp_path: Path, mode: str) -> None:
     engine = engines(1)
     tokens = engine.tokenizer.tokenize(HANDBOOK)
@@ -308,8 +324,8 @@ def test_ds4_no_length_is_excluded_from_one_token_to_a_few_blocks(engines: Engin
 # ── Lucebox, PR 371: a slot that an aborted request had taken ────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("slots", [2, pytest.param(1, marks=pytest.mark.slow)])
-@EXACT_FIRST
+@MODES
+@SLOTS
 def test_lucebox_an_aborted_request_leaves_nobody_with_anothers_rows(engines: Engines, mode: str, slots: int) -> None:
     """A (→ slot 0), tiny (aborts), big B (wraps to slot 0), shortened A, longer A."""
     engine = engines(slots)
@@ -329,7 +345,7 @@ def test_lucebox_an_aborted_request_leaves_nobody_with_anothers_rows(engines: En
     assert_right(mode, answers[1:], engine)
 
 
-@EXACT_FIRST
+@MODES
 def test_lucebox_an_aborted_giant_is_not_mistaken_for_a_whole_one(engines: Engines, tmp_path: Path, mode: str) -> None:
     """It hangs up in its middle, its rows are displaced, written and restored: what was computed counts, no more."""
     engine = engines(1)
@@ -349,7 +365,7 @@ def test_lucebox_an_aborted_giant_is_not_mistaken_for_a_whole_one(engines: Engin
 # ── mlx-lm: single messages, short conversations, branches ───────────────────────────────────────────────────────────
 
 
-@FAST_FIRST
+@MODES
 def test_mlx_single_messages_and_short_conversations_are_reused(engines: Engines, mode: str) -> None:
     engine = engines(1)
     with running(engine, mode) as rt:
@@ -365,7 +381,7 @@ def test_mlx_single_messages_and_short_conversations_are_reused(engines: Engines
     assert_right(mode, [again, second], engine)
 
 
-@EXACT_FIRST
+@MODES
 def test_mlx_branches_leave_each_other_as_they_were(engines: Engines, tmp_path: Path, mode: str) -> None:
     """Regenerated, edited at the end and in the middle, and back: each row stays what it was."""
     engine, oracle = engines(1), Oracle()

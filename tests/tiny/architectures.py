@@ -164,15 +164,18 @@ def write(
     seed: int = 0,
     chat_template: str | None = None,
     window: int | None = None,
+    layers: int | None = None,
 ) -> Path:
     """Writes a model of under 5 MB; the same bytes for the same arguments.
 
-    `chat_template`: the bundled model's own if None. `window`: of its sliding windows; the architecture's own if None.
+    `chat_template`: the bundled model's own if None. `window`: of its sliding windows; `layers`: their number, each of 0.3 MB;
+    the architecture's own if None.
     """
     kind, dice = ARCHITECTURES[architecture], Dice(seed)
+    layers = layers or kind.layers
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny {architecture} {seed}")
-    writer.add_block_count(kind.layers)
+    writer.add_block_count(layers)
     windows = {} if window is None else {"attention.sliding_window": window}
     for key, value in {**kind.hyperparameters, **windows}.items():
         _put(writer, f"{architecture}.{key}", value)
@@ -180,7 +183,7 @@ def write(
     writer.add_tensor("token_embd.weight", dice.matrix(N_VOCAB, WIDTH, gain=4.0))
     for name, tensor in kind.ends(dice):
         writer.add_tensor(name, tensor)
-    for layer, parts in enumerate(islice(cycle(kind.pattern), kind.layers)):
+    for layer, parts in enumerate(islice(cycle(kind.pattern), layers)):
         for part in parts:
             for name, tensor in part(dice):
                 writer.add_tensor(f"blk.{layer}.{name}", tensor)
