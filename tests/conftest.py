@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # No test asserts a time, and hypothesis' own limit of 200 ms an example would.
-hypothesis.settings.register_profile("headstart", deadline=None)
-hypothesis.settings.load_profile("headstart")
+hypothesis.settings.register_profile("headstart", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("slow", deadline=None, max_examples=200)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--slow"):
         os.environ["HEADSTART_SLOW"] = "1"  # modules read it as they are imported
+    hypothesis.settings.load_profile("slow" if os.environ.get("HEADSTART_SLOW") else "headstart")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +92,15 @@ def late_logits(model: Any, tokens: list[int]) -> npt.NDArray[np.float32]:
         return one.append(tokens)
 
 
-@pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+SOME = ("llama", "gemma3", "qwen35", "mamba2")
+
+
+def some(architectures: Iterable[str]) -> list[Any]:
+    """The others are `slow`: their weights do not change either."""
+    return [kind if kind in SOME else pytest.param(kind, marks=pytest.mark.slow) for kind in architectures]
+
+
+@pytest.mark.parametrize("architecture", some(tiny.ARCHITECTURES))
 def test_early_tokens_change_late_logits(architecture: str, tmp_path: Path) -> None:
     tokens = random_tokens()
     with loaded(tiny.write(tmp_path / "model.gguf", architecture)) as model:
@@ -127,7 +135,7 @@ def test_what_has_state(architecture: str, tmp_path: Path) -> None:
         assert (architecture in tiny.STATEFUL) == (recurrent or llama_cpp.llama_model_n_swa(model) > 0)
 
 
-@pytest.mark.parametrize("architecture", tiny.STATEFUL)
+@pytest.mark.parametrize("architecture", some(tiny.STATEFUL))
 def test_a_wrong_state_changes_logits(architecture: str, tmp_path: Path) -> None:
     """Rows of one history with the state of another, even of one that differs in an early token only, show, and stay."""
     tokens, more = random_tokens(), random_tokens(1, 64)

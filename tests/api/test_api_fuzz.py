@@ -21,7 +21,7 @@ from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from live import serving
 
-EXAMPLES = 1000 if os.environ.get("HEADSTART_SLOW") else 5
+EXAMPLES = 1000 if os.environ.get("HEADSTART_SLOW") else 3
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 ROUTES = [
     ("POST", "/v1/chat/completions"),

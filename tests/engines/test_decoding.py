@@ -98,8 +98,8 @@ def _calls(count: int, most: int) -> list[int]:
     ("threads", "kv_type"),
     [
         (1, "f16"),
-        *((2, kv_type) for kv_type in ("f16", "bf16", "q8_0")),
-        *(pytest.param(1, kv_type, marks=pytest.mark.slow) for kv_type in ("bf16", "q8_0")),
+        (2, "f16"),
+        *(pytest.param(threads, kv_type, marks=pytest.mark.slow) for threads in (1, 2) for kv_type in ("bf16", "q8_0")),
         *(pytest.param(threads, kv_type, marks=pytest.mark.slow) for threads in (3, 4) for kv_type in ("f16", "bf16", "q8_0")),
     ],
 )
@@ -110,7 +110,10 @@ def test_behind_a_window(windowed: Path, threads: int, kv_type: str) -> None:
         assert_decoding_is_exact(engine)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen35", "lfm2", "granitehybrid", "mamba2"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["llama", "qwen35", "mamba2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("lfm2", "granitehybrid"))],
+)
 @pytest.mark.parametrize("threads", [2, *SLOW_THREADS])
 def test_of_other_models(architecture: str, threads: int, tmp_path: Path) -> None:
     with loaded(tiny.write(tmp_path / "tiny.gguf", architecture), threads=threads) as engine:
@@ -118,6 +121,7 @@ def test_of_other_models(architecture: str, threads: int, tmp_path: Path) -> Non
         assert_decoding_is_exact(engine, (448, 1216))
 
 
+@pytest.mark.slow
 def test_with_an_adapter(windowed: Path, tiny_model: Path, tmp_path: Path) -> None:
     adapter = tiny.write_adapter(tmp_path / "adapter.gguf")
     with loaded(tiny_model, threads=2, lora=adapter) as engine:

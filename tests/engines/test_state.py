@@ -30,6 +30,8 @@ MAIN = ("gemma3", "qwen35", "mamba2", WINDOWED_LFM2)
 """A window, a recurrent state beside rows, one without, and one with a window: by default the others are only proved, restored
 and rewound."""
 OTHERS = tuple(kind for kind in tiny.STATEFUL if kind not in MAIN)
+LARGER = ("falcon-h1", "granitehybrid")
+"""What they are made of, others have too."""
 WINDOW = tiny.WINDOW
 
 
@@ -151,7 +153,7 @@ def test_restored_and_rewound_equal_cold(engine: LlamaEngine) -> None:
     assert_exact(engine)
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in LARGER else kind for kind in OTHERS])
 def test_the_others_are_exact_too(kind: str, folder: Path) -> None:
     engine = LlamaEngine.load(replace(SMALL, model=str(write(folder, kind))))
     assert engine.traits.stateful
@@ -418,7 +420,7 @@ def test_a_form_that_is_not_known_moves_nothing(folder: Path, monkeypatch: pytes
     engine.close()
 
 
-@pytest.mark.parametrize(("window", "depth"), [(100, 320), (1100, 1216)])
+@pytest.mark.parametrize(("window", "depth"), [(100, 320), pytest.param(1100, 1216, marks=pytest.mark.slow)])
 def test_a_window_off_the_boundaries(folder: Path, window: int, depth: int) -> None:
     """Its cells are restored into the tiles in which they were computed; one that is too long to be proved too."""
     path = write(folder, "gemma3", window)
@@ -452,7 +454,7 @@ def test_a_context_shorter_than_the_window(folder: Path, ctx: int) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("kv_type", ["bf16", "q8_0"])
+@pytest.mark.parametrize("kv_type", [pytest.param("bf16", marks=pytest.mark.slow), "q8_0"])
 def test_other_types_of_rows(folder: Path, kv_type: Any) -> None:
     for kind in ("gemma3", "qwen35"):
         engine = LlamaEngine.load(replace(SMALL, model=str(write(folder, kind)), kv_type=kv_type))
@@ -475,6 +477,7 @@ def gemma(gemma_model: Path) -> Iterator[LlamaEngine]:
     engine.close()
 
 
+@pytest.mark.slow
 def test_gemma_is_exact_beyond_its_window(gemma: LlamaEngine) -> None:
     assert gemma.traits.stateful
     assert gemma.traits.exact, gemma.traits.notes

@@ -66,6 +66,14 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "gemma3
 """To settle is the runtime's work: one kind of the real engine, whose own tests know all, is enough where no bits matter."""
 
 
+A_FEW = pytest.mark.parametrize(
+    "make",
+    ["attention", "pure", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("fake", "qwen35")), *SLOW],
+    indirect=True,
+)
+"""Of conversations that are long."""
+
+
 @pytest.fixture(params=["attention", "fake", "pure", "qwen35", *SLOW])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     def build(mode: str = "fast", template: str | None = None, slots: int = 2, **options: Any) -> Runtime:
@@ -137,7 +145,7 @@ def test_stripped_reasoning_costs_nothing(make: Make, mode: str) -> None:
             settled(rt)
 
 
-@pytest.mark.parametrize("make", ["attention", "qwen35", SLOW[0]], indirect=True)
+@pytest.mark.parametrize("make", ["attention", pytest.param("qwen35", marks=pytest.mark.slow), SLOW[0]], indirect=True)
 def test_ten_turns_of_long_reasoning(make: Make) -> None:
     """400 tokens of reasoning, 100 of an answer, and time to settle: turns 2 to 10 pay for their message."""
     with make("fast", REASONING) as rt:
@@ -158,6 +166,7 @@ def tokens_of(rt: Runtime, text: str, count: int) -> str:
     return b"".join(map(tokenizer.token_bytes, tokenizer.tokenize(text)[:count])).decode()
 
 
+@A_FEW
 def test_a_tool_loop_and_what_the_next_question_strips_of_it(make: Make) -> None:
     with make("fast", TOOLS) as rt:
         oracle, chat = Oracle(), [system(SYSTEM * 4), user("Add many numbers.")]
@@ -177,6 +186,7 @@ def test_a_tool_loop_and_what_the_next_question_strips_of_it(make: Make) -> None
         assert answer.report.computed <= len(rt.engine.tokenizer.tokenize("And now?")) + HEADER + block_size(rt)
 
 
+@A_FEW
 def test_the_strip_without_time_to_settle_costs_what_it_leaves(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "AFTER", 3600.0)
     with make("fast", TOOLS) as rt:

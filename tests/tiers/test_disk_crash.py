@@ -383,7 +383,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
         return History(tmp_path_factory.mktemp("history"), patch)
 
 
-@pytest.mark.parametrize("throws", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("throws", [1, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("hasty")
 def test_whatever_a_crash_interrupts(tmp_path: Path, history: History, throws: int) -> None:
     """Nothing corrupt is read, and nothing that was stored is lost, with the catalogue or from the objects alone."""
