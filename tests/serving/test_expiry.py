@@ -21,7 +21,7 @@ from headstart.config import Settings
 from headstart.interfaces.engine import Shape
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import Chain, root_id
-from headstart.prefix_cache.reuse_model import UNKNOWN
+from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 from headstart.serving import scheduler, settle
 from headstart.serving.request import Request, Started
 from headstart.serving.runtime import Runtime
@@ -259,7 +259,7 @@ def test_no_tokens_are_not_old() -> None:
     slot = Slot(0, Shape(1, 400, 8, 1, 0), 8)
     slot.assign(Chain(b"r" * 32, 8, as_tokens([1])), 1, 0, [(1, 8.0)])
     slot.extend(as_tokens([]), canonical=True)
-    slot.begin(0.0, UNKNOWN, 2.0)
+    slot.begin(0.0, UNKNOWN_REQUEST, 2.0)
     slot.append(1, canonical=True)
     assert slot.written() == 2.0
 
@@ -284,7 +284,7 @@ def test_a_slot_knows_how_old_each_of_its_tokens_is(steps: list[tuple[str, int]]
             times = [float(at // 8 * 8 + 8) for at in range(number)]
         elif what == "begin":
             now = float(number)
-            slot.begin(0.0, UNKNOWN, now)
+            slot.begin(0.0, UNKNOWN_REQUEST, now)
         assert len(slot) == len(times)
         start, stop = sorted((data.draw(st.integers(0, len(slot))), data.draw(st.integers(0, len(slot)))))
         assert slot.written(start, stop) == min(times[start:stop], default=math.inf)
