@@ -187,7 +187,9 @@ class _Cache:
     def _staying(self, line: Line, held: list[int]) -> list[int]:
         """Those of them that stay, however the line grows."""
         marks = {mark // BLOCK_SIZE * BLOCK_SIZE for mark in (line.text.landmarks.anchor, line.text.landmarks.turn)}
-        return [point for point in held if point in marks or self._index.parts(line.chain.ids[point // BLOCK_SIZE - 1])]
+        return [
+            point for point in held if point in marks or self._index.is_branch_point(line.chain.ids[point // BLOCK_SIZE - 1])
+        ]
 
     def _take(self, chain: Chain, point: int, gap: int, now: float, *, firmly: bool) -> bool:
         block = _block(chain, point // BLOCK_SIZE - 1)
@@ -221,7 +223,7 @@ class _Cache:
         """With a line's last checkpoint go the rows that it alone made useful."""
         self._drop(entry)
         before = self._index.get(entry.parent) if entry.state else None
-        while before is not None and not before.pins and self._retention.leaf(before.id):
+        while before is not None and not before.pins and self._retention.is_leaf(before.id):
             after, before = before, self._index.get(before.parent)
             self._drop(after)
 

@@ -66,7 +66,7 @@ def test_the_longest_restorable_prefix_is_found(tokens: list[int], index: Index,
     if best:
         assert found.state is not None
         assert found.state.stop == best
-        assert found.state.parent == found.pieces[-1].id
+        assert found.state.parent == found.entries[-1].id
         assert found.canonical <= best
         assert found.state.canonical or found.canonical < best
     else:

@@ -1,1 +1,3 @@
-"""The prefix cache, pure: what is known of tokens, what to reuse, what to keep. No I/O, no clock, no globals."""
+"""The prefix cache: what is known of prompts, what to reuse and what to keep. Pure; README.md has the order in which to read
+it.
+"""

@@ -1,15 +1,23 @@
-"""Blocks: the canonical, content-addressed form of a token sequence.
+"""Blocks: a prompt as a chain of ids.
+
+A *block* is `block_size` consecutive tokens of a prompt. The engine declares the block size (64 for llama.cpp on a CPU). The
+tokens after the last full block are the *open tail*. A block's id is a hash of the id before it and of its own tokens, so an id
+names a block together with everything before it:
 
     tokens ─▶ │ block 0 │ block 1 │ … │ block k │ open tail
                 id_0  ──▶  id_1  ──▶   id_k = H(id_{k-1} ‖ tokens_k),   id_{-1} = root = H(fingerprint ‖ salt)
 
-Everything here is a pure function of the tokens, so the chain of a prefix is a prefix of the chain.
+All ids of a prompt are its *chain*. Two prompts with a common beginning have chains with a common beginning. The *root* covers
+everything that changes the numbers (the engine's fingerprint) and the tenant's salt, so nothing can be found under a wrong id.
 
-The form that is hashed is a contract: changing it changes every id. It is the BLAKE3 of
-``b"headstart.block.1" ‖ parent id (32 bytes) ‖ tokens as little-endian int32``; the root's is the BLAKE3 of
-``b"headstart.root.1" ‖ len(fingerprint) as u64 ‖ fingerprint ‖ salt as UTF-8``, but that its first 8 bytes are those of the
-salt's owner, which is what the salt has before its first NUL; a checkpoint's is the BLAKE3 of
-``b"headstart.checkpoint.1" ‖ id of the piece whose end it is at``.
+Example: with a block size of 64, a prompt of 200 tokens has three ids, and an open tail of 8 tokens.
+
+The hashed bytes are a contract: another form would change every id. All hashes are BLAKE3.
+
+* block: ``b"headstart.block.1" ‖ parent id (32 bytes) ‖ tokens as little-endian int32``
+* root: ``b"headstart.root.1" ‖ len(fingerprint) as u64 ‖ fingerprint ‖ salt as UTF-8``. Its first 8 bytes are replaced by those
+  of the same hash over the owner instead of the salt; the owner is the part of the salt before its first NUL (`quota`).
+* checkpoint: ``b"headstart.checkpoint.1" ‖ id of the block or open tail at whose end it is``
 """
 
 from __future__ import annotations
@@ -23,13 +31,13 @@ from headstart.interfaces.tokens import BlockId, Tokens, utf8
 from headstart.prefix_cache.quota import OWNER
 
 OWNER_END = "\0"
-"""What ends the owner's part of a salt; one without it is all owner."""
+"""Ends the owner's part of a salt. A salt without it consists of the owner only."""
 
 
 def root_id(fingerprint: bytes, salt: str) -> BlockId:
-    """The parent of every first block: no block of another model, setting or tenant can have the same id.
+    """The parent of every first block. Another model, setting or tenant has another root, and so other ids.
 
-    Whoever has it knows whose the chain is: see `prefix_cache/quota`.
+    Its first bytes name the owner of the chain: see `quota`.
     """
     head = b"headstart.root.1" + len(fingerprint).to_bytes(8, "little") + fingerprint
     owner = blake3(head + utf8(salt.partition(OWNER_END)[0])).digest(OWNER)
@@ -37,23 +45,26 @@ def root_id(fingerprint: bytes, salt: str) -> BlockId:
 
 
 def block_id(parent: BlockId, tokens: Tokens) -> BlockId:
-    """The id of the piece made of `tokens` whose history is `parent`."""
+    """The id of the block or open tail that consists of `tokens` and follows `parent`."""
     return blake3(b"headstart.block.1" + parent + tokens.tobytes()).digest()
 
 
-def checkpoint_id(piece: BlockId) -> BlockId:
-    """The id of the checkpoint at the end of a piece."""
-    return blake3(b"headstart.checkpoint.1" + piece).digest()
+def checkpoint_id(block: BlockId) -> BlockId:
+    """The id of the checkpoint at the end of a block or open tail."""
+    return blake3(b"headstart.checkpoint.1" + block).digest()
 
 
 def last_block_boundary(length: int, block_size: int) -> int:
-    """The last block boundary strictly before the last of `length` tokens: where the open tail begins."""
+    """The last block boundary before the last of `length` tokens. The final prefill call begins there.
+
+    It is strictly before the last token, because that token is always computed: the reply needs its logits.
+    """
     return max(0, (length - 1) // block_size * block_size)
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Tokens with the ids of all their whole blocks."""
+    """The tokens of a prompt with the ids of its full blocks."""
 
     root: BlockId
     block_size: int
@@ -61,7 +72,7 @@ class Chain:
 
     @cached_property
     def ids(self) -> tuple[BlockId, ...]:
-        """One id for each of the `len(tokens) // block_size` whole blocks."""
+        """One id for each of the `len(tokens) // block_size` full blocks."""
         ids: list[BlockId] = []
         parent = self.root
         data = self.tokens.tobytes()
@@ -72,10 +83,11 @@ class Chain:
         return tuple(ids)
 
     def parent_of(self, block: int) -> BlockId:
-        """The id that block number `block` (or the tail that begins there) hangs on."""
+        """The id before block number `block`, or before the open tail that begins there."""
         return self.ids[block - 1] if block else self.root
 
     def block(self, number: int) -> Tokens:
+        """The tokens of one block."""
         return self.tokens[number * self.block_size : (number + 1) * self.block_size]
 
     def __len__(self) -> int:

@@ -1,11 +1,19 @@
-"""Checkpoints: at which block boundaries a prefill takes them, which of them go as the line grows, and what one is worth.
+"""Checkpoints: where a prefill takes them, which ones are dropped later, and what one is worth.
 
-A *line* is the chain of one prompt, from the root to its end. It has all its rows, but few checkpoints: each is as large as
-the rows of tens or thousands of tokens. A checkpoint can be had only while a prefill stands at its very position, so one that
-was thinned is not to be had again without computing all that leads there.
+Recurrent layers and sliding windows have state that cannot be truncated. To go back to a position, the engine needs a copy of
+the state at exactly that position: a *checkpoint*. It can be taken only while a prefill stands there. Each is as large as the
+KV of tens or thousands of tokens, so a chain has few of them.
 
-Firm points are where requests are known to come back to: landmarks, branch points, the last block boundary. The lattice between
-them bounds what is lost where somebody goes back for the first time.
+Two kinds of positions get checkpoints, always at block boundaries:
+
+* *protected points*: positions where requests are known to come back. These are the landmarks of the prompt (the end of the
+  system prompt, of the last user message, of the last message, and what the client marked), the positions where prompts were
+  seen to diverge, and the last block boundary.
+* the *lattice*: positions between them, which limit the cost if somebody goes back to a new position. They lie further apart
+  the further they are from the end.
+
+Example: on a chain of 20,000 tokens the lattice keeps a checkpoint about every 512 tokens in the last 2,000, and before that
+about one in each cell of 2,048, 4,096 and 8,192 tokens. When the chain grows, the surplus is dropped (`Placement.surplus`).
 """
 
 from __future__ import annotations
@@ -18,48 +26,55 @@ from headstart.interfaces.landmarks import Landmarks
 from headstart.prefix_cache.blocks import last_block_boundary
 
 GAP = 512
-"""Tokens between two points of the lattice near the end of a line."""
+"""Tokens between two points of the lattice near the end of a chain."""
 NEAR = 2_048
-"""Tokens before the end of a line that are near it."""
+"""Tokens before the end of a chain that count as near it."""
 CHANCE = 0.1
-"""How likely somebody goes back to a point of the lattice, as against a firm one. Replays hardly tell 0.03 from 0.3."""
+"""Chance that a request goes back to a point of the lattice, relative to a protected one. Replays hardly differ from 0.03 to
+0.3.
+"""
 LOOSE = 0.5
-"""What having a token's rows is worth in tokens: nothing until a checkpoint stands behind them."""
+"""Value of one token's KV in tokens of prefill, in models with state: it is useless without a checkpoint after it."""
 _MESSAGES_GAP = 8_192
 
 
 def protected_points(length: int, block_size: int, branch: int, landmarks: Landmarks) -> frozenset[int]:
-    """The firm points of a prompt of `length` tokens. `branch`: how many of them are known from other prompts; 0 if none."""
+    """The protected points of a prompt of `length` tokens.
+
+    Args:
+        branch: how many leading tokens other prompts share; 0 if none.
+    """
     end = last_block_boundary(length, block_size)
-    marks = (mark // block_size * block_size for mark in (branch, *landmarks))
-    return frozenset({end, *(mark for mark in marks if mark <= end)} - {0})
+    points = (point // block_size * block_size for point in (branch, *landmarks))
+    return frozenset({end, *(point for point in points if point <= end)} - {0})
 
 
 def worth(gap: int, state_bytes: int, kv_bytes_per_token: int, *, protected: bool) -> float:
-    """Tokens of prefill that a checkpoint is expected to save, per byte: what `prefix_cache/eviction` ranks it by.
+    """Prefill tokens that a checkpoint is expected to save, per byte. `eviction` ranks checkpoints by it.
 
-    With the last checkpoint of a line go the rows that it alone made useful, so they count too. Rows: `LOOSE` a token.
+    The last checkpoint of a chain makes the KV before it usable, so the bytes of that KV count too.
 
     Args:
-        gap: tokens back to the checkpoint before it on its line, or to the beginning; for a firm one, to the one before it
-            that stays when the line grows.
-        kv_bytes_per_token: of one token.
+        gap: tokens back to the checkpoint before it on its chain, or to the beginning. For a protected one: to the checkpoint
+            before it that stays when the chain grows.
+        state_bytes: bytes of the checkpoint.
     """
     whole = gap / (state_bytes + gap * kv_bytes_per_token)
     return whole if protected else min(whole, CHANCE * gap / state_bytes)
 
 
 PlacePoints = Callable[[int, int, int, Landmarks], Iterable[int]]
-"""(end, grid, branch, landmarks) → where the prefill of a whole line takes checkpoints, in tokens; rounded down to the grid."""
+"""(end, block size, branch, landmarks) → positions for checkpoints on a whole chain; they are rounded down to block boundaries.
+"""
 KeepPoints = Callable[[Sequence[int], int], Iterable[int]]
-"""(held, end) → those of the checkpoints of a line that are worth their bytes, given its end."""
+"""(held, end) → those of the held checkpoints that are worth their bytes, on a chain that ends at `end`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where checkpoints go on a line: a pure function of positions, in tokens."""
+    """Where checkpoints go on a chain: pure functions of positions, in tokens."""
 
-    marks: PlacePoints
+    place: PlacePoints
     keep: KeepPoints
 
     def points(self, start: int, length: int, block_size: int, branch: int, landmarks: Landmarks) -> tuple[int, ...]:
@@ -68,32 +83,32 @@ class Placement:
         Args:
             start: where the prefill begins.
             length: tokens of the prompt.
-            branch: how many leading tokens of the prompt are known from other prompts; 0 if none are.
+            branch: how many leading tokens other prompts share; 0 if none.
         """
         end = last_block_boundary(length, block_size)
-        found = {end, *(mark // block_size * block_size for mark in self.marks(end, block_size, branch, landmarks))}
+        found = {end, *(point // block_size * block_size for point in self.place(end, block_size, branch, landmarks))}
         return tuple(sorted(point for point in found if start < point <= end))
 
     def surplus(self, held: Sequence[int], end: int, kept: Collection[int] = ()) -> tuple[int, ...]:
-        """The checkpoints that go, ascending, on a line that ends at `end`. The deepest stays.
+        """The checkpoints to drop, ascending, on a chain that ends at `end`. The last one stays.
 
         Args:
-            held: positions of all checkpoints on the line, ascending, none behind `end`.
-            kept: positions of those that must stay: where known chains part, the anchor, the current turn and, until the
-                reply has settled, its header; what is pinned.
+            held: positions of all checkpoints on the chain, ascending, none after `end`.
+            kept: positions that must stay: where known chains diverge, the end of the system prompt, the current turn, the
+                generation header until the reply has settled, and pinned ones.
         """
         stay = {*held[-1:], *kept, *self.keep(held, end)}
         return tuple(point for point in held if point not in stay)
 
 
 def cells(end: int) -> Iterator[tuple[int, int]]:
-    """The cells [start, stop) of the lattice on a line up to `end`. In each, the first checkpoint stays.
+    """The cells [start, stop) of the lattice on a chain up to `end`. The first checkpoint in each cell stays.
 
-    A cell is `GAP` times a power of two long and begins at a multiple of its length. Those that begin `NEAR` + `GAP` or less
-    before the end are of length `GAP`; before them there is one of each length from `NEAR` on. A cell is made of two of half
-    its length and its first checkpoint is the first of one of these, so what a longer line keeps, every shorter one has
-    kept. The cell at the beginning is left out: going back to 0 needs no checkpoint. On short lines there is
-    room for two of its parts.
+    A cell is `GAP` times a power of two long, and begins at a multiple of its length. Cells that begin at most `NEAR` + `GAP`
+    before the end have the length `GAP`. Before them there is one cell of each length from `NEAR` on. Each longer cell consists
+    of two cells of half its length, and its first checkpoint is the first of one of these. So a longer chain keeps only
+    checkpoints that every shorter chain has kept. There is no cell at the beginning: going back to 0 needs no checkpoint. Short
+    chains have two smaller cells instead.
     """
     yield from ((size, 2 * size) for size in (GAP // 4, GAP // 2) if size <= end < 4 * size)
     first = max(GAP, _up(end - NEAR - GAP, GAP))
@@ -130,5 +145,6 @@ PLACEMENTS: dict[str, Placement] = {
     ),
     "every": Placement(lambda end, block_size, _, __: range(block_size, end, block_size), lambda held, _: held),
 }
-"""`lattice` is headstart's own. `last`: at the end only; `marconi`: also where prompts part (after Marconi, MLSys 2025);
-`messages`: at landmarks, and every 8,192 tokens (after mlx-lm's server); `every`: at each block boundary."""
+"""`lattice` is the one that headstart uses; the others are for comparison. `last`: at the end only. `marconi`: also where
+prompts diverge (after Marconi, MLSys 2025). `messages`: at landmarks and every 8,192 tokens (after mlx-lm's server). `every`:
+at each block boundary."""

@@ -1,7 +1,8 @@
-"""Terms: how long what was written may be kept, by whose it is. Times are seconds since 1970.
+"""Expiry: how long stored text may be kept (`--expire`). Times are seconds since 1970.
 
-What is looked through now and then is rid of what would be due before the next look but one: so nothing is kept longer than its
-term, also if one look fails, but a little less long.
+A *term* is the longest time for which anything may be kept after it was written. There is one term for everybody, and owners
+may have shorter terms of their own. Tiers are searched for expired entries from time to time. Each search removes everything
+that would expire before the search after the next one. So nothing is kept longer than its term, even if one search fails.
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ import threading
 from collections.abc import Mapping
 
 LOOKS = 20
-"""Looks in the shortest term."""
+"""Searches during the shortest term."""
 
 
 class Terms:
-    """How many seconds may pass since something was written. Thread-safe.
+    """The terms of all owners, in seconds. Thread-safe.
 
     Args:
-        most: for everybody.
+        most: the term for everybody.
 
     Attributes:
-        shortest: the shortest term of all.
-        owners: by `prefix_cache/quota.owner_of`, those who have a term of their own.
-        version: how often any term has changed.
-        before: whatever was written by then has to go from this process, as somebody has deleted all of it.
-        obeyed: what somebody said there last; `before` is less once the clock has been set back.
+        shortest: the shortest of all terms.
+        owners: terms of single owners, by `quota.owner_of`.
+        version: number of changes so far.
+        before: everything written up to this time must be dropped in this process, because somebody has deleted all of it.
+        obeyed: the latest such request; `before` is smaller if the clock was set back since.
     """
 
     def __init__(self, most: float = math.inf) -> None:
@@ -38,30 +39,30 @@ class Terms:
 
     @property
     def look(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two searches."""
         return self.shortest / LOOKS
 
     def cap(self, seconds: float) -> None:
-        """Nobody's term is longer."""
+        """Limits every term."""
         with self._lock:
             if seconds < self._most:
                 self._most = seconds
                 self._change(self.owners)
 
     def give(self, owner: bytes, seconds: float | None) -> None:
-        """An owner's own term; None for that of everybody."""
+        """Sets an owner's own term; None removes it."""
         with self._lock:
             if self.owners.get(owner) != seconds:
                 self._news[owner] = seconds
                 self._change(_with(self.owners, {owner: seconds}))
 
     def news(self) -> Mapping[bytes, float | None]:
-        """What was given here, and not yet learned by others."""
+        """Terms that were set in this process and are not yet known to others; None for removed ones."""
         with self._lock:
             return dict(self._news)
 
     def learn(self, owners: Mapping[bytes, float], said: Mapping[bytes, float | None]) -> None:
-        """These owners have terms, and no others, as far as was not given otherwise since this of the `news` was `said`."""
+        """Sets the terms of all owners, as the folder has them. `said`: the `news` that were written there; newer ones stay."""
         with self._lock:
             self._news = {owner: term for owner, term in self._news.items() if owner not in said or said[owner] != term}
             if (known := _with(owners, self._news)) != self.owners:
@@ -72,16 +73,16 @@ class Terms:
         self.version += 1
 
     def of(self, owner: bytes) -> float:
-        """The term of what is an owner's; b"" for what may be anybody's."""
+        """The term of an owner; for b"" (unknown owner) the shortest one."""
         return min(self._most, self.owners.get(owner, math.inf)) if owner else self.shortest
 
     def cut(self, owner: bytes, now: float) -> float:
-        """What an owner has written by then has been kept for long enough."""
+        """The time up to which an owner's entries have expired, or expire before the next search but one."""
         term = self.of(owner)
         return now + 2 * self.look - term if term < math.inf else -math.inf
 
     def due(self, owner: bytes, now: float) -> float:
-        """What an owner has written by then has to go from this process."""
+        """The time up to which an owner's entries must be dropped in this process."""
         return max(self.before, self.cut(owner, now))
 
 

@@ -1,8 +1,18 @@
-"""Index: which pieces are known, and in which tier they lie. It answers without touching a tier.
+"""Index: which entries are stored, and in which tier. It answers without touching a tier.
 
-A *piece* is a block (`block_size` tokens) or an open tail (fewer); both hang on the block before them. In models with state a
-*checkpoint* is a piece too: it hangs on the block or tail whose end it is at, and has that one's tokens. A piece has at most
-one copy in each tier, and each copy is canonical or derived.
+An *entry* is one stored unit: a block, an open tail, or a checkpoint.
+
+* A block or open tail has the KV of its own tokens. Its parent is the block before it.
+* A *checkpoint* is a copy of the state that cannot be truncated (recurrent layers, sliding windows) at one position. Its parent
+  is the block or open tail at whose end it was taken, and it has the same tokens.
+
+An entry has at most one copy in each tier (`memory`, `disk`). Each copy is canonical (from prefill at a block boundary) or
+derived (from decoding). Only canonical copies are used in exact mode.
+
+Example: after two chats with one system prompt of two blocks, the index has a tree. The system prompt is stored once:
+
+    root ─▶ block 0 ─▶ block 1 ─┬─▶ block 2 ─▶ open tail      (first chat)
+                                └─▶ block 2'                  (second chat)
 """
 
 from __future__ import annotations
@@ -18,17 +28,18 @@ from headstart.prefix_cache.quota import owner_of
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One known piece.
+    """One stored unit: a block, an open tail, or a checkpoint.
 
     Attributes:
         start: position of its first token.
-        copies: tier name → whether that copy is canonical.
-        pins: requests that need the piece right now; a pinned piece is never evicted.
-        state: whether it is a checkpoint, at `stop`; otherwise it is rows.
-        gap: tokens of prefill that a checkpoint saves, back to the one before it on its line; 0 if that is not known.
-        protected: whether somebody is expected to go on from this checkpoint (`prefix_cache/checkpoints`).
-        owner: whose it is; empty until the index knows it.
-        written: when its tokens were first kept, in seconds since 1970; of a checkpoint, the first of all before it.
+        copies: name of a tier → whether the copy there is canonical.
+        pins: number of requests that need the entry now. A pinned entry is never evicted.
+        state: whether it is a checkpoint, at position `stop`. Otherwise it is KV.
+        gap: prefill tokens that a checkpoint saves, counted from the checkpoint before it on its chain; 0 if unknown.
+        protected: whether requests are expected to continue at this checkpoint (`checkpoints`).
+        owner: whose it is (`quota`); the index sets it.
+        written: when its tokens were stored first, in seconds since 1970. For a checkpoint: the earliest time of all tokens
+            before it.
     """
 
     id: BlockId
@@ -45,24 +56,27 @@ class Entry:
 
     @property
     def stop(self) -> int:
+        """The position after its last token."""
         return self.start + len(self.tokens)
 
     def usable(self, *, canonical_only: bool) -> bool:
+        """Whether some copy may be used."""
         return any(self.copies.values()) if canonical_only else bool(self.copies)
 
     @property
     def canonical(self) -> bool:
+        """Whether some copy is canonical."""
         return any(self.copies.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What is restorable of a chain.
+    """The part of a chain that can be restored.
 
     Attributes:
-        blocks: entries of its first blocks, without a gap.
-        tail: a piece behind them, of which the first `take` tokens fit; None if `take` is 0.
-        state: the checkpoint at their end, where one is needed.
+        blocks: the first blocks of the chain, without a gap.
+        tail: a further entry of which the first `take` tokens fit; None if `take` is 0.
+        state: the checkpoint at the end, in models that need one.
     """
 
     blocks: tuple[Entry, ...]
@@ -71,16 +85,18 @@ class Match:
     state: Entry | None = None
 
     @property
-    def pieces(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries with KV."""
         return self.blocks if self.tail is None else (*self.blocks, self.tail)
 
     @property
     def tokens(self) -> int:
+        """Tokens that can be restored."""
         return sum(len(entry.tokens) for entry in self.blocks) + self.take
 
     @property
     def canonical(self) -> int:
-        """Leading tokens whose rows are canonical; not up to a checkpoint that is not."""
+        """Leading tokens with canonical KV; a derived checkpoint at the end excludes the last block."""
         total = 0
         for entry in self.blocks:
             if not entry.canonical:
@@ -92,13 +108,13 @@ class Match:
 
 
 class Index:
-    """All known pieces of one engine. Invariants: `check`."""
+    """All stored entries of one engine. `check` has the invariants."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._entries: dict[BlockId, Entry] = {}
-        self._children: dict[tuple[BlockId, int], dict[BlockId, Entry]] = {}  # rows, by parent and first token
-        self._following: dict[BlockId, dict[BlockId, Entry]] = {}  # rows, by parent
+        self._siblings_by_token: dict[tuple[BlockId, int], dict[BlockId, Entry]] = {}  # KV, by parent and first token
+        self._children: dict[BlockId, dict[BlockId, Entry]] = {}  # KV, by parent
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -106,22 +122,25 @@ class Index:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
-    def get(self, piece: BlockId) -> Entry | None:
-        return self._entries.get(piece)
+    def get(self, key: BlockId) -> Entry | None:
+        """The entry with this id."""
+        return self._entries.get(key)
 
     def _siblings(self, parent: BlockId, tokens: Tokens) -> Iterable[Entry]:
-        """The pieces under `parent` that begin with the first of `tokens`."""
-        return self._children.get((parent, int(tokens[0])), {}).values() if len(tokens) else ()
+        """The entries after `parent` that begin with the first of `tokens`."""
+        return self._siblings_by_token.get((parent, int(tokens[0])), {}).values() if len(tokens) else ()
+
+    # ── what can be restored ─────────────────────────────────────────────────────────────────────────────────────────
 
     def match(self, chain: Chain, limit: int, *, canonical_only: bool, partial: bool) -> Match:
-        """The longest restorable prefix of at most `limit` tokens. Changes nothing.
+        """The longest prefix of at most `limit` tokens that can be restored. Changes nothing.
 
-        With `partial`, the piece that follows the last whole block may be used in part. Tokens are compared after the id
-        is found: a collision cannot serve another text's rows.
+        With `partial`, a part of the entry after the last full block may be used. Tokens are compared too, not only ids: a hash
+        collision cannot return the KV of another text.
         """
         blocks: list[Entry] = []
-        for number, piece in enumerate(chain.ids[: limit // self.block_size]):
-            entry = self._entries.get(piece)
+        for number, key in enumerate(chain.ids[: limit // self.block_size]):
+            entry = self._entries.get(key)
             if entry is None or not entry.usable(canonical_only=canonical_only):
                 break
             if entry.tokens.tobytes() != chain.block(number).tobytes():
@@ -140,9 +159,9 @@ class Index:
         return Match(tuple(blocks), best, take)
 
     def resume(self, chain: Chain, limit: int, *, canonical_only: bool) -> Match:
-        """The longest prefix of at most `limit` tokens at whose end there is a checkpoint. Changes nothing.
+        """The longest prefix of at most `limit` tokens that ends at a checkpoint. Changes nothing.
 
-        A tail must fit as a whole: its checkpoint is at its end.
+        An open tail must match completely, because its checkpoint is at its end.
         """
         blocks = self.match(chain, limit, canonical_only=canonical_only, partial=False).blocks
         done = len(blocks) * self.block_size
@@ -163,23 +182,26 @@ class Index:
                 return Match(blocks[:count], state=state)
         return Match(())
 
-    def checkpoint(self, piece: BlockId, *, canonical_only: bool) -> Entry | None:
-        """The usable checkpoint at the end of a piece."""
-        found = self._entries.get(checkpoint_id(piece))
+    def checkpoint(self, key: BlockId, *, canonical_only: bool) -> Entry | None:
+        """The usable checkpoint at the end of a block or open tail."""
+        found = self._entries.get(checkpoint_id(key))
         return found if found is not None and found.usable(canonical_only=canonical_only) else None
 
-    def parts(self, piece: BlockId) -> bool:
-        """Whether canonical chains part behind a piece. Derived ones do not count: each reply that settles leaves one."""
-        return len(list(islice((entry for entry in self.following(piece) if entry.canonical), 2))) == 2
+    def is_branch_point(self, key: BlockId) -> bool:
+        """Whether at least two canonical entries follow a block. Derived ones do not count: each settled reply leaves one."""
+        return len(list(islice((entry for entry in self.children(key) if entry.canonical), 2))) == 2
 
-    def following(self, piece: BlockId) -> Iterable[Entry]:
-        """The rows that hang on a piece."""
-        return self._following.get(piece, {}).values()
+    def children(self, key: BlockId) -> Iterable[Entry]:
+        """The blocks and open tails that follow a block."""
+        return self._children.get(key, {}).values()
+
+    # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def add(self, entry: Entry, tier: str, *, canonical: bool) -> bool:
-        """Records a copy of `entry` in `tier`; says whether the tier should hold these rows.
+        """Records a copy of `entry` in `tier`. Returns whether the tier should store these bytes.
 
-        False, and nothing changes, if the tier already has a copy at least as good: derived never replaces canonical.
+        Returns False and changes nothing if the tier already has a copy that is at least as good: derived never replaces
+        canonical.
         """
         known = self._entries.get(entry.id)
         if known is None:
@@ -187,21 +209,21 @@ class Index:
             above = self._entries.get(entry.parent)
             entry.owner = entry.owner or (owner_of(entry.parent) if above is None else above.owner)
             if not entry.state:
-                self._children.setdefault(_place(entry), {})[entry.id] = entry
-                self._following.setdefault(entry.parent, {})[entry.id] = entry
+                self._siblings_by_token.setdefault(_place(entry), {})[entry.id] = entry
+                self._children.setdefault(entry.parent, {})[entry.id] = entry
         elif tier in known.copies and known.copies[tier] >= canonical:
             return False
         known.copies[tier] = canonical
         known.written = min(known.written, entry.written)
         return True
 
-    def wants(self, piece: BlockId, tier: str, *, canonical: bool) -> bool:
+    def wants(self, key: BlockId, tier: str, *, canonical: bool) -> bool:
         """Whether `add` would accept such a copy."""
-        known = self._entries.get(piece)
+        known = self._entries.get(key)
         return known is None or tier not in known.copies or known.copies[tier] < canonical
 
     def covered(self, parent: BlockId, tokens: Tokens) -> list[Entry]:
-        """The open tails under `parent` that a piece of `tokens` makes superfluous: its proper prefixes."""
+        """The open tails after `parent` that an entry with `tokens` makes redundant: its proper prefixes."""
         return [
             entry
             for entry in self._siblings(parent, tokens)
@@ -209,37 +231,37 @@ class Index:
         ]
 
     def covers(self, parent: BlockId, tokens: Tokens) -> bool:
-        """Whether some piece under `parent` begins with all of `tokens`."""
+        """Whether an entry after `parent` begins with all of `tokens`."""
         return any(common_prefix(entry.tokens, tokens) == len(tokens) for entry in self._siblings(parent, tokens))
 
-    def remove(self, piece: BlockId, tier: str) -> None:
-        """Forgets the copy in `tier`, and the piece with its last copy."""
-        entry = self._entries[piece]
+    def remove(self, key: BlockId, tier: str) -> None:
+        """Removes the copy in `tier`, and the entry with its last copy."""
+        entry = self._entries[key]
         del entry.copies[tier]
         if not entry.copies:
-            del self._entries[piece]
+            del self._entries[key]
             if not entry.state:
-                siblings = self._children[_place(entry)]
-                del siblings[piece]
+                siblings = self._siblings_by_token[_place(entry)]
+                del siblings[key]
                 if not siblings:
-                    del self._children[_place(entry)]
-                del self._following[entry.parent][piece]
-                if not self._following[entry.parent]:
-                    del self._following[entry.parent]
+                    del self._siblings_by_token[_place(entry)]
+                del self._children[entry.parent][key]
+                if not self._children[entry.parent]:
+                    del self._children[entry.parent]
 
     def check(self) -> None:
-        """Raises AssertionError if the index contradicts itself. Cheap enough to run when idle."""
-        for piece, entry in self._entries.items():
-            assert entry.id == piece
+        """Raises AssertionError if the index contradicts itself. Fast enough to run when the engine is idle."""
+        for key, entry in self._entries.items():
+            assert entry.id == key
             assert entry.copies, "an entry without a copy"
             assert 1 <= len(entry.tokens) <= self.block_size
             assert entry.start % self.block_size == 0
             if entry.state:
-                assert piece == checkpoint_id(entry.parent)
+                assert key == checkpoint_id(entry.parent)
             else:
-                assert self._children[_place(entry)][piece] is entry
-        rows = sum(not entry.state for entry in self)
-        assert sum(map(len, self._children.values())) == sum(map(len, self._following.values())) == rows
+                assert self._siblings_by_token[_place(entry)][key] is entry
+        kv = sum(not entry.state for entry in self)
+        assert sum(map(len, self._siblings_by_token.values())) == sum(map(len, self._children.values())) == kv
 
 
 def _place(entry: Entry) -> tuple[BlockId, int]:

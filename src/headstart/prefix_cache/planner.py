@@ -1,7 +1,19 @@
-"""Planner: prompt + index + slots → `Plan`. Pure.
+"""Planner: which slot serves a prompt, what is reused, and what is computed.
 
-A plan says which slot serves a request, which rows it starts from, and what it computes. It is the cheapest by measured
-cost, and never plans beyond what is restorable; at least one token is always computed, so logits are never stale.
+`plan` is a pure function of the prompt, the index and the slots. It compares two ways to begin, by measured cost:
+
+* *keep*: continue in a slot whose live tokens share a prefix with the prompt;
+* *restore*: copy stored entries into the slot that was unused for the longest time.
+
+It never plans more than can be restored. At least one token is always computed, because the reply needs its logits.
+
+Example: the prompt has 1,000 tokens. Slot 0 shares 900 tokens with it; memory has 960. Keeping computes 100 tokens. Restoring
+computes 40, but copies 960. The planner takes the lower sum of seconds.
+
+In models with state (recurrent layers, sliding windows) a slot can only continue at its very end, or go back to a checkpoint,
+and a restored prefix must end at a checkpoint. In exact mode only canonical KV counts.
+
+`next_call` divides the computation into prefill calls.
 """
 
 from __future__ import annotations
@@ -17,12 +29,12 @@ from headstart.prefix_cache.index import Entry, Index, Match
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """What the planner sees of a live sequence.
+    """A live sequence, as the planner sees it.
 
     Attributes:
         root: root id of its content.
-        tokens: what it holds.
-        canonical: how many leading tokens have canonical rows.
+        tokens: its tokens.
+        canonical: leading tokens whose KV is canonical.
         free: whether no request is using it.
         last_used: seconds on any clock; 0 for a slot that was never used.
     """
@@ -37,7 +49,7 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Measured seconds a token: prefilled, or restored from memory."""
+    """Measured seconds per token, for prefill and for restoring from memory."""
 
     prefill: float = 1e-3
     restore: float = 1e-6
@@ -45,14 +57,14 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """Which rows may be used. `exact`: canonical ones only."""
+    """Which KV may be used. `exact`: only canonical KV."""
 
     exact: bool
     traits: Traits
 
     @property
     def any_cut(self) -> bool:
-        """Whether computing on from any token, not only from a block boundary, keeps rows canonical."""
+        """Whether prefill may start at any token, not only at a block boundary, and still give canonical KV."""
         return self.traits.decode_is_prefill
 
 
@@ -64,12 +76,12 @@ class Plan:
 
     Attributes:
         slot: number of the slot.
-        keep: tokens that stay live in the slot; 0 if rows are restored into it.
-        restore: pieces to import, end to end from position 0; the last may be used in part (`take`).
-        take: how many tokens of the last piece are used.
-        state: the checkpoint to bring in at `start`: with the rows, or into the slot whose rows stay.
+        keep: tokens that stay live in the slot; 0 if entries are restored into it.
+        restore: entries to import, one after the other from position 0. The last one may be used in part (`take`).
+        take: how many tokens of the last entry are used.
+        state: the checkpoint to import at `start`: together with KV, or into a slot whose KV stays.
         start: tokens that need not be computed.
-        canonical: how many of them have canonical rows.
+        canonical: how many of them have canonical KV.
         length: tokens of the prompt.
     """
 
@@ -83,38 +95,42 @@ class Plan:
     state: Entry | None = None
 
     @property
-    def needs(self) -> tuple[Entry, ...]:
-        """All pieces that it wants to bring in."""
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries that have to be imported."""
         return self.restore if self.state is None else (*self.restore, self.state)
 
     @property
     def computed(self) -> int:
+        """Tokens to compute."""
         return self.length - self.start
 
     @property
     def restored(self) -> int:
+        """Tokens to import."""
         return 0 if self.keep else self.start
 
     def __str__(self) -> str:
-        source = f"keep {self.keep} live" if self.keep else f"restore {self.start} in {len(self.restore)} pieces"
+        source = f"keep {self.keep} live" if self.keep else f"restore {self.start} in {len(self.restore)} entries"
         source += " and a checkpoint" if self.state is not None else ""
         return f"slot {self.slot}: {source}, compute {self.computed} of {self.length}"
 
 
-def _goes_on(held: int, shared: int) -> bool:
-    """Whether a prompt that shares the first `shared` of `held` tokens goes on at their end, give or take what a stop text
-    or a cut-off character left behind, rather than leaving them in their middle."""
+def _continues(held: int, shared: int) -> bool:
+    """Whether a prompt that shares `shared` of `held` tokens continues at their end, rather than leaving them in the middle.
+
+    A few tokens may be missing: a stop text or an incomplete character can leave tokens that the client does not send back.
+    """
     return held - shared <= min(8, shared // 4)
 
 
 def _completes(chain: Chain, boundary: int) -> bool:
-    """Whether a block that begins at `boundary` would become canonical by computing the prompt from there."""
+    """Whether computing the prompt from `boundary` would complete a block, which is then canonical."""
     return last_block_boundary(len(chain), chain.block_size) > boundary
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How many leading tokens of a slot can stay, and the checkpoint that takes it back there if it has gone on."""
+    """How many leading tokens of a slot can stay, and the checkpoint to go back there if the slot holds more."""
 
     tokens: int = 0
     state: Entry | None = None
@@ -123,9 +139,9 @@ class Kept:
 def keepable(slot: SlotView, chain: Chain, index: Index, mode: Mode) -> Kept:
     """How much of `slot` can stay for the prompt `chain`.
 
-    A prompt that goes on at the slot's end goes on at the very token. One that leaves the slot before returns to the last
-    checkpoint; or, where KV can be truncated, to the last canonical block boundary, if less than a block is lost by that and a
-    block of its own becomes canonical.
+    If the prompt continues at the slot's end, it continues at that very token. If it leaves the slot earlier, the slot goes
+    back: to the last checkpoint in a model with state; otherwise to the last shared token, or to the last canonical block
+    boundary if this costs less than a block and lets the prompt complete a canonical block.
     """
     if slot.root != chain.root:
         return Kept()
@@ -139,12 +155,12 @@ def keepable(slot: SlotView, chain: Chain, index: Index, mode: Mode) -> Kept:
     canonical = min(shared, slot.canonical) // block_size * block_size
     if mode.exact:
         return Kept(canonical)
-    back = shared - canonical < block_size and not _goes_on(len(slot.tokens), shared) and _completes(chain, canonical)
+    back = shared - canonical < block_size and not _continues(len(slot.tokens), shared) and _completes(chain, canonical)
     return Kept(canonical if back else shared)
 
 
 def _rewound(usable: int, chain: Chain, index: Index, mode: Mode) -> Kept:
-    """The last checkpoint within the first `usable` tokens."""
+    """The last checkpoint at a block boundary within the first `usable` tokens."""
     block_size = mode.traits.block_size
     for count in range(usable // block_size if mode.traits.stateful else 0, 0, -1):
         state = index.checkpoint(chain.ids[count - 1], canonical_only=mode.exact and not mode.any_cut)
@@ -154,10 +170,10 @@ def _rewound(usable: int, chain: Chain, index: Index, mode: Mode) -> Kept:
 
 
 def restorable(index: Index, chain: Chain, mode: Mode) -> Match:
-    """The longest prefix of `chain` that can be imported: whole blocks, and in fast mode a part of one more piece.
+    """The longest prefix of `chain` that can be imported: full blocks, and in fast mode a part of one more entry.
 
-    A model with state needs a checkpoint at its end, and takes the last piece wholly or not at all. Else, behind canonical
-    blocks, a part is used only where a prompt would go on at that very token in a slot too: see `keepable`.
+    A model with state needs a checkpoint at the end, and uses the last entry completely or not at all. Otherwise, a part after
+    canonical blocks is used only if a prompt in a slot would continue at that token too: see `keepable`.
     """
     limit = len(chain) - 1
     if not mode.traits.sliceable:
@@ -166,21 +182,21 @@ def restorable(index: Index, chain: Chain, mode: Mode) -> Match:
     tail = found.tail
     if tail is None or mode.any_cut or found.canonical < tail.start or not _completes(chain, tail.start):
         return found
-    going_on = not tail.canonical and _goes_on(tail.stop, tail.start + found.take)
-    return found if going_on else Match(found.blocks)
+    continuing = not tail.canonical and _continues(tail.stop, tail.start + found.take)
+    return found if continuing else Match(found.blocks)
 
 
 def known(chain: Chain, index: Index, slots: Sequence[SlotView]) -> int:
-    """How many leading tokens other prompts have brought, whether or not one could go on from there."""
+    """How many leading tokens were part of an earlier prompt, whether or not a prompt could continue there."""
     found = index.match(chain, len(chain) - 1, canonical_only=False, partial=False).tokens
     return max([found, *(common_prefix(slot.tokens, chain.tokens) for slot in slots if slot.root == chain.root)])
 
 
 def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mode: Mode, *, reuse: bool = True) -> Plan | None:
-    """The cheapest way to serve `chain` with one of the free slots; None if none is free.
+    """The cheapest way to serve `chain` with one of the free slots; None if no slot is free.
 
-    Staying in a slot that goes on with another text costs what its owner must restore later. A slot to overwrite is the
-    one unused for longest. Without `reuse` everything is computed.
+    If a slot is kept although its own conversation is longer, the later restore of that conversation is added to the cost. The
+    slot to overwrite is the one that was unused for the longest time. Without `reuse` everything is computed.
     """
     free = [slot for slot in slots if slot.free]
     if not free:
@@ -189,31 +205,31 @@ def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mo
     oldest = min(free, key=lambda slot: (slot.last_used, slot.number))
     found = restorable(index, chain, mode) if reuse else Match(())
     if found.tokens:
-        pieces = found.pieces
-        take = found.take if found.tail is not None else len(pieces[-1].tokens)
+        entries = found.entries
+        take = found.take if found.tail is not None else len(entries[-1].tokens)
         canonical = found.canonical
         if mode.any_cut and found.tail is not None and found.tail.canonical and canonical == found.tail.start:
             canonical = found.tokens
-        best = Plan(oldest.number, 0, pieces, take, found.tokens, canonical, length, found.state)
+        best = Plan(oldest.number, 0, entries, take, found.tokens, canonical, length, found.state)
     else:
         best = Plan(oldest.number, 0, (), 0, 0, 0, length)
     cost = best.restored * costs.restore + best.computed * costs.prefill
     for slot in free if reuse else ():
         keep = keepable(slot, chain, index, mode)
-        worth = slot.canonical if mode.exact and not mode.any_cut else len(slot.tokens)  # what its owner could use
-        lost = worth if keep.tokens < worth else 0  # rows are imported whole, never appended
+        worth = slot.canonical if mode.exact and not mode.any_cut else len(slot.tokens)  # what its own conversation could use
+        lost = worth if keep.tokens < worth else 0  # KV is always imported from position 0
         seconds = (length - keep.tokens) * costs.prefill + lost * costs.restore
         if keep.tokens and seconds <= cost:
-            cost, best = seconds, _staying(slot, keep, length)
+            cost, best = seconds, _keeping(slot, keep, length)
     if reuse and not best.keep:
-        # It overwrites the oldest slot; what that has in common with the prompt need not be copied over itself.
-        stay = _staying(oldest, keepable(oldest, chain, index, mode), length)
+        # The oldest slot is overwritten. If it holds the same prefix already, nothing has to be copied.
+        stay = _keeping(oldest, keepable(oldest, chain, index, mode), length)
         if stay.keep and stay.start >= best.start and stay.canonical >= best.canonical:
             best = stay
     return best
 
 
-def _staying(slot: SlotView, keep: Kept, length: int) -> Plan:
+def _keeping(slot: SlotView, keep: Kept, length: int) -> Plan:
     canonical = min(keep.tokens, slot.canonical)
     if keep.state is not None and not keep.state.canonical:
         canonical = min(canonical, keep.state.start)
@@ -221,11 +237,14 @@ def _staying(slot: SlotView, keep: Kept, length: int) -> Plan:
 
 
 def next_call(position: int, length: int, canonical: int, limit: int, traits: Traits, stops: Iterable[int] = ()) -> int:
-    """How many tokens the next prefill call takes, of those from `position` to `length`.
+    """How many tokens the next prefill call computes, of those from `position` to `length`.
 
-    On canonical ground: whole blocks up to the last block boundary, then the open tail in a call of its own, so that a warm run
-    computes the same pieces as a cold one. On derived ground the pieces do not matter. `limit` (tokens) is what the stall
-    target allows; a call is never smaller than one block, but it ends at each of `stops`, which are block boundaries.
+    After canonical KV: full blocks up to the last block boundary, then the remaining tokens in a separate call. So a warm run
+    makes the same calls as a cold one. After derived KV the size of calls does not matter.
+
+    Args:
+        limit: tokens that the stall target allows; a call has at least one block all the same.
+        stops: block boundaries at which a call must end, because a checkpoint is taken there.
     """
     block_size = traits.block_size
     limit = max(block_size, limit // block_size * block_size)

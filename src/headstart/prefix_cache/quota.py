@@ -1,8 +1,11 @@
-"""Quota: how much of a tier one owner may hold once others want room.
+"""Quota: how much of a tier one owner may keep when others need room.
 
-An owner is whoever a chain belongs to; the first bytes of its root say who that is. As long as a tier has room nobody is
-limited. When it is full, the pieces of those who hold more than the quota go first, and whoever would hold more with what
-comes gives way itself, never others. So one who floods a tier leaves each other owner what it holds, up to the quota.
+An *owner* is the tenant of a chain; the first bytes of the chain's root name it (`blocks.root_id`). As long as a tier has room,
+nobody is limited. When it is full, entries of owners above the quota are evicted first. An owner that would exceed the quota
+with a new entry evicts its own entries, never those of others.
+
+Example: two owners share a tier of 4 GiB with a quota of half. One floods the tier. It can fill the tier while the other needs
+nothing, but the other can always get up to 2 GiB of it.
 """
 
 from __future__ import annotations
@@ -11,33 +14,33 @@ from collections.abc import Collection
 from typing import Protocol
 
 OWNER = 8
-"""Bytes of an owner."""
+"""Bytes that name an owner."""
 
 
 def owner_of(root: bytes) -> bytes:
-    """The owner of the chains of a root."""
+    """The owner of a root's chains."""
     return root[:OWNER]
 
 
 class OwnerLimits(Protocol):
-    """What says who holds too much of a tier."""
+    """Counts how much each owner holds, and says who holds too much."""
 
     @property
     def on(self) -> bool:
         """Whether owners matter at all."""
 
     def hold(self, owner: bytes, size: int) -> None:
-        """An owner holds `size` bytes more; less if that is negative."""
+        """Adds `size` bytes to an owner; a negative size subtracts."""
 
     def held(self, owner: bytes) -> int:
-        """Bytes that an owner holds, where that is counted."""
+        """Bytes that an owner holds; 0 where nothing is counted."""
 
     def over(self, owner: bytes = b"", size: int = 0) -> Collection[bytes]:
-        """Who holds more than the quota, or will if `size` bytes come for `owner`."""
+        """The owners above the quota, including `owner` if `size` more bytes would bring it there."""
 
 
 class NoQuota:
-    """An `OwnerLimits` that limits nobody."""
+    """Limits nobody."""
 
     on = False
 
@@ -52,7 +55,7 @@ class NoQuota:
 
 
 class Quota:
-    """An `OwnerLimits` that is the same for all owners.
+    """The same limit for each owner.
 
     Args:
         most: bytes.
@@ -84,11 +87,11 @@ class Quota:
 
 
 def quota(portion: float, budget: int) -> OwnerLimits:
-    """The quota of a tier. `portion`: up to 1 a share of the budget, of which all is no quota; above that bytes."""
+    """The quota of a tier. `portion`: a share of the budget up to 1, or bytes if larger. The whole budget means no quota."""
     most = most_of(portion, budget)
     return Quota(most) if most < budget else NoQuota()
 
 
 def most_of(portion: float, budget: int) -> int:
-    """What `portion` of a budget is, in bytes."""
+    """The bytes that `portion` of a budget means."""
     return int(portion * budget if portion <= 1 else portion)

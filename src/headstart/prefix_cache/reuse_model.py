@@ -39,29 +39,30 @@ _REPLY = (0, 32, 128, 512)
 _NEW = (512, 2048, 8192)
 _SIBLINGS = (0, 1, 3)
 _TRAITS = (len(_USES) + 1, len(_REPLY) + 1, 3, len(_NEW) + 1, len(_SIBLINGS) + 1)
-"""Of a kind: uses, reply, whether it ended in a call (unknown, yes, no), new tokens, siblings."""
+"""Number of classes of each trait of a kind: uses, length of the reply, ended in a tool call (unknown, yes, no), new tokens,
+siblings."""
 KINDS = math.prod(_TRAITS)
 REQUEST_BUCKETS = KINDS // _TRAITS[0]
 
 _HAZARD = np.array([0.05, 0.1, 0.2, 0.3, 0.4])
-"""Chance that a spell ends in an octave, by number of uses, where nothing is known."""
+"""Chance that an interval ends in an octave, by number of uses, without data."""
 _USUAL = -2.0
-"""The same for an octave, in log odds; uses shift it."""
+"""The same for any octave, in log odds; the number of uses shifts it."""
 _RIDGE_OCTAVE, _RIDGE_TRAIT = 0.5, 1.0
 _PRIOR = 3.0
-"""Requests that the fit counts for beside a kind's own."""
+"""Weight of the fit, in requests, beside a kind's own counts."""
 _STEPS, _SMALL = 50, 1e-3
-"""Of Newton's method: at most so many; none after one that is smaller."""
+"""Newton's method ends after this many steps, or after a step that is smaller."""
 MEMORY = 1 << 20
-"""Events after which what was counted before has half its weight."""
+"""Events after which all counts are halved."""
 _FIRST, _GROWTH = 64, 16
-"""The rates are worked out anew after 64 events, then whenever a sixteenth has been added."""
+"""The rates are computed again after 64 events, then each time another sixteenth was added."""
 
 _WIDTH = np.array([1.0, *(2.0**octave for octave in range(OCTAVES - 1))])
 TRAITS = np.concatenate(
     [np.eye(size)[index] for size, index in zip(_TRAITS, np.unravel_index(np.arange(KINDS), _TRAITS), strict=True)], axis=1
 )
-"""Kinds × traits: which each has."""
+"""Kinds × traits: 1 where a kind has a trait."""
 _BASE = np.concatenate([np.log(_HAZARD / (1 - _HAZARD)) - _USUAL, np.zeros(sum(_TRAITS[1:]))])
 
 Table = npt.NDArray[np.float64]
@@ -70,26 +71,26 @@ Table = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RequestTraits:
-    """What is known of a request: of its reply, once that is over.
+    """The traits of a request that predict when its entries are used again.
 
     Attributes:
-        bucket: which of `REQUEST_BUCKETS` sorts of request it is.
-        weight: what a spell of each of its pieces counts for.
+        bucket: number of the class of the request, less than `REQUEST_BUCKETS`.
+        weight: weight of the interval of each of its entries.
     """
 
     bucket: int = 0
     weight: float = 0.05
 
     @classmethod
-    def of(cls, pieces: int, *, new: int, siblings: int, reply: int, called: bool | None = None) -> RequestTraits:
-        """Sorts a request.
+    def of(cls, entries: int, *, new: int, siblings: int, reply: int, called: bool | None = None) -> RequestTraits:
+        """The class of a request.
 
         Args:
-            pieces: that it used.
-            new: tokens of its prompt that had never been seen.
-            siblings: prompts that had gone on otherwise where it parted from what had been seen; -1 if all of it was new.
-            reply: tokens; -1 if nobody knows.
-            called: whether the reply ended in a call, so that a program will answer; None if nobody knows.
+            entries: number of entries that it used.
+            new: tokens of its prompt that no earlier prompt had.
+            siblings: number of other continuations at the position where the new tokens begin; -1 if the whole prompt is new.
+            reply: tokens of the reply; -1 if unknown.
+            called: whether the reply ended in a tool call, so that a program will answer; None if unknown.
         """
         bins = (
             bisect_right(_REPLY, reply),
@@ -97,24 +98,24 @@ class RequestTraits:
             bisect_left(_NEW, new),
             bisect_right(_SIBLINGS, siblings),
         )
-        return cls(int(np.ravel_multi_index(bins, _TRAITS[1:])), 1.0 / max(1, pieces))
+        return cls(int(np.ravel_multi_index(bins, _TRAITS[1:])), 1.0 / max(1, entries))
 
 
 UNKNOWN_REQUEST = RequestTraits()
-"""Of a request that nobody told of: as one of twenty pieces counts."""
+"""The traits of an unknown request. Its entries have the weight of one of twenty."""
 
 
 @dataclass(slots=True)
 class ReuseStats:
-    """How a piece was used.
+    """How an entry was used.
 
     Attributes:
-        saved_per_byte: seconds of prefill that having it saves, per byte that it occupies.
-        last: when it was last used, in seconds.
-        uses: how often it was used.
-        heat: log2 of the sum of uses, each halving in weight every half-life, at time 0.
+        saved_per_byte: seconds of prefill that the entry saves, per byte that it occupies.
+        last: time of the last use, in seconds.
+        uses: number of uses.
+        heat: log2 of the sum of uses at time 0, if the weight of a use halves every half-life.
         request_traits: the latest request that told of itself.
-        children: different pieces that have followed it.
+        children: number of different entries that have followed it.
     """
 
     saved_per_byte: float
@@ -141,10 +142,10 @@ class ReuseStats:
 
 
 class ReuseModel:
-    """What a tier has learned of spells. See the module.
+    """The counts of reuse intervals of one tier, and the rates that follow from them. See the module.
 
     Attributes:
-        counts: 2 × `KINDS` × `OCTAVES`: spells that have ended, and those that nobody follows any more, by their length.
+        counts: 2 × `KINDS` × `OCTAVES`: intervals that have ended, and intervals that were still open when they were dropped.
     """
 
     def __init__(self) -> None:
@@ -155,25 +156,25 @@ class ReuseModel:
         self._rates: dict[int, list[float]] = {}
 
     def returned(self, stats: ReuseStats, now: float) -> None:
-        """A piece is used again, before `stats` is told."""
+        """An entry is used again. Call it before `stats` is updated."""
         self._count(0, stats, now)
 
     def lost(self, stats: ReuseStats, now: float) -> None:
-        """A piece that has left is not followed any more."""
+        """The ghost of an entry is dropped: its interval stays open."""
         self._count(1, stats, now)
 
     def left(self) -> None:
-        """A piece has left the tier, or was not let in. Its spell goes on."""
+        """An entry has left the tier, or was not admitted. Its interval continues."""
         self._intervals += 1
         self._news += 1
 
     @property
     def due(self) -> bool:
-        """Whether enough has happened to learn from."""
+        """Whether there is enough new data for `learn`."""
         return self._news > _FIRST and self._news * _GROWTH > self._intervals
 
     def learn(self, followed: Iterable[ReuseStats], now: float) -> None:
-        """Works the rates out anew. `followed`: the pieces in the tier, and those that have left and may come again."""
+        """Computes the rates again. `followed`: the entries in the tier, and the ghosts."""
         going: defaultdict[tuple[int, int], float] = defaultdict(float)
         for stats in followed:
             going[stats.kind, stats.age(now)] += stats.request_traits.weight
@@ -189,7 +190,7 @@ class ReuseModel:
         self._news = 0
 
     def rate(self, stats: ReuseStats, now: float) -> float:
-        """Hits per second that keeping the piece from `now` on can give."""
+        """Hits per second that keeping an entry from `now` on can give."""
         row, age = self._rates.get(stats.kind), now - stats.last
         if row is None:
             (row,) = self._rates_of(np.array([stats.kind]))
@@ -215,8 +216,9 @@ def fit(ended: Table, lasted: Table, traits: Table, start: npt.NDArray[np.float6
     """The most likely weights of octaves, then of traits, by Newton's method from `start`, with a ridge towards the usual.
 
     Args:
-        ended: spells that ended in an octave, by kind; `lasted`: those that came as far.
-        traits: those of the kinds.
+        ended: kinds × octaves: intervals that ended in an octave.
+        lasted: kinds × octaves: intervals that reached it.
+        traits: kinds × traits.
     """
     usual = np.concatenate([np.full(OCTAVES, _USUAL), _BASE])
     ridge = np.concatenate([np.full(OCTAVES, _RIDGE_OCTAVE), np.full(len(_BASE), _RIDGE_TRAIT)])
@@ -242,12 +244,12 @@ def _chance(traits: Table, weights: npt.NDArray[np.float64]) -> Table:
 
 
 def hazards(ended: Table, lasted: Table, traits: Table, weights: npt.NDArray[np.float64]) -> Table:
-    """For each kind and octave, the chance that a spell which has lasted so long ends in it."""
+    """For each kind and octave, the chance that an interval which has reached the octave ends in it."""
     return (ended + _PRIOR * _chance(traits, weights)) / (lasted + _PRIOR)
 
 
 def rates(hazard: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The best rate of hits that is still to be had, from the middle of each octave on."""
+    """The best rate of hits that can still be reached, from the middle of each octave on."""
     found = np.empty_like(hazard)
     for octave in range(OCTAVES):
         chance, width = hazard[:, octave:].copy(), _WIDTH[octave:].copy()
@@ -268,7 +270,7 @@ def log2_add(a: float, b: float) -> float:
 
 
 EvictionPolicy = Callable[[ReuseStats, ReuseModel, float], float]
-"""Rank of a piece at a time: the lowest goes first."""
+"""Rank of an entry at a time: the lowest is evicted first."""
 
 POLICIES: dict[str, EvictionPolicy] = {
     "value": lambda stats, reuse, now: reuse.rate(stats, now) * stats.saved_per_byte,
@@ -277,5 +279,6 @@ POLICIES: dict[str, EvictionPolicy] = {
     "twice": lambda stats, _, __: stats.last + (1e12 if stats.uses > 1 else 0.0),
     "lru": lambda stats, _, __: stats.last,
 }
-"""`value` is headstart's own. `gdsf`: greedy dual size frequency, with decayed uses; `lfu`: decayed uses alone; `twice`: least
-recently used, those used once before those used again."""
+"""`value` is the one that headstart uses; the others are for comparison. `gdsf`: greedy dual size frequency, with decayed uses.
+`lfu`: decayed uses only. `twice`: least recently used, but entries with one use before all others. `lru`: least recently
+used."""

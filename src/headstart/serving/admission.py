@@ -122,7 +122,7 @@ class Admission:
         if self._mode.traits.stateful and job.request.reuse:
             branch = known(job.chain, self._cache.index, [slot.view() for slot in self._slots])
         if choice.keep < len(slot):
-            self._cache.saves.save(slot, spare=choice.needs)
+            self._cache.saves.save(slot, spare=choice.entries)
             choice = self._choose(job, only=slot)  # what was saved may have evicted or offered something
         job.slot = slot
         slot.busy = True
@@ -154,7 +154,7 @@ class Admission:
 
     def _seat(self, slot: Slot, chain: Chain, choice: Plan) -> Restored | None:
         restored: Restored | None = Restored(choice, {})
-        if choice.needs:
+        if choice.entries:
             begun = self._clock()
             restored = self._cache.restorer.restore(slot, chain, choice)
             if restored is not None and restored.plan.restored:

@@ -124,7 +124,7 @@ class Cache:
         """`shared_prefix` has taken the place of `ids`: their derived KV and reply tokens leave the disk."""
         stays, dead = set(shared_prefix.ids), set[BlockId]()
         for piece in reversed(ids):
-            after = [entry.id for entry in self.index.following(piece) if len(entry.tokens) == self._block_size]
+            after = [entry.id for entry in self.index.children(piece) if len(entry.tokens) == self._block_size]
             entry = self.index.get(piece)
             if piece in stays or (entry is not None and entry.canonical) or not dead.issuperset(after):
                 break

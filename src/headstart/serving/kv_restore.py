@@ -49,15 +49,15 @@ class KvRestore:
     def restore(self, slot: Slot, chain: Chain, plan: Plan) -> Restored | None:
         """Brings what `plan` needs into `slot`, as far as there is room. None, and the slot is empty, if a piece is bad."""
         plan = self._movable(plan)
-        with pinned(plan.needs):
-            if plan.needs and not self._room.claim(0 if plan.keep else plan.start, self._room.size(plan.needs)):
+        with pinned(plan.entries):
+            if plan.entries and not self._room.claim(0 if plan.keep else plan.start, self._room.size(plan.entries)):
                 return Restored(_nothing(plan), {})
-            if not self._fetch.bring(plan.needs):
+            if not self._fetch.bring(plan.entries):
                 return None
             here = len(list(takewhile(self._fetch.at_hand, plan.restore)))
             if plan.state is not None and not self._fetch.at_hand(plan.state):
                 here = min(here, len(plan.restore) - 1)
-            if here == len(plan.restore) and plan.needs and not self._import(slot, plan):
+            if here == len(plan.restore) and plan.entries and not self._import(slot, plan):
                 return None
         if here < len(plan.restore):
             return self.restore(slot, chain, self._shortened(plan, max(0, here)))
@@ -109,7 +109,7 @@ class KvRestore:
         except EngineError as error:
             self._room.fault("import", error)
             slot.truncate(0)
-            for entry in reversed(plan.needs):
+            for entry in reversed(plan.entries):
                 if entry.id not in self._room.offload.writing:  # whose cell is being read
                     self._room.drop(entry)
             return False

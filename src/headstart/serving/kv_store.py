@@ -145,12 +145,12 @@ class KvStore:
         """Forgets what memory has of a piece, and that it ever had it."""
         state = self.index.get(checkpoint_id(entry.id))
         self.memory_budget.drop(entry)
-        self.retention.lay([entry.id] if state is None else [entry.id, state.id])
+        self.retention.forget_ghosts([entry.id] if state is None else [entry.id, state.id])
         self.counters["erased"] += 1
 
     def forget_hints(self) -> None:
         """Forgets what is remembered of pieces that are not here any more, and how conversations began."""
-        self.retention.lay()
+        self.retention.forget_ghosts()
         self.conversation_fingerprints.clear()
         self.disk.keep(())
 

@@ -159,7 +159,7 @@ class MemoryBudget:
                 self.evict(after)
 
     def _idle(self, entry: Entry) -> bool:
-        return self.memory.name in entry.copies and not entry.pins and self.retention.leaf(entry.id)
+        return self.memory.name in entry.copies and not entry.pins and self.retention.is_leaf(entry.id)
 
     def drop(self, entry: Entry) -> None:
         """Forgets what memory has of a piece, and of the checkpoint at its end."""

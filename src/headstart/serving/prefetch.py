@@ -53,10 +53,10 @@ class Prefetch:
 
     def ahead(self, plan: Plan, seconds: float) -> bool:
         """Brings pieces of a plan, for about so long; whether that was all, or all there is room for."""
-        missing = [entry for entry in plan.needs if not self.at_hand(entry)]
-        self._disk.keep([entry.id for entry in plan.needs])
+        missing = [entry for entry in plan.entries if not self.at_hand(entry)]
+        self._disk.keep([entry.id for entry in plan.entries])
         some = missing[: max(1, int(seconds / self._cost))]
-        with pinned(plan.needs):
+        with pinned(plan.entries):
             before = len(self.fetched)
             return self.bring(some) and (len(some) == len(missing) or len(self.fetched) == before)
 

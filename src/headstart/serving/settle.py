@@ -172,10 +172,10 @@ class Settle:
         end = len(shared_prefix) - 1
         choice = self._admission.choose(shared_prefix, self._mode)
         slot = turn.slot = self._slots[choice.slot]
-        if choice.needs and not self._cache.restorer.ahead(choice, CALL):
+        if choice.entries and not self._cache.restorer.ahead(choice, CALL):
             return True
         if choice.start < end and choice.keep < len(slot):
-            self._cache.saves.save(slot, spare=choice.needs)
+            self._cache.saves.save(slot, spare=choice.entries)
             if self._lossless and not slot.kept:
                 self._give_up(turn, "no room for what would give way")
                 return False
@@ -183,7 +183,7 @@ class Settle:
         if choice.start >= end:
             self._finish(turn)
             return False
-        if choice.needs or not choice.keep or choice.keep != len(slot):
+        if choice.entries or not choice.keep or choice.keep != len(slot):
             restored = self._admission.seat(shared_prefix, choice)
             if restored is None or restored.plan.start < choice.start:
                 turn.misses += 1

@@ -53,7 +53,7 @@ class StateCheckpoints:
         stay = {mark // self._block_size for mark in (landmarks.anchor, landmarks.turn)}
         before = (at for at in range(start // self._block_size, 0, -1) if self._store.marked(slot.ids[at - 1]))
         if protected:  # others may be gone when it is needed
-            before = (at for at in before if at in stay or self._store.index.parts(slot.ids[at - 1]))
+            before = (at for at in before if at in stay or self._store.index.is_branch_point(slot.ids[at - 1]))
         entry.gap = length - next(before, 0) * self._block_size
         return entry
 
@@ -103,7 +103,7 @@ class StateCheckpoints:
             return
         held = {entry.stop: entry for piece in slot.ids if (entry := self._store.index.get(checkpoint_id(piece))) is not None}
         stay = {length // self._block_size * self._block_size for length in kept}
-        stay |= {length for length, entry in held.items() if entry.pins or self._store.index.parts(entry.parent)}
+        stay |= {length for length, entry in held.items() if entry.pins or self._store.index.is_branch_point(entry.parent)}
         for length in placement.surplus(sorted(held), max(held, default=0), stay):
             self._store.memory_budget.discard(held[length].id)
         # Of the ends that the line once had, the last one stays: the client may go on from there after all.
