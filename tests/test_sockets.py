@@ -9,7 +9,7 @@ import socket
 import ssl
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -18,6 +18,7 @@ from openai import OpenAI
 
 from headstart.api.sockets import UnixSocket
 from headstart.api.tls import tls
+from headstart.cli.main import main
 from headstart.errors import ConfigError
 from process import run, serving
 
@@ -91,6 +92,23 @@ def test_serves_https_and_takes_a_renewed_certificate(tiny_model: Path, made: tu
         assert "Traceback" not in log
 
 
+Complaint = Callable[..., str]
+
+
+@pytest.fixture
+def complaint(capfd: pytest.CaptureFixture[str]) -> Complaint:
+    """What `headstart serve` says of arguments that it refuses before anything is started: so this process will do."""
+
+    def find(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", *arguments])
+        assert ended.value.code == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        return str(line)
+
+    return find
+
+
 def _complaint(*arguments: str) -> str:
     result = run("serve", *arguments)
     assert result.returncode == 2, result.stderr
@@ -99,7 +117,9 @@ def _complaint(*arguments: str) -> str:
 
 
 @needs_openssl
-def test_tls_files_that_cannot_be_used_are_named(tiny_model: Path, made: tuple[Path, Path], tmp_path: Path) -> None:
+def test_tls_files_that_cannot_be_used_are_named(
+    tiny_model: Path, made: tuple[Path, Path], tmp_path: Path, complaint: Complaint
+) -> None:
     cert, key = made
     context = tls(cert, key).context()
     assert context is not None
@@ -123,9 +143,9 @@ def test_tls_files_that_cannot_be_used_are_named(tiny_model: Path, made: tuple[P
         with pytest.raises(ConfigError, match=said) as caught:
             tls(one, two)
         assert "--tls-" in str(caught.value)
-    assert "belong together" in _complaint(str(tiny_model), "--tls-cert", str(cert))
-    assert "belong together" in _complaint(str(tiny_model), "--tls-key", str(key))
-    assert "is not the key of" in _complaint(
+    assert "belong together" in complaint(str(tiny_model), "--tls-cert", str(cert))
+    assert "belong together" in complaint(str(tiny_model), "--tls-key", str(key))
+    assert "is not the key of" in complaint(
         str(tiny_model), *SMALL, "--port", "0", "--tls-cert", str(cert), "--tls-key", str(other[1])
     )
 
@@ -201,16 +221,16 @@ def test_what_is_no_stale_socket_stays(short: Path) -> None:
     assert not (short / "s").exists()
 
 
-def test_a_refused_start_leaves_no_socket(tiny_model: Path, short: Path) -> None:
+def test_a_refused_start_leaves_no_socket(tiny_model: Path, short: Path, complaint: Complaint) -> None:
     path = short / "s"
-    assert "--cors" in _complaint(str(tiny_model), *SMALL, "--unix-socket", str(path), "--cors", "nowhere")
+    assert "--cors" in complaint(str(tiny_model), *SMALL, "--unix-socket", str(path), "--cors", "nowhere")
     assert not path.exists()
     for extra, said in (
         (("--port", "0"), "takes the place"),
         (("--host", "::1"), "takes the place"),
         (("--unix-socket-mode", "rw"), "600 or 660"),
     ):
-        assert said in _complaint(str(tiny_model), *SMALL, "--unix-socket", str(path), *extra)
+        assert said in complaint(str(tiny_model), *SMALL, "--unix-socket", str(path), *extra)
 
 
 def test_explain_names_the_socket_where_nobody_answers(short: Path) -> None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headstart.errors import InvalidRequest
@@ -406,7 +406,6 @@ def histories(draw: st.DrawFn) -> list[Message]:
     return messages[:-1]
 
 
-@settings(max_examples=300)
 @given(histories(), st.integers(10, 200))
 def test_slide_keeps_whole_exchanges(messages: list[Message], limit: int) -> None:
     found = truncate_history(messages, count, limit)
@@ -424,7 +423,6 @@ def test_slide_keeps_whole_exchanges(messages: list[Message], limit: int) -> Non
     assert count(found.messages) <= limit or len(kept) == len(turns[-1])
 
 
-@settings(max_examples=300)
 @given(histories(), st.integers(10, 200), st.integers(0, 30), st.booleans())
 def test_slide_is_stable(messages: list[Message], limit: int, size: int, tool: bool) -> None:
     """The next request drops what this one dropped, and more only if it exceeds the limit itself: so it hits again."""
@@ -463,7 +461,6 @@ def replayed(messages: list[Message], limit: int) -> TruncatedHistory:
     return TruncatedHistory(tuple(whole()), len(messages) - len(whole()))
 
 
-@settings(max_examples=300)
 @given(histories(), st.integers(10, 1500))
 def test_slide_is_the_replay_whatever_is_known_of_it(messages: list[Message], limit: int) -> None:
     known = TruncationMemo(limit=5)
