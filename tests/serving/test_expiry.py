@@ -29,8 +29,7 @@ from headstart.serving.slots import Slot
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers import write_behind
 from headstart.tiers.disk import Disk
-from headstart.tiers.disk.chains import StoredChains
-from headstart.tiers.disk.chains import StoredStoredChain as DiskChain
+from headstart.tiers.disk.chains import StoredChain, StoredChains
 from headstart.tiers.write_behind import WriteBehind
 from live import idle, wait_until
 from remains import DAY, START, Clock, kept, mark, marked, stored
@@ -332,7 +331,7 @@ def test_a_running_server_forgets_what_is_deleted(tmp_path: Path, kind: str) -> 
         assert kept(runtime, marks) >= {mark(3)}, "it was sent again"
 
 
-def tokens_of(chain: DiskChain) -> list[int]:
+def tokens_of(chain: StoredChain) -> list[int]:
     return [token for row in chain.rows for token in row.label.tokens]
 
 
