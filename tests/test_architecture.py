@@ -14,13 +14,14 @@ import headstart
 SOURCE = Path(headstart.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-COMMON = {"errors", "names", "units", "version"}
+COMMON = {"errors", "lru", "names", "units", "version"}
 """What everybody may import, beside their own package."""
 
 ALLOWED: dict[str, set[str]] = {
     "errors": {"names"},
     "names": set(),
     "version": set(),
+    "lru": set(),
     "units": set(),
     "config": {"units", "templates"},
     "templates": set(),

@@ -7,84 +7,16 @@ from __future__ import annotations
 
 import json
 import marshal
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from blake3 import blake3
 
+from headstart.lru import Lru
 from headstart.output.canonical_json import canonical_tool
 from headstart.output.json_values import bytes_of
-
-KeyT = TypeVar("KeyT", bound=Hashable)
-ValueT = TypeVar("ValueT")
-
-
-class BoundedMemory(Generic[KeyT, ValueT]):
-    """The values that were used last. `limit`: most of them; `size`: most of what `weigh` sums up to.
-
-    What alone outweighs `size` is not kept: it would put out all the others.
-    """
-
-    def __init__(self, limit: int, size: int, weigh: Callable[[ValueT], int] = lambda value: 1) -> None:
-        self._limit = limit
-        self._size = self._room = size
-        self._weigh = weigh
-        self._known: OrderedDict[KeyT, ValueT] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def get(self, key: KeyT) -> ValueT | None:
-        with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-            return self._known.get(key)
-
-    def put(self, key: KeyT, value: ValueT) -> None:
-        with self._lock:
-            self._remove(key)
-            if self._weigh(value) > self._size:
-                return
-            self._known[key] = value
-            self._room -= self._enter(value)
-            while len(self._known) > self._limit or self._room < 0:
-                self._remove(next(iter(self._known)))
-
-    def drop(self, key: KeyT) -> None:
-        """Forgets a key, if it is there."""
-        with self._lock:
-            self._remove(key)
-
-    def forget(self, gone: Callable[[KeyT, ValueT], bool]) -> None:
-        """Forgets all for which `gone` is true."""
-        with self._lock:
-            for key in [key for key, value in self._known.items() if gone(key, value)]:
-                self._remove(key)
-
-    def first(self, key: KeyT, make: Callable[[], ValueT]) -> ValueT:
-        """The value of a key, made if there is none."""
-        found = self.get(key)
-        if found is None:
-            found = make()
-            self.put(key, found)
-        return found
-
-    def _remove(self, key: KeyT) -> None:
-        if key in self._known:
-            self._room += self._leave(self._known.pop(key))
-
-    def _enter(self, value: ValueT) -> int:
-        """What a value adds to what is held; less than it weighs where it shares something with others."""
-        return self._weigh(value)
-
-    def _leave(self, value: ValueT) -> int:
-        """What is held no longer without it."""
-        return self._weigh(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +60,10 @@ class ReplyMemory:
 
     def __init__(self, limit: int = 16_384, size: int = 32_000_000, now: Callable[[], datetime] = datetime.now) -> None:
         self._now = now
-        self._tools: BoundedMemory[bytes, _Tools] = BoundedMemory(limit, size, lambda tools: tools.size)
-        self._reasoning: BoundedMemory[bytes, str] = BoundedMemory(limit, size, len)
-        self._began: BoundedMemory[bytes, Clock] = BoundedMemory(limit, limit)
-        self._told: BoundedMemory[bytes, bool] = BoundedMemory(limit, limit)
+        self._tools: Lru[bytes, _Tools] = Lru(limit, size, lambda tools: tools.size)
+        self._reasoning: Lru[bytes, str] = Lru(limit, size, len)
+        self._began: Lru[bytes, Clock] = Lru(limit, limit)
+        self._told: Lru[bytes, bool] = Lru(limit, limit)
 
     @property
     def replies(self) -> int:

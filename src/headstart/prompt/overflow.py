@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from blake3 import blake3
 
 from headstart.interfaces.conversation import Message
+from headstart.lru import Lru
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +38,11 @@ def exchanges(messages: Sequence[Message]) -> list[list[Message]]:
     return groups
 
 
-class TruncationMemo:
-    """Where the replay of a history stands, by a digest of that history: so each turn replays its own request only.
-    The least recently used go first. Thread-safe."""
+class TruncationMemo(Lru[bytes, tuple[int, int]]):
+    """Where the replay of a history stands, by a digest of that history: each turn then replays only its own request."""
 
     def __init__(self, limit: int = 16_384) -> None:
-        self._limit = limit
-        self._known: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, history: bytes) -> tuple[int, int] | None:
-        with self._lock:
-            found = self._known.get(history)
-            if found is not None:
-                self._known.move_to_end(history)
-            return found
-
-    def put(self, history: bytes, state: tuple[int, int]) -> None:
-        with self._lock:
-            self._known[history] = state
-            self._known.move_to_end(history)
-            while len(self._known) > self._limit:
-                self._known.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        with self._lock:
-            self._known.clear()
+        super().__init__(limit)
 
 
 FRAME = 64

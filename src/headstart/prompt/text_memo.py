@@ -1,50 +1,41 @@
-"""Memo: tokens of pieces of text that were tokenised before."""
+"""Text memo: the tokens of segments of text that were tokenised before."""
 
 from __future__ import annotations
 
 import sys
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from headstart.interfaces.tokens import Tokens, as_tokens
+from headstart.lru import Lru
+
+ENTRY = 512
+"""Bytes that an entry takes beside its text and tokens."""
 
 
-class TextMemo:
-    """Tokens of pieces of text, per salt, bounded in bytes; the least recently used go first. Thread-safe."""
+@dataclass(frozen=True, slots=True)
+class TokenisedSegment:
+    """The tokens of a segment, and the bytes that it takes here."""
 
-    ENTRY = 512
-    """Bytes that an entry takes beside its text and tokens."""
-
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
-        self._known: OrderedDict[tuple[str, str], Tokens] = OrderedDict()
-        self._lock = threading.Lock()
-        self.used = 0
-
-    def get(self, salt: str, text: str, compute: Callable[[str], list[int]]) -> Tokens:
-        key = (salt, text)
-        with self._lock:
-            found = self._known.get(key)
-            if found is not None:
-                self._known.move_to_end(key)
-                return found
-        tokens = as_tokens(compute(text))
-        size = self._size(key, tokens)
-        with self._lock:
-            if key not in self._known and size <= self._budget:
-                self._known[key] = tokens
-                self.used += size
-                while self.used > self._budget:
-                    self.used -= self._size(*self._known.popitem(last=False))
-        return tokens
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        with self._lock:
-            self._known.clear()
-            self.used = 0
+    tokens: Tokens
+    size: int
 
     @classmethod
-    def _size(cls, key: tuple[str, str], tokens: Tokens) -> int:
-        return cls.ENTRY + sum(map(sys.getsizeof, key)) + tokens.nbytes
+    def of(cls, salt: str, text: str, tokens: Tokens) -> TokenisedSegment:
+        """Of the segment `text`."""
+        return cls(tokens, ENTRY + sys.getsizeof(salt) + sys.getsizeof(text) + tokens.nbytes)
+
+
+class TextMemo(Lru[tuple[str, str], TokenisedSegment]):
+    """Tokens of segments of text, by salt and text. Bounded in bytes. Thread-safe.
+
+    Args:
+        budget: bytes.
+    """
+
+    def __init__(self, budget: int) -> None:
+        super().__init__(1 + budget // ENTRY, budget, lambda segment: segment.size)
+
+    def tokens(self, salt: str, text: str, compute: Callable[[str], list[int]]) -> Tokens:
+        """The tokens of a segment; `compute` makes them if they are not known."""
+        return self.first((salt, text), lambda: TokenisedSegment.of(salt, text, as_tokens(compute(text)))).tokens

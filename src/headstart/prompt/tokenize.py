@@ -133,7 +133,7 @@ class PromptTokenizer:
         work.replies += known
 
     def _plain(self, text: str, salt: str) -> Tokens:
-        return self._memo.get(salt, text, self._tokenizer.tokenize)
+        return self._memo.tokens(salt, text, self._tokenizer.tokenize)
 
     def _nothing(self, rendered: str) -> TokenisedPrefix:
         """The empty prefix. It has the model's first token, unless the text has it already."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.api.openai_responses.items import ResponsesItem
-from headstart.chat.reply_memory import BoundedMemory
 from headstart.errors import NotFound
+from headstart.lru import Lru
 
 PREFIX = "resp_"
 
@@ -96,7 +96,7 @@ class StoredResponse:
         return tuple(item for part in reversed([*self.line.parts()]) for item in part.items)
 
 
-class _Lines(BoundedMemory[tuple[str, str], StoredResponse]):
+class _Lines(Lru[tuple[str, str], StoredResponse]):
     """Stored responses. What several share is counted once."""
 
     def _enter(self, value: StoredResponse) -> int:
@@ -116,7 +116,7 @@ class Responses:
 
     def __init__(self, limit: int = 4096, size: int = 64_000_000) -> None:
         self._stored = _Lines(limit, size, lambda stored: stored.size + stored.line.total)
-        self._met: BoundedMemory[tuple[str, str], bool] = BoundedMemory(limit, limit)
+        self._met: Lru[tuple[str, str], bool] = Lru(limit, limit)
 
     def meet(self, salt: str, id: str) -> None:
         """Remembers that there was such a response, and nothing of it."""

@@ -1,0 +1,87 @@
+"""LRU: one bounded memory of what was used last, for all that may grow with traffic."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT")
+
+
+class Lru(Generic[KeyT, ValueT]):
+    """The values that were used last. Thread-safe.
+
+    Args:
+        limit: most values.
+        size: most of what `weigh` sums up to. A value that weighs more alone is not kept: it would evict all others.
+    """
+
+    def __init__(self, limit: int, size: float = math.inf, weigh: Callable[[ValueT], int] = lambda value: 1) -> None:
+        self._limit = limit
+        self._size = self._room = size
+        self._weigh = weigh
+        self._known: OrderedDict[KeyT, ValueT] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, key: KeyT) -> ValueT | None:
+        with self._lock:
+            if key in self._known:
+                self._known.move_to_end(key)
+            return self._known.get(key)
+
+    def put(self, key: KeyT, value: ValueT) -> None:
+        with self._lock:
+            self._remove(key)
+            if self._weigh(value) > self._size:
+                return
+            self._known[key] = value
+            self._room -= self._enter(value)
+            while len(self._known) > self._limit or self._room < 0:
+                self._remove(next(iter(self._known)))
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self.forget(lambda *_: True)
+
+    @property
+    def used(self) -> float:
+        """What all values weigh."""
+        return self._size - self._room if self._size < math.inf else 0.0
+
+    def drop(self, key: KeyT) -> None:
+        """Forgets a key, if it is there."""
+        with self._lock:
+            self._remove(key)
+
+    def forget(self, gone: Callable[[KeyT, ValueT], bool]) -> None:
+        """Forgets all for which `gone` is true."""
+        with self._lock:
+            for key in [key for key, value in self._known.items() if gone(key, value)]:
+                self._remove(key)
+
+    def first(self, key: KeyT, make: Callable[[], ValueT]) -> ValueT:
+        """The value of a key, made if there is none."""
+        found = self.get(key)
+        if found is None:
+            found = make()
+            self.put(key, found)
+        return found
+
+    def _remove(self, key: KeyT) -> None:
+        if key in self._known:
+            self._room += self._leave(self._known.pop(key))
+
+    def _enter(self, value: ValueT) -> int:
+        """What a value adds to what is held; less than it weighs where it shares something with others."""
+        return self._weigh(value)
+
+    def _leave(self, value: ValueT) -> int:
+        """What is held no longer without it."""
+        return self._weigh(value)
