@@ -183,7 +183,7 @@ def test_a_fault_in_any_layer_is_answered_and_logged_without_what_it_was_about(
     assert "middleware-9c11" not in log
     assert "planted" not in log.replace(" in planted", "")
     assert "in planted" in log
-    assert log.count("a fault of ours") >= 3
+    assert log.count("internal error") >= 3
     assert log.count("the model could not be closed well") == 1
 
 

@@ -80,9 +80,9 @@ class ContextTooLong(RequestError):
 
     def __init__(self, prompt_tokens: int, limit: int, *, param: str = "messages", slides: bool = False) -> None:
         more = "." if slides else f", or with {option('overflow', 'slide')}."
-        mend = f"Shorten it, or load the model with a larger {option('ctx')}{more}"
+        remedy = f"Shorten it, or load the model with a larger {option('ctx')}{more}"
         super().__init__(
-            f"This model's context holds {limit} tokens a conversation, but the prompt has {prompt_tokens}. {mend}",
+            f"This model's context holds {limit} tokens a conversation, but the prompt has {prompt_tokens}. {remedy}",
             param=param,
         )
         self.prompt_tokens = prompt_tokens

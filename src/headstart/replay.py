@@ -170,16 +170,16 @@ class _Optimum:
         self._next: list[list[int]] = [[]] * end
         for number in range(end - 1, -1, -1):
             ids = chain_of(trace.requests[number]).ids
-            self._next[number] = [upcoming.get(piece, end) for piece in ids]
+            self._next[number] = [upcoming.get(key, end) for key in ids]
             upcoming.update(dict.fromkeys(ids, number))
 
     def serve(self, number: int, request: TracedRequest) -> int:
         """Serves a request; how many of its blocks were there."""
         ids = chain_of(request).ids
         hit = sum(1 for _ in takewhile(self._held.__contains__, ids))
-        for depth, (piece, after) in enumerate(zip(ids, self._next[number], strict=True)):
-            self._held.add(piece)
-            heapq.heappush(self._heap, (-after, -depth, piece))
+        for depth, (key, after) in enumerate(zip(ids, self._next[number], strict=True)):
+            self._held.add(key)
+            heapq.heappush(self._heap, (-after, -depth, key))
         while len(self._held) > self._room:
             # Items of earlier uses are behind those of all that is held: their time is past.
             self._held.remove(heapq.heappop(self._heap)[2])

@@ -69,8 +69,8 @@ class ChatTemplate:
         """
         if self.origin == "none":
             likely = guess(controls)
-            mend = f"its tokens look like those of {likely}" if likely else "`headstart serve --help` lists the built-in ones"
-            other = f"choose another with {option('chat_template')} ({mend})"
+            remedy = f"its tokens look like those of {likely}" if likely else "`headstart serve --help` lists the built-in ones"
+            other = f"choose another with {option('chat_template')} ({remedy})"
             return f"none in the model: conversations are written as ChatML; {other}"
         return {"model": "the model's own", "file": "of a file", "built-in": f"{self.name} (built-in)"}[self.origin]
 

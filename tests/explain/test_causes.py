@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headstart.explain.causes import CAUSES, Cause
 from headstart.explain.diff import difference
-from headstart.explain.explain import Asked, Cached, Explanation, alike, compare, nearest
+from headstart.explain.explain import CacheView, Explanation, RequestView, alike, compare, nearest
 from headstart.explain.fingerprint import ConversationFingerprint, ConversationFingerprints
 from headstart.explain.history import NoHistory, RecentHistory
 from headstart.explain.record import Record, key_of
@@ -41,7 +41,7 @@ def characters(tokens: Tokens) -> int:
     return sum(len(PROMPTER.tokenizer.token_bytes(token)) for token in tokens.tolist())
 
 
-def cached(start: int = 0, **options: Any) -> Cached:
+def cached(start: int = 0, **options: Any) -> CacheView:
     given = {
         "exact": False,
         "sliceable": True,
@@ -51,7 +51,7 @@ def cached(start: int = 0, **options: Any) -> Cached:
         "characters": characters,
         "pace": 0.5,
     }
-    return Cached(start, BLOCK_SIZE, **{**given, **options})
+    return CacheView(start, BLOCK_SIZE, **{**given, **options})
 
 
 def explained(asked: Prompt, *records: Record, start: int = 0, root: bytes = b"r", **options: Any) -> Explanation | None:
@@ -59,7 +59,7 @@ def explained(asked: Prompt, *records: Record, start: int = 0, root: bytes = b"r
     for record in records:
         history.remember(record)
     names = {name: options.pop(name) for name in ("tenant", "session", "reuse") if name in options}
-    return history.explain(Asked(root, asked, **names), cached(start, **options))
+    return history.explain(RequestView(root, asked, **names), cached(start, **options))
 
 
 def test_each_cause_is_told_to_people() -> None:
@@ -342,8 +342,8 @@ def test_the_nearest_is_the_one_with_most_in_common() -> None:
     near, shared = nearest([same, other], asked.tokens)
     assert near is other, "tools come first, so their conversation has hardly a token in common"
     assert shared > 20
-    assert alike([same, other], Asked(b"r", asked), near, BLOCK_SIZE) is same
-    assert alike([other], Asked(b"r", asked), near, BLOCK_SIZE) is None
+    assert alike([same, other], RequestView(b"r", asked), near, BLOCK_SIZE) is same
+    assert alike([other], RequestView(b"r", asked), near, BLOCK_SIZE) is None
     found = explained(asked, same, other, start=shared // BLOCK_SIZE * BLOCK_SIZE)
     assert found is not None
     assert (found.cause, found.where) == (Cause.TOOLS, "tools")
@@ -353,8 +353,8 @@ def test_of_equals_the_one_of_the_same_session() -> None:
     talk = prompt("first question, of some length", "its answer", roles="ua")
     mine, others = remembered(talk, session="mine"), remembered(talk, session="another")
     asked = prompt("Be kind.", "first question, of some length", "its answer", roles="sua")
-    assert alike([mine, others], Asked(b"r", asked, session="mine"), None, 0) is mine
-    assert alike([mine, others], Asked(b"r", asked, session=""), None, 0) is others, "the latest"
+    assert alike([mine, others], RequestView(b"r", asked, session="mine"), None, 0) is mine
+    assert alike([mine, others], RequestView(b"r", asked, session=""), None, 0) is others, "the latest"
 
 
 def test_a_summary_is_known_by_the_reply_that_it_was() -> None:
@@ -409,5 +409,5 @@ def test_a_records_size_counts_its_conversation() -> None:
 def test_switched_off_nothing_is_kept_or_told() -> None:
     history = NoHistory()
     history.remember(remembered(prompt("s", "u")))
-    assert history.explain(Asked(b"r", prompt("s", "u")), cached()) is None
+    assert history.explain(RequestView(b"r", prompt("s", "u")), cached()) is None
     assert history.last(lambda record: True) is None

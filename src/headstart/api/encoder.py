@@ -1,4 +1,4 @@
-"""Teller: how one endpoint says what happens to a call, in a stream or as a whole."""
+"""Encoder: writes the events of a call in the form of one endpoint, as a stream or as one answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def frame(value: dict[str, Any], event: str | None = None) -> bytes:
 
 
 class Encoder:
-    """The drafts of an answer, and an endpoint's words for them. Endpoints say what they say differently in a subclass.
+    """The reply builders of an answer, and the endpoint's form of them. Each endpoint has a subclass.
 
     The k-th choice of the i-th prompt of n choices each has the index i · n + k.
 
@@ -36,7 +36,7 @@ class Encoder:
         timed: whether it wants to know with each piece how long all took so far.
 
     Attributes:
-        seconds: after the call came in; of the event that is being told.
+        seconds: seconds between the call and the event that is being encoded.
         ignored: fields of the body that were passed over.
     """
 
@@ -65,7 +65,7 @@ class Encoder:
     # ── an endpoint's own ────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, builder: ReplyBuilder) -> bytes:
-        """Its prompt is in place (`draft.report` says what that cost); the first token is next."""
+        """The prompt is prefilled (`builder.report` has the cost); the first token is next."""
         raise NotImplementedError
 
     def pieces(self, builder: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
@@ -73,7 +73,7 @@ class Encoder:
         raise NotImplementedError
 
     def finish(self, builder: ReplyBuilder, summary: Summary) -> bytes:
-        """A reply is complete (`draft.finish` says how it ended)."""
+        """A reply is complete (`builder.finish` says how it ended)."""
         raise NotImplementedError
 
     def close(self, summary: Summary) -> bytes:

@@ -75,7 +75,7 @@ class Edge:
                     return
                 await self._app(scope, receive, stamped)
             except Exception as error:
-                structlog.get_logger("headstart.api").error("a fault of ours", id=request_id, exc_info=error)
+                structlog.get_logger("headstart.api").error("internal error", id=request_id, exc_info=error)
                 figures = Figures(seconds=time.monotonic() - arrived)
                 self._service.unfinished(caller_of(scope), "error", figures, error)
                 if not started:  # else the connection is closed, as the answer is not complete

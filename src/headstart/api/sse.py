@@ -85,5 +85,5 @@ def failed(service: Service, caller: Caller, call: EngineCall, error: Exception,
 def account(service: Service, caller: Caller, call: EngineCall, error: Exception) -> None:
     """Accounts for a call that did not succeed."""
     if not isinstance(error, HeadstartError):
-        structlog.get_logger("headstart.api").error("a fault of ours", id=caller.id, exc_info=error)
+        structlog.get_logger("headstart.api").error("internal error", id=caller.id, exc_info=error)
     service.unfinished(caller, "shutdown" if call.stopped else "error", call.so_far(), error)

@@ -86,18 +86,18 @@ def translate(arguments: Sequence[str]) -> list[str]:
         name, equals, value = one.partition("=")
         if name in HINTS:
             raise ConfigError(f"There is no option {name}: {HINTS[name]}.")
-        ours = SAME.get(name)
-        if ours is None:
+        own = SAME.get(name)
+        if own is None:
             found.append(one)
             continue
         if not equals:
             if not rest:
                 raise ConfigError(f"{name} wants a value.")
             value = rest.pop(0)
-        if ours == MODEL:
+        if own == MODEL:
             found.append(value)
-        elif (ours, value) not in NOTHING:
-            found += [ours, VALUES.get((ours, value), value)]
+        elif (own, value) not in NOTHING:
+            found += [own, VALUES.get((own, value), value)]
     return found
 
 

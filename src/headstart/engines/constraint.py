@@ -241,7 +241,7 @@ class _Encoder:
         self.special_token_ids = sorted(special)
         self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.n_vocab)]
         self._tokenizer = tokenizer
-        self._ids = {piece: token for token, piece in enumerate(self.tokens) if piece and token not in special}
+        self._ids = {text: token for token, text in enumerate(self.tokens) if text and token not in special}
         self._longest = max(map(len, self._ids))
 
     def __call__(self, data: bytes) -> list[int]:

@@ -72,7 +72,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestView:
     """A request as it came. `tenant`: "" if nobody knows who asks; `session`: a hint, "" for none."""
 
     root: BlockId
@@ -83,7 +83,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Cached:
+class CacheView:
     """What the cache had of it.
 
     Attributes:
@@ -123,7 +123,7 @@ def nearest(records: Sequence[Record], tokens: Tokens) -> tuple[Record | None, i
     return best, shared
 
 
-def alike(records: Sequence[Record], asked: Asked, than: Record | None, least: int) -> Record | None:
+def alike(records: Sequence[Record], asked: RequestView, than: Record | None, least: int) -> Record | None:
     """The record with the most messages in common, by characters; of several one of the same session, then the latest.
 
     None unless it has over `least` characters more in common than the record `than`.
@@ -148,7 +148,7 @@ def alike(records: Sequence[Record], asked: Asked, than: Record | None, least: i
     return best
 
 
-def explain(asked: Asked, records: Sequence[Record], cached: Cached) -> Explanation | None:
+def explain(asked: RequestView, records: Sequence[Record], cached: CacheView) -> Explanation | None:
     """Why more of a request was computed than it newly brings; None if that is all that was.
 
     Args:
@@ -193,7 +193,7 @@ def compare(
     if not isinstance(record, Record):
         record = Record(b"", record.text, record.tokens, len(record), source=record.source, salt=record.salt)
     start = 0 if current.salt != previous.salt else shared // block_size * block_size
-    cached = Cached(start, block_size, False, True, _nothing, _nothing, _nothing, characters, pace)
+    cached = CacheView(start, block_size, False, True, _nothing, _nothing, _nothing, characters, pace)
     if current.salt != previous.salt:
         return _explained(Explanation(Cause.SALT, recomputed=shared), cached)
     found = _of_text(current, record, cached)
@@ -204,7 +204,7 @@ def _nothing() -> int:
     return 0
 
 
-def _explained(found: Explanation, cached: Cached) -> Explanation:
+def _explained(found: Explanation, cached: CacheView) -> Explanation:
     return found if cached.pace is None else replace(found, seconds=found.recomputed * cached.pace)
 
 
@@ -214,7 +214,7 @@ def _goes_on(prompt: Prompt, records: Sequence[Record], shared: int) -> bool:
     return any(common_prefix(tokens, prompt.tokens) == len(tokens) for tokens in ended)
 
 
-def _of_kv(near: Record, cached: Cached, lost: int) -> list[Explanation]:
+def _of_kv(near: Record, cached: CacheView, lost: int) -> list[Explanation]:
     """Why `lost` tokens that were known were computed all the same."""
     cause = Cause.EVICTED
     if cached.exact and cached.start >= near.canonical // cached.block_size * cached.block_size:
@@ -227,15 +227,15 @@ def _of_kv(near: Record, cached: Cached, lost: int) -> list[Explanation]:
     return [Explanation(cause, token=cached.start, recomputed=lost)] if lost >= cached.slack else []
 
 
-def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Record] = ()) -> list[Explanation]:
+def _of_text(prompt: Prompt, record: Record, cached: CacheView, recent: Sequence[Record] = ()) -> list[Explanation]:
     """What differs in the text, unless as much was reused as if that did not; or the same text in other tokens."""
     shared = common_prefix(prompt.tokens, record.tokens)
     if shared >= len(record.tokens) - 1:
         return []  # it goes on behind all of that, however its text is written
     there = difference(prompt, record, recent)
-    spelled = _spelled(prompt, record, cached, shared, there)
-    if spelled is not None:
-        return [spelled]
+    from_reply_tokens = _from_reply_tokens(prompt, record, cached, shared, there)
+    if from_reply_tokens is not None:
+        return [from_reply_tokens]
     if there is None or (there.fresh and (there.begins or _goes_on(prompt, recent, shared))):
         return []  # another conversation has nothing of this one, nor a turn of what another one got for its own
     recomputed = _again(prompt, record, cached, shared, there)
@@ -260,7 +260,7 @@ def _of_text(prompt: Prompt, record: Record, cached: Cached, recent: Sequence[Re
     ]
 
 
-def _again(prompt: Prompt, record: Record, cached: Cached, shared: int, there: Difference) -> int:
+def _again(prompt: Prompt, record: Record, cached: CacheView, shared: int, there: Difference) -> int:
     """Tokens that were computed although the earlier prompt had them too, but for the `shared` ones that both begin with."""
     had = overlap(prompt.tokens[shared:], record.tokens[shared:], RUN)
     if any(there.summary):
@@ -281,12 +281,14 @@ def _position(prompt: Prompt, offset: int, characters: Callable[[Tokens], int]) 
     return low
 
 
-def _spelled(prompt: Prompt, record: Record, cached: Cached, shared: int, there: Difference | None) -> Explanation | None:
+def _from_reply_tokens(
+    prompt: Prompt, record: Record, cached: CacheView, shared: int, there: Difference | None
+) -> Explanation | None:
     """Whether the tokens part well before the texts do."""
     least = cached.slack
     same = there.offset if there is not None else min(len(prompt.text), len(record.text))
-    about = same * len(prompt) // max(1, len(prompt.text))
-    if about - max(shared, cached.start) < least or shared >= len(record.tokens) - 2 or shared >= len(prompt) - 2:
+    expected = same * len(prompt) // max(1, len(prompt.text))
+    if expected - max(shared, cached.start) < least or shared >= len(record.tokens) - 2 or shared >= len(prompt) - 2:
         return None
     at = cached.characters(prompt.tokens[:shared])
     behind = max(1, len(prompt.text) - at)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from headstart.explain.explain import Asked, Cached, Explanation, explain
+from headstart.explain.explain import CacheView, Explanation, RequestView, explain
 from headstart.explain.fingerprint import ConversationFingerprint
 from headstart.explain.record import Record
 from headstart.prompt.builder import Prompt
@@ -15,7 +15,7 @@ from headstart.prompt.builder import Prompt
 class History(Protocol):
     """What remembers requests so that later ones can be explained."""
 
-    def explain(self, asked: Asked, cached: Cached) -> Explanation | None:
+    def explain(self, asked: RequestView, cached: CacheView) -> Explanation | None:
         """Why a request computed what it computed; None if nobody knows, or if there is nothing to explain."""
 
     def remember(self, record: Record) -> None:
@@ -40,7 +40,7 @@ class History(Protocol):
 class NoHistory:
     """Explaining switched off."""
 
-    def explain(self, asked: Asked, cached: Cached) -> Explanation | None:
+    def explain(self, asked: RequestView, cached: CacheView) -> Explanation | None:
         return None
 
     def remember(self, record: Record) -> None:
@@ -75,7 +75,7 @@ class RecentHistory:
         self._room = size
         self._records: deque[Record] = deque()
 
-    def explain(self, asked: Asked, cached: Cached) -> Explanation | None:
+    def explain(self, asked: RequestView, cached: CacheView) -> Explanation | None:
         return explain(asked, self._records, cached)
 
     def remember(self, record: Record) -> None:

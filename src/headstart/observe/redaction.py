@@ -43,8 +43,8 @@ def hide(keys: Iterable[str]) -> None:
     found: dict[str, re.Pattern[str] | None] = {}
     for key in filter(None, keys):
         encoded = key.encode("utf-8", "surrogateescape")
-        spellings = {key, ascii(key)[1:-1], repr(encoded)[2:-1], quote(encoded, safe=""), encoded.decode("latin-1")}
-        for one in spellings:
+        forms = {key, ascii(key)[1:-1], repr(encoded)[2:-1], quote(encoded, safe=""), encoded.decode("latin-1")}
+        for one in forms:
             found[one] = None if len(one) >= LONG else re.compile(rf"(?<!\w){re.escape(one)}(?!\w)")
     with _lock:  # readers see the old table or the new one
         # The longest first: a key may begin as another one does.
@@ -74,8 +74,8 @@ def redacted(value: Any) -> Any:
 
 def processor(_: Any, __: str, event: EventDict) -> EventDict:
     """Of structlog: redacts what a line says; its level, logger and time are our own."""
-    ours = ("level", "logger", "timestamp")
-    return {name: value if name in ours else redacted(value) for name, value in event.items()}
+    kept = ("level", "logger", "timestamp")
+    return {name: value if name in kept else redacted(value) for name, value in event.items()}
 
 
 def _without(found: re.Match[str]) -> str:

@@ -1,4 +1,7 @@
-"""Landmarks: where in a prompt's tokens its conversation may part from others, or from what is sent back of it."""
+"""Landmarks: positions in a prompt's tokens that later prompts are likely to share.
+
+Example: the end of the system prompt, the end of the last user message, a position that the client marked.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from headstart.interfaces.landmarks import Landmarks
 from headstart.interfaces.tokens import Tokens, common_prefix
 
 _HEAD = 200
-"""Characters by which a message's content is found in the rendered text."""
+"""Characters of a message's content that are searched in the rendered text."""
 
 
 class Places:
-    """Characters of a rendered text → its tokens.
+    """Converts positions in a rendered text to positions in its tokens.
 
     Args:
-        starts: where each piece between control tokens begins in the text.
-        offsets: where it begins in the tokens.
-        spell: tokens of a text as the beginning of a piece.
+        starts: where each segment between control tokens begins in the text.
+        offsets: where each segment begins in the tokens.
+        tokenize: tokens of the beginning of a segment.
     """
 
     def __init__(
@@ -28,26 +31,26 @@ class Places:
         starts: Sequence[int],
         offsets: Sequence[int],
         tokens: Tokens,
-        spell: Callable[[str], Tokens],
+        tokenize: Callable[[str], Tokens],
     ) -> None:
         self._rendered = rendered
         self._starts = starts
         self._offsets = offsets
         self._tokens = tokens
-        self._spell = spell
+        self._tokenize = tokenize
 
     def position(self, offset: int) -> int:
-        """Tokens before a character: never more than all texts with that beginning have in common."""
+        """Tokens before a character. Only tokens that all texts with the same beginning share are counted."""
         number = bisect_right(self._starts, offset) - 1
         if number < 0:
             return 0
         begin = self._offsets[number]
-        return begin + common_prefix(self._spell(self._rendered[self._starts[number] : offset]), self._tokens[begin:])
+        return begin + common_prefix(self._tokenize(self._rendered[self._starts[number] : offset]), self._tokens[begin:])
 
 
 def contents(messages: Sequence[Message], rendered: str) -> Iterator[int]:
-    """For each message, where its content begins in the rendered text; -1 if it is not there as it was given."""
-    # Offsets are in the rendered text; escapes before them are rare and shift them by a character each.
+    """For each message, where its content begins in the rendered text; -1 if the text does not contain it unchanged."""
+    # Offsets are those of the rendered text. Escapes before them are rare, and each shifts them by one character.
     cursor = 0
     for message in messages:
         content = message.get("content")
@@ -63,11 +66,11 @@ def contents(messages: Sequence[Message], rendered: str) -> Iterator[int]:
 def landmarks(
     messages: Sequence[Message], marks: Sequence[int], places: Places, breakpoints: Sequence[tuple[int, int]] = ()
 ) -> Landmarks:
-    """The landmarks of a conversation. Where a content is not found in the text, the one before it stands in.
+    """The landmarks of a conversation. If a content is not found in the text, the one before it is used.
 
     Args:
         marks: for each message, where its content begins in the rendered text; -1 if it is not there.
-        breakpoints: what the caller marked: (number of a message, characters of its content).
+        breakpoints: marked by the caller: (number of a message, characters of its content).
     """
 
     def end(number: int) -> int:
@@ -79,7 +82,7 @@ def landmarks(
     first = next((number for number, role in enumerate(roles) if role not in ("system", "developer")), -1)
     turn = max((number for number, role in enumerate(roles) if role == "user"), default=-1)
     while 0 <= turn < len(roles) - 1 and roles[turn + 1] in ("system", "developer"):
-        turn += 1  # clients also say things behind the user, before the reply
+        turn += 1  # clients also put system messages between the user's message and the reply
     anchor = places.position(marks[first]) if first >= 0 and marks[first] >= 0 else 0
     header = end(len(roles) - 1)
     marked = (places.position(marks[number] + at) for number, at in breakpoints if number < len(marks) and marks[number] >= 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from headstart.explain.explain import Asked, Cached, Explanation
+from headstart.explain.explain import CacheView, Explanation, RequestView
 from headstart.explain.fingerprint import ConversationFingerprint
 from headstart.explain.history import History
 from headstart.interfaces.engine import Engine
@@ -199,8 +199,8 @@ class Admission:
     def _explain(self, job: Job, start: int) -> Explanation | None:
         """Why more is computed than the request newly brings."""
         request, traits, piece = job.request, self._mode.traits, self._engine.tokenizer.token_bytes
-        asked = Asked(job.root, request.prompt, request.reuse, request.tenant, request.session)
-        cached = Cached(
+        asked = RequestView(job.root, request.prompt, request.reuse, request.tenant, request.session)
+        cached = CacheView(
             start,
             traits.block_size,
             self._mode.exact,

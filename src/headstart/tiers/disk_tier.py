@@ -43,16 +43,16 @@ class DiskTier(Protocol):
         """How many objects it holds."""
 
     def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
-        """Takes an object to be stored; `payload` must stay as it is until a notice says `Stored` or `Refused`.
+        """Takes an object to be stored; `payload` must stay as it is until a notice says `ObjectStored` or `ObjectRefused`.
 
         False if it cannot take more just now; then no notice comes. `last`: before the end, however much waits already.
         """
 
     def discard(self, keys: Collection[bytes]) -> None:
-        """Deletes objects, soon, also those that were offered and are not written yet.
+        """Deletes objects soon, also those that were offered and are not yet written.
 
-        Pinned ones stay, and those that something else hangs on. A `Refused` or `Gone` follows as for any other loss. What
-        is offered again afterwards is stored.
+        Pinned objects stay, and so do parents of other objects. A notice `ObjectRefused` or `ObjectGone` follows for each one
+        that was deleted. An object that is offered again afterwards is stored.
         """
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:

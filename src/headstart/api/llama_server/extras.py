@@ -80,8 +80,8 @@ async def slot(
     """Forgets what a slot holds; what is stored stays."""
     runtime = service_of(request).ready()
     if action in ("save", "restore"):
-        mend = "conversations are kept by themselves, in memory and under --cache-dir, and found again in any slot"
-        return _llama_error(501, "not_supported_error", f"There is no need to {action} a slot: {mend}.")
+        remedy = "conversations are kept by themselves, in memory and under --cache-dir, and found again in any slot"
+        return _llama_error(501, "not_supported_error", f"There is no need to {action} a slot: {remedy}.")
     if action != "erase":
         return _llama_error(400, "invalid_request_error", "Invalid action: it must be erase.")
     if not 0 <= slot < runtime.engine.shape.slots:

@@ -284,9 +284,9 @@ class ResponsesInput(Strict):
 
     @model_validator(mode="after")
     def _possible(self) -> ResponsesInput:
-        for name, mend in (("conversation", "use previous_response_id, or send the items"), ("prompt", "send instructions")):
+        for name, remedy in (("conversation", "use previous_response_id, or send the items"), ("prompt", "send instructions")):
             if getattr(self, name) is not None:
-                raise InvalidRequest(f"Invalid '{name}': it is not supported; {mend}.", param=name)
+                raise InvalidRequest(f"Invalid '{name}': it is not supported; {remedy}.", param=name)
         return self
 
     @property

