@@ -110,7 +110,8 @@ def test_four_requests(engine: LlamaEngine, tmp_path: Path, mode: str, restart: 
     (assert_same if mode == "exact" else assert_near)([fourth], engine)
 
 
-@pytest.mark.parametrize("mode", ["fast", pytest.param("exact", marks=pytest.mark.slow)])
+@pytest.mark.slow  # by default test_restart kills a server, and a new runtime takes the place of one in test_four_requests
+@pytest.mark.parametrize("mode", ["fast", "exact"])
 def test_four_requests_and_a_kill_before_the_last(model: Path, engine: LlamaEngine, tmp_path: Path, mode: str) -> None:
     options = (str(model), *SHARED, "--port", "0")
     oracle, replies = Oracle(), list[str]()

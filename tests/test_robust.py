@@ -82,7 +82,8 @@ async def storm(url: str, seconds: float) -> tuple[dict[Key, str], Counter[str]]
     return answers, seen
 
 
-@pytest.mark.parametrize("seconds", [4, pytest.param(600, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+@pytest.mark.slow  # by default the fake engine meets such clients: api/test_api_abort, serving/test_faults
+@pytest.mark.parametrize("seconds", [8, pytest.param(600, marks=pytest.mark.timeout(1200))])
 def test_clients_that_abort_at_random(tiny_model: Path, seconds: float) -> None:
     settings = Settings(str(tiny_model), ctx=2048, slots=4, threads=1, reuse="exact", memory_budget=24 << 20, queue=32)
     with Runtime(LlamaEngine.load(settings), settings) as rt, serving(rt) as server:

@@ -199,7 +199,7 @@ main(["serve", {str(tiny_model)!r}, "--reuse", "exact", "--port", "0"])
     assert "use --reuse fast" in complaint(run(code=code))
 
 
-@pytest.mark.parametrize(("every", "seconds"), [(1, "0"), (3, "3")])
+@pytest.mark.parametrize(("every", "seconds"), [(1, "0"), pytest.param(3, "5", marks=pytest.mark.slow)])
 def test_doctor_fails_where_rows_do_not_survive(tiny_model: Path, every: int, seconds: str) -> None:
     """The checks can fail: some bytes of what is restored are changed; the long one finds what the first does not meet."""
     perturbed = f"""

@@ -144,7 +144,7 @@ def test_restored_equals_cold_on_the_grid(demo: LlamaEngine) -> None:
     cold = demo.logits(0)
     fill(demo, 2, tokens_of(demo, 77, seed=3))  # a neighbour
     rows = export(demo, 0, *range(0, 321, block_size))
-    for kept in (1, 3, 5):
+    for kept in (1, 5):
         demo.release()
         demo.import_kv(1, rows[:kept])
         if kept < 5:
@@ -172,6 +172,7 @@ def test_a_flipped_bit_in_a_restored_row_changes_the_logits(demo: LlamaEngine) -
     assert demo.logits(1).tobytes() == cold.tobytes()
 
 
+@pytest.mark.slow  # by default a tiny model shows it: test_exactness
 def test_a_grid_of_32_breaks_exactness(demo_model: Path) -> None:
     engine = LlamaEngine.load(replace(SMALL, model=str(demo_model)), block_size=32)
     assert engine.traits.block_size == 32

@@ -37,7 +37,7 @@ HEADER = 24
 SYSTEM = "You answer in the words of the house. "
 MEMORY = 96 << 20
 
-KINDS = ("fake", "pure", "qwen35", "gemma3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("lfm2", "mamba2")))
+KINDS = ("fake", "pure", "qwen35", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gemma3", "lfm2", "mamba2")))
 """Two fakes, with rows and without; real ones by their architecture: engines/test_state is about them all."""
 
 Make = Callable[..., Runtime]
