@@ -135,10 +135,10 @@ plant(scheduler.Scheduler, "_take_in", "in the loop", waiting, True)
 plant(job.Job, "record", "in the record", lambda args: args[0].request.prompt.text)
 plant(runtime.Runtime, "close", "", lambda args: sys.argv[2], True)
 if sys.argv[1] == "start":
-    def load(cls, settings, progress=None):
+    def load(cls, settings, progress=None, anew=False):
         raise RuntimeError(f"planted in load: {sys.argv[2]}")
 else:
-    def load(cls, settings, progress=None):
+    def load(cls, settings, progress=None, anew=False):
         engine = FakeEngine(ctx=4096, batch=256)
         plant(engine, "export_kv", "", lambda args: sys.argv[2])
         return engine

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from headstart.cli.console import facts, loading
 from headstart.config import Settings
+from headstart.engines import registry
 from headstart.interfaces.engine import GREEDY, Engine, Traits
 from headstart.observe import logs
 from headstart.prompt.builder import Prompt
@@ -49,13 +50,11 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
     Raises:
         ConfigError: the model cannot be used.
     """
-    from headstart.engines.llama import LlamaEngine  # loads the native library
-
     console = console or Console()
     logs.configure(level=logging.WARNING)
 
     with loading(settings.model) as progress:
-        engine = LlamaEngine.load(replace(settings, reuse="exact"), progress=progress, anew=True)
+        engine = registry.load(replace(settings, reuse="exact"), progress, anew=True)
     with Runtime(engine, replace(settings, reuse="exact" if engine.traits.exact else "fast")) as runtime:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for topic, line in (*machine(), *facts(runtime).items()):

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overloa
 from headstart.chat.chat_model import ChatModel
 from headstart.chat.reply_builder import FinishReason, ReplyBuilder, ReplyReader
 from headstart.config import Settings, default_cache_dir
+from headstart.engines import registry
 from headstart.errors import Cancelled, ConfigError, InvalidRequest
 from headstart.interfaces.conversation import Conversation, Message, ToolChoice
 from headstart.names import suggesting, unknown
@@ -497,10 +498,8 @@ def open(
 
 def load(settings: Settings, progress: Callable[[float], None] | None = None) -> Headstart:
     """`open` for settings that are complete. Raises what `open` raises."""
-    from headstart.engines.llama import LlamaEngine  # loads the native library
-
     settings.template()  # what cannot be read is said before a model is loaded and proved
-    engine = LlamaEngine.load(settings, progress=progress)
+    engine = registry.load(settings, progress)
     try:
         return Headstart(Runtime(engine, settings))
     except BaseException:
