@@ -305,7 +305,7 @@ def test_openings() -> None:
         assert bool(fingerprints.otherwise(now)) == bool(known)
     assert ConversationFingerprint.unpack(first.key, first.pack()) == first
     for key, packed in ((later.key[::-1], later.pack()), (first.key, first.pack()[:-1] + b"x"), (first.key, b"")):
-        with pytest.raises(ValueError, match="not the opening"):
+        with pytest.raises(ValueError, match="not the fingerprint"):
             ConversationFingerprint.unpack(key, packed)
     assert ConversationFingerprint.of(PROMPTER.text("raw"), "template") is None
 

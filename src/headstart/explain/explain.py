@@ -1,8 +1,10 @@
-"""Explain: why a request computed what it computed.
+"""Explain: why a request computed tokens again that an earlier request had computed.
 
-The prompt is compared with the nearest earlier one: the one that shares the most leading tokens or, where hardly any are
-shared, the one that has the most messages in common. Of all that may have kept tokens from being reused, what cost the most
-of them is told.
+The prompt is compared with the nearest earlier prompt. That is the one with the most leading tokens in common or, if hardly any
+are shared, the one with the most messages in common. If there are several causes, the one with the most tokens is returned.
+
+Example: the system prompt has the date in it. On the next day, all tokens after the date are computed again. The cause is
+`system_changed`, with the position of the date and both texts.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from headstart.interfaces.tokens import BlockId, Tokens, common_prefix
 from headstart.prompt.builder import Prompt
 
 SLACK = 8
-"""Tokens beside a block that may be computed again without a reason: what a tokenizer joins where a text goes on."""
+"""Tokens, in addition to a block, that may be computed again without a cause: a tokenizer can join tokens where a text
+continues.
+"""
 RUN = 8
-"""Tokens in a row that two prompts do not have in common by chance."""
+"""A common run of this many tokens is no coincidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """A request as it came. `tenant`: "" if nobody knows who asks; `session`: a hint, "" for none."""
+    """A request, as `explain` sees it. `tenant`: "" if unknown; `session`: a hint, "" for none."""
 
     root: BlockId
     prompt: Prompt
@@ -84,15 +88,15 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """What the cache had of it.
+    """What the cache had of a request.
 
     Attributes:
         start: leading tokens that were not computed.
-        known_kv: leading tokens whose KV is known, with or without a checkpoint.
-        elsewhere: leading tokens that are known from another fingerprint.
-        otherwise: tokens of an earlier prompt with the same beginning that was rendered by another template.
-        characters: how many characters some tokens spell.
-        pace: seconds of prefill a token; None if unknown.
+        known_kv: returns the leading tokens whose KV is stored, with or without a checkpoint.
+        elsewhere: returns the leading tokens that are stored under another fingerprint.
+        otherwise: returns the tokens of an earlier prompt with the same messages and another template.
+        characters: returns the number of characters of some tokens.
+        pace: seconds of prefill per token; None if unknown.
     """
 
     start: int
@@ -111,7 +115,7 @@ class CacheView:
 
 
 def nearest(records: Sequence[Record], tokens: Tokens) -> tuple[Record | None, int]:
-    """The record that shares the most leading tokens, the latest of several, and how many."""
+    """The record with the most leading tokens in common, the latest of several, and the number of these tokens."""
     best, shared = None, 0
     for record in reversed(records):
         other = record.tokens
@@ -124,9 +128,9 @@ def nearest(records: Sequence[Record], tokens: Tokens) -> tuple[Record | None, i
 
 
 def alike(records: Sequence[Record], asked: RequestView, than: Record | None, least: int) -> Record | None:
-    """The record with the most messages in common, by characters; of several one of the same session, then the latest.
+    """The record with the most messages in common, by characters. Of equals, one of the same session, then the latest.
 
-    None unless it has over `least` characters more in common than the record `than`.
+    None unless it has more than `least` characters more in common than the record `than`.
     """
     source = asked.prompt.source
     if source is None:
@@ -149,11 +153,11 @@ def alike(records: Sequence[Record], asked: RequestView, than: Record | None, le
 
 
 def explain(asked: RequestView, records: Sequence[Record], cached: CacheView) -> Explanation | None:
-    """Why more of a request was computed than it newly brings; None if that is all that was.
+    """Why more of a request was computed than its new text; None if only new text was computed.
 
     Args:
-        records: earlier requests, the latest last. Only this tenant's own with this salt are looked at: who shares a key but
-            not a salt must not learn what others ask by guessing it.
+        records: earlier requests, the latest last. Only those of the same tenant and salt are compared: a caller must not find
+            out what others have sent.
     """
     mine = [record for record in records if record.root == asked.root and record.tenant == asked.tenant]
     near, shared = nearest(mine, asked.prompt.tokens)
@@ -187,7 +191,7 @@ def explain(asked: RequestView, records: Sequence[Record], cached: CacheView) ->
 def compare(
     current: Prompt, previous: Prompt | Record, *, block_size: int, pace: float | None, characters: Callable[[Tokens], int]
 ) -> Explanation | None:
-    """What a request would compute again right after another one, in a cache that forgets nothing."""
+    """What `current` would compute again directly after `previous`, with an infinite cache."""
     shared = common_prefix(current.tokens, previous.tokens)
     record = previous
     if not isinstance(record, Record):
@@ -209,38 +213,38 @@ def _explained(found: Explanation, cached: CacheView) -> Explanation:
 
 
 def _goes_on(prompt: Prompt, records: Sequence[Record], shared: int) -> bool:
-    """Whether the prompt goes on from one of `records`, and all that it does not share with another one is new to that one."""
+    """Whether the prompt continues one of `records`, within its first `shared` tokens."""
     ended = (record.tokens for record in records if record.reply and len(record.tokens) <= shared)
     return any(common_prefix(tokens, prompt.tokens) == len(tokens) for tokens in ended)
 
 
 def _of_kv(near: Record, cached: CacheView, lost: int) -> list[Explanation]:
-    """Why `lost` tokens that were known were computed all the same."""
+    """Why `lost` tokens were computed although an earlier prompt had them."""
     cause = Cause.EVICTED
     if cached.exact and cached.start >= near.canonical // cached.block_size * cached.block_size:
         cause = Cause.DERIVED
     elif not cached.sliceable:
         cause = Cause.CHECKPOINT if cached.known_kv() - cached.start >= cached.block_size else cause
     else:
-        # What is there all the same was cheaper to compute than to bring in.
+        # KV that is still stored was cheaper to compute than to restore.
         lost -= max(0, cached.known_kv() - cached.start)
     return [Explanation(cause, token=cached.start, recomputed=lost)] if lost >= cached.slack else []
 
 
 def _of_text(prompt: Prompt, record: Record, cached: CacheView, recent: Sequence[Record] = ()) -> list[Explanation]:
-    """What differs in the text, unless as much was reused as if that did not; or the same text in other tokens."""
+    """The first difference in the text, if it cost tokens; or the same text in other tokens."""
     shared = common_prefix(prompt.tokens, record.tokens)
     if shared >= len(record.tokens) - 1:
-        return []  # it goes on behind all of that, however its text is written
+        return []  # the prompt continues after all tokens of the record
     there = difference(prompt, record, recent)
     from_reply_tokens = _from_reply_tokens(prompt, record, cached, shared, there)
     if from_reply_tokens is not None:
         return [from_reply_tokens]
     if there is None or (there.fresh and (there.begins or _goes_on(prompt, recent, shared))):
-        return []  # another conversation has nothing of this one, nor a turn of what another one got for its own
+        return []  # another conversation, or the next turn of one
     recomputed = _again(prompt, record, cached, shared, there)
     if recomputed and 0 < shared - cached.start < cached.slack:
-        recomputed += shared - cached.start  # what is left of a block is computed again with what is behind it
+        recomputed += shared - cached.start  # the rest of the block is computed again too
     had = len(record.tokens) - min(shared, cached.start)
     recomputed = min(recomputed, had, len(prompt) - 1 - cached.start)
     if recomputed < cached.slack and cached.start > shared:
@@ -261,7 +265,7 @@ def _of_text(prompt: Prompt, record: Record, cached: CacheView, recent: Sequence
 
 
 def _again(prompt: Prompt, record: Record, cached: CacheView, shared: int, there: Difference) -> int:
-    """Tokens that were computed although the earlier prompt had them too, but for the `shared` ones that both begin with."""
+    """Tokens that were computed although the earlier prompt has them too, after the `shared` leading ones."""
     had = overlap(prompt.tokens[shared:], record.tokens[shared:], RUN)
     if any(there.summary):
         begin, end = (max(0, _position(prompt, place, cached.characters) - shared) for place in there.summary)
@@ -270,7 +274,7 @@ def _again(prompt: Prompt, record: Record, cached: CacheView, shared: int, there
 
 
 def _position(prompt: Prompt, offset: int, characters: Callable[[Tokens], int]) -> int:
-    """Tokens before a character of the text, about."""
+    """The approximate number of tokens before a character of the text."""
     low, high = 0, len(prompt)
     while high - low > 1:
         middle = (low + high) // 2
@@ -284,7 +288,7 @@ def _position(prompt: Prompt, offset: int, characters: Callable[[Tokens], int]) 
 def _from_reply_tokens(
     prompt: Prompt, record: Record, cached: CacheView, shared: int, there: Difference | None
 ) -> Explanation | None:
-    """Whether the tokens part well before the texts do."""
+    """The explanation if the tokens differ well before the texts do; otherwise None."""
     least = cached.slack
     same = there.offset if there is not None else min(len(prompt.text), len(record.text))
     expected = same * len(prompt) // max(1, len(prompt.text))

@@ -1,7 +1,8 @@
-"""Opening: by what a conversation is recognised after a restart, when its text is no longer known.
+"""Conversation fingerprints: they recognise a conversation after a restart, when its text is no longer in memory.
 
-Of each opening (tools, and all messages up to the user's first) only a digest is kept, beside its first block, with a digest
-of the template that it was rendered by. So it can be told that a template has changed, and nothing else.
+A fingerprint is a digest of the beginning of a conversation: the tools, and all messages up to the first user message. It is
+stored beside the conversation's first block, together with a digest of the chat template. So `explain` can find that the
+template has changed, and nothing else. No text is stored.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from headstart.interfaces.tokens import utf8
 from headstart.prompt.builder import Prompt
 
 LIMIT = 1 << 15
-"""Openings that are known at a time: the latest."""
+"""Most fingerprints in memory: the latest ones."""
 _FORM = struct.Struct("<16s16sI")
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationFingerprint:
-    """A conversation's beginning.
+    """The fingerprint of a conversation's beginning.
 
     Attributes:
-        key: digest of salt, tools and messages.
+        key: digest of the salt, the tools and the messages.
         template: digest of the template and its options.
-        tokens: length of the prompt that it was last seen in.
+        tokens: length of the latest prompt with this beginning.
     """
 
     key: bytes
@@ -38,7 +39,7 @@ class ConversationFingerprint:
 
     @classmethod
     def of(cls, prompt: Prompt, template: str) -> ConversationFingerprint | None:
-        """None for a raw text."""
+        """The fingerprint of a prompt's conversation; None for a raw text."""
         source = prompt.source
         if source is None:
             return None
@@ -47,18 +48,18 @@ class ConversationFingerprint:
         return cls(said, _digest("template", template, dict(source.template_kwargs))[:16], len(prompt))
 
     def pack(self) -> bytes:
-        """All but the key, to be kept outside of this process, with a checksum over both."""
+        """The fingerprint without its key, as bytes for the disk, with a checksum over both."""
         return _FORM.pack(self._check(), self.template, self.tokens)
 
     @classmethod
     def unpack(cls, key: bytes, packed: bytes) -> ConversationFingerprint:
-        """What `pack` was called on. Raises ValueError if that is not what comes back."""
+        """The fingerprint that `pack` was called on. Raises ValueError if key or bytes are not those."""
         if len(key) != 32 or len(packed) != _FORM.size:
-            raise ValueError("not the opening that was packed")
+            raise ValueError("not the fingerprint that was packed")
         check, template, tokens = _FORM.unpack(packed)
         found = cls(key, template, tokens)
         if found._check() != check:
-            raise ValueError("not the opening that was packed")
+            raise ValueError("not the fingerprint that was packed")
         return found
 
     def _check(self) -> bytes:
@@ -66,13 +67,13 @@ class ConversationFingerprint:
 
 
 class ConversationFingerprints:
-    """The latest openings. Used from one thread."""
+    """The latest fingerprints. Used from one thread."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, ConversationFingerprint] = OrderedDict()
 
     def learn(self, fingerprint: ConversationFingerprint) -> bool:
-        """Whether it is new, or was known with another template."""
+        """Adds a fingerprint. Returns whether it is new, or was known with another template."""
         before = self._known.get(fingerprint.key)
         self._known[fingerprint.key] = fingerprint
         if len(self._known) > LIMIT:
@@ -80,11 +81,11 @@ class ConversationFingerprints:
         return before is None or before.template != fingerprint.template
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Drops everything."""
         self._known.clear()
 
     def otherwise(self, fingerprint: ConversationFingerprint) -> int:
-        """Tokens of the prompt in which it was seen with another template; 0 if it was not."""
+        """Tokens of the latest prompt with the same beginning and another template; 0 if there is none."""
         known = self._known.get(fingerprint.key)
         return known.tokens if known is not None and known.template != fingerprint.template else 0
 

@@ -1,4 +1,4 @@
-"""History: the latest requests, in memory only, for explanations and nothing else."""
+"""History: the latest requests, in memory only. It serves explanations only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class History(Protocol):
     """What remembers requests so that later ones can be explained."""
 
     def explain(self, asked: RequestView, cached: CacheView) -> Explanation | None:
-        """Why a request computed what it computed; None if nobody knows, or if there is nothing to explain."""
+        """Why a request computed tokens again; None if unknown, or if it did not."""
 
     def remember(self, record: Record) -> None:
         """A request has ended."""
 
     def conversation_fingerprint(self, prompt: Prompt, template: str) -> ConversationFingerprint | None:
-        """By what a conversation is to be recognised after a restart; None if it is not."""
+        """The fingerprint that recognises a conversation after a restart; None if there is none."""
 
     def last(self, seen: Callable[[Record], bool]) -> Record | None:
         """The latest of those for which `seen` is true. Thread-safe."""

@@ -1,4 +1,4 @@
-"""Record: an earlier prompt with its reply, as explanations look back at it."""
+"""Record: an earlier prompt with its reply. Explanations compare new prompts with records."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from headstart.output.json_values import bytes_of
 
 
 def key_of(message: Message) -> int:
-    """Equal for messages that say the same. Of use within one process only."""
+    """A hash that is equal for messages with the same meaning. Valid within one process only."""
     content, calls = message.get("content") or "", nameless(message).get("tool_calls")
     said = content if isinstance(content, str) else repr(content)
     return hash((message.get("role"), said, repr(calls) if calls else ""))
 
 
 def nameless(message: Message) -> dict[str, Any]:
-    """A message without the ids of calls: another reply that says the same has others."""
+    """A message without the ids of its calls, which differ between replies with the same meaning."""
     said = {name: value for name, value in message.items() if name != "tool_call_id"}
     if said.get("tool_calls"):
         said["tool_calls"] = [{name: value for name, value in call.items() if name != "id"} for call in said["tool_calls"]]
@@ -33,18 +33,18 @@ class Record:
     """An earlier prompt with its reply.
 
     Attributes:
-        root: parent of its first block: no other salt, no other fingerprint.
-        text, tokens: of prompt and reply together.
-        canonical: leading tokens whose rows were canonical when it ended.
+        root: parent of its first block, which depends on salt and fingerprint.
+        text, tokens: those of prompt and reply together.
+        canonical: leading tokens whose KV was canonical when the request ended.
         reply: the reply's text, the end of `text`.
-        returned: the message that the client is expected to send back; None for the text as it is.
+        returned: the message that the client is expected to send back; None if it is just the text.
         source: the conversation; None for a raw text.
-        id, alias: the request's, and its answer's.
-        tenant: who asked; "" if nobody knows.
-        salt, session: the request's; a session is a hint, "" if there was none.
+        id, alias: ids of the request and of its answer.
+        tenant: the tenant; "" if unknown.
+        salt, session: those of the request. A session is a hint; "" if there was none.
         time: when it ended, by the caller's clock.
-        reports: the caller's, of all choices of the prompt by their numbers: one object for all of them.
-        written: when it was first kept, in seconds since 1970.
+        reports: the caller's reports of all choices, by number; one object for all of them.
+        written: when it was stored first, in seconds since 1970.
     """
 
     root: BlockId
@@ -65,23 +65,23 @@ class Record:
 
     @property
     def answer(self) -> Message:
-        """The reply as a message."""
+        """The reply as a message of the assistant."""
         return self.returned or {"role": "assistant", "content": self.reply}
 
     @cached_property
     def keys(self) -> tuple[int, ...]:
-        """Of all messages, the reply's last."""
+        """The keys of all messages, the reply's last."""
         messages = self.source.messages if self.source is not None else ()
         return tuple(map(key_of, (*messages, self.answer) if self.reply else messages))
 
     @cached_property
     def known(self) -> frozenset[int]:
-        """The keys, in no order."""
+        """The keys as a set."""
         return frozenset(self.keys)
 
     @cached_property
     def size(self) -> int:
-        """Bytes, about."""
+        """Approximate bytes in memory."""
         source = self.source
         parts = (source.messages, source.tools, source.template_kwargs) if source is not None else ()
         return sys.getsizeof(self.text) + sys.getsizeof(self.reply) + self.tokens.nbytes + bytes_of(parts)

@@ -1,4 +1,4 @@
-"""Conversation: one type from the dialect that takes it in to the prompt that is made of it."""
+"""Conversation: the one type of a conversation, from the dialect that parses it to the prompt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 Message = Mapping[str, Any]
 """In OpenAI's chat form: `role` (developer, system, user, assistant or tool), `content` (a text, or a list of text parts),
-`reasoning_content`, `tool_calls`, `tool_call_id`, `name`. Hints to a cache may be anywhere in it."""
+`reasoning_content`, `tool_calls`, `tool_call_id`, `name`. Cache hints may be anywhere in it."""
 
 Tool = Mapping[str, Any]
 """`{"type": "function", "function": {"name", "description", "parameters", "strict"}}`."""
@@ -19,9 +19,9 @@ class ToolChoice:
     """Which tools a reply may call.
 
     Attributes:
-        mode: `required`: at least one call, of `name` if that is given.
-        parallel: more than one call may be made.
-        allowed: only these; None for all. The prompt lists the others too, so that it stays the same.
+        mode: `required`: the reply has at least one call, of the tool `name` if that is set.
+        parallel: whether the reply may have several calls.
+        allowed: only these tools; None for all. The prompt lists the others too, so that it stays the same.
     """
 
     mode: Literal["auto", "none", "required"] = "auto"
@@ -37,12 +37,12 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What the text of a reply must be.
+    """The form that the text of a reply must have.
 
     Attributes:
-        text: a JSON schema, a regular expression or a grammar, as `kind` says.
-        strict: a schema with a keyword that cannot be guaranteed is refused.
-        param: the caller's name for it, which errors use.
+        text: a JSON schema, a regular expression or a grammar, depending on `kind`.
+        strict: whether a schema with an unsupported keyword is refused.
+        param: the caller's name for the field, for errors.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "grammar"]
@@ -53,14 +53,14 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a model is asked to continue.
+    """A conversation that a model continues.
 
     Attributes:
         template_kwargs: variables for the chat template.
-        salt: the tenant's; nothing that one salt computed is used for another.
-        breakpoints: where the caller expects to come back to: (number of a message, characters of its content).
-        continues: the last message is the beginning of the reply, until it is normalized.
-        prefill: the beginning of the reply, which the caller has written.
+        salt: the tenant's. KV that was computed with one salt is never used for another.
+        breakpoints: positions that the caller expects to reuse: (number of a message, characters of its content).
+        continues: whether the last message is the beginning of the reply. Normalizing moves it to `prefill`.
+        prefill: the beginning of the reply, written by the caller.
     """
 
     messages: tuple[Message, ...]

@@ -1,4 +1,4 @@
-"""Landmarks: the positions of a prompt that requests come back to."""
+"""Landmarks: positions in a prompt that later prompts are likely to share."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Landmarks:
-    """Positions in a prompt, in tokens; 0 where there is none.
+    """Positions in a prompt, in tokens; 0 for a missing one.
 
     Attributes:
-        anchor: the end of system and tools, where the first message of a user begins.
-        turn: the end of the last user message and of what the system says right behind it; templates strip a tool loop's
-            reasoning back to it.
+        anchor: the end of the system prompt and the tools, where the first user message begins.
+        turn: the end of the last user message, and of system messages directly after it. Templates strip the reasoning of a
+            tool loop back to it.
         header: the end of the last message, where the generation header begins.
-        breakpoints: what the client marked.
+        breakpoints: positions that the client marked.
     """
 
     anchor: int = 0

@@ -1,4 +1,4 @@
-"""What a tier of storage can do. A store maps ids to bytes within a hard byte budget; it knows nothing of either."""
+"""The contract of a tier: a store that maps ids to bytes, within a hard byte budget. It does not know what they mean."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 EntryKind = Literal["rows", "state"]
-"""What bytes are: rows, or state, which is to say a checkpoint. The one never stands for the other."""
+"""The kind of an entry's bytes: `rows` is KV, `state` is a checkpoint. Objects on disk have these words in their headers."""
 
 
 class Store(ABC):
-    """The contract of every tier. How rows come in and out is each tier's own: some lend views, some fill buffers."""
+    """The part of the contract that all tiers share. Each tier has its own way to read and write: views, or buffers."""
 
     name: str
 
     @property
     @abstractmethod
     def budget(self) -> int:
-        """Bytes it may ever occupy."""
+        """Most bytes that it may occupy."""
 
     @property
     @abstractmethod
     def used(self) -> int:
-        """Bytes it occupies now, transient buffers included."""
+        """Bytes that it occupies now, with transient buffers."""
 
     @property
     def reserved(self) -> int:
@@ -31,7 +31,7 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, key: bytes) -> None:
-        """Forgets `key`. Deleting what is not there is fine."""
+        """Deletes `key`. A missing key is no error."""
 
     @abstractmethod
     def __contains__(self, key: bytes) -> bool: ...
