@@ -1,4 +1,4 @@
-"""Template: messages → text, with the model's own Jinja chat template in a sandbox.
+"""Chat template: messages → text, with the model's own Jinja chat template in a sandbox.
 
 The dialect is that of transformers' `apply_chat_template` (immutable sandbox, `tojson` without HTML escapes,
 `raise_exception`, `strftime_now`, loop controls, `generation` blocks).
@@ -30,7 +30,7 @@ _REPLY: Message = {"role": "assistant", "content": "headstart_answer"}
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training; here it is only its content."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text for training. Here only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
 
@@ -48,7 +48,7 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """A model's template may do no harm. What all ask of their loop with each message is harmless, and is not looked into."""
+    """The sandbox for a model's template. The attributes of a loop that templates read for each message need no check."""
 
     _HARMLESS = frozenset({"first", "last", "index", "index0", "previtem", "nextitem"})
 
@@ -84,7 +84,7 @@ class Template:
 
     @cached_property
     def late_system(self) -> bool:
-        """Whether a system message behind a user's is written where it stands, and a second one behind the first."""
+        """Whether a system message after a user message is rendered in its place, and a second one after the first."""
         system: Message = {"role": "system", "content": _PROBE}
         try:
             late = self.render([_USER, system, _REPLY, _USER], generation=False)
@@ -96,7 +96,7 @@ class Template:
 
     @cached_property
     def text_arguments(self) -> bool:
-        """Whether the arguments of a call have to be JSON text already."""
+        """Whether the template needs the arguments of a call as JSON text."""
         call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {_PROBE: 1}}}
         try:
             text = self.render([_USER, {**_REPLY, "tool_calls": [call]}], generation=False)
@@ -124,7 +124,7 @@ class Template:
         """The text of a conversation; with `generation`, up to where the assistant's reply begins.
 
         Raises:
-            InvalidRequest: the template refuses these messages (its own words are in the message).
+            InvalidRequest: the template refuses these messages; the message has the template's error.
         """
         names: dict[str, Any] = {"documents": None, **self._names, **variables}
         names |= {"messages": messages, "tools": tools or None, "add_generation_prompt": generation}

@@ -1,4 +1,8 @@
-"""Escape: spellings of control tokens inside the caller's strings end as plain text: nobody forges a turn."""
+"""Escape: the text of a control token inside a caller's string stays plain text. So no message can forge a turn.
+
+Example: a user writes `<|im_end|>`. It is escaped before the template is rendered, so that the tokenizer does not find a
+control token there, and unescaped before it is tokenised as plain text.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +12,27 @@ from typing import Any
 
 from headstart.interfaces.engine import Control
 
-# A noncharacter that marks an escaped control spelling. Its own occurrences in a text are doubled, and a spelling never
-# begins with it, so that unescaping is unambiguous.
+# A noncharacter that is put into an escaped control token. Its own occurrences in a text are doubled, and no control token
+# begins with it, so unescaping is unambiguous.
 MARK = "\ufdd0"
 _UNMARK = re.compile(MARK + "(" + MARK + "?)")
 
 
 class Escaper:
-    """Escapes control spellings in callers' strings, and undoes it in rendered text."""
+    """Escapes control tokens in callers' strings, and unescapes them in rendered text."""
 
     def __init__(self, controls: Iterable[Control]) -> None:
         reply_tokens = sorted((re.escape(control.text) for control in controls if control.text), key=len, reverse=True)
         self._risky = re.compile("|".join([MARK, *reply_tokens]))
-        # Without the mark all begin with the same character in most models, and are searched for by that.
-        self._spelled = re.compile("|".join(reply_tokens) or "(?!)")
+        # Without the mark, all control tokens of most models begin with the same character: that search is fast.
+        self._control = re.compile("|".join(reply_tokens) or "(?!)")
 
     def escape(self, value: Any) -> Any:
-        """The same value, in dicts and lists, with all its strings escaped, keys included; itself if there is nothing to do."""
+        """The value with all strings in it escaped, also keys of dicts. The value itself if nothing has to be escaped."""
         texts = _texts(value)
         if texts is not None:
             said = "\0".join(texts)
-            if MARK not in said and self._spelled.search(said) is None:
+            if MARK not in said and self._control.search(said) is None:
                 return value
         return self._escaped(value)
 
@@ -47,9 +51,9 @@ class Escaper:
 
 
 def _texts(value: Any) -> list[str] | None:
-    """All strings in a value, keys included, in no order; None if it holds other containers than dicts and lists."""
+    """All strings in a value with its keys, in any order; None if it has containers other than dicts and lists."""
     inside, texts, keys = [value], [], set[Any]()
-    for one in inside:  # which grows by what is in it
+    for one in inside:  # the list grows while it is read
         if isinstance(one, str):
             texts.append(one)
         elif isinstance(one, dict):

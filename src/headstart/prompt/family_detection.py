@@ -1,7 +1,9 @@
-"""Families: how models write reasoning and tool calls into a reply.
+"""Model families: how models write reasoning and tool calls into a reply.
 
-A family is a row of a table. Which one a model belongs to is found by experiment: its own template writes a call that we
-know, and the family is the first whose parser reads that call back.
+A family is a row of the table `FAMILIES`. The family of a model is found by a test: the model's own chat template renders a
+known tool call, and the family is the first one whose parser reads that call back.
+
+Example: a template writes `<tool_call>{"name": …}</tool_call>`. The first family that can parse this is `hermes`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ REASONINGS = (
     ReasoningFormat("◁think▷", "◁/think▷"),
     ReasoningFormat("Here is my thought process:", "Here is my response:"),
 )
-"""Tried in this order on a template's source."""
+"""Searched in this order in a template's source."""
 
 HERMES = ToolCallFormat("object", open="<tool_call>", close="</tool_call>", blank="\n", between="\n")
 
@@ -138,11 +140,11 @@ FAMILIES = (
     Family("llama4", ToolCallFormat("python", begin="<|python_start|>", finish="<|python_end|>")),
     Family("llama", ToolCallFormat("object", begin="<|python_tag|>", arguments="parameters", between="; ")),
 )
-"""Tried in this order on what a template writes."""
+"""Tried in this order on the text that a template renders."""
 
 
 def _variants(family: Family) -> list[Family]:
-    """A family as it is in the table, and as its templates also are: with values on lines of their own, or not."""
+    """A family as in the table, and its variant: with values on lines of their own, or without."""
     if family.calls is None or family.calls.syntax != "xml":
         return [family]
     return [family, replace(family, calls=replace(family.calls, blank="" if family.calls.blank else "\n"))]
@@ -158,10 +160,10 @@ _TOOL = {
 
 
 def family_of(template: Template) -> Family:
-    """The family whose calls a template writes; never raises.
+    """The family of a template. Never raises.
 
-    Where tools, or calls, do not reach the rendered text it is `GENERIC`; where they do but no family reads the calls,
-    `hermes`. Its reasoning is what the template's source knows.
+    It is `GENERIC` if tools or calls are missing from the rendered text, and `hermes` if no family can parse the calls. The
+    form of its reasoning is the one that the template's source contains.
     """
     found = _family(template)
     if found.calls is not None and found.calls.syntax == "channels":
@@ -192,7 +194,7 @@ def _family(template: Template) -> Family:
 
 
 def _written_as(calls: ToolCallFormat, reply: str) -> bool:
-    """Whether the probe's call has the marks of `calls` in it, and between them what they say; parsers are more lenient."""
+    """Whether the test call is written with the marks of `calls`, exactly. (Parsers accept more.)"""
     inside = {"object": r"\s*\{", "list": r"\s*\[\s*\{"}.get(calls.syntax, "")
     value = f"{calls.blank}{_GIVEN['headstart_key']}{calls.blank}{calls.value_end}" if calls.syntax == "xml" else ""
     return (
@@ -210,7 +212,7 @@ def _rendered(template: Template, messages: Sequence[Message], *, generation: bo
 
 
 def _behind(header: str, calling: str) -> str:
-    """What `calling` has more than `header`, from the beginning of a mark: two different marks may begin with the same."""
+    """The text that `calling` has after `header`, from the beginning of a mark on: two marks may begin with the same text."""
     at = next((at for at, (one, other) in enumerate(zip(header, calling, strict=False)) if one != other), len(header))
     while at < len(header) and at and not (header[at - 1].isspace() or header[at - 1] in ">]"):
         at -= 1
@@ -247,11 +249,11 @@ Its result comes back between <tool_response> and </tool_response>."""
 def adapt(
     family: Family, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, neighbours: bool
 ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]] | None]:
-    """A conversation as a template without tools can render it; of other families, the conversation itself.
+    """A conversation in a form that a template without tools can render. For other families: the conversation itself.
 
-    Tools are listed in the system's message, calls are text of the assistant, results are text of the user. Append-only:
-    what a conversation becomes is what a longer one begins with. Consecutive results are one message, and so is what the
-    user says right after them, unless the template takes `neighbours`: two messages of a user in a row.
+    Tools are listed in the system message, calls are text of the assistant, and results are text of the user. A longer
+    conversation begins with the result of a shorter one. Consecutive results become one message, together with a user message
+    directly after them, unless the template accepts `neighbours`: two user messages in a row.
     """
     if not family.adapted:
         return messages, tools

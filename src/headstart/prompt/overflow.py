@@ -1,4 +1,12 @@
-"""Slide: what `--overflow slide` keeps of a conversation that has outgrown the context."""
+"""Overflow: which messages `--overflow slide` drops when a conversation is longer than the context.
+
+The oldest whole exchanges are dropped. An *exchange* is a user message with everything up to the next user message. When a
+request exceeds the limit, exchanges are dropped until half of the limit is free, so that the following requests need no further
+cut: their prompts begin with the same tokens and hit the cache.
+
+Example: the limit is 3,000 tokens. The tenth request has 3,100. The oldest exchanges go until 1,500 tokens or fewer are left.
+The next requests drop the same exchanges, until one of them exceeds 3,000 again.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +22,19 @@ from headstart.lru import Lru
 
 @dataclass(frozen=True, slots=True)
 class TruncatedHistory:
-    """What `--overflow slide` kept of a conversation."""
+    """The messages that are left, and the number of dropped ones."""
 
     messages: tuple[Message, ...]
     dropped: int
 
     def standing(self, head: int, breakpoints: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those breakpoints whose messages are left, by the messages' new numbers; the first `head` have kept theirs."""
+        """The breakpoints of the messages that are left, with new message numbers. The first `head` messages keep theirs."""
         left = [(number, at) for number, at in breakpoints if not head <= number < head + self.dropped]
         return [(number if number < head else number - self.dropped, at) for number, at in left]
 
 
 def exchanges(messages: Sequence[Message]) -> list[list[Message]]:
-    """Groups messages into user-led exchanges; what precedes the first user message is the first group."""
+    """Groups messages into exchanges. The messages before the first user message are the first group."""
     groups: list[list[Message]] = [[]]
     previous = None
     for message in messages:
@@ -46,7 +54,7 @@ class TruncationMemo(Lru[bytes, tuple[int, int]]):
 
 
 FRAME = 64
-"""Most tokens that a template puts around a message."""
+"""Most tokens that a template adds around a message."""
 
 
 def truncate_history(
@@ -56,16 +64,17 @@ def truncate_history(
     known: TruncationMemo | None = None,
     root: bytes = b"",
 ) -> TruncatedHistory:
-    """Replays the history from its first turn and, whenever a request of it exceeded `limit` tokens, drops its oldest whole
-    exchanges (tool calls with their results) until it is at most `limit / 2`. The last exchange always stays.
+    """Drops the oldest exchanges of a conversation.
 
-    A pure function of the messages, and what it drops now it also drops when the conversation has gone on (each request
-    is seen as it was made, without the reply that it had yet to get): so the next turn hits again. A request is counted
-    only where it can exceed the limit: a message has no more tokens than bytes, but for its frame.
+    It replays the requests of the history from the first one on. Each time a request exceeds `limit` tokens, the oldest
+    exchanges are dropped until it has at most `limit / 2`. The last exchange always stays. The result depends on the messages
+    only, and a longer history drops the same messages first. So the next turn hits the cache.
 
     Args:
-        known: results of earlier replays, to go on from; they change no result.
-        root: tells apart what `count` and `limit` stand for in `known`.
+        count: returns the tokens of a prompt. It is called only where a request can exceed the limit: a message has at most
+            as many tokens as bytes, plus `FRAME`.
+        known: results for earlier requests. They save time and change no result.
+        root: distinguishes different `count` and `limit` in `known`.
     """
     known = TruncationMemo() if known is None else known
     head, *turns = exchanges(messages)
@@ -86,7 +95,7 @@ def truncate_history(
     def part(of: int, request: int) -> list[Message]:
         return [*head, *messages[starts[of] : request]]
 
-    first, bound, done = 0, limit + 1, 0  # kept from exchange `first` on: at most `bound` tokens
+    first, bound, done = 0, limit + 1, 0  # exchanges from `first` on are kept; they have at most `bound` tokens
     for number in range(len(requests) - 1, -1, -1):
         if (found := known.get(histories[number])) is not None:
             (first, bound), done = found, number + 1

@@ -1,4 +1,7 @@
-"""Pieces: a rendered text between its control tokens."""
+"""Special tokens: splits a rendered text into the segments between its control tokens.
+
+Example: `<|im_start|>user Hello<|im_end|>` has an empty segment, `<|im_start|>`, the segment `user Hello`, and `<|im_end|>`.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from headstart.interfaces.engine import Control
 from headstart.prompt.escape import Escaper
 
 _SPACE = " \t\n\v\f\r"
-"""What control tokens swallow: C's `isspace`, as in llama.cpp; Python's own notion is wider."""
+"""White space that control tokens remove: C's `isspace`, as in llama.cpp. Python's own definition is wider."""
 
 
 class SpecialTokenSplitter:
-    """Splits rendered texts at the spellings of control tokens. `controls`: the longest spelling first."""
+    """Splits rendered texts at control tokens. `controls`: the longest text first."""
 
     def __init__(self, controls: Sequence[Control]) -> None:
         self._controls = {control.text: control for control in controls if control.text}
@@ -22,11 +25,11 @@ class SpecialTokenSplitter:
         self._longest = max(map(len, self._partial), default=0)
 
     def split(self, rendered: str, begin: int = 0, before: Control | None = None) -> Iterator[tuple[int, str, Control | None]]:
-        """Plain pieces, unescaped, each with where it begins and the control token that follows it.
+        """The segments, unescaped: where each begins, its text, and the control token after it.
 
         Args:
-            begin: where the first one begins.
-            before: the control token right before that.
+            begin: where the first segment begins.
+            before: the control token directly before it.
         """
         position = begin
         strip_left = before is not None and before.rstrip
@@ -45,6 +48,6 @@ class SpecialTokenSplitter:
             yield position, rest, None
 
     def splits_at(self, rendered: str, position: int) -> bool:
-        """Whether all texts with this beginning are split alike before `position`: no control token can reach over it."""
+        """Whether every text with this beginning is split in the same way up to `position`, so no control token can span it."""
         shortest = max(0, position - self._longest)
         return self._partial.isdisjoint(rendered[at:position] for at in range(shortest, position))

@@ -1,4 +1,4 @@
-"""Capabilities: what a chat template can do, found by rendering probes with it."""
+"""Template capabilities: what a chat template can do. They are found by rendering test conversations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOOL = {
 
 
 def capabilities(template: Template) -> dict[str, bool]:
-    """`chat_template_caps` in llama-server's names. What a template refuses it cannot do."""
+    """`chat_template_caps` with llama-server's names. A refused conversation counts as not supported."""
 
     def call(name: str, arguments: Any) -> dict[str, Any]:
         return {"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}}
