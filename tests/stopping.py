@@ -71,7 +71,7 @@ class Faulty(FakeEngine):
         super().import_kv(slot, pieces)
         self._maybe("import_kv")
 
-def load(cls, settings, progress=None):
+def load(cls, settings, progress=None, anew=False):
     if loading:
         print("loads", file=sys.stderr, flush=True)
         time.sleep(loading)

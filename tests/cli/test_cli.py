@@ -193,7 +193,7 @@ def test_exact_reuse_is_refused_where_it_is_not_proved(tiny_model: Path) -> None
 from headstart.cli.main import main
 from headstart.testing.fake_engine import FakeEngine
 from headstart.engines.llama import LlamaEngine
-LlamaEngine.load = classmethod(lambda cls, settings, progress=None: FakeEngine(canonical=False))
+LlamaEngine.load = classmethod(lambda cls, settings, progress=None, anew=False: FakeEngine(canonical=False))
 main(["serve", {str(tiny_model)!r}, "--reuse", "exact", "--port", "0"])
 """
     assert "use --reuse fast" in complaint(run(code=code))
