@@ -1,4 +1,6 @@
-"""Arena: equal cells of anonymous memory, which is virtual until touched and can be given back cell by cell."""
+"""Arena: cells of equal size in anonymous memory. A cell uses memory only after it was written, and can be returned to the
+system alone.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,17 @@ _PRIVATE = (
 
 
 class Arena:
-    """Cells of `size` bytes each, by number. Those of no bytes cost nothing, and there are as many as are taken.
+    """Cells of `size` bytes each, by number. Cells of 0 bytes cost nothing, and their number is not limited.
 
     Args:
         size: bytes of a cell.
-        most: bytes of all cells together, at most.
+        most: most bytes of all cells together.
 
     Raises:
-        OSError, OverflowError, ValueError: the system refuses to reserve that much address space.
+        OSError, OverflowError, ValueError: the system cannot reserve so much address space.
 
     Attributes:
-        held: cells that are taken.
+        held: cells in use.
     """
 
     def __init__(self, size: int, most: int) -> None:
@@ -42,16 +44,16 @@ class Arena:
 
     @property
     def touched(self) -> int:
-        """Bytes that the cells occupy, counting those that are free and have their pages."""
+        """Bytes in memory: cells in use, and free cells whose pages were not returned."""
         return (self.held + len(self._warm)) * self.size
 
     @property
     def grows(self) -> int:
-        """Bytes by which taking a cell makes it grow."""
+        """Bytes by which `touched` grows when a cell is taken."""
         return 0 if self._warm else self.size
 
     def take(self) -> int:
-        """A cell; whoever takes one sees to it that there is room."""
+        """A free cell. The caller checks the budget."""
         self.held += 1
         if self._warm:
             return self._warm.pop()
@@ -61,12 +63,12 @@ class Arena:
         return self._fresh - 1
 
     def give(self, cell: int) -> None:
-        """Frees a cell, which keeps its pages until `shrink`."""
+        """Frees a cell. Its pages stay until `shrink`."""
         self.held -= 1
         self._warm.append(cell)
 
     def shrink(self) -> bool:
-        """Gives the pages of one free cell back to the system; False if no free cell has any."""
+        """Returns the pages of one free cell to the system. False if no free cell has pages."""
         if not self._warm or not self.size:
             return False
         cell = self._warm.pop()
@@ -85,14 +87,14 @@ class Arena:
         return self._bytes[cell * self.size : (cell + 1) * self.size]
 
     def clear(self) -> None:
-        """Frees all cells, and gives all pages back. Views of them stay valid, and read zeros."""
+        """Frees all cells and returns all pages. Views stay valid and read zeros."""
         self.held = self._fresh = 0
         self._warm.clear()
         self._cold.clear()
         self._advise("MADV_DONTNEED")
 
     def check(self, held: list[int]) -> None:
-        """Raises AssertionError unless all cells that were ever taken are in `held` or free, once."""
+        """Raises AssertionError unless every cell that was ever taken is either in `held` or free."""
         assert len(held) == self.held, "cells are taken by nobody"
         assert sorted([*held, *self._warm, *self._cold]) == list(range(self._fresh)), "a cell is lost or in two places"
         assert self._fresh * self.size <= len(self._bytes) or not self.size, "a cell beyond the end"

@@ -1,8 +1,8 @@
-"""Memory tier: cells of two sizes, for rows and for state, in anonymous memory under one hard byte budget.
+"""Memory tier: cells of two sizes, for KV and for state, within one hard byte budget.
 
-Cells are written in place and published afterwards (`allocate` → write `cell` → `commit`), so that bytes are copied once
-and nothing is visible before it is complete. Cells are virtual until touched. Free ones keep their pages for the next of their
-kind, unless cells of the other kind, or buffers for which budget is claimed, need the room.
+A cell is written first and published afterwards: `allocate` → write into `cell` → `commit`. So bytes are copied once, and
+nothing is visible before it is complete. A cell uses memory only after it was written. A free cell keeps its pages for the next
+entry of its kind, until another kind or a transient buffer needs the memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headstart.tiers.arena import Arena
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Room for one object, as `Memory.allocate` gives it; `owner` is whose quota it counts towards."""
+    """Memory for one entry, from `Memory.allocate`. It counts towards the quota of `owner`."""
 
     kind: EntryKind
     number: int
@@ -28,16 +28,16 @@ class Cell:
 
 
 class Memory(Store):
-    """A store of cells of `cell_bytes` for rows, and of `state_bytes` for state. Cells of no bytes always fit.
+    """Cells of `cell_bytes` for KV and of `state_bytes` for state. Cells of 0 bytes always fit.
 
     Args:
-        cell_bytes: size of a cell for rows.
+        cell_bytes: size of a cell for KV.
         budget: bytes for all cells and claimed transient buffers together.
         state_bytes: size of a cell for state.
-        quota: is told who holds how many bytes; who goes first is for others to ask it.
+        quota: counts the bytes of each owner here. The caller asks it whose entries to evict.
 
     Raises:
-        ConfigError: the system refuses to reserve that much address space.
+        ConfigError: the system cannot reserve so much address space.
     """
 
     name = "memory"
@@ -49,7 +49,7 @@ class Memory(Store):
         self._budget = budget
         self._claimed = 0
         self._closed = False
-        self._cells: dict[bytes, tuple[Cell, int]] = {}  # with the bytes that are content
+        self._cells: dict[bytes, tuple[Cell, int]] = {}  # with the size of its content
         self._open: set[Cell] = set()
         try:
             self._arenas: dict[EntryKind, Arena] = {"rows": Arena(cell_bytes, budget), "state": Arena(state_bytes, budget)}
@@ -66,7 +66,7 @@ class Memory(Store):
 
     @property
     def over(self) -> bool:
-        """Whether cells and claim together exceed the budget, as they may after `claim`: then evict."""
+        """Whether cells and claimed bytes exceed the budget, which is possible after `claim`. Then evict."""
         return self.used > self._budget
 
     def size(self, kind: EntryKind) -> int:
@@ -74,24 +74,24 @@ class Memory(Store):
         return self._arenas[kind].size
 
     def fits(self, kind: EntryKind = "rows") -> bool:
-        """Whether one more cell of that kind can be allocated now, without evicting."""
+        """Whether one more cell of a kind can be allocated without evicting."""
         size = self._arenas[kind].size
         return not self._closed and (not size or self.used + size <= self._budget)
 
     def claim(self, transient: int) -> None:
-        """Sets aside `transient` bytes of the budget for buffers elsewhere, in place of what was claimed before."""
+        """Reserves `transient` bytes of the budget for buffers elsewhere, instead of the earlier reservation."""
         self._claimed = transient
         self._shrink(0)
 
     def _shrink(self, need: int) -> None:
-        """Gives pages of free cells back until what is touched leaves `need` bytes of the budget, or none is left."""
+        """Returns pages of free cells until `need` bytes of the budget are available, or no free cell has pages."""
         arenas = self._arenas.values()
         while sum(arena.touched for arena in arenas) + self._claimed + need > self._budget:
             if not any(arena.shrink() for arena in arenas):
                 return
 
     def allocate(self, kind: EntryKind = "rows", owner: bytes = b"") -> Cell | None:
-        """A cell to write into; None if the budget is used up. End with `commit` or `release`."""
+        """A cell to write into; None if the budget is used up. `commit` or `release` must follow."""
         if not self.fits(kind):
             return None
         arena = self._arenas[kind]
@@ -106,7 +106,7 @@ class Memory(Store):
         return self._arenas[cell.kind].bytes(cell.number)
 
     def commit(self, key: bytes, cell: Cell, size: int | None = None) -> None:
-        """Publishes an allocated cell under `key`, in place of what was there: its first `size` bytes, or all."""
+        """Publishes the first `size` bytes of an allocated cell (or all) under `key`, replacing an earlier cell."""
         self._open.remove(cell)
         old = self._cells.get(key)
         self._cells[key] = cell, self._arenas[cell.kind].size if size is None else size
@@ -114,7 +114,7 @@ class Memory(Store):
             self._give(old[0])
 
     def release(self, cell: Cell) -> None:
-        """Gives an allocated cell back unpublished."""
+        """Frees an allocated cell without publishing it."""
         self._open.remove(cell)
         self._give(cell)
 
@@ -125,7 +125,7 @@ class Memory(Store):
         self._shrink(0)
 
     def read(self, key: bytes) -> Bytes | None:
-        """A view of the content under `key`, valid until its `delete`; None if it is not here."""
+        """A view of the content under `key`, valid until `delete`; None if there is none."""
         found = self._cells.get(key)
         return None if found is None else self.cell(found[0])[: found[1]]
 
@@ -135,7 +135,7 @@ class Memory(Store):
             self._give(found[0])
 
     def __iter__(self) -> Iterator[bytes]:
-        """The keys of all that it holds now."""
+        """The keys of all published cells."""
         return iter(list(self._cells))
 
     def __contains__(self, key: bytes) -> bool:
@@ -145,7 +145,7 @@ class Memory(Store):
         return len(self._cells)
 
     def close(self) -> None:
-        """Gives all memory back. Afterwards there is nothing in it, and nothing may be put in."""
+        """Returns all memory. Afterwards the tier is empty and accepts nothing."""
         self._closed = True
         self._cells.clear()
         self._open.clear()
@@ -154,7 +154,7 @@ class Memory(Store):
             arena.clear()
 
     def check(self) -> None:
-        """Raises AssertionError if cells are lost, shared, or beyond the budget."""
+        """Raises AssertionError if cells are lost, shared, or exceed the budget."""
         held = [*(cell for cell, _ in self._cells.values()), *self._open]
         for kind, arena in self._arenas.items():
             arena.check([cell.number for cell in held if cell.kind == kind])

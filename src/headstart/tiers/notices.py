@@ -1,4 +1,4 @@
-"""Notices: what the disk has found out, as it is told to the engine thread."""
+"""Notices: messages from the disk thread to the engine thread."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class ObjectRefused:
 
 @dataclass(frozen=True, slots=True)
 class ObjectFound:
-    """An object is on disk that was not known here."""
+    """An object was found on disk that this process did not know, for example one of another process."""
 
     label: Label
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectGone:
-    """An object was evicted, or has turned out not to be there."""
+    """An object was evicted, or is missing."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectErased:
-    """An object was deleted for good: no tier may keep what it held."""
+    """An object was deleted by its owner: no tier may keep its content."""
 
     key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class EverythingErased:
-    """Somebody has deleted all that was written `before`; or if that is 0, chains of which `ObjectErased` has told."""
+    """Everything that was written up to `before` was deleted. If that is 0: single chains were, each with an `ObjectErased`."""
 
     before: float
 

@@ -1,4 +1,4 @@
-"""Reading: several objects at the same time, from a disk that may hang."""
+"""Parallel read: reads several objects at the same time, from a disk that may hang."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from headstart.tiers.disk import Label
 READERS = 4
 """Objects that are read at the same time."""
 STUCK = 10.0
-"""Seconds without any progress after which reading is given up: the disk hangs."""
+"""Seconds without any progress after which the disk counts as hung."""
 
 
 class Hung(Exception):
-    """The disk has not answered in time, and may still write into the buffer that it was given.
+    """The disk did not answer in time. It may still write into the buffer.
 
     Attributes:
-        over: is set when it will not any more.
+        over: is set when it no longer writes into the buffer.
     """
 
     def __init__(self, over: threading.Event) -> None:
@@ -28,12 +28,12 @@ class Hung(Exception):
 
 
 class ParallelRead:
-    """Several threads read objects; whoever waits for them may give up.
+    """Several threads read objects. The caller stops waiting if the disk hangs.
 
-    They are daemons, as those of a pool are not: what hangs must not keep the process from ending.
+    The threads are daemons (those of a pool are not), because a hanging read must not keep the process from ending.
 
     Args:
-        moved: bytes that have been read so far, by anybody: as long as they grow, nothing hangs.
+        moved: returns the bytes that all reads have read so far. As long as they grow, nothing hangs.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class ParallelRead:
             over.set()
 
     def run(self) -> tuple[list[int | Exception], list[threading.Event]]:
-        """The results, and what is set when the buffers of those that are `Hung` are not written into any more."""
+        """The results, and for each hung read an event that is set when its buffer is no longer written."""
         started = 0
-        with suppress(RuntimeError):  # no thread is to be had
+        with suppress(RuntimeError):  # no thread can be started
             for _ in range(min(READERS, len(self._wanted))):
                 threading.Thread(target=self._take, name="headstart-read", daemon=True).start()
                 started += 1

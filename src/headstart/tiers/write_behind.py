@@ -1,7 +1,8 @@
-"""Write-behind: a thread between the engine and the disk. The engine offers objects and goes on; it never waits for a write.
+"""Write-behind: a thread between the engine and the disk. The engine offers objects and continues; it never waits for a write.
 
-What the thread has found out since (stored, refused, new objects of other processes) is handed over as notices. A disk that
-fails is left alone for a while and then tried again; meanwhile everything is refused, and serving goes on from memory.
+The thread reports results as notices (`notices`): objects that were stored or refused, and new objects of other processes.
+After an error, the disk is not used for a while and then tried again. Meanwhile all objects are refused, and requests are
+served from memory.
 """
 
 from __future__ import annotations
@@ -41,23 +42,23 @@ from headstart.units import count, show_size
 log = logging.getLogger("headstart.disk")
 
 BATCH = 32 << 20
-"""Bytes that are made durable together."""
+"""Bytes that are written and synced together."""
 POLL = 0.25
-"""Seconds between two looks for objects of other processes."""
+"""Seconds between two searches for objects of other processes."""
 PATIENCE = 10.0
-"""Seconds for which a failing disk is left alone."""
+"""Seconds for which a disk is not used after an error."""
 NEWS = 1 << 16
-"""Uses, replies and notes that are remembered while the disk has no time for them."""
+"""Most uses, replies and notes that wait while the disk is busy."""
 SOME = 1000
-"""Notices that are taken at once: the engine thread has other things to do."""
+"""Most notices that one call returns: the engine thread has other work."""
 GRACE = 5.0
-"""Seconds that a write may take to end when time is up."""
+"""Seconds for which stopping waits for a running write."""
 TIDY = 600.0
-"""Seconds between two looks for what crashes of other processes have left."""
+"""Seconds between two searches for files that crashes of other processes have left."""
 KEEP = 60.0
-"""Seconds for which what a request waits for is kept on disk."""
+"""Seconds for which objects that a request waits for are not evicted."""
 SAY = 60.0
-"""Seconds between two lines of the log that say how much was refused."""
+"""Seconds between two log lines about refused objects."""
 
 
 class WriteBehind:
@@ -240,7 +241,7 @@ class WriteBehind:
             _close(self._disk)
 
     def _collect(self) -> tuple[list[tuple[Label, Bytes]], frozenset[bytes], bool]:
-        """What is offered, up to a batch; what is discarded then; and whether the end follows. Waits a while for the first."""
+        """A batch of offered objects, keys to discard after it, and whether to stop. Waits a short time for the first item."""
         batch: list[tuple[Label, Bytes]] = []
         size = 0
         while size < BATCH:
@@ -257,7 +258,7 @@ class WriteBehind:
         return batch, frozenset(), False
 
     def _wanted(self, batch: list[tuple[Label, Bytes]]) -> list[tuple[Label, Bytes]]:
-        """What of a batch was not discarded since it was offered."""
+        """The objects of a batch that were not discarded after they were offered."""
         with self._lock:
             unwanted = {label.key for label, _ in batch} & self._unwanted
         for label, payload in batch:
@@ -266,7 +267,7 @@ class WriteBehind:
         return [(label, payload) for label, payload in batch if label.key not in unwanted]
 
     def _work(self, batch: list[tuple[Label, Bytes]]) -> None:
-        """One round; a fault of the disk ends it, and refuses what was offered."""
+        """One round of work. An error of the disk ends it and refuses the batch."""
         reason = "failing"
         try:
             if time.monotonic() >= self._failing_until and (self._disk is not None or self._open()):
@@ -303,11 +304,11 @@ class WriteBehind:
         self._say()
 
     def _say(self) -> None:
-        """Says now and then how much was refused."""
+        """Logs from time to time how many objects were refused."""
         told = self.counters["skipped_full"], self.counters["skipped_budget"]
         if told != self._told and time.monotonic() >= self._told_at + SAY:
             full, budget = (now - before for now, before in zip(told, self._told, strict=True))
-            text = f"{count(full, 'piece')} put off until the disk has time, {count(budget, 'piece')} not stored"
+            text = f"{count(full, 'object')} wait until the disk has time, {count(budget, 'object')} not stored"
             log.log(logging.WARNING if budget else logging.INFO, "%s: %s", text, OptionText(option("disk_budget")))
             self._told, self._told_at = told, time.monotonic()
 
@@ -337,7 +338,7 @@ class WriteBehind:
             self._waiting -= len(payload)
 
     def _reconcile(self, disk: Disk) -> None:
-        """Finds what crashes have left: any before the start, others' since."""
+        """Finds files that crashes have left: of all processes at the start, of other processes later."""
         if self._tidied == float("-inf") or disk.strays():
             found, gone = disk.reconcile()
             self._looked = -math.inf  # who knows how old that is
@@ -351,7 +352,7 @@ class WriteBehind:
         self._notices.extend(map(notice, gone))
 
     def _expire(self, disk: Disk) -> None:
-        """Erases now and then what has been kept for long enough."""
+        """Erases expired objects from time to time."""
         if self._terms_seen != self._terms.version:
             self._terms_seen, self._looked = self._terms.version, -math.inf
             self._agree(disk)
@@ -463,7 +464,7 @@ class WriteBehind:
 
 
 def _only_writing(error: Exception) -> bool:
-    """Whether what is on the disk can still be read: it is full, may not be written, or another process is at it for long."""
+    """Whether the disk can still be read: it is full or read-only, or another process has locked it for long."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EAGAIN)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -1,4 +1,4 @@
-"""Rows and checkpoints on disk: immutable objects, one each, beside a SQLite catalogue. docs/format.md describes both."""
+"""Entries on disk: one immutable object (a file) for each, and a SQLite catalogue. docs/format.md describes both."""
 
 from headstart.tiers.disk.catalog import Note, StoredModel
 from headstart.tiers.disk.format import FormatError, Label

@@ -1,4 +1,4 @@
-"""Files: what the disk tier needs of a file system, durable folders and what files really occupy."""
+"""Files: durable writes, and the bytes that files really occupy."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Identity = tuple[int, int]
 
 
 def make(folder: Path) -> None:
-    """Makes a folder for its owner only, and all that leads to it, so that none is lost in a crash. Raises OSError."""
+    """Makes a folder and its parents, readable by their owner only and durable after a crash. Raises OSError."""
     if folder.is_dir():
         return
     make(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
-    with contextlib.suppress(PermissionError):  # what leads to it may be another's
+    with contextlib.suppress(PermissionError):  # the parent may belong to another user
         sync(folder.parent)
 
 
 def sync(folder: Path) -> None:
-    """Makes durable what has come into `folder` and what has gone. Raises OSError."""
+    """Makes new and deleted names in `folder` durable. Raises OSError."""
     file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(file)
@@ -33,10 +33,13 @@ def sync(folder: Path) -> None:
 
 
 def write(path: Path, parts: Iterable[memoryview], time: float) -> None:
-    """Writes a durable file for its owner only, in place of what had its name; `time`: its own, in seconds since 1970.
+    """Writes a durable file, readable by its owner only, replacing a file of that name.
+
+    Args:
+        time: modification time, in seconds since 1970.
 
     Raises:
-        OSError: nothing of it is left.
+        OSError: it could not be written; no part of it is left.
     """
     file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
@@ -55,7 +58,7 @@ def write(path: Path, parts: Iterable[memoryview], time: float) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Deletes what is in a folder, as far as that can be done. Raises OSError if it cannot be read."""
+    """Deletes the files in a folder, as far as possible. Raises OSError if the folder cannot be read."""
     for path in folder.iterdir():
         try:
             path.unlink(missing_ok=True)
@@ -64,12 +67,12 @@ def clear(folder: Path) -> None:
 
 
 def allocated(path: Path) -> int:
-    """Bytes that a file occupies, which its size does not say. Raises OSError."""
+    """Bytes that a file occupies on disk. Raises OSError."""
     return os.stat(path, follow_symlinks=False).st_blocks * 512
 
 
 def occupied(folder: Path) -> int:
-    """Bytes that the entries of `folder` occupy; those in folders below it not included. Raises OSError."""
+    """Bytes that the files in `folder` occupy, without those in subfolders. Raises OSError."""
     total = 0
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -79,11 +82,11 @@ def occupied(folder: Path) -> int:
 
 
 def unit(folder: Path) -> int:
-    """Bytes in multiples of which the file system allocates. Raises OSError."""
+    """The size of the file system's allocation unit, in bytes. Raises OSError."""
     return os.statvfs(folder).f_frsize
 
 
 def identity(path: Path) -> Identity:
-    """What distinguishes a file from another one of its name. Raises OSError."""
+    """Device and inode: they distinguish a file from a later one of the same name. Raises OSError."""
     found = os.stat(path)
     return found.st_dev, found.st_ino

@@ -1,12 +1,12 @@
-"""Format of an object: the rows of one block, or one checkpoint, in a file of its own. docs/format.md is its contract.
+"""Format of an object: the KV of one block or open tail, or one checkpoint, in a file. docs/format.md is the contract.
 
     ┌─ 0 ──────┬─ 8 ─────┬─ 12 ────────────┬─ 16 ─────────────┬─ 32 ────────┬───────────────┬─ multiple of 4096 ─┐
     │ magic    │ version │ size of the     │ XXH3-128 of the  │ description │ zeros         │ payload            │
     │ headstrt │ u32     │ description u32 │ description      │ JSON        │               │ rows, or state     │
     └──────────┴─────────┴─────────────────┴──────────────────┴─────────────┴───────────────┴────────────────────┘
 
-The description names the block and everything that must match before the payload may be used, and holds the payload's size
-and checksum: each byte of the file is either checked or zero.
+The description names the entry and everything that must match before the payload may be used. It also has the payload's size
+and checksum. So each byte of the file is either checked or zero.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class FormatError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What is written on the outside of an object. Stores compare it, and know nothing else of it.
+    """The description of an object. The disk tier compares labels and knows nothing else about the content.
 
     Attributes:
-        key: id of the block, or of the checkpoint.
-        parent: id that it hangs on; that of a checkpoint is the block at whose end it is.
-        fingerprint: what makes its numbers comparable.
-        start: position of the block's first token.
-        tokens: the block's tokens.
-        canonical: whether the payload is.
-        seconds: of prefill that having it saves, as measured when it was made.
+        key: id of the entry.
+        parent: id of the entry before it; for a checkpoint, the block or open tail at whose end it is.
+        fingerprint: the engine's fingerprint.
+        start: position of the first token.
+        tokens: the tokens.
+        canonical: whether the payload is canonical.
+        seconds: seconds of prefill that the entry saves, measured when it was computed.
         kind: what the payload is.
-        written: when the tokens were first kept, in seconds since 1970; 0 for now.
-        owner: whose it is (`prefix_cache/quota`); empty if nobody knows.
+        written: when the tokens were stored first, in seconds since 1970; 0 for now.
+        owner: the owner (`prefix_cache/quota`); empty if unknown.
     """
 
     key: bytes
@@ -69,7 +69,7 @@ class Label:
     owner: bytes = field(default=b"", compare=False)
 
     def serves(self, wanted: Label) -> bool:
-        """Whether its object may be used for the one that is wanted: canonical may take the place of derived."""
+        """Whether this object may be used in place of the wanted one. A canonical object may replace a derived one."""
         if self.canonical < wanted.canonical:
             return False
         named = (self.key, self.parent, self.fingerprint, self.start, self.tokens, self.kind)
@@ -78,7 +78,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A label, and where the payload lies: `at`, `size` in bytes, with its `checksum`."""
+    """A label, with the position (`at`), `size` (bytes) and `checksum` of the payload."""
 
     label: Label
     at: int
@@ -88,7 +88,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """An object that is about to be written, as it will be."""
+    """A complete object, ready to be written."""
 
     label: Label
     head: bytes
@@ -104,7 +104,7 @@ def checksum(data: Bytes) -> bytes:
 
 
 def encode(label: Label, payload: Bytes) -> bytes:
-    """All that comes before the payload."""
+    """The bytes before the payload."""
     description = json.dumps(
         {
             "kind": label.kind,

@@ -1,4 +1,4 @@
-"""Lock: one process at a time writes into a folder, and only into the one that it has opened."""
+"""Lock: one process at a time writes into a folder. It must still be the folder that the process has opened."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ except ImportError:  # pragma: no cover  (Windows: one process a folder)
     fcntl = None  # type: ignore[assignment]
 
 WAIT = 10.0
-"""Seconds to wait for another process's write."""
+"""Most seconds to wait for another process."""
 
 
 class Lock:
-    """A file that is locked by who writes. Raises OSError if it cannot be opened."""
+    """A file that is locked while a process writes. Raises OSError if it cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -31,15 +31,15 @@ class Lock:
         self.watch(path)
 
     def watch(self, path: Path) -> None:
-        """Refuses to lock once there is another file of this name. Raises OSError if there is none now."""
+        """From now on `held` fails if `path` is another file than now. Raises OSError if there is no such file."""
         self._opened[path] = files.identity(path)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keeps other threads and processes out.
+        """Excludes other threads and processes.
 
         Raises:
-            OSError: it is not to be had in time, or the folder is no longer the one that was opened.
+            OSError: the lock was not free in time, or the folder is not the one that was opened.
         """
         with self._locked:
             until = time.monotonic() + WAIT

@@ -1,4 +1,4 @@
-"""Quarantine: objects that could not be used, kept to be looked at."""
+"""Quarantine: a folder of bad objects (corrupt, truncated, foreign), kept for inspection."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from headstart.tiers.disk import files
 
 KEPT = 4
-"""Objects that are kept: the latest."""
+"""Most objects that are kept: the latest ones."""
 
 
 class Quarantine:
-    """A folder of bad objects, which give way whenever their room is needed. All methods raise OSError."""
+    """A folder of bad objects. They are deleted when their space is needed. All methods raise OSError."""
 
     def __init__(self, folder: Path) -> None:
         files.make(folder)
@@ -26,19 +26,19 @@ class Quarantine:
         return files.occupied(self.folder)
 
     def take(self, object: Path) -> None:
-        """Moves an object here, if it is there."""
+        """Moves an object into the folder, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.replace(object, self.folder / object.name)
         self.tidy(KEPT)
 
     def drop(self, names: Collection[str], before: float) -> None:
-        """Deletes objects of these names, and all that were written by then."""
+        """Deletes objects with these names, and all objects written up to `before`."""
         for path in self.folder.iterdir():
             if path.name in names or path.stat().st_mtime <= before:
                 path.unlink(missing_ok=True)
 
     def tidy(self, keep: int) -> int:
-        """Deletes all but the latest `keep`; how many."""
+        """Deletes all but the latest `keep` objects; returns the number of deleted ones."""
         deleted = 0
         for path in sorted(self.folder.iterdir(), key=lambda path: -path.stat().st_ctime_ns)[keep:]:
             with contextlib.suppress(OSError):
