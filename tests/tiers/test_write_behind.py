@@ -348,12 +348,12 @@ def test_what_was_refused_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert [tier.offer(label(number), rows(number)) for number in range(1, 4)] == [True, False, False]
     gate.open.set()
     assert tier.close(30)
-    assert "2 pieces put off until the disk has time, 0 pieces not stored" in caplog.text
+    assert "2 objects wait until the disk has time, 0 objects not stored" in caplog.text
     tier = WriteBehind(lambda: Disk(tmp_path, RESERVE), FINGERPRINT, BIG)
     assert tier.offer(label(4), rows(4))
     assert tier.close(30)
     assert "nothing fits" in caplog.text
-    assert "0 pieces put off until the disk has time, 1 piece not stored" in caplog.text
+    assert "0 objects wait until the disk has time, 1 object not stored" in caplog.text
 
 
 def test_what_a_crash_of_another_process_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

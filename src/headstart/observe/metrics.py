@@ -152,17 +152,17 @@ class _Gauges(Collector):
             values: dict[tuple[str, ...], float] = {(name,): float(tier[field]) for name, tier in tiers.items()}
             yield gauge(f"headstart:store_{field}{unit}", text, values, "tier")
         for name, text in (
-            ("saved", "Pieces stored."),
-            ("evicted", "Pieces evicted."),
+            ("saved", "Entries stored."),
+            ("evicted", "Entries evicted."),
             ("thinned", "Checkpoints dropped."),
-            ("erased", "Pieces that were too old, or deleted by somebody's wish."),
+            ("erased", "Entries that expired or were deleted by their owner."),
         ):
             metric = "evictions" if name == "evicted" else name
             yield counter(
                 f"headstart:store_{metric}", text, {(t,): counts.get(name, 0) for t, counts in counters.items()}, "tier"
             )
         yield counter("sglang:evicted_tokens", "Tokens evicted.", {(): counters["memory"].get("evicted_tokens", 0)})
-        for kind, text in (("skipped", "Pieces not stored, by reason."), ("fault", "Faults taken as misses, by reason.")):
+        for kind, text in (("skipped", "Entries not stored, by reason."), ("fault", "Faults taken as misses, by reason.")):
             found: dict[tuple[str, ...], float] = {
                 (tier, name.removeprefix(f"{kind}_")): float(count)
                 for tier, counts in counters.items()
