@@ -8,17 +8,15 @@ Used from the engine thread only. A fault in here is a miss with a reason, never
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from headstart.explain.fingerprint import ConversationFingerprint
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, root_id
-from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.planner import Mode, Plan
 from headstart.prefix_cache.reuse_model import RequestTraits
-from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord
+from headstart.prompt.reply_tokens import ReplyTokensRecord
 from headstart.serving.kv_restore import KvRestore
 from headstart.serving.kv_save import KvSave
 from headstart.serving.kv_store import KvStore
@@ -26,8 +24,6 @@ from headstart.serving.prefetch import Prefetch
 from headstart.serving.slots import Slot
 from headstart.serving.state_checkpoints import StateCheckpoints
 from headstart.tiers.disk import Note
-from headstart.tiers.disk_tier import DiskTier
-from headstart.tiers.memory import Memory
 
 
 class Cache:
@@ -40,24 +36,13 @@ class Cache:
         index, memory, disk: the store's.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        memory: Memory,
-        mode: Mode,
-        clock: Callable[[], float],
-        policy: str = "value",
-        disk: DiskTier | None = None,
-        reply_tokens: ReplyTokensMemo | None = None,
-        terms: Terms | None = None,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self.store = KvStore(engine, memory, mode, clock, policy, disk, reply_tokens, terms, wall)
-        self.index, self.memory, self.disk = self.store.index, memory, self.store.disk
-        self.checkpoints = StateCheckpoints(engine, mode, self.store)
-        self.saves = KvSave(engine, mode, self.store, self.checkpoints)
-        budget, size = self.store.memory_budget, engine.shape.kv_bytes_per_token
-        self.fetch = Prefetch(self.disk, budget, self.store.label, size, lambda: self.store.clock())
+    def __init__(self, engine: Engine, mode: Mode, store: KvStore) -> None:
+        self.store = store
+        self.index, self.memory, self.disk = store.index, store.memory, store.disk
+        self.checkpoints = StateCheckpoints(engine, mode, store)
+        self.saves = KvSave(engine, mode, store, self.checkpoints)
+        budget, size = store.memory_budget, engine.shape.kv_bytes_per_token
+        self.fetch = Prefetch(self.disk, budget, store.label, size, lambda: store.clock())
         self.restorer = KvRestore(engine, mode, budget, self.fetch, self.disk.name)
         self._stateful = mode.traits.stateful
         self._block_size = engine.traits.block_size

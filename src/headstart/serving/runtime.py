@@ -31,6 +31,7 @@ from headstart.prompt.chat_template import Template
 from headstart.serving.cache import Cache
 from headstart.serving.expiry import Erasure
 from headstart.serving.job import Ticket
+from headstart.serving.kv_store import KvStore
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
 from headstart.tiers.disk import Disk, StoredModel
@@ -112,9 +113,10 @@ class Runtime:
         self.clock = clock
         self._terms = Terms(math.inf if settings.expire is None else settings.expire)
         disk, reply_tokens = _disk(engine, settings, budget, self._terms, clock), self.prompter.reply_tokens
-        self.cache = Cache(
+        store = KvStore(
             *(engine, memory, self._mode, time.monotonic), disk=disk, reply_tokens=reply_tokens, terms=self._terms, wall=clock
         )
+        self.cache = Cache(engine, self._mode, store)
         self.cache.store.offload.settle()  # the first prompt is made before the first request is
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
         self.scheduler = Scheduler(
