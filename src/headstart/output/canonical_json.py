@@ -1,6 +1,7 @@
-"""Arguments: one form for what means the same, of a call's arguments and of a tool's definition.
+"""Canonical JSON: one form for call arguments and tool definitions with the same meaning.
 
-Clients parse JSON and write it again with their own spacing and order of keys. Both functions depend on the value only.
+Clients parse JSON and write it again with other spacing and order of keys. Both functions here depend on the value only, so
+such changes do not change the prompt.
 """
 
 from __future__ import annotations

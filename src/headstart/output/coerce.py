@@ -1,4 +1,4 @@
-"""Casting: values that a model wrote in another notation than JSON."""
+"""Coerce: converts values that a model wrote in another notation than JSON, such as `True` or bare text."""
 
 from __future__ import annotations
 

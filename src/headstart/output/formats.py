@@ -1,4 +1,7 @@
-"""Forms: what there is to say about how a family of models writes reasoning and tool calls."""
+"""Formats: how a family of models writes reasoning and tool calls, as data.
+
+A *mark* is a text that delimits something, such as `<tool_call>` or `</think>`.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,20 @@ ToolCallSyntax = Literal["object", "list", "named", "xml", "python", "channels"]
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The marks around reasoning. Newlines on their inner sides, and behind, are no part of it."""
+    """The marks around reasoning. Newlines directly inside and after them are not part of the reasoning."""
 
     open: str
     close: str
 
     @property
     def ending(self) -> str:
-        """What ends reasoning that is open, as a template writes it."""
+        """The text that ends open reasoning, as templates write it."""
         return f"\n{self.close}\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """How calls are written. An empty mark is none.
+    """How tool calls are written. An empty mark means that there is none.
 
     Attributes:
         syntax: `object` a JSON object with name and arguments; `list` a JSON list of such; `named` a name, `separator` and
@@ -34,7 +37,7 @@ class ToolCallFormat:
             reply begins with, and is known by its shape.
         name, arguments: the keys of an `object`, as the template writes them.
         prefix, separator: of a `named` call: before its name, and between name and arguments.
-        name_pattern: a regular expression: the group is the function's name in what stands at its place.
+        name_pattern: a regular expression for the text in place of the name; its group is the function's name.
         name_end, key, key_end, value_end: of an `xml` call: what follows its name; around the name of a parameter; after
             its value.
         blank: what the template writes on the inner sides of `open` and `close`; in `xml`, around a value.
@@ -61,13 +64,13 @@ class ToolCallFormat:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The marks that are in every reply with a call; around calls without a mark, a template may write none."""
+        """The marks that every reply with a call contains. Without `open`, a template may omit `begin` and `finish`."""
         around = (self.begin, self.finish) if self.open else ()
         return tuple(mark for mark in (*around, self.open, self.separator, self.close) if mark)
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All texts that may be control tokens of the model."""
+        """All marks; they may be control tokens of the model."""
         parts = (self.begin, self.open, self.prefix, self.separator, self.key, self.key_end, self.value_end, self.close)
         return tuple(dict.fromkeys(mark.strip() for mark in (*parts, self.finish) if mark.strip()))
 
@@ -77,10 +80,10 @@ class Family:
     """How a family of models writes a reply.
 
     Attributes:
-        calls: how it calls tools; None if it does not.
-        reasoning: its marks; None if it does not reason, or in a form of its own (`channels`).
-        extra: further control tokens whose texts the parser needs.
-        adapted: the template knows no tools: conversations have to go through `adapt`.
+        calls: how it calls tools; None if it cannot.
+        reasoning: the marks of reasoning; None if it does not reason, or if `channels` cover it.
+        extra: further control tokens that the parser needs.
+        adapted: whether the template has no tools, so that conversations need `adapt`.
     """
 
     name: str
@@ -91,10 +94,10 @@ class Family:
 
     @property
     def visible(self) -> tuple[str, ...]:
-        """The control tokens that must stay in a reply's text, as texts; others are of no use to the parser."""
+        """The control tokens that must stay in a reply's text, because the parser needs them."""
         reasoning = (self.reasoning.open, self.reasoning.close) if self.reasoning else ()
         return tuple(dict.fromkeys((*reasoning, *(self.calls.marks if self.calls else ()), *self.extra)))
 
     def opened(self, prompt: str) -> bool:
-        """Whether a prompt ends inside of reasoning, so that the reply goes on there."""
+        """Whether a prompt ends inside reasoning, so that the reply begins with reasoning."""
         return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning.open)

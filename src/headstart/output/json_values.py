@@ -1,4 +1,4 @@
-"""Values: JSON that somebody else wrote, read so that it can be written again."""
+"""JSON values: reads JSON from models and clients, so that it can be written again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Parsing: a reply's text → what was said, what was thought, and which tools are called.
+"""Parser: a reply's text → answer, reasoning and tool calls.
 
-Incremental: a text is passed on as soon as it cannot be the beginning of a mark. Nothing that a model writes is an error:
-what turns out not to be a call goes out as text, and a call that breaks off stays as far as it came.
+It is incremental: text is passed on as soon as it cannot be the beginning of a mark. Nothing that a model writes is an error.
+Text that only looks like a call is passed on as text, and an incomplete call keeps its complete part.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Scan: a text that arrives in pieces, read as if it were whole.
+"""Scanner: reads a text that arrives in parts as if it were complete.
 
-Readers are generators: where what is known does not decide, they yield until more has come. So no decision depends on how
-the text was cut.
+Readers are generators. If the text so far is not enough for a decision, they yield until more text has arrived. So no decision
+depends on how the text was cut.
+
+Example: the reader looks for `<tool_call>`, and the text so far ends with `<tool`. It waits for more text. If ` box` follows,
+the whole text is passed on; if `_call>` follows, a call begins.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Incremental = Generator[None, None, T]
-"""Waits by yielding; returns a T."""
+"""A reader: it waits by yielding, and returns a T."""
 
 TextSink = Callable[[str], None]
 
@@ -25,13 +28,13 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 class Scanner:
-    """A cursor in a text that still grows.
+    """A cursor in a growing text.
 
     Attributes:
-        at: the next character.
-        kept: where a reader may want to go back to; None if all that was read may be forgotten.
-        over: whether nothing more comes.
-        starved: whether a reader has asked for more than there is, since `mark`.
+        at: position of the next character.
+        kept: position that a reader may go back to; None if the text before `at` is no longer needed.
+        over: whether the text is complete.
+        starved: whether a reader needed more text than there was, since `mark`.
     """
 
     def __init__(self) -> None:

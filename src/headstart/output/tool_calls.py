@@ -1,4 +1,4 @@
-"""Calls: reads the calls in a reply, in the form of the model's family."""
+"""Tool calls: reads the calls in a reply, in the format of the model's family."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class CallReader:
 
     Args:
         schemas: of the parameters of each function, for the forms that write values as plain text.
-        announce: is given the name of each call.
-        argue: is given the JSON text of its arguments as it comes.
+        announce: receives the name of each call.
+        argue: receives the JSON text of its arguments, part by part.
 
     Attributes:
         count: calls announced so far.
