@@ -16,7 +16,7 @@ help: ## Show this list
 demo: $(READY) ## Chat with the bundled model over HTTP, and show what was computed and what was not (2 minutes)
 	$(BIN)/headstart demo
 
-test: $(READY) ## Run the tests, with the real engine and the real model, two at a time (3 minutes)
+test: $(READY) ## Run the tests, with the real engine and the real model, two at a time (5 minutes)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10
 
 test-slow: $(READY) $(SITE) ## Run all tests, also those that take long (hours; CONTRIBUTING.md says when)

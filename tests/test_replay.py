@@ -111,7 +111,7 @@ class Watched(simulator.SimulatedCache):
 
 @pytest.mark.parametrize("policy", ["value", "lru"])
 def test_budget_and_order_hold_throughout(monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
-    monkeypatch.setattr(simulator, "Cache", Watched)
+    monkeypatch.setattr(simulator, "SimulatedCache", Watched)
     dice = random.Random(1)
     prompts = ["".join(dice.choices("abcd", k=dice.randint(1, 40))) for _ in range(300)]
     assert hits(trace(*prompts, step=7.0), policy, 60) > 0
