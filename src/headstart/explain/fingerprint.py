@@ -44,7 +44,7 @@ class ConversationFingerprint:
         if source is None:
             return None
         before = [*takewhile(lambda message: message.get("role") != "user", source.messages)]
-        said = _digest("opening", prompt.salt, source.tools, source.messages[: len(before) + 1])
+        said = _digest("opening", prompt.salt, source.tools or None, source.messages[: len(before) + 1])
         return cls(said, _digest("template", template, dict(source.template_kwargs))[:16], len(prompt))
 
     def pack(self) -> bytes:
