@@ -16,8 +16,9 @@ help: ## Show this list
 demo: $(READY) ## Chat with the bundled model over HTTP, and show what was computed and what was not (2 minutes)
 	$(BIN)/headstart demo
 
-test: $(READY) ## Run the tests, with the real engine and the real model, two at a time (5 minutes)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10
+# Three at a time on two cores: tests wait for disks, clocks and other processes too.
+test: $(READY) ## Run the tests, with the real engine and the real model, three at a time (5 minutes)
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10
 
 test-slow: $(READY) $(SITE) ## Run all tests, also those that take long (hours; CONTRIBUTING.md says when)
 	$(BIN)/python -m pytest --slow --durations=10

@@ -1,1 +1,1 @@
-"""Measurements, side by side with the peer in one run: `python -m benchmarks --help`."""
+"""Measurements of headstart and its peers, paired in one run: `python -m benchmarks --help`."""

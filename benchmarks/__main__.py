@@ -1,7 +1,9 @@
 """headstart against a native llama-server, paired: `python -m benchmarks [--rounds 7] [--only NAME …] [--out DIR]`.
 
-Both servers stay up for the whole run; each round gives both the same new texts, in alternating order, so that drift of
-the machine hits both. Reported: the median of each, its spread, and the median of the ratios within pairs.
+With `--against DIR`, the peer is another version of headstart: the one in a checkout (`git worktree add DIR v1.2`).
+
+Both servers stay up for the whole run. Each round sends both the same new texts, in alternating order, so that changes of the
+machine affect both. Reported: the median of each, its spread, and the median of the ratios within pairs.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rich.console import Console
@@ -16,16 +19,18 @@ from rich.table import Table
 
 from benchmarks.client import Client
 from benchmarks.restart import spread
-from benchmarks.servers import Setup, demo_model, headstart, llama_server
+from benchmarks.servers import Server, Setup, demo_model, headstart, llama_server
 from benchmarks.workloads import WORKLOADS
 
 Series = dict[str, dict[str, list[float]]]
 """Figure → server → one value a round."""
 
 
-def measure(setup: Setup, rounds: int, names: list[str], console: Console, options: list[str]) -> Series:
+def measure(
+    setup: Setup, rounds: int, names: list[str], console: Console, options: list[str], peer: AbstractContextManager[Server]
+) -> Series:
     series: Series = {}
-    with headstart(setup, *options) as ours, llama_server(setup) as theirs:
+    with headstart(setup, *options) as ours, peer as theirs:
         clients = [Client(ours), Client(theirs)]
         for client in clients:
             client.chat([{"role": "user", "content": "Warm up."}], 8)
@@ -33,33 +38,34 @@ def measure(setup: Setup, rounds: int, names: list[str], console: Console, optio
             for name in names:
                 for client in clients if number % 2 == 0 else clients[::-1]:
                     figures = WORKLOADS[name](client, number)
+                    client.server.rest()
                     for figure, value in figures.items():
                         series.setdefault(figure, {}).setdefault(client.server.name, []).append(value)
                 console.print(f"[dim]round {number + 1}/{rounds}: {name}[/]")
     return series
 
 
-def table(series: Series) -> Table:
-    result = Table("figure", "headstart", "llama-server", "ratio (median of pairs)", title="headstart against llama-server")
+def table(series: Series, peer: str) -> Table:
+    result = Table("figure", "headstart", peer, "ratio (median of pairs)", title=f"headstart against {peer}")
     for figure, values in series.items():
-        ours, theirs = values["headstart"], values["llama-server"]
+        ours, theirs = values["headstart"], values[peer]
         ratios = [a / b for a, b in zip(ours, theirs, strict=True) if b]
         ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})" if ratios else "–"
         result.add_row(figure, spread(ours), spread(theirs), ratio)
     return result
 
 
-def plot(series: Series, path: Path) -> None:
-    """One bar a figure: the median ratio (a logarithmic scale, from 1), with all pairs as dots."""
+def plot(series: Series, peer: str, path: Path) -> None:
+    """One bar a figure: the median ratio, with all pairs as dots. The scale is logarithmic and begins at 1."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = [name for name in series if any(series[name]["llama-server"])]
+    names = [name for name in series if any(series[name][peer])]
     figure, axes = pyplot.subplots(figsize=(9, 0.5 * len(names) + 1.5))
     for row, name in enumerate(reversed(names)):
-        pairs = zip(series[name]["headstart"], series[name]["llama-server"], strict=True)
+        pairs = zip(series[name]["headstart"], series[name][peer], strict=True)
         ratios = [a / b for a, b in pairs if b]
         axes.plot([1.0, statistics.median(ratios)], [row, row], color="#4878a8", linewidth=9, solid_capstyle="butt")
         axes.plot(ratios, [row] * len(ratios), "k.", markersize=4)
@@ -69,7 +75,7 @@ def plot(series: Series, path: Path) -> None:
     ticks = [0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("headstart / llama-server")
+    axes.set_xlabel(f"headstart / {peer}")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
@@ -83,15 +89,20 @@ def main() -> None:
     parser.add_argument(
         "--option", action="append", default=[], help="another option for headstart, e.g. --option=--reuse=exact"
     )
+    parser.add_argument("--against", type=Path, default=None, metavar="DIR", help="a checkout of another version as the peer")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for series.json and the plot")
     given = parser.parse_args()
     console = Console()
     setup = Setup(given.model or demo_model(), threads=given.threads)
-    series = measure(setup, given.rounds, given.only, console, given.option)
+    name, peer = "llama-server", llama_server(setup)
+    if given.against is not None:
+        name = "version before"
+        peer = headstart(setup, *given.option, checkout=given.against, name=name)
+    series = measure(setup, given.rounds, given.only, console, given.option, peer)
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "series.json").write_text(json.dumps(series, indent=1))
-    console.print(table(series))
-    plot(series, given.out / "ratios.png")
+    console.print(table(series, name))
+    plot(series, name, given.out / "ratios.png")
     console.print(f"{given.rounds} paired rounds; values and plot in {given.out}/")
 
 

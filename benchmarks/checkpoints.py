@@ -1,7 +1,7 @@
 """Placements of checkpoints on recorded and generated conversations: `python -m benchmarks.checkpoints [--data DIR]`.
 
-Every row of `PLACEMENTS` meets every workload, with memory for everything and under budgets that rows and checkpoints share. A
-budget is a part of what the rows of all different blocks take.
+Each placement in `PLACEMENTS` is tried with each workload, first with memory for everything, then with budgets that KV and
+checkpoints share. A budget is a share of the size of the KV of all different blocks.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from rich.console import Console
 
 from benchmarks.conversations import generated
 from benchmarks.lines import BLOCK_SIZE, Lines, Result, Shape, prepare, replay
+from benchmarks.placements import PLACEMENTS
 from benchmarks.recordings import recorded
-from headstart.prefix_cache.checkpoints import PLACEMENTS
 from headstart.units import show_size
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = (Shape("Qwen3-Next", 24 << 10, 75 << 20), Shape("LFM2", 12 << 10, 160 << 10))
 PARTS = (0.1, 0.3)
 COMPETE = ("edited", "again", "reasoning", "taubench", "agents")
-"""Workloads, by their names' ends, that are replayed under budgets."""
+"""Ends of the names of the workloads that are replayed with budgets."""
 
 
 def measure(lines: Lines, console: Console) -> Iterator[tuple[str, list[Result], bool]]:
-    """Rows of the table: what was the memory, and the results of all placements; whether it was unlimited."""
+    """Rows of the table: the memory, the results of all placements, and whether the memory was unlimited."""
     runs = [("unlimited", SHAPES[0], float("inf"))]
     if lines.name.endswith(COMPETE):
         for shape in SHAPES:

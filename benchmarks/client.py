@@ -1,4 +1,4 @@
-"""A streaming client that keeps time: the same for every server."""
+"""A streaming client that measures times, the same for every server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Messages = list[dict[str, str]]
 class Sample:
     """One request: tokens, and seconds since it was sent.
 
-    `computed`: prompt tokens that the server says it computed; `at`: when each piece of text came.
+    `computed`: prompt tokens that the server reports as computed; `at`: when each delta of text arrived.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Client:
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        # A connection each: one kept open while the other server is measured may be closed by then.
+        # A new connection for each request: a server may close an idle one while the other server is measured.
         self._http = httpx.Client(base_url=server.url, timeout=600, limits=httpx.Limits(max_keepalive_connections=0))
 
     def chat(self, messages: Messages, tokens: int, **options: Any) -> Sample:
@@ -70,7 +70,7 @@ class Client:
                 usage = chunk.get("usage") or usage
                 timings = chunk.get("timings") or timings
                 for choice in chunk["choices"]:
-                    # Reasoning has a field of its own in some servers.
+                    # Some servers have a separate field for reasoning.
                     pieces = (choice["delta"].get(field) for field in ("content", "reasoning_content", "reasoning"))
                     for piece in filter(None, pieces):
                         at.append(time.perf_counter() - begun)
@@ -81,6 +81,6 @@ class Client:
         return Sample(text, prompt, timings.get("prompt_n", prompt - cached), usage["completion_tokens"], wall, tuple(at))
 
     def together(self, conversations: list[Messages], tokens: int) -> list[Sample]:
-        """All at once."""
+        """Replies to all conversations at the same time."""
         with ThreadPoolExecutor(len(conversations)) as pool:
             return list(pool.map(lambda messages: self.chat(messages, tokens), conversations))

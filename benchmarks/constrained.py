@@ -1,7 +1,8 @@
 """What a grammar costs while a reply is decoded: `python -m benchmarks.constrained [--rounds 9] [--tokens 128]`.
 
-Each round draws, for each case, a reply under the grammar and one as long without it, of the same prompt, in alternating
-order, in one process. Reported: tokens a second of both, the median of the ratios within pairs, and what compiling took.
+For each case, each round samples a reply with the grammar and one of the same length without it, for the same prompt, in
+alternating order, in one process. Reported: tokens a second of both, the median of the ratios within pairs, and the time to
+compile the grammar.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.interfaces.conversation import Conversation
 from headstart.interfaces.engine import GREEDY, Grammar, Sampling
+from headstart.interfaces.generation import GenerationParams
 from headstart.serving.request import Failed, Finished, Report, Request
 from headstart.serving.runtime import Runtime
 
@@ -45,7 +47,7 @@ def people() -> Grammar:
 
 
 def tools() -> dict[str, Any]:
-    """A choice between calls of 16 tools with 12 arguments each: about as large as what a coding agent sends."""
+    """16 tools with 12 arguments each, about as large as those of a coding agent. The reply must call one."""
 
     def arguments(tool: int) -> dict[str, Any]:
         kinds: list[dict[str, Any]] = [
@@ -73,14 +75,14 @@ def tools() -> dict[str, Any]:
 
 
 def lazy() -> Grammar:
-    """Free text, and perhaps a call behind it: what a reply that may call tools is held to."""
+    """Free text, then perhaps a call: the grammar of a reply that may call tools."""
     call = json.dumps(tools()["items"])
     return Grammar("lark", f'start: TEXT ("<tool_call>" call "</tool_call>")?\nTEXT: /[^<]*/\ncall: %json {call}')
 
 
 @dataclass(frozen=True)
 class Case:
-    """`alike`: replies drawn together."""
+    """`alike`: how many replies are sampled together."""
 
     grammar: Grammar
     sampling: Sampling = Sampling(seed=1)  # noqa: RUF009
@@ -104,9 +106,9 @@ def speed(runtime: Runtime, case: Case, grammar: Grammar | None, tokens: int) ->
     ends = tuple((token, -1000.0) for token in sorted(runtime.engine.tokenizer.eog))
     sampling = Sampling(
         temperature=case.sampling.temperature, seed=case.sampling.seed, logit_bias=ends
-    )  # both are as long as they may be
+    )  # both have the greatest length allowed
     prompt = runtime.chat_prompt(Conversation(({"role": "user", "content": "Write a long list of people as JSON."},)))
-    request = Request(prompt, sampling, max_tokens=tokens, choices=case.alike, grammar=grammar)
+    request = Request(prompt, GenerationParams(sampling, max_tokens=tokens, choices=case.alike), grammar=grammar)
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     runtime.submit(request, events.put)
     reports: list[Report] = []
@@ -128,7 +130,7 @@ def main() -> None:
     given = parser.parse_args()
     settings = Settings(str(given.model or demo_model()), ctx=1024, slots=4, settle="off")
     result = Table("reply", "compiled in", "free", "constrained", "ratio (median of pairs)")
-    with Runtime(LlamaEngine.load(settings), settings) as runtime:
+    with Runtime(lambda: LlamaEngine.load(settings.engine_options()), settings) as runtime:
         runtime.check_grammar(Grammar("regex", "once"))  # makes the tokenizer ready
         for name, case in cases().items():
             begun = time.perf_counter()

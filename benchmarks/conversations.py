@@ -1,4 +1,4 @@
-"""Conversations as texts that are prefilled, and generated ones that do to a history what clients do."""
+"""Conversations as prefilled texts, and generated conversations in which clients change the history."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from headstart.interfaces.landmarks import Landmarks
 from headstart.interfaces.tokens import Tokens, as_tokens
 
 EVERY, PAUSE = 60.0, 10.0
-"""Seconds between the beginnings of two conversations, and between two requests of one."""
+"""Seconds between the starts of two conversations, and between two requests of one conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What is prefilled.
+    """A prefilled text.
 
     Attributes:
-        units: its tokens, or the blocks of `unit` tokens that a trace has in place of them.
-        length: tokens.
-        at: seconds.
-        waited: whether a request waits for it; a settled conversation is computed when there is nothing else to do.
+        units: its tokens; or its blocks of `unit` tokens, if the trace has only blocks.
+        length: in tokens.
+        at: time in seconds.
+        waited: whether a request waits for it. A settled conversation is computed when idle.
     """
 
     units: Tokens
@@ -35,7 +35,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Texts in the order of their coming."""
+    """Texts in the order of arrival."""
 
     name: str
     texts: tuple[Text, ...]
@@ -43,7 +43,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message, in tokens. `thought`: reasoning, which goes with the next message of a user."""
+    """One message, in tokens. `thought`: reasoning, which the next user's message removes from the prompt."""
 
     role: str
     body: Sequence[int]
@@ -58,7 +58,7 @@ _OPEN, _CLOSE, _LINE, _THINK, _THOUGHT = 1, 7, 3, 8, 9
 
 
 def render(chat: Chat, following: str, at: float) -> Text:
-    """The text of a chat up to the header of the message that follows; a request's if that is the assistant's."""
+    """The text of a chat up to the header of the following message. If that is the assistant's, it is a request's prompt."""
     users = [number for number, one in enumerate(chat) if one.role == "user"]
     last = len(chat) if following == "user" else max(users, default=-1)
     tokens: list[int] = []
@@ -78,13 +78,13 @@ def render(chat: Chat, following: str, at: float) -> Text:
 
 
 def talk(chat: Chat, at: float) -> Iterator[Text]:
-    """The request for the last message of a chat, and what it settles to."""
+    """The request for the last message of a chat, and the text that is settled afterwards."""
     yield render(chat[:-1], "assistant", at)
     yield render(chat, "tool" if chat[-1].calls else "user", at)
 
 
 def spoken(chat: Chat, at: float, begin: int = 0) -> Iterator[Text]:
-    """All requests of a chat whose reply is at `begin` or behind."""
+    """All requests of a chat whose reply is message `begin` or a later one."""
     for number in range(begin, len(chat)):
         if chat[number].role == "assistant":
             at += PAUSE
@@ -96,14 +96,14 @@ def ordered(name: str, texts: Iterable[Text]) -> Workload:
 
 
 class Speaker:
-    """Says what nobody has said before."""
+    """Generates new text."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
         self._words = count(100)
 
     def words(self, low: int, high: int) -> list[int]:
-        """Between `low` and `high` tokens, their number distributed evenly in its logarithm."""
+        """Between `low` and `high` tokens; the logarithm of their number is uniformly distributed."""
         return [next(self._words) for _ in range(round(low * (high / low) ** self.dice.random()))]
 
     def exchange(self, user: int = 500) -> Chat:
@@ -114,7 +114,7 @@ class Speaker:
         return (Message("system", system), *(one for pair in said for one in pair))
 
     def loop(self) -> Chat:
-        """A message of a user, a few calls of tools, and the answer, all but the first with reasoning."""
+        """A user's message, a few tool calls with results, and the answer. Calls and answer have reasoning."""
         said = [Message("user", self.words(10, 300))]
         for _ in range(self.dice.randint(1, 12)):
             said += (
@@ -125,7 +125,7 @@ class Speaker:
 
 
 def edits(seed: int = 1) -> Workload:
-    """Chats one of whose middle messages is edited, now and then; each goes on from there."""
+    """Chats in which a user sometimes edits a message in the middle, and continues from there."""
     speaker, texts = Speaker(seed), list[Text]()
     system = speaker.words(400, 400)
     for number in range(40):
@@ -141,7 +141,7 @@ def edits(seed: int = 1) -> Workload:
 
 
 def systems(seed: int = 2) -> Workload:
-    """Every tenth chat finds another line of the system prompt changed."""
+    """After every tenth chat, a line of the system prompt changes."""
     speaker, texts = Speaker(seed), list[Text]()
     system = speaker.words(6000, 6000)
     for number in range(100):
@@ -153,7 +153,7 @@ def systems(seed: int = 2) -> Workload:
 
 
 def documents(seed: int = 3) -> Workload:
-    """One document, several questions, each in a chat of its own."""
+    """Several questions about one document, each in its own chat."""
     speaker, texts = Speaker(seed), list[Text]()
     system = speaker.words(200, 200)
     for number in range(40):
@@ -166,7 +166,7 @@ def documents(seed: int = 3) -> Workload:
 
 
 def regenerates(seed: int = 4) -> Workload:
-    """Replies are asked for again, the last one or an earlier one, and the chat goes on from the new one."""
+    """The last reply or an earlier one is regenerated, and the chat continues from the new one."""
     speaker, texts = Speaker(seed), list[Text]()
     system = speaker.words(400, 400)
     for number in range(40):
@@ -182,7 +182,7 @@ def regenerates(seed: int = 4) -> Workload:
 
 
 def loops(seed: int = 5) -> Workload:
-    """Loops of tools, whose reasoning is stripped at the next message of a user."""
+    """Tool loops. Their reasoning is stripped at the next user's message."""
     speaker, texts = Speaker(seed), list[Text]()
     system = speaker.words(5000, 5000)
     for number in range(40):

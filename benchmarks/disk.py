@@ -1,8 +1,8 @@
 """The disk tier against the bare disk, in one run: `python -m benchmarks.disk [--size 1GiB]`.
 
-Reading objects back into the memory tier, all checked, against `dd` of as many bytes: from page cache, and from the disk itself
-(dropped from page cache; `dd` with direct reads). Then decoding while the rows of another conversation, a prompt that has just
-been computed, are being written, against `--no-disk`.
+First, objects are read into the memory tier and checked, against `dd` of as many bytes: from page cache, and from the disk
+itself (the files are dropped from page cache, and `dd` reads directly). Then a reply is decoded while the KV of another
+conversation's new prompt is written, against `--no-disk`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ BLOCK = 64 * 23040
 """Bytes of a block of the bundled model."""
 FINGERPRINT = bytes(32)
 WORDS = 3200
-"""Of the prompt whose rows are being written: about 3,500 tokens."""
+"""Words of the prompt whose KV is written: about 3,500 tokens."""
 REPLY = 400
-"""Tokens: decoding them takes longer than a server leaves finished blocks in a slot."""
+"""Tokens of the reply. Decoding them takes longer than finished blocks stay in a slot before they are saved."""
 
 
 def store(folder: Path, size: int) -> list[Label]:
-    """Writes objects of a chain, `size` bytes in all."""
+    """Writes the objects of a chain, `size` bytes together."""
     dice = np.random.default_rng(0)
     disk = Disk(folder, 1 << 62)
     labels: list[Label] = []
@@ -54,7 +54,7 @@ def store(folder: Path, size: int) -> list[Label]:
 
 
 def forget(paths: list[Path]) -> None:
-    """Takes files out of page cache."""
+    """Removes files from page cache."""
     for path in paths:
         file = os.open(path, os.O_RDONLY)
         os.fsync(file)
@@ -73,10 +73,10 @@ def dd(path: Path, *options: str) -> float:
 
 
 def reading(folder: Path, size: int, rounds: int) -> list[tuple[str, list[float], list[float]]]:
-    """Name, our rates and `dd`'s."""
+    """For each case: its name, headstart's rates and `dd`'s rates."""
     whole = folder / "whole"
     whole.write_bytes(bytes(1 << 20))
-    dd(whole, "iflag=direct")  # where it cannot, that is said before all is written
+    dd(whole, "iflag=direct")  # fails early where direct reads are not supported
     labels = store(folder / "cache", size)
     objects = list((folder / "cache" / "objects").iterdir())
     with whole.open("wb") as file:
@@ -88,7 +88,7 @@ def reading(folder: Path, size: int, rounds: int) -> list[tuple[str, list[float]
         cell = memory.allocate()
         assert cell is not None
         cells.append(memory.cell(cell))
-        cells[-1][:] = 1  # touched, as after the first restore
+        cells[-1][:] = 1  # touches the memory, as the first restore does
     behind = WriteBehind(lambda: Disk(folder / "cache", 1 << 62), FINGERPRINT, 0)
 
     def ours() -> float:
@@ -114,14 +114,14 @@ def reading(folder: Path, size: int, rounds: int) -> list[tuple[str, list[float]
 
 
 def written(server: Server) -> float:
-    """Bytes that its disk tier holds."""
+    """Bytes in its disk tier."""
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
     found = (line for line in lines if line.startswith("headstart:store_used_bytes{") and 'tier="disk"' in line)
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
 def decoding(setup: Setup, rounds: int) -> tuple[list[float], list[float], list[float]]:
-    """Tokens a second of a short conversation while a long one's rows are written, and without a disk; the bytes written."""
+    """Tokens a second of a short conversation: while a long one's KV is written, and without a disk. Also the bytes written."""
     rates: tuple[list[float], list[float]] = ([], [])
     meanwhile: list[float] = []
     with headstart(setup) as on, headstart(setup, "--no-disk") as off:

@@ -1,9 +1,9 @@
 """What exactness costs: `python -m benchmarks.exact [--model FILE] [--depth TOKENS]`.
 
-* The proof at load: the first time, and when it is remembered.
-* Decoding with one thread, which exact mode falls back to where more are not exact, against all of them.
-* A model with state: to bring a checkpoint and its rows back into an empty slot, and to go back in a live one, against
-  prefill of the same tokens.
+* The proof at load: the first time, and when its result is remembered.
+* Decoding with one thread against all threads. Exact mode uses one thread if more are not exact.
+* A model with state: restoring a checkpoint and its KV into an empty slot, and going back in a live slot, against prefill of
+  the same tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def decoding(engine: LlamaEngine, threads: int, count: int = 24) -> float:
-    """Tokens a second, behind what the first slot holds."""
+    """Tokens a second, after the tokens in the first slot."""
     everyone = int(engine.facts.details["threads"])
     lib.llama_set_n_threads(engine._context, threads, everyone)
     begun = time.perf_counter()
@@ -63,12 +63,12 @@ def main() -> None:
         later: list[float] = []
         for _ in range(given.rounds):
             for found, anew in ((first, True), (later, False)):
-                engine = LlamaEngine.load(settings, anew=anew)
+                engine = LlamaEngine.load(settings.engine_options(), anew=anew)
                 found.append(engine.facts.details["proof_seconds"])
                 engine.close()
         row("proof at load, the first time", first, "s")
         row("proof at load, remembered", later, "s")
-        engine = LlamaEngine.load(settings)
+        engine = LlamaEngine.load(settings.engine_options())
     threads, most = int(engine.facts.details["threads"]), engine.shape.batch
     tokens = np.random.default_rng(0).integers(1000, 2000, given.depth).astype(np.int32)
     begun = time.perf_counter()

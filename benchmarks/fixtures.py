@@ -1,4 +1,4 @@
-"""Fixtures: models and templates that the tests write, for benchmarks too."""
+"""Fixtures: the tests' models and templates, for benchmarks."""
 
 from __future__ import annotations
 

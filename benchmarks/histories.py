@@ -1,4 +1,4 @@
-"""What clients do to a history: each workload asks one server, which gets its own replies back."""
+"""How clients change a history: each workload asks one server, and sends the server's own replies back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Asks(Protocol):
         """Kills the server and starts it again."""
 
     def think(self) -> None:
-        """Leaves it alone for as long as a quick reader does."""
+        """Waits as long as a quick reader does."""
 
 
 History = Callable[[Asks], None]
@@ -55,20 +55,20 @@ def users(server: Asks) -> None:
 
 
 def line(server: Asks) -> None:
-    """A line in the middle of the system prompt changes twice, and then is the first again."""
+    """A line in the middle of the system prompt changes twice, and then is as at first."""
     for number, today in enumerate(("Monday", "Tuesday", "Wednesday", "Monday")):
         system = f"{text('line, before', 400)}\nToday is {today}.\n{text('line, after', 400)}"
         _talk(server, _message("system", system), f"line {number}", 1)
 
 
 def document(server: Asks) -> None:
-    """Four questions about one document, each in a chat of its own."""
+    """Four questions about one document, each in its own chat."""
     for number in range(4):
         _turn(server, _message("system", text("document", 60)), f"{text('document, body', 1000)} {text(f'{number}', 12)}")
 
 
 def edit(server: Asks) -> None:
-    """The third of six messages of a user is edited; the chat goes on from there, and then from the old branch again."""
+    """The third of six user's messages is edited. The chat continues from there, and then from the old branch."""
     old = _message("system", text("edit", 60))
     _talk(server, old, "edit", 6)
     new = copy.deepcopy(old[:5])
@@ -77,7 +77,7 @@ def edit(server: Asks) -> None:
 
 
 def regenerate(server: Asks) -> None:
-    """The third reply is asked for three times more."""
+    """The third reply is regenerated three times."""
     chat = _message("system", text("regenerate", 120))
     _talk(server, chat, "regenerate", 3)
     for _ in range(3):
@@ -85,7 +85,7 @@ def regenerate(server: Asks) -> None:
 
 
 def restart(server: Asks) -> None:
-    """Killed after the fourth turn; two more."""
+    """The server is killed and restarted after the fourth turn. Two more turns follow."""
     chat = _message("system", text("restart", 120))
     _talk(server, chat, "restart", 4)
     server.restart()
@@ -93,7 +93,7 @@ def restart(server: Asks) -> None:
 
 
 def reasoning(server: Asks) -> None:
-    """Six turns with time to read; of each reply the first half is reasoning, which the template strips later."""
+    """Six turns with time to read. The first half of each reply is reasoning, which the template strips later."""
     chat = _message("system", text("reasoning", 120))
     for turn in range(6):
         if turn:

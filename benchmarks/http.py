@@ -1,15 +1,17 @@
 """What the HTTP layer adds to the engine's own time: `python -m benchmarks.http`.
 
-One agent's conversation of 80 kB (tools, system prompt, calls and results), sent in each dialect, streamed; each request has a
-new last message of the user, and comes right after the answer to the one before, or after a pause. From sending the body to
-the first byte of the answer, which leaves when the prompt is computed, less the time from the prompt's arrival at the engine's
-thread to its first token (`ttft` of `/headstart/explain`). So it is what reading, normalising, rendering, tokenising, handing
-over and writing take; planning is the engine's, as are copying and computing. Replies have two tokens: the end of one, which
-keeps the interpreter busy, would hold the first byte back. Beside it, a request without work (`/health`).
+An agent's conversation of 80 kB (tools, system prompt, calls and results) is sent in each dialect and streamed. Each request
+has a new last message, and follows directly after the answer before it, or after a pause.
 
-Then, where it is installed, llama-server beside ours, both with a template that knows tools: the bundled model's knows none,
-and there llama-server leaves them out. Its engine's time is what it calls `prompt_ms`: that begins when a slot has been chosen
-and its sampler made, which with us are the engine's.
+The figure is the time from sending the body to the first byte of the answer, less the engine's time: from the prompt's arrival
+at the engine thread to its first token (`ttft` in `/headstart/explain`). So it covers reading, normalising, rendering,
+tokenising, handing over and writing. Planning, copying and computing count as the engine's. Replies have two tokens, because
+the end of a reply keeps the interpreter busy and would delay the first byte. For comparison, a request without work
+(`/health`).
+
+Then llama-server, if it is installed, beside headstart. Both use a template with tools, because llama-server leaves tools out
+with the bundled model's template, which has none. The engine's time of llama-server is its `prompt_ms`, which begins after the
+slot is chosen and the sampler is made. In headstart both count as the engine's.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ DIALECTS: dict[str, tuple[str, Callable[[Body], Body]]] = {
 
 
 def sent(http: HTTPConnection, method: str, path: str, data: bytes = b"") -> tuple[float, bytes]:
-    """Milliseconds to the first byte of the answer, and all of it."""
+    """Milliseconds to the first byte of the answer, and the whole answer."""
     begun = time.perf_counter()
     http.request(method, path, data, {"content-type": "application/json"})
     response = http.getresponse()
@@ -122,7 +124,7 @@ def sent(http: HTTPConnection, method: str, path: str, data: bytes = b"") -> tup
 
 
 EngineTime = Callable[[HTTPConnection, bytes], float]
-"""Milliseconds that the engine took for the request with this answer, the last one, by its server's own account."""
+"""Milliseconds of the engine for the last request, as its server reports them. Takes the request's answer."""
 
 
 def own_of_headstart(http: HTTPConnection, answer: bytes) -> float:
@@ -130,19 +132,19 @@ def own_of_headstart(http: HTTPConnection, answer: bytes) -> float:
 
 
 def own_of_llama_server(http: HTTPConnection, answer: bytes) -> float:
-    http.close()  # so it does itself behind a stream, and says nothing of it
+    http.close()  # the server closes it after a stream, without saying so
     chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith(b"data: {")]
     return float(chunks[-1]["timings"]["prompt_ms"])
 
 
 Sample = tuple[float, float]
-"""Milliseconds to the first byte, and those of the engine."""
+"""Milliseconds to the first byte, and milliseconds of the engine."""
 
 
 def asked(
     http: HTTPConnection, dialect: str, engine: EngineTime, *, size: int, rounds: int, pause: float
 ) -> tuple[int, list[Sample]]:
-    """Bytes of a body, and the samples of so many requests."""
+    """The bytes of a body, and the samples of its requests."""
     path, form = DIALECTS[dialect]
     body = form(chat(size))
 
@@ -159,7 +161,7 @@ def asked(
 
     one("Is this the first time?")
     tried = (one(f"What now, by {dialect} number {number}?") for number in range(2 * rounds))
-    # A sign of life (after 2.5 s, or behind a part of the prefill) may come first; then the first byte says nothing.
+    # An SSE comment (after 2.5 s, or after a part of the prefill) may come first. Then the first byte has no meaning.
     samples = [*islice(((length, sample) for length, sample in tried if sample[0] > sample[1]), rounds)]
     if len(samples) < rounds:
         raise SystemExit("Too often a sign of life comes before the answer on this machine; give a smaller --model.")
@@ -213,7 +215,7 @@ def main() -> None:
                 setup = replace(setup, template=template)
                 with headstart(setup, "--settle", "off", cache=given.cache) as server:
                     measure(server, own_of_headstart, "with tools", ["chat completions"])
-                # It gives a slot no more than the model was trained with; the bundled model's 8,192 are too few.
+                # It limits a slot to the length the model was trained with. The bundled model's 8,192 tokens are too few.
                 with llama_server(setup, "--override-kv", f"llama.context_length=int:{setup.ctx}") as server:
                     measure(server, own_of_llama_server, "with tools", ["chat completions"])
     finally:

@@ -1,9 +1,9 @@
-"""What llama.cpp's attention takes of this processor: `python -m benchmarks.kernels` (1 minute).
+"""How long llama.cpp's attention takes on this processor: `python -m benchmarks.kernels` (1 minute).
 
-The two kernels of prefill by themselves, on one thread: a query with a cell where 32 queries are attended to one by one, a
-tile with a cell where 64 are together; and a token with a weight. Beside each stands what `headstart.engines.llama.padding`
-reckons with for this class of processor: this is how its rows were measured. Times are of the process, so that a busy machine
-changes them little.
+It times the two attention kernels of prefill alone, on one thread: 32 queries, which are processed one by one, and 64 queries,
+which are processed as a tile, each against a KV cell; and a token against a weight. Beside each time is the value that
+`headstart.engines.llama.padding` has for this class of processor. Its values were measured so. The times are processor times,
+so a busy machine changes them little.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WIDTH = 1024
 SIZES = ((32, 32), (64, 64), (80, 80), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128), (576, 512))
 """Elements of keys and values."""
 TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q6_K": 14, "IQ3_S": 21, "BF16": 30}
-"""GGML_TYPE_… of weights, as they lie in a file: without llama.cpp's other layouts."""
+"""GGML_TYPE_… of weights, as in a file, without llama.cpp's repacked layouts."""
 _F32, _F16 = 0, 1
 _MEMORY = 1 << 28
 
@@ -45,7 +45,7 @@ class _Arena(ctypes.Structure):
 
 
 class Ggml:
-    """The few functions that are needed here. `arena`: where tensors live."""
+    """The few functions of ggml that are needed here. `arena`: memory of the tensors."""
 
     def __init__(self) -> None:
         folder = Path(lib._lib._name).parent
@@ -68,7 +68,7 @@ class Ggml:
         return ctypes.c_void_p(self._call(name, ctypes.c_void_p, self._arena, *arguments))
 
     def tensor(self, kind: int, data: Array) -> ctypes.c_void_p:
-        """Of numpy's shape, in ggml's order; `data` is quantised where `kind` is not its own type."""
+        """A tensor of `data`'s shape, in ggml's order of dimensions. `data` is quantised if `kind` is another type."""
         sizes = [ctypes.c_int64(size) for size in reversed((1,) * (3 - data.ndim) + data.shape)]
         made = self._made("ggml_new_tensor_3d", kind, *sizes)
         place = ctypes.c_void_p(self._call("ggml_get_data", ctypes.c_void_p, made))
@@ -82,7 +82,7 @@ class Ggml:
         return made
 
     def by_head(self, tensor: ctypes.c_void_p) -> ctypes.c_void_p:
-        """[elements, heads, cells] as [elements, cells, heads], in place: so lie a model's rows."""
+        """A view of [elements, heads, cells] as [elements, cells, heads], which is the layout of a model's KV."""
         return self._made("ggml_permute", tensor, 0, 2, 1, 3)
 
     def attention(self, parts: Sequence[ctypes.c_void_p], mask: ctypes.c_void_p) -> ctypes.c_void_p:
@@ -94,11 +94,11 @@ class Ggml:
         return self._made("ggml_mul_mat", weights, tokens)
 
     def seconds(self, result: ctypes.c_void_p, rounds: int) -> float:
-        """Least processor time of one computation, on one thread."""
+        """The least processor time of one computation, on one thread."""
         graph = self._made("ggml_new_graph")
         self._call("ggml_build_forward_expand", None, graph, result)
         found = []
-        for _ in range(rounds + 1):  # the first one finds its memory
+        for _ in range(rounds + 1):  # the first round touches the memory
             begun = time.process_time()
             self._call("ggml_graph_compute_with_ctx", ctypes.c_int, self._arena, graph, 1)
             found.append(time.process_time() - begun)
@@ -116,7 +116,7 @@ def main() -> None:
         return dice.standard_normal(shape, np.float32)
 
     def attention(queries: int, key: int, value: int) -> float:
-        """Nanoseconds of a head with a cell."""
+        """Nanoseconds for a head and a KV cell."""
         with ggml.arena():
             sizes = ((_F32, queries, HEADS, key), (_F16, CELLS, KV_HEADS, key), (_F16, CELLS, KV_HEADS, value))
             parts = [ggml.by_head(ggml.tensor(kind, drawn(*shape))) for kind, *shape in sizes]
@@ -124,7 +124,7 @@ def main() -> None:
             return ggml.seconds(ggml.attention(parts, mask), given.rounds) / HEADS / CELLS * 1e9
 
     def weight(kind: int) -> float:
-        """Nanoseconds of a token with a weight."""
+        """Nanoseconds for a token and a weight."""
         with ggml.arena():
             product = ggml.product(ggml.tensor(kind, drawn(WIDTH, WIDTH)), ggml.tensor(_F32, drawn(TILE, WIDTH)))
             return ggml.seconds(product, given.rounds) / TILE / WIDTH**2 * 1e9

@@ -1,10 +1,10 @@
-"""Lines: a workload replayed against a cache of rows and checkpoints, as a model with state needs it.
+"""Lines: replays a workload against a cache of KV and checkpoints, as a model with state needs it.
 
-The cache is the real one without the bytes: `core.blocks.Chain` makes the ids, `core.index.Index` matches them,
-`core.retention.Retention` ranks, and `core.checkpoints` says where checkpoints go and what they are worth. A request begins at
-the deepest checkpoint that has all rows before it. Turns settle before the next request comes: that is computed too, but
-nobody waits for it and it is not counted. A trace without replies has no settled turns; there, what a reply left behind is
-computed when it comes back, for every placement alike.
+The cache is the real one without bytes: `blocks.Chain` makes the ids, `index.Index` matches them, `eviction.Retention` ranks
+entries, and `checkpoints` says where checkpoints go and what they are worth (all in `headstart.prefix_cache`). A request begins
+at the last checkpoint whose KV is complete. Turns settle before the next request arrives. Settling is not counted, because no
+request waits for it. A trace without replies has no settled turns. There, the tokens of a reply are computed when the next
+request contains them, for every placement alike.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TIER = "memory"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a model in bytes: a token's rows, and a checkpoint."""
+    """Sizes of a model in bytes: a token's KV, and a checkpoint."""
 
     name: str
     kv_bytes_per_token: int
@@ -37,7 +37,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A text with its ids. `known`: how many leading tokens it shares with any text before it."""
+    """A text with its ids. `known`: the length of its longest common prefix with any earlier text, in tokens."""
 
     text: Text
     chain: Chain
@@ -46,12 +46,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """A workload, with its ids.
+    """A workload with its ids.
 
     Attributes:
-        block_size: tokens of a block in `chain`; 1 where a trace has hashes of blocks in place of tokens.
-        blocks: different ones.
-        ends: those of them that nothing goes on from.
+        block_size: tokens of a block in `chain`; 1 if the trace has hashes of blocks in place of tokens.
+        blocks: number of different blocks.
+        ends: number of blocks that no other block continues.
     """
 
     name: str
@@ -63,14 +63,14 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a placement made of a workload.
+    """The result of a placement with a workload.
 
     Attributes:
         prompt: tokens of all requests.
-        optimum: of those, what an infinite cache of rows would compute.
-        computed: what was computed.
+        optimum: tokens that an infinite cache of KV would compute.
+        computed: tokens that were computed.
         held: checkpoints at the end.
-        most: checkpoints on one line, at most.
+        most: most checkpoints on one line.
     """
 
     prompt: int
@@ -81,7 +81,7 @@ class Result:
 
 
 def prepare(workload: Workload) -> Lines:
-    """Chains of a workload, and what an infinite cache would have of each."""
+    """The chains of a workload, and what an infinite cache would have of each."""
     unit = workload.texts[0].unit
     block_size = BLOCK_SIZE if unit == 1 else 1
     index, found = Index(block_size), []
@@ -101,7 +101,7 @@ def prepare(workload: Workload) -> Lines:
 
 
 def replay(lines: Lines, placement: Placement, shape: Shape, budget: float = math.inf) -> Result:
-    """Replays a workload. `budget`: bytes for rows and checkpoints together."""
+    """Replays a workload. `budget`: bytes for KV and checkpoints together."""
     cache = _Cache(lines.block_size, placement, shape, budget)
     prompt = optimum = computed = most = 0
     for line in lines.lines:
@@ -116,7 +116,7 @@ def replay(lines: Lines, placement: Placement, shape: Shape, budget: float = mat
 
 
 class _Cache:
-    """Index and retention as the server uses them. `on_line`: how many checkpoints the line has that was served last."""
+    """Index and retention as the server uses them. `on_line`: number of checkpoints on the line that was served last."""
 
     def __init__(self, block_size: int, placement: Placement, shape: Shape, budget: float) -> None:
         self.on_line = 0
@@ -132,7 +132,7 @@ class _Cache:
         return len(self._states)
 
     def serve(self, line: Line) -> int:
-        """Computes a text, or what is missing of it; where that began, in tokens."""
+        """Computes the missing part of a text. Returns where it begins, in tokens."""
         chain, now = line.chain, line.text.at
         known, siblings = self._retention.seen(chain.ids)
         rows = list(self._index.match(chain, len(chain), canonical_only=True, partial=False).blocks)
@@ -161,7 +161,7 @@ class _Cache:
         return start
 
     def _mark(self, line: Line, start: int, branch: int, limit: int) -> None:
-        """Takes the checkpoints of a prefill, as far as there are rows, and thins the line."""
+        """Takes the checkpoints of a prefill, as far as the KV reaches, and thins the line."""
         length, chain = line.text.length, line.chain
         firmly = protected_points(length, BLOCK_SIZE, branch, line.text.landmarks)
         held = self._held(chain, length)
@@ -185,7 +185,7 @@ class _Cache:
         return [number * BLOCK_SIZE + BLOCK_SIZE for number, piece in enumerate(ids) if piece in self._states]
 
     def _staying(self, line: Line, held: list[int]) -> list[int]:
-        """Those of them that stay, however the line grows."""
+        """The positions in `held` that stay, however the line grows."""
         marks = {mark // BLOCK_SIZE * BLOCK_SIZE for mark in (line.text.landmarks.anchor, line.text.landmarks.turn)}
         return [
             point for point in held if point in marks or self._index.is_branch_point(line.chain.ids[point // BLOCK_SIZE - 1])
@@ -220,7 +220,7 @@ class _Cache:
         return True
 
     def _evict(self, entry: Entry) -> None:
-        """With a line's last checkpoint go the rows that it alone made useful."""
+        """Evicts an entry. With a line's last checkpoint, the KV that only this checkpoint made useful goes too."""
         self._drop(entry)
         before = self._index.get(entry.parent) if entry.state else None
         while before is not None and not before.pins and self._retention.is_leaf(before.id):

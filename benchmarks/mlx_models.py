@@ -1,7 +1,7 @@
-"""A GGUF as mlx-lm reads models, with the same weights and tokens: `python -m benchmarks.mlx_models MODEL.gguf FOLDER`.
+"""Converts a GGUF to mlx-lm's format, with the same weights and tokens: `python -m benchmarks.mlx_models MODEL.gguf FOLDER`.
 
-For the architectures of `CONVERTERS`. Weights become float32, in which mlx is fastest on a CPU. The V heads of a gated
-DeltaNet are paired with its K heads in another order there, so what a random model says is not the same: the work is.
+It supports the architectures of `CONVERTERS`. Weights become float32, in which mlx is fastest on a CPU. mlx-lm pairs the V
+heads of a gated DeltaNet with its K heads in another order, so a random model gives other replies, but the work is the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONTROL, USER_DEFINED = gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED
 
 
 class Fields:
-    """The metadata of a GGUF; `fields[name]` is that of its architecture."""
+    """The metadata of a GGUF; `fields[name]` is a field of its architecture."""
 
     def __init__(self, reader: gguf.GGUFReader) -> None:
         self._fields = reader.fields
@@ -142,7 +142,7 @@ _GEMMA3 = _PROJECTIONS | {
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """`layer`: names within a layer; `norm`: the one behind all layers; `shift`: what mlx-lm adds to a norm itself."""
+    """`layer`: names within a layer; `norm`: the norm after all layers; `shift`: what mlx-lm adds to a norm's weights."""
 
     config: Callable[[Fields], Config]
     layer: Mapping[str, str]
@@ -178,7 +178,7 @@ CONVERTERS = {
 
 
 def _byte_level(vocabulary: dict[str, int], fields: Fields) -> Any:
-    """GPT-2's, with digits apart: the bundled SmolLM2's."""
+    """GPT-2's tokenizer with separate digits, as in the bundled SmolLM2."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     merges = [tuple(merge.split(" ")) for merge in fields.any("tokenizer.ggml.merges")]
@@ -190,7 +190,7 @@ def _byte_level(vocabulary: dict[str, int], fields: Fields) -> Any:
 
 
 def _sentence_piece(vocabulary: dict[str, int], fields: Fields) -> Any:
-    """Gemma's: the scores are the order of the merges."""
+    """Gemma's tokenizer; its scores give the order of the merges."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     scores = dict(zip(vocabulary, fields.any("tokenizer.ggml.scores"), strict=True))
@@ -222,7 +222,7 @@ def _write_tokenizer(fields: Fields, folder: Path) -> None:
 
 
 def convert(model: Path, folder: Path) -> None:
-    """Writes `folder`: config, weights, tokenizer, chat template if there is one. Raises KeyError for what it does not know."""
+    """Writes config, weights, tokenizer and any chat template to `folder`. Raises KeyError for an unknown architecture."""
     from safetensors.numpy import save_file
 
     reader = gguf.GGUFReader(model)

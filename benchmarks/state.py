@@ -1,10 +1,10 @@
 """Models with state against their peers: `python -m benchmarks.state [--long] [--only NAME …] [--out DIR]`.
 
-headstart, a native llama-server and mlx_lm.server (CPU), with the defaults of each, on hybrid and sliding-window models:
-tiny ones with random weights, and Gemma 3 270M where its package is installed. A workload is run by one server after the
-other, in rotating order; the next begins when the last one rests.
+headstart, a native llama-server and mlx_lm.server (CPU), each with its defaults, run hybrid and sliding-window models: tiny
+ones with random weights, and Gemma 3 270M if its package is installed. The servers run a workload one after the other, in
+rotating order. The next server begins when the last one is idle.
 
-`O`: tokens that an infinite cache computes: a prompt without its longest common prefix with any earlier prompt + reply.
+`O` is the optimum: the tokens of a prompt after its longest common prefix with any earlier prompt and reply.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ GEMMA = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}
 """
-"""Gemma's turns; its file brings no template."""
+"""Gemma's chat template; its file has none."""
 GEMMA_TURNS = ("1", "105", "106")
-"""Tokens: end of text, start and end of a turn."""
+"""Ids of the tokens for end of text, start of a turn and end of a turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model and what is done with it.
+    """A model and how it is measured.
 
     Attributes:
-        bias: by token, so that replies do not end early, and are spelled as a tokenizer does it.
-        template: of Jinja, in place of the model's own.
-        mlx: whether mlx_lm.server is asked too.
-        threads: of each server; in a tiny model they wait for each other longer than they compute.
+        bias: `logit_bias`, so that replies do not end early, and have the tokens that the tokenizer would choose.
+        template: a Jinja chat template in place of the model's own.
+        mlx: whether mlx_lm.server runs too.
+        threads: of each server. In a tiny model, threads wait for each other longer than they compute.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One request to one server, in tokens and seconds. `least`: what an infinite cache had computed of it."""
+    """One request to one server, in tokens and seconds. `least`: tokens that an infinite cache would compute."""
 
     case: str
     history: str
@@ -87,7 +87,7 @@ class Figure:
 
 def cases(folder: Path, long: bool, console: Console) -> Iterator[Case]:
     tiny, vocabulary, templates = map(of_tests, ("tiny", "tiny.vocabulary", "templates"))
-    # Of digits: a tokenizer spells them in one way, and no server takes a space away.
+    # Digits have only one tokenization, and no server strips a space.
     bias = {str(number): 100.0 for number, token in enumerate(vocabulary.vocabulary().tokens) if token in DIGITS}
     for architecture, name in TINY.items():
         model = tiny.write(folder / f"{architecture}.gguf", architecture)
@@ -147,7 +147,7 @@ def measure(case: Case, console: Console) -> Iterator[Figure]:
 
 
 class Results:
-    """Figures, and what they come to."""
+    """All figures, and their sums."""
 
     def __init__(self, figures: Sequence[Figure]) -> None:
         self.figures = figures
@@ -174,11 +174,11 @@ class Results:
         return sum(one.computed for one in self.of(server))
 
     def again(self, server: str) -> int:
-        """Tokens computed that an infinite cache had not."""
+        """Tokens that were computed beyond the optimum."""
         return sum(one.computed - one.least for one in self.of(server))
 
     def ttft(self, server: str) -> float:
-        """Ours divided by a peer's: the median of pairs."""
+        """headstart's time divided by a peer's: the median of pairs."""
         return statistics.median(a.ttft / b.ttft for a, b in zip(self.of(OURS), self.of(server), strict=True))
 
     def row(self) -> list[str]:
@@ -203,7 +203,7 @@ def table(results: Results, case: str) -> Table:
 
 
 def totals(results: Results) -> Table:
-    """Of all cases that the same peers took part in: what was computed, and what of that an infinite cache had not."""
+    """Sums over all cases with the same peers: tokens computed, and those beyond the optimum."""
     result = Table("", *[OURS, *PEERS], "ratio", title="all models: prompt tokens computed")
     by_peers: dict[tuple[str, ...], list[Figure]] = {}
     for case in results.cases:
@@ -218,7 +218,7 @@ def totals(results: Results) -> Table:
 
 
 def losses(results: Results) -> Iterator[str]:
-    """Requests of which we computed more than a peer, by more than a trifle."""
+    """Requests for which headstart computed clearly more than a peer."""
     theirs = {(one.case, one.history, one.number, one.server): one.computed for one in results.figures}
     for ours in results.of(OURS):
         for name in results.under(ours.case).peers:

@@ -1,10 +1,10 @@
-"""Short messages deep in a conversation: how long until the first token? `python -m benchmarks.turns`.
+"""The time to the first token for short messages deep in a conversation: `python -m benchmarks.turns`.
 
-Each round: a conversation of about 6,700 tokens, then turns of so many words, each answered shortly and sent back with what
-was said. Ours (in fast mode) and a native llama-server in turn, with the same texts; ratios are of pairs.
+Each round: a conversation of about 6,700 tokens, then turns of so many words with short replies, which are sent back. headstart
+(in fast mode) and a native llama-server run in turn, with the same texts. Ratios are of pairs.
 
-With `--cold`: prompts of about 1,800 tokens that nobody has seen, to both servers in alternating order. What they end in,
-behind the last block, is such a short message too.
+With `--cold`: new prompts of about 1,800 tokens, to both servers in alternating order. Their open tail is such a short message
+too.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from benchmarks.servers import Server, Setup, demo_model, headstart, llama_serve
 from benchmarks.workloads import text
 
 WORDS = 6000
-"""Of the system prompt."""
+"""Words of the system prompt."""
 TURNS = (6, 16, 28, 40, 60, 120)
 """Words of each message."""
 COLD_WORDS = 1620
-"""Of a cold prompt, about 1,800 tokens with what stands around them."""
+"""Words of a cold prompt, which has about 1,800 tokens with its template."""
 REPLY = 8
 PAUSE = 2.0
-"""Seconds before a cold prompt: ours then has settled and stored the last one."""
+"""Seconds before a cold prompt, so that headstart has settled and stored the last one."""
 SERVERS = {"headstart": headstart, "llama-server": llama_server}
 
 
@@ -64,7 +64,7 @@ def cold(setup: Setup, rounds: int) -> Table:
             client.chat([{"role": "user", "content": "Warm up."}], REPLY)
         found: dict[str, list[Sample]] = {name: [] for name in SERVERS}
         for number in range(rounds):
-            # The last block's end falls elsewhere in each round, as it does in life.
+            # As in practice, the last block ends at another place in each round.
             chat: Messages = [{"role": "system", "content": text(f"cold {number}", COLD_WORDS + 9 * (number % 7))}]
             chat.append({"role": "user", "content": "Begin."})
             for client in clients if number % 2 == 0 else clients[::-1]:

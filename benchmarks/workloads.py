@@ -1,6 +1,6 @@
-"""What is measured: each workload takes a client and a round, and returns its figures by name.
+"""Workloads: each takes a client and the number of a round, and returns its figures by name.
 
-The texts of a round are the same for every server and new to all of them.
+The texts of a round are the same for all servers, and new to them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORDS = """
 
 
 def text(seed: str, words: int) -> str:
-    """Plain sentences, by seed."""
+    """Plain sentences that depend on the seed."""
     rng = random.Random(seed)
     out: list[str] = []
     while len(out) < words:
@@ -46,7 +46,7 @@ def _turn(client: Client, chat: Messages, question: str, tokens: int) -> Sample:
 
 
 def cold(client: Client, number: int) -> Figures:
-    """A prompt of about 1,500 tokens that nobody has seen."""
+    """A new prompt of about 1,500 tokens."""
     sample = client.chat([*_system(f"cold {number}", 1250), {"role": "user", "content": "Begin."}], 2)
     return {"cold prompt: time to first token, s": sample.ttft, "cold prompt: tokens computed": sample.computed}
 
@@ -84,14 +84,14 @@ def decode_one(client: Client, number: int) -> Figures:
 def decode_four(client: Client, number: int) -> Figures:
     prompts: list[Messages] = [[{"role": "user", "content": text(f"four {number} {n}", 30)}] for n in range(4)]
     samples = client.together(prompts, 128)
-    # While all four are running: from the last one's first token to the first one's last.
+    # Only while all four are running: from the last first token to the first last token.
     begun, ended = max(sample.at[0] for sample in samples), min(sample.at[-1] for sample in samples)
     tokens = sum(1 for sample in samples for at in sample.at if begun < at <= ended)
     return {"decode, 4 streams: tokens/s": tokens / (ended - begun)}
 
 
 def stall(client: Client, number: int) -> Figures:
-    """Gaps in a running reply while another prompt of about 1,500 tokens is read."""
+    """Gaps in a running reply while another prompt of about 1,500 tokens is prefilled."""
     running: list[Sample] = []
     thread = Thread(target=lambda: running.append(client.chat([{"role": "user", "content": text(f"run {number}", 20)}], 200)))
     thread.start()

@@ -68,7 +68,7 @@ def tiers() -> str:
     canvas.arrow(240, 66, 353, 66, "save")
     canvas.arrow(353, 104, 242, 104, "restore")
     canvas.arrow(565, 66, 678, 66, "write behind")
-    canvas.arrow(678, 104, 567, 104, "fetch")
+    canvas.arrow(678, 104, 567, 104, "prefetch")
     columns: tuple[tuple[int, str, tuple[str, ...]], ...] = (
         (30, "Save: KV leaves a slot", (
             "before the slot is reused", "when another request needs it", "after 50 ms without work",
@@ -87,7 +87,7 @@ def tiers() -> str:
         (680, "Write behind: memory to disk", (
             "full blocks, then their checkpoints", "on a thread of its own", "derived checkpoints after 10 s", "", "",
         )),
-        (680, "Fetch: disk to memory", (
+        (680, "Prefetch: disk to memory", (
             "when a plan needs the entry", "at most 4 at a time, each checked",
             "in parts while replies run",
         )),
@@ -121,12 +121,14 @@ def threads() -> str:
         ("engine", "reader", "read objects into cells"),
         ("reader", "engine", "checked bytes (engine waits)"),
         ("engine", "engine", "restore, then prefill in calls"),
-        ("engine", "engine", "decode: one call for all replies"),
+        ("engine", "engine", "decode (fast mode: one call for all)"),
         ("engine", "caller", "events, through a sink"),
         ("caller", "caller", "parse, encode, send"),
+        ("caller", "caller", "at the end: render the turn"),
+        ("caller", "engine", "what will be sent back"),
         ("engine", "disk", "offer pinned views of cells"),
         ("disk", "disk", "write, fsync, then the catalogue"),
-        ("disk", "engine", "notices: stored, refused, new"),
+        ("disk", "engine", "notices: stored, found, gone"),
         ("engine", "engine", "idle: save, then settle"),
     )
     height = 96 + 34 * len(steps)
@@ -242,7 +244,7 @@ def chain() -> str:
     lines = (
         "id = hash(id of the block before, the block's tokens).  root = hash(fingerprint, salt).",
         "The open tail has an id too. It is kept in memory, and replaced by the block that covers it.",
-        "Green: checkpoints, at block boundaries: at the end of system and tools, on the lattice, where known prompts differ,",
+        "Green: checkpoints of a prefill: at the end of system and tools, on the lattice, where known prompts differ,",
         "and at the last boundary before the generation header. Only models with state need them.",
     )
     canvas.texts(20, y + 134, lines, "small", 20)

@@ -32,6 +32,7 @@ def command_line() -> str:
         shown = [
             parameter for parameter in command.params if not getattr(parameter, "hidden", False) and parameter.name != "help"
         ]
+        shown.sort(key=lambda parameter: parameter.param_type_name != "argument")
         if shown:
             lines += ["| option | default | environment | what it does |", "|---|---|---|---|"]
             lines += [f"| {' | '.join(_row(parameter))} |" for parameter in shown]

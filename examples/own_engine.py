@@ -2,6 +2,8 @@
 
 It predicts the byte that followed the last `ORDER` bytes earlier on: each value is a byte's embedding, and each key the
 embeddings of the `ORDER` bytes before it. Run it: `python examples/own_engine.py`
+
+`headstart.testing.conformance` checks that an engine keeps its promises, in three lines of pytest (`tests/test_examples.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy.typing as npt
 
 from headstart.config import Settings
 from headstart.engines.constraint import Constraint, Grammars
+from headstart.errors import EngineError
 from headstart.interfaces.conversation import Conversation
 from headstart.interfaces.engine import (
     GREEDY,
@@ -31,6 +34,7 @@ from headstart.interfaces.engine import (
     Step,
     Traits,
 )
+from headstart.interfaces.generation import GenerationParams
 from headstart.serving.request import Delta, Event, Failed, Finished, Request
 from headstart.serving.runtime import Runtime
 
@@ -87,6 +91,8 @@ class Attention(Engine):
     def _append(self, slot: int, token: int) -> None:
         """The query is the last `ORDER` values: it finds the places whose key holds the same bytes."""
         at, values, keys = self.lengths[slot], self.values[slot], self.keys[slot]
+        if at == CTX:
+            raise EngineError(f"slot {slot} is full")
         before = values[max(0, at - ORDER) : at].reshape(-1)
         keys[at] = np.pad(before, (ORDER * WIDTH - len(before), 0))
         values[at] = self.embedding[token]
@@ -101,6 +107,8 @@ class Attention(Engine):
         self.current[slot] = 16 * self.embedding @ (weights / weights.sum() @ values)
 
     def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
+        if not 0 < len(tokens) <= self.shape.batch:
+            raise EngineError(f"{len(tokens)} tokens do not fit into a call")
         for token in tokens:
             self._append(slot, int(token))
         if logits:
@@ -156,13 +164,15 @@ class Attention(Engine):
 def ask(runtime: Runtime, messages: list[dict[str, str]]) -> str:
     """Sends a conversation, prints what it cost, and returns the reply."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    runtime.submit(Request(runtime.chat_prompt(Conversation(tuple(messages))), GREEDY, max_tokens=40), events.put)
+    prompt = runtime.chat_prompt(Conversation(tuple(messages)))
+    runtime.submit(Request(prompt, GenerationParams(GREEDY, max_tokens=40)), events.put)
     reply = ""
     while True:
         match events.get():
             case Delta(text=text):
                 reply += text
-            case Finished(report=report):
+            case Finished(report=report, turn=turn):
+                runtime.remember(turn)  # the next request sends this reply back
                 print(f"prompt {report.prompt:4}  cached {report.cached:4}  computed {report.computed:4}  {reply!r}")
                 return reply
             case Failed(error=error):
@@ -170,7 +180,7 @@ def ask(runtime: Runtime, messages: list[dict[str, str]]) -> str:
 
 
 def main() -> None:
-    runtime = Runtime(Attention(), Settings())
+    runtime = Runtime(Attention, Settings())
     try:
         system = "The quick brown fox jumps over the lazy dog. Every good boy does fine. " * 8
         chat = [{"role": "system", "content": system.strip()}, {"role": "user", "content": "The quick brown"}]

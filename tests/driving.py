@@ -1,4 +1,4 @@
-"""Short ways to drive an engine."""
+"""Short functions to drive an engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama.blob import BlobLayout
 from headstart.interfaces.engine import KVSegment, Span
 
-# One thread: threads that wait for each other are slow beyond measure where something else wants the cores.
+# One thread: several threads wait for each other, which is very slow on busy cores.
 SMALL = Settings(ctx=1024, slots=3, threads=1, memory_budget=0)
 
 
@@ -21,7 +21,7 @@ def tokens_of(engine: LlamaEngine, count: int, seed: int = 1) -> Any:
 
 
 def fill(engine: LlamaEngine, slot: int, tokens: Any, *sizes: int, logits: bool = False) -> None:
-    """Appends the tokens in calls of these sizes; without them in one."""
+    """Appends the tokens in calls of these sizes; without sizes in one call."""
     start = engine.length(slot)
     for size in sizes or (len(tokens),):
         engine.prefill(slot, tokens[:size], logits=logits)
@@ -31,7 +31,7 @@ def fill(engine: LlamaEngine, slot: int, tokens: Any, *sizes: int, logits: bool 
 
 
 def export(engine: LlamaEngine, slot: int, *points: int) -> list[KVSegment]:
-    """Rows between these points."""
+    """The KV between these positions."""
     spans = [Span(a, b, np.full((b - a) * engine.shape.kv_bytes_per_token, 7, np.uint8)) for a, b in pairwise(points)]
     engine.export_kv(slot, spans)
     return [KVSegment(span.data, span.stop - span.start, span.stop - span.start) for span in spans]

@@ -1,16 +1,19 @@
-"""What tests of the runtime share: a caller that waits, a script of messages, and the oracle of what must be computed."""
+"""Helpers for tests of the runtime: a caller that waits, scripted conversations, and an oracle of what must be computed."""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from headstart.interfaces.conversation import Message
 from headstart.interfaces.engine import GREEDY, Engine, Logits, Sampling
+from headstart.interfaces.generation import GenerationParams
 from headstart.interfaces.tokens import Tokens, common_prefix
+from headstart.prompt.builder import Prompt
 from headstart.serving.request import Delta, Event, Failed, Finished, Report, Request, Started
 from headstart.serving.runtime import Handle, Runtime
 from talks import talk
@@ -32,7 +35,7 @@ def assistant(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Answer:
-    """One finished request. `text` and `finish` are those of choice 0."""
+    """One finished request. `text` and `finish` belong to choice 0."""
 
     texts: dict[int, str]
     finishes: dict[int, Finished]
@@ -54,10 +57,12 @@ class Answer:
 
 
 class Pending:
-    """A request under way."""
+    """A running request. `returns` makes the message that comes back from the reply's text; None for that text itself."""
 
-    def __init__(self, runtime: Runtime, request: Request) -> None:
+    def __init__(self, runtime: Runtime, request: Request, returns: Callable[[str], Message] | None = None) -> None:
+        self.runtime = runtime
         self.request = request
+        self.returns = returns
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.seen: list[Event] = []
         self.handle: Handle = runtime.submit(request, self.events.put)
@@ -65,6 +70,8 @@ class Pending:
     def next(self, timeout: float = 60.0) -> Event:
         event = self.events.get(timeout=timeout)
         self.seen.append(event)
+        if isinstance(event, Finished) and event.turn is not None:
+            self.runtime.remember(event.turn, self.returns(event.turn.reply) if self.returns is not None else None)
         return event
 
     def until(self, kind: type, timeout: float = 60.0) -> Event:
@@ -76,13 +83,13 @@ class Pending:
 
     def answer(self, timeout: float = 120.0) -> Answer:
         finishes: dict[int, Finished] = {}
-        while len(finishes) < self.request.choices:
+        while len(finishes) < self.request.params.choices:
             event = self.next(timeout)
             if isinstance(event, Failed):
                 raise event.error
             if isinstance(event, Finished):
                 finishes[event.choice] = event
-        texts = dict.fromkeys(range(self.request.choices), "")
+        texts = dict.fromkeys(range(self.request.params.choices), "")
         logits = None
         for event in self.seen:
             if isinstance(event, Delta):
@@ -93,13 +100,14 @@ class Pending:
 
 
 def check(runtime: Runtime) -> None:
-    """Ends the engine's thread, then compares index, retention and memory: until then it settles and saves what is idle."""
+    """Checks that index, retention and memory agree. It first ends the engine thread, which otherwise settles and saves."""
     runtime.scheduler.close()
     runtime.cache.store.check()
 
 
 def speak_plainly(engine: Engine) -> Engine:
-    """Has a model say ASCII only, the likeliest first. Of random weights' half characters no client can send anything back."""
+    """Makes a model reply with ASCII only, the likeliest first. Random weights also give parts of UTF-8 characters, which no
+    client can send back."""
     pieces = [engine.tokenizer.token_bytes(token) for token in range(engine.tokenizer.n_vocab)]
     hidden = {control.id for control in engine.tokenizer.controls} - engine.tokenizer.eog
     plain = [token in engine.tokenizer.eog or (piece.isascii() and piece.strip() != b"") for token, piece in enumerate(pieces)]
@@ -108,9 +116,16 @@ def speak_plainly(engine: Engine) -> Engine:
     return engine
 
 
+def request_of(prompt: Prompt, sampling: Sampling = GREEDY, **options: Any) -> Request:
+    """`options`: fields of `GenerationParams` and of `Request`."""
+    params = {name: options.pop(name) for name in [*options] if name in GenerationParams.__dataclass_fields__}
+    return Request(prompt, GenerationParams(sampling, **params), **options)
+
+
 def submit(runtime: Runtime, messages: Messages, *, salt: str = "", sampling: Sampling = GREEDY, **options: Any) -> Pending:
     options.setdefault("max_tokens", 16)
-    return Pending(runtime, Request(runtime.chat_prompt(talk(messages, salt=salt)), sampling=sampling, **options))
+    returns = options.pop("returns", None)
+    return Pending(runtime, request_of(runtime.chat_prompt(talk(messages, salt=salt)), sampling, **options), returns)
 
 
 def ask(runtime: Runtime, messages: Messages, **options: Any) -> Answer:
@@ -119,7 +134,8 @@ def ask(runtime: Runtime, messages: Messages, **options: Any) -> Answer:
 
 @dataclass
 class Oracle:
-    """What an infinite cache would compute: O, the prompt minus its longest common prefix with any earlier prompt + reply."""
+    """The optimum O: the tokens that an infinite cache would compute. That is the prompt without its longest common prefix with
+    any earlier prompt and reply."""
 
     seen: list[Tokens] = field(default_factory=list)
 

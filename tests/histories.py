@@ -1,9 +1,9 @@
-"""Random histories of a chat server, and the oracle of exactness: a second engine that never saw any of it.
+"""Random histories of a chat server, and the oracle of exactness: a second engine that never saw them.
 
-A history is what a few users do to one runtime: turns, edits of the last and of a middle message, branches, regenerations,
-aborted prompts, while other slots reply, under a memory budget that cannot hold everything. Its last requests are compared,
-byte for byte, with a plain canonical prefill of the same tokens in an empty slot of the other engine, and with the reply being
-decoded behind it.
+A history is what a few users do with one runtime: turns, edits of the last or a middle message, branches, regenerations and
+aborted prompts. Meanwhile other slots reply, and the memory budget is too small for everything. The last requests of a history
+are compared, byte for byte, with the second engine: it prefills the same tokens canonically into an empty slot, and decodes the
+reply after them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORDS = (
 
 USERS = 3
 COMPARED = 9
-"""Least tokens of a reply that is compared: the first comes from the prompt's logits, eight are decoded."""
+"""Least tokens of a compared reply: the first comes from the prompt's logits, and eight are decoded."""
 EVENTS = ("turn", "turn", "edit", "branch", "again")
 
 
@@ -43,7 +43,7 @@ def text(dice: random.Random, words: int) -> str:
 
 
 def cold_logits(engine: Engine, tokens: Tokens) -> bytes:
-    """Float32 bytes of the logits behind `tokens`, computed from nothing."""
+    """The bytes (float32) of the logits after `tokens`, computed without any cache."""
     engine.truncate(0, 0)
     at = 0
     while at < len(tokens):
@@ -54,7 +54,7 @@ def cold_logits(engine: Engine, tokens: Tokens) -> bytes:
 
 
 def cold_logprobs(engine: Engine, reply: Sequence[int]) -> list[float]:
-    """Of the tokens of a reply, decoded one by one behind what the first slot holds and has logits of."""
+    """The log-probabilities of a reply's tokens, decoded one by one in the first slot, which has the logits for the first."""
     found = []
     for token in reply:
         found.append(token_logprob(engine.logits(0), token, 0, engine).logprob)
@@ -67,9 +67,9 @@ class Tally:
     """What happened in all histories so far.
 
     Attributes:
-        restoring: histories of which a compared request restored at least two blocks from memory.
-        wrong: compared requests whose logits differ from a cold run's.
-        wrong_replies: those whose reply has another log-probability somewhere.
+        restoring: histories in which a compared request restored at least two blocks from memory.
+        wrong: compared requests whose logits differ from those of a cold run.
+        wrong_replies: compared requests whose reply has a different log-probability somewhere.
     """
 
     histories: int = 0
@@ -85,9 +85,9 @@ class Lab:
     """A runtime under test and a cold engine of the same model.
 
     Attributes:
-        words: about how many words a system prompt has; messages have up to a sixth of that.
-        owners: how many groups of system prompts (one for each user) all histories together use.
-        compared: requests at the end of each history that are compared.
+        words: approximate words of a system prompt; messages have up to a sixth of that.
+        owners: number of groups of system prompts (one prompt for each user) in all histories together.
+        compared: number of requests at the end of each history that are compared.
         longest: most tokens of a reply.
     """
 
@@ -100,16 +100,16 @@ class Lab:
     tally: Tally = field(default_factory=Tally)
 
     def run(self, seed: int) -> None:
-        """Lives through one history and compares its end."""
+        """Runs one history and compares its last requests."""
         dice = random.Random(seed)
-        # A few system prompts for all histories together: each comes back, and may have been evicted since.
+        # All histories share a few system prompts, so each returns, and may have been evicted meanwhile.
         owner = random.Random(dice.randrange(self.owners))
         prompts = [text(owner, owner.randint(self.words * 7 // 8, self.words)) for _ in range(USERS)]
         chats: list[Messages] = [[system(prompt), user(self._message(dice))] for prompt in prompts]
         dice.shuffle(chats)
         restored = 0
         for step in range(USERS + self.compared):
-            # Mostly the conversation that waited longest: more of them than slots, so its rows had to leave theirs.
+            # Mostly the conversation that waited longest. There are more of them than slots, so its KV has left its slot.
             chat = chats.pop(-1 if step >= USERS and dice.random() < 0.06 else 0)
             if len(chat) > 2:
                 event = "branch" if len(chat) > 7 else dice.choice(EVENTS)
@@ -130,7 +130,7 @@ class Lab:
         return text(dice, dice.randint(1, max(2, self.words // 6)))
 
     def _changed(self, dice: random.Random, chat: Messages, event: str) -> Messages:
-        """What the user does next: the conversation to send."""
+        """The conversation to send after the user's next event."""
         self.tally.events[event] += 1
         asked = [number for number, message in enumerate(chat) if message["role"] == "user"]
         if event == "turn":
@@ -153,7 +153,7 @@ class Lab:
         return answer
 
     def _abort(self, dice: random.Random, chat: Messages) -> None:
-        """A client that goes away, now or once the prompt or the reply is under way."""
+        """A client disconnects, at once or during prefill or reply."""
         self.tally.events["abort"] += 1
         pending = submit(self.runtime, [*chat, user(self._message(dice))], max_tokens=50, ignore_eos=True)
         kind = dice.choice([None, Progress, Started])
@@ -164,7 +164,7 @@ class Lab:
 
     @contextmanager
     def _neighbour(self, dice: random.Random) -> Iterator[None]:
-        """Now and then another slot is in the middle of a reply."""
+        """Sometimes another slot is in the middle of a reply."""
         if dice.random() < 0.5:
             yield
             return
@@ -190,7 +190,7 @@ class Lab:
 
 
 def canonical_chains(runtime: Runtime) -> list[list[Entry]]:
-    """Every known chain of canonical blocks, from its root as far as it is canonical."""
+    """All known chains of canonical blocks, from the root to the last canonical block."""
     index = runtime.cache.index
     blocks = {entry.id: entry for entry in index if entry.canonical and len(entry.tokens) == index.block_size}
     chains = []
@@ -205,7 +205,7 @@ def canonical_chains(runtime: Runtime) -> list[list[Entry]]:
 
 
 def cold_blocks(engine: Engine, chain: list[Entry]) -> list[bytes]:
-    """The rows of each block of `chain`, computed from nothing."""
+    """The KV of each block of `chain`, computed without any cache."""
     engine.truncate(0, 0)
     tokens = np.concatenate([entry.tokens for entry in chain])
     for at in range(0, len(tokens), engine.shape.batch):

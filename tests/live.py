@@ -1,4 +1,4 @@
-"""A real uvicorn server in a thread, on a port of its own."""
+"""A real uvicorn server in a thread, on its own port."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headstart.serving.runtime import Runtime
 
 @dataclass
 class Server:
-    """`http` and `openai` are clients of the server at `url`. `stop`: has it stop, as one signal does. `app`: what it runs."""
+    """`http` and `openai` are clients of the server at `url`. `stop` stops it, as one signal does. `app` is its ASGI app."""
 
     url: str
     http: httpx.Client
@@ -80,7 +80,7 @@ def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def raw(server: Server, path: str, body: dict[str, Any]) -> socket.socket:
-    """A connection on which a request was sent and nothing was read yet."""
+    """A connection on which a request has been sent and nothing has been read."""
     host, port = server.url.removeprefix("http://").split(":")
     data = json.dumps(body).encode()
     line = socket.create_connection((host, int(port)))
@@ -107,7 +107,7 @@ def serving(
         ws="none",
         log_config=None,
         access_log=False,
-        timeout_keep_alive=65,  # as `headstart serve` has it: a client's idle connection must not be closed as it sends
+        timeout_keep_alive=65,  # as in `headstart serve`: an idle connection must not be closed while the client sends
     )
     server = Stoppable(config, app.state.service, drain)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})

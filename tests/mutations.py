@@ -1,4 +1,4 @@
-"""Changes that clients make to a conversation, each with the cause and the place that must be told of it."""
+"""Changes that clients make to a conversation, each with the cause and the place that the server must report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tool(name: str, description: str) -> dict[str, Any]:
 
 
 def conversation(number: int) -> Body:
-    """A conversation that waits for a reply; nothing in it is said in one with another number."""
+    """A conversation that waits for a reply. Conversations with different numbers share no text."""
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
     return {
         "tools": [tool("weather", f"Weather of a city, number {number}."), tool("clock", f"The time {number} in a city.")],
@@ -48,7 +48,7 @@ def following(body: Body, reply: str, number: int) -> Body:
 
 @dataclass(frozen=True)
 class Mutation:
-    """What the next turn differs in. `place`: character of the difference, where it is known beforehand.
+    """A change of the next turn. `place`: character of the difference, if it is known beforehand.
 
     `again`: whether most of what follows could have been reused.
     """

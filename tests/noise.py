@@ -1,6 +1,7 @@
-"""Noise: how clients say the same conversation again. Each speaks over real HTTP, and remembers what it was answered.
+"""Noise: the different forms in which clients send the same conversation again. Each client uses real HTTP, and remembers the
+answers.
 
-Shapes only are theirs; the words are made up.
+The forms are those of real clients; the texts are invented.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ TOOLS = [
 
 @dataclass(frozen=True)
 class Result:
-    """What a tool said. Everything else that a user sends is a text."""
+    """The result of a tool. Everything else that a user sends is text."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model said, and what the client got of it."""
+    """A reply: the model's text, and what the client got of it."""
 
     script: str
     answer: Body
@@ -44,7 +45,7 @@ def schema(types: dict[str, str], required: list[str]) -> Body:
 
 
 def turned(value: Any) -> Any:
-    """The same value, with the keys of all its objects in another order."""
+    """The same value, with the keys of all objects in another order."""
     if isinstance(value, dict):
         return {key: turned(value[key]) for key in reversed(value)}
     return [turned(item) for item in value] if isinstance(value, list) else value
@@ -52,7 +53,7 @@ def turned(value: Any) -> Any:
 
 @dataclass
 class Speaker:
-    """A client in a conversation. `number`: of the conversation; `log`: what was said in it."""
+    """A client in a conversation. `number`: of the conversation; `log`: its messages and replies."""
 
     number: int
     log: list[Entry] = field(default_factory=list)
@@ -64,7 +65,7 @@ class Speaker:
         raise NotImplementedError
 
     def clean(self, entry: Entry) -> list[dict[str, Any]]:
-        """What the next request says without noise, as messages for the template: replies are what the model wrote."""
+        """The next request without noise, as messages for the template. Replies have the model's own text."""
         return self.placed([message for said in (*self.log, entry) for message in self.said(said)])
 
     def placed(self, messages: list[Body]) -> list[Body]:
@@ -84,7 +85,7 @@ class Speaker:
 
 
 def written(script: str) -> Body:
-    """A reply as it was written: the arguments of its call are that very text."""
+    """A reply as the model wrote it, with the exact text of its call's arguments."""
     reasoning, _, said = script.removeprefix("<think>\n").partition("\n</think>\n\n")
     message: Body = {"role": "assistant", "content": said, "reasoning_content": reasoning}
     if "<tool_call>" in said:
@@ -100,7 +101,7 @@ def written(script: str) -> Body:
 
 
 class Chat(Speaker):
-    """Respaces arguments as its JSON library does, and drops reasoning or not."""
+    """Changes the spacing of arguments as a JSON library does, and keeps or drops reasoning."""
 
     path = "/v1/chat/completions"
     respaced: Callable[[Any], str] = staticmethod(json.dumps)
@@ -148,7 +149,7 @@ class Llm(Chat):
 
 
 class Opencode(Chat):
-    """Compact arguments, reasoning kept; a cache key; a list of parts here, a text there."""
+    """Compact arguments; reasoning is kept; a cache key; content sometimes as parts, sometimes as text."""
 
     respaced = staticmethod(lambda value: json.dumps(value, separators=(",", ":")))
     reasons = True
@@ -163,7 +164,7 @@ class Opencode(Chat):
 
 
 class Reordering(Chat):
-    """Keys of arguments and of tools in another order each time, a developer in place of the system; no reasoning."""
+    """Keys of arguments and tools in another order each time; `developer` in place of `system`; no reasoning."""
 
     respaced = staticmethod(lambda value: json.dumps(turned(value), indent=2))
 
@@ -183,8 +184,8 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 
 
 class ClaudeCode(Speaker):
-    """All that it changes at once: a block that names the conversation, moving marks, text or blocks, keys in the order of
-    the schema, reasoning whose text was never shown, and a system message behind the first user's."""
+    """All changes of Claude Code together: a block that names the conversation, moving cache marks, text or blocks, keys in the
+    schema's order, reasoning without its text, and a system message after the first user's."""
 
     path = "/v1/messages?beta=true"
 
@@ -242,7 +243,7 @@ class ClaudeCode(Speaker):
 
 
 class Codex(Speaker):
-    """Stores nothing, and sends the items back as it got them, reasoning sealed; the date is in a message of its own."""
+    """It stores nothing, and sends the items back unchanged, with encrypted reasoning. The date is in a separate message."""
 
     path = "/v1/responses"
 

@@ -8,7 +8,7 @@ import pytest
 
 
 def unordered(marks: Iterable[pytest.Mark]) -> str | None:
-    """Of `parametrize` marks, the names of the first whose values are a set. What a dict has is in order."""
+    """The names of the first `parametrize` mark whose values are a set; None if all have an order. Dicts have one."""
     for mark in marks:
         names, values, *_ = (*mark.args, mark.kwargs.get("argvalues"), None)
         if isinstance(values, Set) and not isinstance(values, KeysView | ItemsView):

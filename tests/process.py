@@ -1,4 +1,4 @@
-"""The command line in a process of its own."""
+"""The command line in its own process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from contextlib import AbstractContextManager, contextmanager
 
 HEADSTART = [sys.executable, "-m", "headstart"]
 SHARED = ("--ctx", "4096", "--slots", "2", "--threads", "2", "--memory-budget", "256MiB")
-"""What all servers of the bundled model have in common: what is proved of it is then proved once in a run, and remembered."""
+"""Options of all servers of the bundled model. With the same options its proof runs once and is remembered."""
 BUNDLED = ("--ctx", "512", *SHARED[2:])
-"""Of a short context, where the proof takes half as long."""
+"""The same with a short context, for which the proof takes half as long."""
 FOLDERS = ("HEADSTART_CACHE_DIR", "HEADSTART_STATE_DIR")
 
 
 def environment(**given: str) -> dict[str, str]:
-    """The caller's environment without settings of headstart, but for folders that are not the user's own."""
+    """The caller's environment without headstart's settings, except for folders that do not belong to the user."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_") or name in FOLDERS}
     return kept | given
 
@@ -34,7 +34,7 @@ def run(*arguments: str, code: str | None = None, **given: str) -> subprocess.Co
 
 
 class Server:
-    """A running `headstart serve`: the lines of its log as they come."""
+    """A running `headstart serve`, with the lines of its log."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -57,18 +57,18 @@ class Server:
         raise AssertionError(f"ended with {self.process.wait()}: {''.join(self.lines)}")
 
     def lines_until(self, wanted: str, count: int) -> None:
-        """Waits until so many lines contained `wanted`."""
+        """Waits until `count` lines have contained `wanted`."""
         for _ in range(count):
             self.line(wanted)
 
     def address(self) -> str:
-        """Waits until it listens; its URL without a path."""
+        """Waits until it listens, and returns its URL without a path."""
         found = re.search(r"https?://[\w.:\[\]]+", self.line("listening"))
         assert found is not None
         return found[0]
 
     def rest(self) -> list[str]:
-        """All lines of its log, up to its end."""
+        """All remaining lines of its log."""
         while line := self._new.get(timeout=90):
             self.lines.append(line)
         return self.lines

@@ -1,4 +1,4 @@
-"""What remains of a text: among all objects that can be reached, and in the files of a folder."""
+"""Searches for remains of a text: in all reachable objects, and in the files of a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START = 1.7e9
 
 
 class Clock:
-    """Seconds since 1970, as a test wants them."""
+    """A clock that a test sets, in seconds since 1970."""
 
     def __init__(self, now: float = START) -> None:
         self.now = now
@@ -28,19 +28,17 @@ class Clock:
 
 
 def mark(number: int) -> str:
-    """Four characters that nobody says by chance."""
+    """Four characters that do not occur by chance."""
     return f"#{number:02}~"
 
 
 def marked(number: int) -> str:
-    """A text in which the mark stands at each place that it can have in a block of eight."""
+    """A text that contains the mark at each offset that is possible in a block of eight."""
     return f"{mark(number)} " * 8
 
 
 def kept(root: object, marks: list[str], ids: Collection[bytes] = ()) -> set[str | bytes]:
-    """Which texts are anywhere among the objects that can be reached, as text or as tokens (the fake model's are bytes); and
-    which ids of blocks.
-    """
+    """The marks and block ids that are in any reachable object, as text or as tokens (the fake model's tokens are bytes)."""
     whole = {id(vars(module)) for module in list(sys.modules.values()) if module is not None}
     seen, queue, found = {id(root)}, [root], set[str | bytes]()
     as_int32 = {mark: as_tokens(list(mark.encode())).tobytes() for mark in marks}
@@ -70,7 +68,7 @@ def kept(root: object, marks: list[str], ids: Collection[bytes] = ()) -> set[str
 
 
 def stored(folder: Path, marks: list[str]) -> set[str]:
-    """Which texts are anywhere in a folder's files, as text, as tokens in a row of the catalogue, or as JSON in an object."""
+    """The marks that are in a folder's files, as text, as tokens in a row of the catalogue, or as JSON in an object."""
     found: set[str] = set()
     for path in folder.rglob("*"):
         data = path.read_bytes() if path.is_file() else b""

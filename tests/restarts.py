@@ -1,4 +1,4 @@
-"""Restarts on the real model: runtimes that come and go on one engine, and what answers without any cache."""
+"""Restarts on the real model: several runtimes one after the other on one engine, and answers without any cache."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from unittest.mock import patch
 
 import numpy as np
 
-from harness import Answer, Messages, Pending
+from harness import Answer, Messages, Pending, request_of
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.interfaces.engine import GREEDY, Engine
+from headstart.interfaces.generation import GenerationParams
 from headstart.prefix_cache.blocks import Chain
 from headstart.prompt.builder import Prompt
 from headstart.serving.request import Event, Progress, Request
@@ -26,38 +27,39 @@ from talks import talk
 
 BLOCK_SIZE = 64
 MEMORY = 128 << 20
-"""Bytes for rows, beside the engine's own buffer (which may take half of a budget)."""
+"""Bytes for KV, beside the engine's buffer (which may take half of a budget)."""
 
 
 def load(model: Path, *, slots: int, ctx: int = 2048, threads: int | None = None) -> LlamaEngine:
-    """Unproved: each number of slots and each context would be proved anew. What is computed is compared by these tests."""
-    return LlamaEngine.load(Settings(str(model), ctx=ctx, slots=slots, threads=threads), block_size=BLOCK_SIZE)
+    """Loads an engine without proof, which would run again for each number of slots and each context. These tests compare the
+    results anyway."""
+    return LlamaEngine.load(Settings(str(model), ctx=ctx, slots=slots, threads=threads).engine_options(), block_size=BLOCK_SIZE)
 
 
 @contextmanager
 def running(engine: Engine, mode: str = "fast", folder: Path | None = None, memory: int = MEMORY) -> Iterator[Runtime]:
-    """A server's life on an engine that outlives it: loading takes longer than most of these lives. Nothing else remains."""
+    """A runtime on an engine that stays loaded, because loading takes longer than most tests. Nothing else is kept."""
     budget = memory and memory + 2 * engine.shape.transfer_bytes
     settings = Settings(reuse=mode, memory_budget=budget, cache_dir=folder)  # type: ignore[arg-type]
-    with patch.object(engine, "close"), Runtime(engine, settings) as runtime:
+    with patch.object(engine, "close"), Runtime(lambda: engine, settings) as runtime:
         yield runtime
     assert all(engine.length(slot) == 0 for slot in range(engine.shape.slots))
 
 
 def ask(rt: Runtime, messages: Messages | Prompt, *, salt: str = "", max_tokens: int = 4, **options: Any) -> Answer:
-    """Greedy, with the logits at the end of the prompt."""
+    """A greedy reply, with the logits at the end of the prompt."""
     prompt = messages if isinstance(messages, Prompt) else rt.chat_prompt(talk(messages, salt=salt))
-    return Pending(rt, Request(prompt, sampling=GREEDY, max_tokens=max_tokens, keep_logits=True, **options)).answer()
+    return Pending(rt, request_of(prompt, max_tokens=max_tokens, keep_logits=True, **options)).answer()
 
 
 def cold(engine: Engine, answers: Sequence[Answer]) -> list[Answer]:
-    """The same prompts, as token sequences, without any cache. Each gets as many tokens as it got."""
+    """The same prompts, as tokens, without any cache. Each reply gets as many tokens as before."""
     with running(engine, memory=0) as rt:
         return [ask(rt, rt.text_prompt(one.prompt.tolist()), max_tokens=len(one.finish.tokens), reuse=False) for one in answers]
 
 
 def assert_same(answers: Sequence[Answer], engine: Engine) -> None:
-    """Logits to the bit, and every token of the greedy replies."""
+    """Asserts that the logits are bit-identical and the greedy replies have the same tokens."""
     for warm, fresh in zip(answers, cold(engine, answers), strict=True):
         assert fresh.report.cached == 0
         assert bits(warm) == bits(fresh)
@@ -65,7 +67,7 @@ def assert_same(answers: Sequence[Answer], engine: Engine) -> None:
 
 
 def assert_near(answers: Sequence[Answer], engine: Engine) -> None:
-    """The rows are those of the same tokens, perhaps of another kernel: what other kernels do to logits, no more."""
+    """Asserts that the logits differ no more than those of different kernels for the same tokens."""
     for warm, fresh in zip(answers, cold(engine, answers), strict=True):
         assert difference(warm, fresh) < 0.1
 
@@ -76,14 +78,14 @@ def bits(answer: Answer) -> bytes:
 
 
 def difference(one: Answer, other: Answer) -> float:
-    """Of logits, as a share of their spread."""
+    """The difference of two answers' logits, as a share of their spread."""
     assert one.logits is not None
     assert other.logits is not None
     return float(np.abs(one.logits - other.logits).max() / np.ptp(other.logits))
 
 
 def abort(rt: Runtime, prompt: Prompt, *, after: int = 1) -> int:
-    """Hangs up after so many calls of its prefill; returns how many tokens were in place then."""
+    """Cancels a request after so many prefill calls. Returns how many tokens were in place then."""
     handles: queue.SimpleQueue[Handle] = queue.SimpleQueue()
     done: list[int] = []
     over = threading.Event()
@@ -95,7 +97,7 @@ def abort(rt: Runtime, prompt: Prompt, *, after: int = 1) -> int:
             handles.get().cancel()
             over.set()
 
-    handles.put(rt.submit(Request(prompt, sampling=GREEDY, max_tokens=8), sink))
+    handles.put(rt.submit(Request(prompt, GenerationParams(GREEDY, max_tokens=8)), sink))
     assert over.wait(60)
     wait_until(lambda: not rt.scheduler.running)
     return done[-1]
@@ -105,15 +107,15 @@ def abort(rt: Runtime, prompt: Prompt, *, after: int = 1) -> int:
 
 
 def written(rt: Runtime) -> None:
-    """Waits until the disk has all canonical blocks that are live in a slot."""
+    """Waits until all canonical blocks in slots are on disk."""
     deadline = time.monotonic() + 30
     while not _is_written(rt):
         assert time.monotonic() < deadline
-        time.sleep(0.1)  # an idle engine saves after 50 ms, if nothing wakes it
+        time.sleep(0.1)  # an idle engine saves after 50 ms unless something wakes it
 
 
 def _is_written(rt: Runtime) -> bool:
-    rt.scheduler.wake()  # so that it takes note of what the disk has done
+    rt.scheduler.wake()  # so that it reads the disk's notices
     for slot in rt.scheduler.slots:
         for piece in Chain(slot.root, BLOCK_SIZE, slot.tokens[: slot.canonical]).ids:
             entry = rt.cache.index.get(piece)
@@ -123,5 +125,5 @@ def _is_written(rt: Runtime) -> bool:
 
 
 def occupied(folder: Path) -> int:
-    """Bytes that all files there take on disk, headers, catalogue and temporary files included."""
+    """Bytes on disk of all files in a folder, including headers, catalogue and temporary files."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

@@ -1,6 +1,6 @@
-"""An engine whose replies are written down, for what a model would only say by chance.
+"""An engine with scripted replies, for replies that a model would give only by chance.
 
-It chooses tokens and nothing else: tokenising, matching, the cache and all that is computed are those of the engine inside.
+It only chooses tokens. Tokenising, matching, the cache and all computation are those of the wrapped engine.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from headstart.interfaces.engine import Engine, KVSegment, Logits, Sampler, Samp
 from headstart.interfaces.tokens import Bytes
 
 Reply = str | Sequence[int]
-"""A text, as the tokenizer spells it, or the tokens themselves; an end token follows by itself."""
+"""A text, which the tokenizer encodes, or its tokens. An end token is added."""
 
 
 class Script:
-    """The sampler of one reply: its script is the next one at its first token, the model's own choice if there is none."""
+    """The sampler of one reply. At its first token it takes the next script; without one it follows the model."""
 
     def __init__(self, inner: Sampler) -> None:
         self.inner = inner
@@ -35,7 +35,7 @@ class Scripted(Engine):
     """Any engine, with replies of our choice.
 
     Args:
-        replies: one after the other, in the order in which replies begin; more can be given with `say`.
+        replies: in the order in which replies begin; `say` adds more.
     """
 
     def __init__(self, engine: Engine, replies: Sequence[Reply] = ()) -> None:
@@ -55,7 +55,7 @@ class Scripted(Engine):
         return getattr(self.engine, name)
 
     def say(self, *replies: Reply) -> None:
-        """What the next replies will be."""
+        """Adds scripts for the next replies."""
         self.replies.extend(replies)
 
     def tokens(self, reply: Reply) -> list[int]:
@@ -97,14 +97,14 @@ class Scripted(Engine):
     def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
         self.engine.export_kv(slot, spans)
 
-    def import_kv(self, slot: int, pieces: Sequence[KVSegment]) -> None:
-        self.engine.import_kv(slot, pieces)
+    def import_kv(self, slot: int, segments: Sequence[KVSegment]) -> None:
+        self.engine.import_kv(slot, segments)
 
     def export_checkpoint(self, slot: int, out: Bytes) -> int:
         return self.engine.export_checkpoint(slot, out)
 
-    def import_checkpoint(self, slot: int, pieces: Sequence[KVSegment], state: Bytes) -> None:
-        self.engine.import_checkpoint(slot, pieces, state)
+    def import_checkpoint(self, slot: int, segments: Sequence[KVSegment], state: Bytes) -> None:
+        self.engine.import_checkpoint(slot, segments, state)
 
     def rewind(self, slot: int, length: int, state: Bytes) -> None:
         self.engine.rewind(slot, length, state)

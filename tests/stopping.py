@@ -1,6 +1,6 @@
-"""A loaded server that stops, or fails: clients of three dialects, and what each of them must be left with.
+"""A loaded server that stops or fails: clients of three dialects, and the answer that each of them must get.
 
-The server is the real command in a process of its own; only its engine is the fake one, so that it starts at once.
+The server is the real command in its own process. Only its engine is the fake one, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from process import Server, started
 KEYS = ("sk-first-3f9a27c1", "Schlüssel/7+d==", "short9")
 WRONG = "sk-nobodys-5be1aa"
 SECRET = "the treasure lies under"
-"""In every prompt, and in whatever else a client sends."""
+"""A text in every prompt, and in everything else that a client sends."""
 REPLY = b"qjxz"
 """The letters of every reply."""
 FAULT = "internal error (RuntimeError)"
-"""What the log says of a fault that was injected."""
+"""The log's text for an injected fault."""
 
 ENGINE = """
 import random, sys, time
@@ -67,11 +67,11 @@ class Faulty(FakeEngine):
         super().export_kv(slot, spans)
         self._maybe("export_kv")
 
-    def import_kv(self, slot, pieces):
-        super().import_kv(slot, pieces)
+    def import_kv(self, slot, segments):
+        super().import_kv(slot, segments)
         self._maybe("import_kv")
 
-def load(cls, settings, progress=None, anew=False):
+def load(cls, options, progress=None, anew=False):
     if loading:
         print("loads", file=sys.stderr, flush=True)
         time.sleep(loading)
@@ -84,7 +84,7 @@ main(sys.argv[4:])
 
 @dataclass
 class Tally:
-    """What clients were left with. `bad`: without a proper end, and why."""
+    """How the clients' requests ended. `bad`: reasons why some had no proper end."""
 
     ends: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Tally:
 def loaded(
     model: Path, folder: Path, seed: int, *options: str, loading: float = 0.0, faults: float = 0.0, clients: int = 6
 ) -> Iterator[tuple[Server, Tally, list[threading.Thread]]]:
-    """A server under load. Its clients go on until they are told that it stops, or it is gone."""
+    """A server under load. Its clients continue until it reports that it stops, or is gone."""
     keys = folder / "keys.txt"
     keys.write_text(f"alice = {KEYS[0]}\n{KEYS[1]}\n", "utf-8")
     keys.chmod(0o600)
@@ -135,7 +135,7 @@ def client(url: str, seed: int, tally: Tally, over: threading.Event) -> None:
 
 
 def ask(http: httpx.Client, dice: random.Random) -> str:
-    """One request of any kind; how it ended. Raises AssertionError if that is no proper end."""
+    """Sends a random request, and returns how it ended. Raises AssertionError if it had no proper end."""
     kind = dice.choice(list(DIALECTS))
     path, body = DIALECTS[kind](dice)
     stream = dice.random() < 0.5
@@ -221,14 +221,14 @@ DIALECTS = {"chat": _chat, "responses": _responses, "messages": _messages}
 
 
 def leaks(log: str) -> list[str]:
-    """Lines of a log that hold a key, a prompt or a reply."""
+    """The lines of a log that contain a key, a prompt or a reply."""
     hidden = [*KEYS, WRONG, SECRET, *(ascii(key)[1:-1] for key in KEYS)]
     said = re.compile(f"[{REPLY.decode()}]{{6,}}")
     return [line for line in log.splitlines() if any(one in line for one in hidden) or said.search(line)]
 
 
 def stop(server: Server, dice: random.Random, *, twice: bool) -> tuple[int, float]:
-    """Signals; the exit code, and the seconds that it took."""
+    """Sends signals, and returns the exit code and the seconds until the end."""
     begun = time.monotonic()
     server.process.send_signal(dice.choice([signal.SIGTERM, signal.SIGINT]))
     if twice:

@@ -1,8 +1,8 @@
 """Chat templates of two common kinds, to put in tiny models: `tiny.write(path, architecture, chat_template=REASONING)`.
 
-Both strip reasoning as templates of reasoning models do: an assistant's message after the last user's message keeps it
-(a tool loop goes on where it was), an earlier one loses everything up to `</think>`. So a new user's message changes the
-text from the first of those messages on. Reasoning is `reasoning_content`, or lies in `content` before `</think>`.
+Both strip reasoning like templates of reasoning models. An assistant's message after the last user's message keeps its
+reasoning, so that a tool loop can continue. An earlier message loses everything up to `</think>`. So a new user's message
+changes the text from the first of those messages on. Reasoning is in `reasoning_content`, or in `content` before `</think>`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REASONING = (
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{%- endif %}
 """
 )
-"""ChatML whose generation header opens the reasoning, so that a reply begins inside of it. It knows no tools."""
+"""ChatML whose generation header opens the reasoning, so that a reply begins inside it. It has no tools."""
 
 TOOLS = (
     _LAST_USER
@@ -81,4 +81,4 @@ TOOLS = (
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
 """
 )
-"""ChatML with tools: listed in the system block, called as JSON, their results answered as a user's."""
+"""ChatML with tools: the system block lists them, calls are JSON, and results are in a user's message."""

@@ -58,7 +58,7 @@ def routes(of: Any) -> Iterator[tuple[str, str]]:
 
 
 def test_every_route_is_described() -> None:
-    runtime = Runtime(FakeEngine())
+    runtime = Runtime(FakeEngine)
     try:
         known = set(routes(create_app(runtime)))
     finally:
@@ -72,7 +72,7 @@ def test_every_route_is_described() -> None:
 
 
 def test_every_metric_is_described() -> None:
-    with serving(Runtime(FakeEngine())) as server:
+    with serving(Runtime(FakeEngine)) as server:
         server.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2})
         server.post("/v1/completions", json={"prompt": 5})
         assert server.runtime is not None

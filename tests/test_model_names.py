@@ -135,7 +135,7 @@ def test_only_the_operator_is_told_where_files_lie(several: bool, tmp_path: Path
     settings = Settings(model="/secret/place/model.gguf", memory_budget=1 << 20)
     given: Any = Keys((), keys) if several else ()
     key, also = "chef" if several else "", model_names(settings.model)
-    with Runtime(engine, settings) as rt, serving(rt, key=key, api_keys=given, aliases=also) as server:
+    with Runtime(lambda: engine, settings) as rt, serving(rt, key=key, api_keys=given, aliases=also) as server:
         assert server.http.get("/props").json()["model_path"] == "/secret/place/model.gguf"
         headers = {"authorization": "Bearer a"} if several else {}
         with httpx.Client(base_url=server.url, headers=headers) as http:

@@ -14,8 +14,9 @@ import typer.main
 
 import headstart
 from headstart.cli.main import app
-from headstart.engines.llama import fit
 from headstart.explain.causes import CAUSES
+from headstart.interfaces.engine import HostMemory
+from headstart.memory_plan import fit
 from headstart.names import as_argument, as_flag, option, unknown
 
 SOURCE = Path(headstart.__file__).parent
@@ -85,7 +86,7 @@ def test_what_avoids_a_miss_is_spelled_too() -> None:
 
 def test_too_little_memory_names_what_to_lower() -> None:
     with pytest.raises(headstart.ConfigError) as caught:
-        fit.fit(fit.Needs(1 << 40, 1000, 0, 1 << 30), trained=4096, ctx=None, slots=None, budget=1 << 30)
+        fit(HostMemory(1 << 30, 1 << 40, 0, 1000), trained=4096, ctx=None, slots=None, reserve=1 << 30)
     assert 'Lower memory_budget=, ctx= or slots=, use kv_type="q8_0"' in str(caught.value)
     assert "Lower --memory-budget, --ctx or --slots, use --kv-type q8_0" in caught.value.with_flags
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import SLOW, examples
 from headstart import replay as simulator
 from headstart.interfaces.tokens import as_tokens
-from headstart.replay import OPTIMUM, ReplayCosts, closed, replay, working_set
+from headstart.prefix_cache.reuse_model import ReuseModel
+from headstart.replay import HALF_LIFE, OPTIMUM, POLICIES, ReplayCosts, ReplayStats, closed, log2_add, replay, working_set
 from headstart.traces import Trace, TracedRequest, read, sample
 
 COSTS = ReplayCosts(0.5, 10.0)
@@ -80,7 +83,7 @@ def best(requests: list[tuple[tuple[int, ...], ...]], room: int) -> int:
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=7), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_nobody_can_hit_more_than_the_optimum_and_it_can_be_done(prompts: list[str], room: int) -> None:
     found = trace(*prompts)
     chains = [tuple(tuple(map(ord, prompt[: end + 1])) for end in range(len(prompt))) for prompt in prompts]
@@ -88,12 +91,34 @@ def test_nobody_can_hit_more_than_the_optimum_and_it_can_be_done(prompts: list[s
 
 
 @given(st.lists(st.text("abc", max_size=6), max_size=30), st.integers(0, 12))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_every_policy_is_between_nothing_and_the_optimum(prompts: list[str], room: int) -> None:
     found = trace(*prompts)
     most = hits(found, OPTIMUM, room)
     for policy in simulator.policies():
         assert 0 <= hits(found, policy, room) <= most, policy
+
+
+@given(st.lists(st.floats(0, 5000), min_size=1, max_size=20))
+def test_heat_is_the_decayed_sum_of_uses(times: list[float]) -> None:
+    first, *others = sorted(times)
+    stats = ReplayStats(1.0, first, 1, heat=first / HALF_LIFE)
+    for now in others:
+        stats.use(now)
+    assert stats.heat == pytest.approx(math.log2(sum(2.0 ** (now / HALF_LIFE) for now in times)))
+    assert (stats.uses, stats.last) == (len(times), max(times))
+    assert log2_add(1.0, 1.0) == 2.0
+
+
+def test_policies_rank_by_what_their_names_say() -> None:
+    reuse = ReuseModel()
+    fresh, hot, dear = ReplayStats(1.0, 9.0, 1), ReplayStats(1.0, 5.0, 9, heat=10.0), ReplayStats(1e6, 1.0, 1)
+    first = {name: min((fresh, hot, dear), key=lambda stats: policy(stats, reuse, 10.0)) for name, policy in POLICIES.items()}
+    assert first["lru"] is dear
+    assert first["twice"] is dear
+    assert first["lfu"] is not hot
+    assert first["gdsf"] is fresh
+    assert first["value"] is not dear
 
 
 class Watched(simulator.SimulatedCache):
@@ -117,9 +142,12 @@ def test_budget_and_order_hold_throughout(monkeypatch: pytest.MonkeyPatch, polic
     assert hits(trace(*prompts, step=7.0), policy, 60) > 0
 
 
+SECONDS = 1800 if SLOW else 900
+
+
 @pytest.fixture(scope="module")
 def generated() -> tuple[Trace, int]:
-    found = sample()
+    found = sample(seconds=SECONDS)
     return found, working_set(found)
 
 
@@ -127,7 +155,7 @@ def test_the_same_again(generated: tuple[Trace, int]) -> None:
     found, total = generated
     assert all(
         (one.at, one.blocks.tolist()) == (two.at, two.blocks.tolist())
-        for one, two in zip(sample().requests, found.requests, strict=True)
+        for one, two in zip(sample(seconds=SECONDS).requests, found.requests, strict=True)
     )
     assert replay(found, "value", total // 10, COSTS) == replay(found, "value", total // 10, COSTS)
 

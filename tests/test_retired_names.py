@@ -26,8 +26,14 @@ CLASSES = frozenset(
     "About Appeared Asked Beginning Beginnings Erased Gone Memo Opening Openings Pieces Piecewise Refused Replays Rows Scan"
     " Slide Spelled Spelling Spellings Teller Usage Wiped Wishes".split()
 )
-FUNCTIONS = frozenset("export_rows import_rows last_grid_point stem_prompt tokenize_special firm lay spell locate_text".split())
-PARAMETERS = frozenset("abouts draft grid grid_point mend openings ours row_bytes spelling spellings theirs missed".split())
+FUNCTIONS = frozenset(
+    "export_rows import_rows last_grid_point stem_prompt tokenize_special firm lay spell locate_text seat bury"
+    " _has_rows".split()
+)
+PARAMETERS = frozenset(
+    "abouts draft grid grid_point mend openings ours row_bytes spelling spellings theirs missed restorer unsettled"
+    " _owed _dead _told _told_at _doomed SAY".split()
+)
 """Parameters, attributes and local names."""
 KEYS = frozenset("mend missed ours theirs pieces spelled_otherwise grid row_bytes".split())
 """JSON keys and causes: whole texts in the source."""

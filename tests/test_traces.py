@@ -102,7 +102,11 @@ def test_the_generated_trace_is_a_trace() -> None:
 
 @pytest.mark.parametrize(
     ("name", "repeats"),
-    [("mooncake/conversation_trace.jsonl", 0.37), ("mooncake/synthetic_trace.jsonl", 0.65), ("claude-code", 0.96)],
+    [
+        ("mooncake/conversation_trace.jsonl", 0.37),
+        pytest.param("mooncake/synthetic_trace.jsonl", 0.65, marks=pytest.mark.slow),
+        pytest.param("claude-code", 0.96, marks=pytest.mark.slow),
+    ],
 )
 def test_recorded_traffic_repeats_as_it_is_said_to(data_dir: Path | None, name: str, repeats: float) -> None:
     if data_dir is None:

@@ -1,4 +1,10 @@
-"""headstart: a chat server and library for local LLMs that never computes the same prompt twice."""
+"""headstart: a chat server and library for local LLMs that never computes the same prompt twice.
+
+The library is imported when it is first used: most commands (`headstart cache ls`, `--help`) do not need it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from headstart.config import Settings
 from headstart.errors import (
@@ -14,10 +20,26 @@ from headstart.errors import (
     RequestError,
     Unavailable,
 )
-from headstart.interfaces.engine import Sampling
-from headstart.library.headstart import AsyncStream, Headstart, Reply, Stream, open
-from headstart.output.parser import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 from headstart.version import __version__
+
+if TYPE_CHECKING:
+    from headstart.interfaces.engine import Sampling
+    from headstart.library.headstart import AsyncStream, Headstart, Reply, Stream, open
+    from headstart.output.parser import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
+else:
+    _LATER = {
+        "interfaces.engine": {"Sampling"},
+        "library.headstart": {"AsyncStream", "Headstart", "Reply", "Stream", "open"},
+        "output.parser": {"ReasoningDelta", "TextDelta", "ToolCallDelta", "ToolCallStart"},
+    }
+
+    def __getattr__(name: str) -> object:
+        for module, names in _LATER.items():
+            if name in names:
+                globals()[name] = found = getattr(import_module(f"headstart.{module}"), name)
+                return found
+        raise AttributeError(f"module 'headstart' has no attribute {name!r}")
+
 
 __all__ = [
     "AsyncStream",

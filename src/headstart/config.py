@@ -1,144 +1,314 @@
-"""Settings: what a user chooses. One frozen value from the command line, the environment or `headstart.open`."""
+"""Settings: what a user chooses, as one frozen value.
+
+The fields of `Settings` are the only table of settings: each has its default, its help and the kind of its values. The command
+line makes its options from it (`cli/options.py`), the library its documentation, and `doctor --report` its list of variables.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from numbers import Integral
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from platformdirs import user_cache_path, user_state_path
 
 from headstart import templates
+from headstart.engines.options import EngineOptions, KvType
 from headstart.errors import ConfigError
-from headstart.names import option, suggesting
+from headstart.names import as_argument, option, suggesting
 from headstart.units import parse_portion, parse_size, parse_time
 
-GIB = 1 << 30
-
-KvType = Literal["f16", "bf16", "q8_0"]
 Reuse = Literal["fast", "exact"]
 Overflow = Literal["error", "slide"]
 Switch = Literal["on", "off"]
+Group = Literal["Speed and memory", "Model", "Reuse", "Operation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """The values that a setting takes. It also takes None if that is the default.
+
+    Attributes:
+        wanted: description of the values, for errors.
+        takes: whether something is such a value.
+        metavar: placeholder of the value in a command's help.
+        read_as: type of the value on the command line, without `parse`.
+        parse: reads a value of one of the types `written`, or raises ValueError; None if values are not parsed.
+        least, most: limits of a number; None for no limit.
+        number: the unit of a number in the library, for settings that people write with a unit.
+    """
+
+    wanted: str
+    takes: Callable[[Any], bool]
+    metavar: str
+    read_as: type = str
+    parse: Callable[[Any], Any] | None = None
+    written: tuple[type, ...] = (str,)
+    least: int | None = None
+    most: float | None = None
+    number: str = ""
+
+    @property
+    def is_path(self) -> bool:
+        return os.PathLike in self.written
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _whole(least: int, metavar: str = "N") -> Kind:
+    return Kind("a whole number", _is_whole, metavar, int, least=least)
+
+
+def _up_to(most: float) -> Kind:
+    wanted = f"a number from 0 to {most:g}"
+    return Kind(wanted, lambda value: _is_number(value) and 0 <= value <= most, "X", float, least=0, most=most)
+
+
+def _above_zero(wanted: str, metavar: str, parse: Callable[[Any], Any] | None = None, number: str = "") -> Kind:
+    return Kind(wanted, lambda value: _is_number(value) and value > 0, metavar, float, parse, number=number)
+
+
+def _words(literal: object) -> Kind:
+    """One of the words of a Literal."""
+    words = get_args(literal)
+    return Kind(" or ".join(words), lambda value: isinstance(value, str) and value in words, "|".join(words))
+
+
+def _path(metavar: str, *, words: tuple[str, ...] = ()) -> Kind:
+    """A path, or one of these words, which are not paths."""
+
+    def parse(value: Any) -> str | Path:
+        return value if value in words else Path(value)
+
+    return Kind("a path", lambda value: isinstance(value, Path) or value in words, metavar, str, parse, (str, os.PathLike))
+
+
+_SIZE = Kind("a whole number", _is_whole, "SIZE", int, parse_size, least=0, number="bytes")
+_PORTION = _above_zero("a share like 25% or a size like 2GiB", "SHARE|SIZE", parse_portion, "a share up to 1, bytes above")
+_TIME = _above_zero("a time like 7d or 12h", "TIME", parse_time, "seconds")
+_SECONDS = Kind("a number of seconds", lambda value: _is_number(value) and value >= 0, "SECONDS", float, number="seconds")
+_PAUSE = _above_zero("a number of seconds, more than 0", "SECONDS", number="seconds")
+_MODEL = Kind("a path", lambda value: True, "MODEL", written=(str, os.PathLike))  # the engine says what is wrong with one
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The description of a field of `Settings`.
+
+    Attributes:
+        help: what it does. It names other settings by `option`, so that each surface can write them in its own form.
+        group: heading in a command's help.
+        unset: what the command line does without it, or its default as people write it; "" if the default shows that.
+        none: what None means in the library; "" if `unset` says that.
+    """
+
+    kind: Kind
+    group: Group
+    help: str
+    unset: str = ""
+    none: str = ""
+
+
+def _setting(default: Any, kind: Kind, group: Group, help: str, *, unset: str = "", none: str = "") -> Any:
+    """A field of `Settings`. A default may be written as a text that its kind parses."""
+    if kind.parse is not None and isinstance(default, str):
+        default, unset = kind.parse(default), default
+    return field(default=default, metadata={"setting": Setting(kind, group, help, unset, none)})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to load a model and serve it. Paths may be given as texts, and sizes, shares and times like `8GiB`, `25%` or `7d`.
-
-    Attributes:
-        model: path of a `.gguf`, or `demo` for the bundled SmolLM2-135M-Instruct.
-        ctx: tokens a conversation may hold; None for the model's own context, less if memory is short.
-        slots: conversations computed at the same time; None for what fits in memory (at most 4).
-        threads: CPU threads; None for the number of physical cores.
-        gpu_layers: layers to put on a GPU; -1 for all.
-        kv_type: type of keys and values in memory.
-        chat_template: what replaces the model's own template: the name of a built-in one, or the path of a Jinja file.
-        lora: adapter file.
-        memory_budget: bytes of host memory for rows that no slot holds (hard); None for 4 GiB, or more if one conversation
-            needs more to come back whole, or less if memory is short.
-        cache_dir: folder of the disk tier; None for none.
-        state_dir: folder where is remembered what was proved of engines, and what model files contain. No text of a
-            conversation is there, and it is no part of the disk tier. None for this platform's folder for such state.
-        disk_budget: bytes on disk (hard), and never more than half of what is free there.
-        tenant_memory: the most that one tenant may hold of the memory tier when others want room: up to 1 a share of its
-            budget, of which all is no limit; above that bytes.
-        tenant_disk: the same of the disk tier.
-        drain: seconds that closing may take to bring to disk what is not there yet, or that stopping a server may take in all.
-        expire: seconds after which nothing is kept any more of what was written then, on disk or in memory, written like `7d`
-            or `12h`; None for no such time.
-        reuse: `fast` uses every row; `exact` only rows that make warm answers bit-identical to cold ones.
-        settle: `on` makes finished turns canonical while the engine has nothing else to do.
-        explain: `on` remembers the latest requests, in memory, to say why later ones computed what they did.
-        overflow: what to do with a conversation longer than the context.
-        queue: requests that may wait; beyond it they are refused with 429.
-        stall: seconds for which a running reply may pause while another prompt is prefilled.
-        temperature, top_k, top_p, min_p: of requests that name none; None for llama-server's (`Sampling`).
+    """How to load a model and serve it. Paths may be texts. Sizes, shares and times may be texts like `8GiB`, `25%` or `7d`.
 
     Raises:
-        ConfigError: a value that cannot work.
+        ConfigError: a value cannot work.
     """
 
-    model: str = "demo"
-    ctx: int | None = None
-    slots: int | None = None
-    threads: int | None = None
-    gpu_layers: int = 0
-    kv_type: KvType = "f16"
-    chat_template: str | Path | None = None
-    lora: Path | None = None
-    memory_budget: int | None = None
-    cache_dir: Path | None = None
-    state_dir: Path | None = None
-    disk_budget: int = 20 * GIB
-    tenant_memory: float = 1.0
-    tenant_disk: float = 1.0
-    drain: float = 10.0
-    expire: float | None = None
-    reuse: Reuse = "fast"
-    settle: Switch = "on"
-    explain: Switch = "on"
-    overflow: Overflow = "error"
-    queue: int = 64
-    stall: float = 0.25
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
+    model: str = _setting("demo", _MODEL, "Model", "Path of a `.gguf` file, or `demo` for the bundled SmolLM2-135M-Instruct.")
+    ctx: int | None = _setting(
+        None,
+        _whole(1, "TOKENS"),
+        "Speed and memory",
+        "Most tokens of one conversation.",
+        unset="the model's own, less if memory is short",
+    )
+    slots: int | None = _setting(
+        None,
+        _whole(1),
+        "Speed and memory",
+        f"Conversations computed at the same time. Others are stored within {option('memory_budget')}.",
+        unset="what fits, at most 4",
+    )
+    threads: int | None = _setting(
+        None,
+        _whole(1),
+        "Speed and memory",
+        "CPU threads. Leave some cores to other busy programs.",
+        unset="all physical cores",
+    )
+    gpu_layers: int = _setting(
+        0,
+        _whole(-1),
+        "Speed and memory",
+        "Layers to put on a GPU; -1 for all. Needs llama-cpp-python built for a GPU; set "
+        f"{option('ctx')} and {option('slots')} too.",
+    )
+    kv_type: KvType = _setting(
+        "f16",
+        _words(KvType),
+        "Speed and memory",
+        "Type of keys and values. q8_0 needs half the memory. With bf16 and q8_0 exact mode can often reuse replies.",
+    )
+    chat_template: str | Path | None = _setting(
+        None,
+        _path("NAME|FILE", words=tuple(templates.BUILT_IN)),
+        "Model",
+        f"Chat template, instead of the model's own: a Jinja file, or one of {', '.join(templates.BUILT_IN)}.",
+        unset="the model's own; chatml if it has none",
+    )
+    lora: Path | None = _setting(None, _path("FILE"), "Model", "LoRA adapter (`.gguf`).")
+    temperature: float | None = _setting(
+        None,
+        _up_to(2.0),
+        "Model",
+        "Temperature of requests without one; see the model's recommendation. 0 is greedy.",
+        unset="0.8, as llama-server's",
+    )
+    top_k: int | None = _setting(
+        None, _whole(0), "Model", "Default of requests: sample from the N likeliest tokens; 0 for all.", unset="40"
+    )
+    top_p: float | None = _setting(
+        None,
+        _up_to(1.0),
+        "Model",
+        "Default of requests: sample from the likeliest tokens with this total probability.",
+        unset="0.95",
+    )
+    min_p: float | None = _setting(
+        None,
+        _up_to(1.0),
+        "Model",
+        "Default of requests: least probability of a token, as a share of the likeliest token's.",
+        unset="0.05",
+    )
+    memory_budget: int | None = _setting(
+        None,
+        _SIZE,
+        "Reuse",
+        "Hard limit of host memory for stored conversations, outside the slots, like 4GiB, 512MiB or 2G.",
+        unset="4GiB; more if restoring one conversation needs it, less if memory is short",
+    )
+    cache_dir: Path | None = _setting(
+        None,
+        _path("FOLDER"),
+        "Reuse",
+        "Folder for conversations that survive a restart. Several servers may share it.",
+        unset="this platform's cache folder",
+        none="nothing is stored on disk; if it is left out, `headstart.open` takes this platform's cache folder",
+    )
+    disk_budget: int = _setting(
+        "20GiB", _SIZE, "Reuse", "Hard limit of the folder's size, and never more than half of the free space."
+    )
+    tenant_memory: float = _setting(
+        "100%",
+        _PORTION,
+        "Reuse",
+        f"Most of {option('memory_budget')} that one tenant keeps when others need room, like 25% or 2GiB.",
+    )
+    tenant_disk: float = _setting("100%", _PORTION, "Reuse", f"The same for {option('disk_budget')}.")
+    expire: float | None = _setting(
+        None,
+        _TIME,
+        "Reuse",
+        "Delete everything after this time, on disk and in memory, like 7d, 12h or 90min (docs/privacy.md).",
+        unset="until room is needed",
+        none="everything is kept until room is needed",
+    )
+    reuse: Reuse = _setting(
+        "fast",
+        _words(Reuse),
+        "Reuse",
+        "`fast` reuses everything. `exact` reuses only KV that keeps answers bit-identical to those of an empty cache. "
+        "It refuses to start if that cannot be proved.",
+    )
+    settle: Switch = _setting(
+        "on",
+        _words(Switch),
+        "Reuse",
+        "When idle, prefill finished turns in the form of the next request, which then computes only its new message.",
+    )
+    overflow: Overflow = _setting(
+        "error",
+        _words(Overflow),
+        "Reuse",
+        f"For a conversation longer than {option('ctx')}: `error` refuses it; `slide` drops its oldest exchanges and says so.",
+    )
+    queue: int = _setting(64, _whole(1), "Operation", "Requests that may wait; further ones get a 429.")
+    explain: Switch = _setting(
+        "on", _words(Switch), "Operation", "Keep the latest requests in memory, to explain why later ones recompute tokens."
+    )
+    stall: float = _setting(0.25, _PAUSE, "Operation", "Longest pause of a running reply while another prompt is computed.")
+    drain: float = _setting(
+        10.0,
+        _SECONDS,
+        "Operation",
+        "Longest time to stop: running replies continue for four fifths of it, the rest is for the disk.",
+    )
+    state_dir: Path | None = _setting(
+        None,
+        _path("FOLDER"),
+        "Operation",
+        "Folder for the results of engines' proofs and for digests of model files. It is not part of the disk tier and has no "
+        "text of conversations.",
+        none="this platform's folder for such state",
+    )
 
     def __post_init__(self) -> None:
-        for name in ("chat_template", "lora", "cache_dir", "state_dir"):
-            value = getattr(self, name)
-            if value is None or isinstance(value, Path) or (name == "chat_template" and value in templates.BUILT_IN):
+        for item in fields(self):
+            name, kind, value = item.name, SETTINGS[item.name].kind, getattr(self, item.name)
+            if value is None and item.default is None:
                 continue
-            if not isinstance(value, str | os.PathLike):
-                raise ConfigError(f"{option(name)} must be a path, not {value!r}.")
-            object.__setattr__(self, name, Path(value))  # the only change that a frozen value sees
-        for name, parse in _WRITTEN.items():
-            value = getattr(self, name)
-            if isinstance(value, str):
+            if kind.parse is not None and isinstance(value, kind.written):
                 try:
-                    object.__setattr__(self, name, parse(value))
+                    value = kind.parse(value)
                 except ValueError as error:
                     raise ConfigError(f"{option(name)}: {error}.") from error
-        for name, choices in (
-            ("kv_type", KvType),
-            ("reuse", Reuse),
-            ("settle", Switch),
-            ("explain", Switch),
-            ("overflow", Overflow),
-        ):
-            allowed = get_args(choices)
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{option(name)} must be {' or '.join(allowed)}, not {getattr(self, name)!r}.")
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is None and name in _OPEN:
-                continue
-            if not isinstance(value, Integral) or isinstance(value, bool):
-                raise ConfigError(f"{option(name)} must be a whole number, not {value!r:.100}.")
-            if value < least:
-                raise ConfigError(f"{option(name)} must be at least {least}, not {value}.")
-        for name, most in (("temperature", 2.0), ("top_p", 1.0), ("min_p", 1.0)):
-            value = getattr(self, name)
-            if value is not None and not (value == 0 or (_is_between(0, value) and value <= most)):
-                raise ConfigError(f"{option(name)} must be a number from 0 to {most:g}, not {value!r:.100}.")
-        for name in ("tenant_memory", "tenant_disk"):
-            if not _is_between(0, getattr(self, name)):
-                raise ConfigError(f"{option(name)} must be a share like 25% or a size like 2GiB, not {getattr(self, name)!r}.")
-        if not (self.drain == 0 or _is_between(0, self.drain)):
-            raise ConfigError(f"{option('drain')} must be a number of seconds, not {self.drain!r}.")
-        if not (self.expire is None or _is_between(0, self.expire)):
-            raise ConfigError(f"{option('expire')} must be a time like 7d or 12h, not {self.expire!r}.")
-        if not _is_between(0, self.stall):
-            raise ConfigError(f"{option('stall')} must be a number of seconds, more than 0, not {self.stall!r}.")
+                object.__setattr__(self, name, value)  # the only change that a frozen value sees
+            if not kind.takes(value):
+                raise ConfigError(f"{option(name)} must be {kind.wanted}, not {value!r:.100}.")
+            if kind.least is not None and value < kind.least:
+                raise ConfigError(f"{option(name)} must be at least {kind.least}, not {value}.")
+
+    def engine_options(self) -> EngineOptions:
+        """The settings that an engine needs."""
+        return EngineOptions(
+            self.model,
+            ctx=self.ctx,
+            slots=self.slots,
+            threads=self.threads,
+            gpu_layers=self.gpu_layers,
+            kv_type=self.kv_type,
+            lora=self.lora,
+            reserve=self.memory_budget,
+            exact=self.reuse == "exact",
+            state_dir=self.state_dir or default_state_dir(),
+        )
 
     def template(self) -> templates.ChatTemplate | None:
-        """The template that `chat_template` names, if it is given.
+        """The template that `chat_template` names; None without it.
 
         Raises:
-            ConfigError: there is no such file and no such built-in template, or the file cannot be read.
+            ConfigError: there is no such built-in template, or the file cannot be read.
         """
         given = self.chat_template
         if given is None:
@@ -157,30 +327,32 @@ class Settings:
             raise ConfigError(f"Cannot read {option('chat_template')} {given}: {why}.") from error
 
 
+SETTINGS: dict[str, Setting] = {one.name: one.metadata["setting"] for one in fields(Settings)}
+"""The descriptions of the fields of `Settings`, in their order."""
+
+
+def _documented(doc: str) -> str:
+    """A docstring with the fields, which are described in the table only."""
+    text, _, raises = doc.partition("    Raises:")
+    items = []
+    for one in fields(Settings):
+        row = SETTINGS[one.name]
+        none = (row.none or row.unset) if one.default is None else ""
+        number = row.kind.number
+        meaning = f"{as_argument(row.help)}{number and f' A number: {number}.'}{none and f' None: {none}.'}"
+        items.append(f"        {one.name}: {meaning}")
+    return "\n".join([f"{text}    Attributes:", *items, "", f"    Raises:{raises}"])
+
+
+Settings.__doc__ = _documented(Settings.__doc__ or "")
 Settings.__init__ = suggesting(Settings.__init__)  # type: ignore[method-assign]
 
 
 def default_cache_dir() -> Path:
-    """Where this platform keeps caches; HEADSTART_CACHE_DIR names another place."""
+    """This platform's folder for caches, or HEADSTART_CACHE_DIR."""
     return Path(os.environ.get("HEADSTART_CACHE_DIR") or user_cache_path("headstart"))
 
 
 def default_state_dir() -> Path:
-    """Where this platform keeps what programs have found out; HEADSTART_STATE_DIR names another place."""
+    """This platform's folder for programs' state, or HEADSTART_STATE_DIR."""
     return Path(os.environ.get("HEADSTART_STATE_DIR") or user_state_path("headstart"))
-
-
-_WRITTEN = {
-    "memory_budget": parse_size,
-    "disk_budget": parse_size,
-    "tenant_memory": parse_portion,
-    "tenant_disk": parse_portion,
-    "expire": parse_time,
-}
-_LEAST = {"ctx": 1, "slots": 1, "threads": 1, "gpu_layers": -1, "memory_budget": 0, "disk_budget": 0, "queue": 1, "top_k": 0}
-_OPEN = {"ctx", "slots", "threads", "memory_budget", "top_k"}
-
-
-def _is_between(least: float, value: object) -> bool:
-    """Whether it is a number above `least` that is not infinite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and least < value < float("inf")

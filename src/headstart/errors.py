@@ -1,16 +1,16 @@
-"""Every error headstart raises on purpose.
+"""All errors that headstart raises on purpose.
 
 HeadstartError
 ├── ConfigError             the set-up is wrong; the message names the remedy; the command line exits with 2
 │   └── ModelError          the model file is missing, broken or unsupported
-├── RequestError            one request cannot be served; carries its HTTP form
+├── RequestError            one request cannot be served; has the fields of the HTTP error
 │   ├── InvalidRequest      400  the request contradicts itself or the model
 │   ├── ContextTooLong      400  prompt (and reply) exceed the context of a conversation
 │   ├── NotFound            404  unknown model
-│   ├── Overloaded          429  the queue is full; says when to come back
+│   ├── Overloaded          429  the queue is full; says when to try again
 │   └── Unavailable         503  loading or stopping
-├── EngineError             the engine failed to compute; the request fails, its rows are dropped
-└── Cancelled               the caller went away
+├── EngineError             the engine failed to compute; the request fails, its KV is dropped
+└── Cancelled               the caller cancelled the request
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from headstart.names import as_argument, as_flag, option
 
 
 class HeadstartError(Exception):
-    """Root of the tree above. As a text it names options as the library does: `ctx=`.
+    """Root of the tree above. Its `str` names options as the library does: `ctx=`.
 
-    `quotes`: its message may hold what a caller has sent, or a model has said.
+    `quotes`: whether its message may contain text of a request or a reply.
     """
 
     quotes = False
@@ -34,7 +34,7 @@ class HeadstartError(Exception):
 
     @property
     def with_flags(self) -> str:
-        """The text for the command line and for HTTP, which name options `--ctx`."""
+        """The text for the command line and HTTP, with options as flags: `--ctx`."""
         return as_flag(super().__str__())
 
 
@@ -125,11 +125,11 @@ class EngineError(HeadstartError):
 
 
 class Cancelled(HeadstartError):
-    """The caller went away before the answer was complete."""
+    """The caller cancelled the request before its answer was complete."""
 
 
 def for_log(error: BaseException) -> str:
-    """What a log may say of any error: its type, and its message where that cannot hold what a caller has sent."""
+    """An error for the log: its type, and its message if that cannot contain text of a request or a reply."""
     kind = type(error).__name__
     if isinstance(error, OSError) and error.errno is not None:
         return f"{kind}: [Errno {error.errno}] {os.strerror(error.errno)}"

@@ -1,4 +1,4 @@
-"""LRU: one bounded memory of what was used last, for all that may grow with traffic."""
+"""LRU: a bounded memory of the most recently used values, for everything that could grow with traffic."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ValueT = TypeVar("ValueT")
 
 
 class Lru(Generic[KeyT, ValueT]):
-    """The values that were used last. Thread-safe.
+    """The most recently used values. Thread-safe.
 
     Args:
         limit: most values.
-        size: most of what `weigh` sums up to. A value that weighs more alone is not kept: it would evict all others.
+        size: most weight of all values together, by `weigh`. A single value above it is not kept: it would evict all others.
     """
 
     def __init__(self, limit: int, size: float = math.inf, weigh: Callable[[ValueT], int] = lambda value: 1) -> None:
@@ -52,7 +52,7 @@ class Lru(Generic[KeyT, ValueT]):
 
     @property
     def used(self) -> float:
-        """What all values weigh."""
+        """The weight of all values."""
         return self._size - self._room if self._size < math.inf else 0.0
 
     def drop(self, key: KeyT) -> None:
@@ -61,13 +61,13 @@ class Lru(Generic[KeyT, ValueT]):
             self._remove(key)
 
     def forget(self, gone: Callable[[KeyT, ValueT], bool]) -> None:
-        """Forgets all for which `gone` is true."""
+        """Forgets all values for which `gone` is true."""
         with self._lock:
             for key in [key for key, value in self._known.items() if gone(key, value)]:
                 self._remove(key)
 
     def first(self, key: KeyT, make: Callable[[], ValueT]) -> ValueT:
-        """The value of a key, made if there is none."""
+        """The value of a key. `make` makes it if there is none."""
         found = self.get(key)
         if found is None:
             found = make()
@@ -79,9 +79,9 @@ class Lru(Generic[KeyT, ValueT]):
             self._room += self._leave(self._known.pop(key))
 
     def _enter(self, value: ValueT) -> int:
-        """What a value adds to what is held; less than it weighs where it shares something with others."""
+        """The weight that a new value adds. It is less than its own if values share parts."""
         return self._weigh(value)
 
     def _leave(self, value: ValueT) -> int:
-        """What is held no longer without it."""
+        """The weight that goes with a value."""
         return self._weigh(value)

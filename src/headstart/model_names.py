@@ -1,4 +1,4 @@
-"""Names of models: what a file is called to callers, and when two names mean the same."""
+"""Model names: the names of a model file in the API, and when two names are equal."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from pathlib import PurePath
 
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)", re.IGNORECASE)
-"""What the name of a part of a split model has in front of its suffix."""
+"""The number in the name of a part of a split model, before the suffix."""
 _SUFFIX = re.compile(r"\.gguf$", re.IGNORECASE)
 
 
 def model_name(model: str) -> str:
-    """What a model is called: its file's name without folder, suffix and the number of its part."""
+    """The name of a model: its file's name without folder, suffix and part number."""
     return _SUFFIX.sub("", SPLIT.sub("", _file(model))) or model
 
 
 def model_names(model: str) -> tuple[str, ...]:
-    """All that callers may call a model of this path: its name, those of its first file, and the path."""
+    """All names that callers may use for the model at a path: its name, those of its first file, and the path."""
     file = _file(model)
     return tuple(dict.fromkeys(name for name in (model_name(model), _SUFFIX.sub("", file), file, model) if name))
 
@@ -26,5 +26,5 @@ def _file(model: str) -> str:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two names mean the same model: upper and lower case make no difference."""
+    """Whether two names mean the same model. Case is ignored."""
     return one.casefold() == other.casefold()

@@ -1,8 +1,7 @@
-"""Names: of options, as each surface spells them, and what was meant by a name that does not exist.
+"""Names: writes options in the library's or the command line's form, and suggests a name for an unknown one.
 
-A text that is shown to library users and to users of the command line says `option("ctx")`. Whoever shows it spells that:
-`as_argument` gives `ctx=`, `as_flag` gives `--ctx`. A log is shown by whoever set logging up: what it says of options is a
-`OptionText`.
+A text for both library and command line contains `option("ctx")`. The code that shows it calls `as_argument`, which writes
+`ctx=`, or `as_flag`, which writes `--ctx`. Log calls pass an `OptionText`, because only the logging set-up knows the form.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ R = TypeVar("R")
 
 _MARKED = re.compile("\x02([a-z_]+)(?:=([^\x02\x03]*))?\x03")
 _FLAGS = {"drain": "--drain-seconds"}
-"""Where the command line has another name than `Settings`."""
+"""Flags whose name differs from the field of `Settings`."""
 
 
 def option(name: str, value: str = "") -> str:
-    """A field of `Settings`, and perhaps a text as its value, inside a text that is still to be spelled."""
+    """A placeholder for a field of `Settings`, perhaps with a value, in a text for `as_argument` or `as_flag`."""
     return f"\x02{name}={value}\x03" if value else f"\x02{name}\x03"
 
 
 def as_argument(text: str) -> str:
-    """The text with options as the library has them: `ctx=`, `reuse="fast"`."""
+    """The text with options in the library's form: `ctx=`, `reuse="fast"`."""
     return _MARKED.sub(lambda found: f'{found[1]}="{found[2]}"' if found[2] else f"{found[1]}=", text)
 
 
 def as_flag(text: str) -> str:
-    """The text with options as the command line has them: `--ctx`, `--reuse fast`."""
+    """The text with options in the command line's form: `--ctx`, `--reuse fast`."""
 
     def as_written(found: re.Match[str]) -> str:
         flag = _FLAGS.get(found[1], "--" + found[1].replace("_", "-"))
@@ -43,9 +42,14 @@ def as_flag(text: str) -> str:
     return _MARKED.sub(as_written, text)
 
 
+def as_variable(name: str) -> str:
+    """The environment variable of a field of `Settings`: `HEADSTART_CTX`."""
+    return "HEADSTART_" + as_flag(option(name)).removeprefix("--").replace("-", "_").upper()
+
+
 @dataclass(frozen=True, slots=True)
 class OptionText:
-    """A text with options, as an argument of a log call: spelled as the library does, unless the log asks for flags."""
+    """A text with options, for arguments of log calls. Its `str` has the library's form; logs of the server ask for flags."""
 
     text: str
 
@@ -58,24 +62,25 @@ class OptionText:
 
 
 def unknown(what: str, given: Iterable[str], known: Iterable[str]) -> str | None:
-    """A sentence on the names that do not exist, with what was meant or what there is; None if all do.
+    """A sentence about unknown names, with a suggestion or all known names; None if all names are known.
 
     Args:
-        what: what the names are of, as `option`.
+        what: what the names are, like `option`.
     """
     names = list(known)
     strange = sorted(set(given) - {*names})
     if not strange:
         return None
-    said = []
+    sentences = []
     for name in strange:
         near = difflib.get_close_matches(name, names, 1, 0.5)
-        said.append(f"There is no {what} {name}: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."))
-    return " ".join(said)
+        remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."
+        sentences.append(f"There is no {what} {name}: {remedy}")
+    return " ".join(sentences)
 
 
 def suggesting(function: Callable[P, R]) -> Callable[P, R]:
-    """A function whose TypeError for a name that it does not take says which one was meant."""
+    """A decorator: the TypeError for an unknown keyword argument then suggests a name."""
     names = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)

@@ -1,34 +1,38 @@
-"""Replay: what a trace would have found in a cache of some size, under each policy, and what it could have found at best.
+"""Replay: what a trace would have found in a cache of some size, with each policy and at best.
 
 The cache is the real one, without KV: `prefix_cache/blocks.Chain` computes ids, `prefix_cache/index.Index` matches them, and
 `prefix_cache/eviction.Retention` decides what to evict. Eviction happens before admission, children are evicted before their
 parents, and a hit counts for all ancestors. The blocks of a running request are pinned. Each block is one token of the
 simulation, so all blocks have the same size and cost, and hits are counted in blocks.
 
-The trace says nothing of the blocks that replies leave behind: their tokens are counted as computed when they come back as part
-of a prompt, for every policy alike.
+A trace has no blocks of replies. So the tokens of a reply count as computed when they return in a prompt, for every policy
+alike.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
 from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
-from headstart.prefix_cache.reuse_model import POLICIES, RequestTraits
+from headstart.prefix_cache.reuse_model import RequestTraits, ReuseModel, ReuseStats
 from headstart.traces import Trace, TracedRequest
 
 OPTIMUM = "optimum"
 _TIER = "memory"
 _ROOT = root_id(b"replay", "")
+HALF_LIFE = 60.0
+"""Seconds in which the weight of a use halves, for policies that count uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayCosts:
-    """What a token costs: seconds of prefill, and bytes to keep."""
+    """The costs of a token: seconds of prefill, and bytes of storage."""
 
     seconds: float
     bytes: float
@@ -36,13 +40,13 @@ class ReplayCosts:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What one policy made of a trace, in tokens; the requests before the first counted one are in none of the figures.
+    """The result of one policy with a trace, in tokens. Requests before the first counted one are not included.
 
     Attributes:
         budget: tokens that fit.
         prompt: tokens of all prompts.
-        hit: of those, found in the cache.
-        seconds: of prefill that the hits saved.
+        hit: tokens of prompts that the cache had.
+        seconds: seconds of prefill that the hits saved.
     """
 
     policy: str
@@ -64,21 +68,66 @@ def working_set(trace: Trace) -> int:
     return len(known) * trace.block_size
 
 
-def replay(
-    trace: Trace, policy: str, budget: int, costs: ReplayCosts, *, first: int = 0, half_life: float = 60.0
-) -> ReplayResult:
-    """Replays a trace under a row of `POLICIES`, or `OPTIMUM`.
+@dataclass
+class ReplayStats(ReuseStats):
+    """How an entry was used, with what the other policies need.
+
+    Attributes:
+        heat: log2 of the sum of uses at time 0, if the weight of a use halves every `HALF_LIFE`.
+    """
+
+    heat: float = 0.0
+
+    def use(self, now: float) -> None:
+        self.heat = log2_add(self.heat, now / HALF_LIFE)
+        super().use(now)
+
+
+def log2_add(a: float, b: float) -> float:
+    """log2(2^a + 2^b)."""
+    high, low = max(a, b), min(a, b)
+    return high + math.log2(1.0 + 2.0 ** (low - high))
+
+
+EvictionPolicy = Callable[[ReplayStats, ReuseModel, float], float]
+"""Rank of an entry at a time: the lowest is evicted first."""
+
+POLICIES: dict[str, EvictionPolicy] = {
+    "value": lambda stats, reuse, now: reuse.value(stats, now),
+    "gdsf": lambda stats, _, __: stats.heat + math.log2(stats.saved_per_byte),
+    "lfu": lambda stats, _, __: stats.heat,
+    "twice": lambda stats, _, __: stats.last + (1e12 if stats.uses > 1 else 0.0),
+    "lru": lambda stats, _, __: stats.last,
+}
+"""`value` is the one that headstart uses; the others are for comparison. `gdsf`: greedy dual size frequency, with decayed uses.
+`lfu`: decayed uses only. `twice`: least recently used, but entries with one use before all others. `lru`: least recently
+used."""
+
+
+class ReplayRetention(Retention):
+    """Retention with a policy in `POLICIES`."""
+
+    def __init__(self, tier: str, index: Index, saved_per_byte: Callable[[Entry], float], policy: str) -> None:
+        super().__init__(tier, index, saved_per_byte)
+        self._policy = POLICIES[policy]
+
+    def _first(self, now: float) -> ReuseStats:
+        return ReplayStats(1.0, now, 1, heat=now / HALF_LIFE)
+
+    def _value(self, stats: ReuseStats, now: float) -> float:
+        assert isinstance(stats, ReplayStats)
+        return self._policy(stats, self._reuse, now)
+
+
+def replay(trace: Trace, policy: str, budget: int, costs: ReplayCosts, *, first: int = 0) -> ReplayResult:
+    """Replays a trace with a policy in `POLICIES`, or `OPTIMUM`.
 
     Args:
         budget: tokens that fit; whole blocks of them are used.
         first: the first request that is counted; the cache sees all.
     """
     room = budget // trace.block_size
-    serve = (
-        _Optimum(trace, room).serve
-        if policy == OPTIMUM
-        else SimulatedCache(policy, room, trace.block_size, costs, half_life).serve
-    )
+    serve = _Optimum(trace, room).serve if policy == OPTIMUM else SimulatedCache(policy, room, trace.block_size, costs).serve
     hit = prompt = 0
     for number, request in enumerate(trace.requests):
         found = serve(number, request)
@@ -89,27 +138,27 @@ def replay(
 
 
 def closed(result: ReplayResult, lru: ReplayResult, optimum: ReplayResult) -> float | None:
-    """The part of the gap from LRU to the optimum that a policy closes; None if there is no gap."""
+    """The share of the gap between LRU and the optimum that a policy closes; None if there is no gap."""
     gap = optimum.hit - lru.hit
     return (result.hit - lru.hit) / gap if gap > 0 else None
 
 
 def chain_of(request: TracedRequest) -> Chain:
-    """The blocks of a request's prompt, one token of a simulated block size of 1 each."""
+    """The blocks of a request's prompt. Each is one token, with a simulated block size of 1."""
     return Chain(_ROOT, 1, request.blocks)
 
 
 class SimulatedCache:
     """Index and retention, as `serving/cache` uses them. `room`: blocks that fit, of `block_size` tokens each.
 
-    As there, new rows are copied out when the reply is over: what is known of the request by then counts when they are let in.
+    As in the server, new KV is saved after the reply, so admission knows the whole request.
     """
 
-    def __init__(self, policy: str, room: int, block_size: int, costs: ReplayCosts, half_life: float = 60.0) -> None:
+    def __init__(self, policy: str, room: int, block_size: int, costs: ReplayCosts) -> None:
         self._room, self._block_size = room, block_size
         self._index = Index(1)
         value = costs.seconds / costs.bytes
-        self.retention = Retention(_TIER, self._index, lambda _: value, policy, half_life)
+        self.retention = ReplayRetention(_TIER, self._index, lambda _: value, policy)
 
     def serve(self, number: int, request: TracedRequest) -> int:
         """Serves a request; how many of its blocks were there."""
@@ -135,7 +184,7 @@ class SimulatedCache:
         return len(found)
 
     def _request_traits(self, request: TracedRequest, known: int, siblings: int) -> RequestTraits:
-        """What is known of a request when its reply is over; of its blocks `known` have been seen before."""
+        """The traits of a request after its reply. `known`: how many of its blocks have been seen before."""
         new = request.prompt - known * self._block_size
         return RequestTraits.of(len(request.blocks), new=new, siblings=siblings, reply=request.reply, called=request.called)
 
@@ -150,15 +199,17 @@ class SimulatedCache:
 
 
 class _Optimum:
-    """The most that any cache of `room` blocks can hit, knowing the future.
+    """The most hits that any cache of `room` blocks can have, with knowledge of the future.
 
-    Farthest next use goes first (Belady's MIN), and a block whose next use is farther than all others' is not taken in. For
-    blocks of equal size and cost that is the optimum of a cache that may hold any set of blocks and may decline to store, one
-    access after another. A prefix cache is more constrained (a block is of use only with all its ancestors) so its hits cannot
-    be more. They are not fewer either: a request that uses a block uses its ancestors too, so the next use of an ancestor is
-    never later than a descendant's; with ties broken towards the deeper block, MIN never drops a block before what hangs on it,
-    what it holds is always whole prefixes, and all of it that a request asks for is a hit. Thus it is both a bound on every
-    policy here and within reach of one. For a count that begins in the middle of a trace it is the optimum of the whole.
+    It evicts the block with the farthest next use (Belady's MIN), and does not admit a block whose next use is farther than all
+    others'. For blocks of equal size and cost this is the optimum of a cache that may hold any set of blocks. A prefix cache is
+    more constrained, because a block is useful only with all its ancestors. So it cannot have more hits.
+
+    It does not have fewer hits either. A request that uses a block also uses its ancestors, so the next use of an ancestor is
+    never later than a descendant's. Ties are broken towards the deeper block, so MIN never drops a block before its
+    descendants. It always holds whole prefixes, and all of them that a request needs are hits. So the optimum bounds every
+    policy here, and a policy could reach it. If counting begins in the middle of a trace, it is still the optimum of the whole
+    trace.
     """
 
     def __init__(self, trace: Trace, room: int) -> None:
@@ -181,11 +232,11 @@ class _Optimum:
             self._held.add(key)
             heapq.heappush(self._heap, (-after, -depth, key))
         while len(self._held) > self._room:
-            # Items of earlier uses are behind those of all that is held: their time is past.
+            # Items of earlier uses are past, so they come after the items of all held blocks.
             self._held.remove(heapq.heappop(self._heap)[2])
         return hit
 
 
 def policies() -> list[str]:
-    """All that can be replayed: the rows of `POLICIES`, and the optimum."""
+    """All names that can be replayed: those in `POLICIES`, and the optimum."""
     return [*POLICIES, OPTIMUM]

@@ -1,4 +1,4 @@
-"""Chat templates that come with headstart, for models that bring none. The names are llama-server's."""
+"""Templates: chat templates that come with headstart, for models without one. Their names are those of llama-server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Literal
 from headstart.names import option
 
 FALLBACK = "chatml"
-"""What a model without a template is served with."""
+"""The template of a model that has none."""
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -40,7 +40,7 @@ BUILT_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "zephyr": (),
     }
 )
-"""The control tokens that a model has which was trained on a format; none where they would not tell it from others."""
+"""For each template, the control tokens of models that were trained with it; empty if others have the same tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class ChatTemplate:
     """The Jinja text of a chat template, and where it comes from.
 
     Attributes:
-        origin: `model` (its GGUF), `built-in`, `file`, or `none`: the model brings none and nobody chose one.
-        name: of a built-in one, else "".
+        origin: `model` (from its GGUF), `built-in`, `file`, or `none` (the model has none, and the user chose none).
+        name: of a built-in template, else "".
     """
 
     source: str
@@ -57,15 +57,15 @@ class ChatTemplate:
     name: str = ""
 
     @property
-    def told(self) -> dict[str, str | None]:
-        """What clients are told of it."""
+    def as_json(self) -> dict[str, str | None]:
+        """The fields that clients see."""
         return {"origin": self.origin, "name": self.name or None}
 
     def described(self, controls: Iterable[str]) -> str:
-        """One line for a person, with options still to be spelled.
+        """One line for people, with placeholders for options (`names`).
 
         Args:
-            controls: the spellings of the model's control tokens.
+            controls: the texts of the model's control tokens.
         """
         if self.origin == "none":
             likely = guess(controls)
@@ -76,26 +76,26 @@ class ChatTemplate:
 
 
 def built_in(name: str) -> ChatTemplate:
-    """A row of `BUILT_IN`. Raises KeyError if there is none."""
+    """The built-in template with this name. Raises KeyError."""
     if name not in BUILT_IN:
         raise KeyError(name)
     return ChatTemplate(_text(name), "built-in", name)
 
 
 def of_model(source: str | None) -> ChatTemplate:
-    """The template that a model brings, or `FALLBACK` in its place."""
+    """The model's own template, or `FALLBACK`."""
     return ChatTemplate(_text(FALLBACK), "none", FALLBACK) if source is None else ChatTemplate(source, "model")
 
 
 def guess(controls: Iterable[str]) -> str | None:
-    """The built-in template whose marks a model has as control tokens; of several, the one with the most marks."""
+    """The built-in template whose marks are control tokens of the model. If several fit, the one with the most marks."""
     known = frozenset(controls)
     fitting = [name for name, marks in BUILT_IN.items() if marks and known.issuperset(marks)]
     return max(fitting, key=lambda name: len(BUILT_IN[name]), default=None)
 
 
 def near(name: str) -> str:
-    """What to say of a name that is none: the nearest of the built-in ones, and all."""
+    """Help for an unknown name: the most similar built-in name, and all names."""
     close = difflib.get_close_matches(name.lower(), BUILT_IN, 1, 0.5)
     meant = f"did you mean {close[0]}? " if close else ""
     return f"{meant}Built in are {', '.join(BUILT_IN)}"

@@ -1,13 +1,13 @@
-"""Traces: recorded (or generated) requests as sequences of blocks, in the order of their coming.
+"""Traces: recorded (or generated) requests as sequences of blocks, in the order of arrival.
 
-| form | what a file is |
+| format | contents of a file |
 |---|---|
 | Mooncake | JSONL; `timestamp` in ms, `hash_ids` of 512 tokens, `input_length`, `output_length` |
-| kv-cache-tester | JSON (or gzip); a session: `block_size`, `requests` with `t` in s, `in`, `out`, and `hash_ids` of its own |
-| text | JSONL; a session: `timestamp` in µs, `input` (all of the prompt), `output`; cut into blocks by characters |
+| kv-cache-tester | JSON (or gzip); a session: `block_size`, `requests` with `t` in s, `in`, `out`, own `hash_ids` |
+| text | JSONL; a session: `timestamp` in µs, `input` (the whole prompt), `output`; cut into blocks by characters |
 
-Sessions are recorded apart from each other. To have them share a cache they are replayed at the same time: in the order of
-their files' names each begins `every` seconds after the one before, and keeps its own times from there on.
+Sessions are recorded separately. They are replayed at the same time, so that they share a cache: each begins `every` seconds
+after the one before, in the order of file names, and keeps its own time differences.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from headstart.errors import ConfigError
 from headstart.interfaces.tokens import Tokens, as_tokens
 
 EVERY = 60.0
-"""Seconds between the beginnings of two sessions."""
+"""Seconds between the starts of two sessions."""
 _MOONCAKE = 512
 _TEXT = 64
 _CHARACTERS = 4
-"""Of text, for a token."""
+"""Characters of text that count as a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """A request: when it came (seconds), its whole blocks, and the tokens of its prompt and of its reply.
+    """A request: its time of arrival (seconds), its full blocks, and the tokens of its prompt and its reply.
 
     `called`: whether the reply ended in a call; None if that was not recorded.
     """
@@ -50,7 +50,7 @@ class TracedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order of their coming, with blocks of `block_size` tokens."""
+    """Requests in the order of arrival, with blocks of `block_size` tokens."""
 
     name: str
     block_size: int
@@ -58,7 +58,7 @@ class Trace:
 
     @property
     def tokens(self) -> int:
-        """Of all prompts."""
+        """Tokens of all prompts."""
         return sum(request.prompt for request in self.requests)
 
 
@@ -67,10 +67,10 @@ def read(paths: Sequence[Path], *, block_size: int | None = None, every: float =
 
     Args:
         block_size: tokens of a block, a multiple of the recorded size; that size by default.
-        every: seconds between the beginnings of two sessions.
+        every: seconds between the starts of two sessions.
 
     Raises:
-        ConfigError: a file cannot be read, or is no trace.
+        ConfigError: a file cannot be read, or is not a trace.
     """
     files = [file for path in paths for file in (sorted(_sessions(path)) if path.is_dir() else [path])]
     if not files:
@@ -104,13 +104,13 @@ def _sessions(folder: Path) -> Iterator[Path]:
 
 
 def _coarser(requests: Iterable[TracedRequest], factor: int) -> Iterator[TracedRequest]:
-    """`factor` blocks as one: ids say what came before, so the last of them says all."""
+    """Joins each `factor` blocks to one. An id depends on the blocks before it, so the last id stands for all."""
     for one in requests:
         yield replace(one, blocks=as_tokens(one.blocks[factor - 1 :: factor]))
 
 
 Numbers = dict[Hashable, int]
-"""Blocks of all files, as they are named there, with the numbers that they have here."""
+"""The number of each block of all files, by its name there."""
 
 
 def _read(file: Path, number: int, numbers: Numbers) -> tuple[list[TracedRequest], int, bool]:
@@ -118,7 +118,7 @@ def _read(file: Path, number: int, numbers: Numbers) -> tuple[list[TracedRequest
     data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
 
     def local(at: float, prompt: int, reply: int, ids: Sequence[int], size: int) -> TracedRequest:
-        """A request with ids that mean something within this file only."""
+        """A request whose ids are valid only in this file."""
         blocks = [numbers.setdefault((number, int(one)), len(numbers)) for one in ids[: whole(prompt, size)]]
         return TracedRequest(float(at), as_tokens(blocks), int(prompt), int(reply))
 
@@ -155,12 +155,12 @@ def _text(line: dict[str, Any], numbers: Numbers) -> TracedRequest:
 
 
 def whole(prompt: int, block_size: int) -> int:
-    """Whole blocks before the last token of a prompt: what follows is always computed."""
+    """The number of full blocks before the last token of a prompt. The tokens after them are always computed."""
     return max(0, (prompt - 1) // block_size)
 
 
 def sample(seed: int = 0, seconds: int = 1800, block_size: int = 64) -> Trace:
-    """A generated trace, for want of a recorded one: chats, agents in a loop of tools, questions to documents, one-shots."""
+    """A generated trace: chats, agents with tool loops, questions about documents, single requests."""
     dice = random.Random(seed)
     fresh = iter(range(1, 1 << 31))
     system = [next(fresh) for _ in range(12)]

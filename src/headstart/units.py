@@ -1,4 +1,4 @@
-"""Units: sizes in bytes and counts of things, as people write and read them."""
+"""Units: sizes, shares, times and counts in the form that people write and read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def parse_size(text: str) -> int:
     """Bytes of `4GiB`, `512 MiB`, `2G`, `1.5g`, `1000000` (powers of 1024, except for `4GB`: powers of 1000).
 
     Raises:
-        ValueError: it is no size.
+        ValueError: it is not a size.
     """
     found = _SIZE.fullmatch(text)
     if found is None or (not found[2] and found[3].upper() == "IB"):
@@ -25,10 +25,10 @@ def parse_size(text: str) -> int:
 
 
 def parse_portion(text: str) -> float:
-    """A share of something, as a number up to 1, of `25%` or `0.25`; or bytes, of what `parse_size` takes.
+    """For `25%` or `0.25` a share as a number up to 1; for a size as in `parse_size` its bytes.
 
     Raises:
-        ValueError: it is neither, or nothing at all.
+        ValueError: it is neither, or zero.
     """
     number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
@@ -49,7 +49,7 @@ def parse_time(text: str) -> float:
     """Seconds of `7d`, `12 h`, `90min`, `30s`, `2w`.
 
     Raises:
-        ValueError: it is no time, or none at all.
+        ValueError: it is not a time, or zero.
     """
     found = _TIME.fullmatch(text)
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0

@@ -1,3 +1,3 @@
-"""The version, of which nobody needs the whole package to know it."""
+"""The version, in a module without other imports."""
 
 __version__ = "0.1.0"

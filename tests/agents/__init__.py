@@ -1,1 +1,1 @@
-"""Agents as their makers ship them, run against this server with nothing but loopback to reach."""
+"""Real agents, unchanged, run against this server in a network with loopback only."""

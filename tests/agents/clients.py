@@ -1,4 +1,4 @@
-"""Clients: where each agent is had from, how it is told of this server, and how it is asked without a screen."""
+"""Clients: how each agent is installed, pointed to this server, and run without a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLDER = user_cache_path("headstart-tests") / "agents"
 MODEL = "demo"
 
 Command = dict[str, Any]
-"""`argv` and `env`; `files` to write before. `{url}` in them is the server's address."""
+"""`argv`, `env`, and `files` to write before. `{url}` in them stands for the server's address."""
 
 
 class CannotRun(Exception):
@@ -33,9 +33,9 @@ class Client:
     """An agent.
 
     Attributes:
-        package: with its version.
-        program: in the folder that the package is installed in.
-        commands: of a program and a home: a task, what follows on it, and another conversation.
+        package: its name with the version.
+        program: its path in the folder of the package.
+        commands: takes a program and a home folder, and returns: a task, its continuation, and another conversation.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Client:
     commands: Callable[[str, Path], list[Command]]
 
     def install(self) -> str:
-        """The program; installed once a machine. Raises CannotRun."""
+        """Installs the program, once a machine, and returns its path. Raises CannotRun."""
         if sys.platform != "linux" or platform.machine() != "x86_64":
             raise CannotRun(f"{self.package} is installed for Linux on x86-64 only")
         folder = FOLDER / self.package.strip("@").replace("/", "-")
         if not (folder / self.program).exists():
-            # Beside it first: what is there under its name is whole. A venv cannot be moved, so it says when it is.
+            # A folder under its final name must be complete, so install beside it first. A venv cannot be moved: it has a mark.
             fresh = folder if self.registry == "pip" else folder.with_suffix(f".{os.getpid()}")
             shutil.rmtree(folder, ignore_errors=True)
             fresh.mkdir(parents=True)
@@ -110,7 +110,7 @@ def _claude(program: str, home: Path) -> list[Command]:
 
 
 def _claude_by_default(program: str, home: Path) -> list[Command]:
-    """As it is, but for the address: then it asks for its maker's models."""
+    """Only the address is set, so it asks for its vendor's models."""
     commands = _claude(program, home)
     for command in commands:
         command["env"] = {key: value for key, value in command["env"].items() if not key.endswith("MODEL")}
@@ -139,7 +139,7 @@ def _opencode(program: str, home: Path, **model: Any) -> list[Command]:
 
 
 def _opencode_with_reasoning(program: str, home: Path) -> list[Command]:
-    """It sends back what the model thought."""
+    """It sends reasoning back."""
     return _opencode(program, home, reasoning=True, interleaved={"field": "reasoning_content"})
 
 
@@ -155,7 +155,7 @@ wire_api = "responses"
 """
     env = _env(home)
     files = {str(home / ".codex/config.toml"): config}
-    # Its own sandbox would need rights that a namespace does not have.
+    # Its own sandbox needs rights that it does not have in a namespace.
     options = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
     return [
         {"argv": [program, "exec", *options, TASK], "env": env, "files": files},

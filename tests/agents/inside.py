@@ -1,4 +1,4 @@
-"""Inside: run in a network namespace of its own. Serves, runs commands one after the other, and writes down what happened.
+"""Inside: runs in its own network namespace. It serves, runs commands one after the other, and records the results.
 
 `python -m agents.inside PLAN`: PLAN is a JSON file with `out`, `workspace`, `template`, and `commands` with `argv`, `env`;
 `{url}` in them is the server's.
@@ -29,13 +29,13 @@ from headstart.engines.llama import LlamaEngine
 from headstart.serving.runtime import Runtime
 
 CTX = 65_536
-"""Agents say much before anybody else does, and tiny vocabularies make many tokens of it."""
+"""Agents send long first prompts, and tiny vocabularies need many tokens for them."""
 PATIENCE = 480
 """Seconds that one command may take."""
 
 
 def loopback_up() -> None:
-    """In a fresh namespace even loopback is down."""
+    """Brings loopback up, which is down in a fresh namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plug:
         fcntl.ioctl(plug, 0x8914, struct.pack("16sH22x", b"lo", 0x1))  # SIOCSIFFLAGS, IFF_UP
 
@@ -44,7 +44,7 @@ def main(plan: dict[str, Any]) -> None:
     loopback_up()
     settings = Settings(plan["model"], ctx=CTX, slots=2, memory_budget=1 << 30, chat_template=Path(plan["template"]))
     records: list[Record] = []
-    runtime = Directed(Cast(LlamaEngine.load(settings)), settings, part.reply)
+    runtime = Directed(lambda: Cast(LlamaEngine.load(settings.engine_options())), settings, part.reply)
     bound = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
     app = Recorder(create_app(runtime, model_id="demo"), records)
@@ -68,9 +68,9 @@ def main(plan: dict[str, Any]) -> None:
 
 
 def settled(runtime: Runtime) -> None:
-    """Waits until finished turns are settled: people take longer between two."""
+    """Waits until finished turns are settled. People pause longer than that between turns."""
     until = time.monotonic() + PATIENCE
-    while runtime.scheduler.settle.pending and time.monotonic() < until:
+    while not runtime.scheduler.idle and time.monotonic() < until:
         time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""Part: what a model of good sense would reply to the task that the agents are given."""
+"""Part: the replies of a sensible model to the agents' task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHELLS = ("exec_command", "shell_command", "shell", "Bash", "bash")
 
 
 def reply(prompt: Prompt) -> str:
-    """Calls a tool that reads the file if that was asked for and has not been done, and says what was asked for then."""
+    """Calls a tool that reads the file if the task needs it and it has not been read. Then it answers the question."""
     assert prompt.source is not None
     messages, tools = prompt.source.messages, prompt.source.tools or ()
     texts = [str(message.get("content")) for message in messages]

@@ -1,4 +1,4 @@
-"""Perform: a client's whole task, in a network namespace of its own."""
+"""Perform: runs a client's whole task in its own network namespace."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from agents.part import FILE, NOTES
 
 TESTS = Path(__file__).resolve().parents[1]
 PATIENCE = 1500
-"""Seconds that all of it may take."""
+"""Most seconds for the whole task."""
 
 
 @dataclass(frozen=True)
 class Performance:
-    """`runs`: of the commands, with `code`, `out`, `err`; `calls`: what was asked of the server, as `stage.Record` has it."""
+    """`runs`: results of the commands (`code`, `out`, `err`); `calls`: of the server, with the fields of `stage.Record`."""
 
     runs: list[dict[str, Any]]
     calls: list[dict[str, Any]]
 
 
 def isolated() -> list[str]:
-    """What runs a command with loopback only. Raises CannotRun."""
+    """The command prefix that leaves only loopback. Raises CannotRun."""
     command = ["unshare", "--map-root-user", "--net"]
     if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True).returncode:
         raise CannotRun("no network namespace can be made here")

@@ -1,4 +1,4 @@
-"""Stage: a server whose model says what a part tells it to; it keeps what was asked of it, and what that cost."""
+"""Stage: a server whose replies are scripted by a part. It records its calls and their costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headstart.serving.runtime import Handle, Runtime
 from scripted import Script, Scripted
 
 Part = Callable[[Prompt], str]
-"""What to reply to a prompt."""
+"""Returns the reply to a prompt."""
 
 
 @dataclass
@@ -30,10 +30,10 @@ class Record:
 
     Attributes:
         prompt, computed: tokens.
-        cost: its O.
+        cost: its optimum O.
         head: tokens of its tools and system message.
-        added: tokens of the messages that the call before it did not have, as they were sent.
-        reported: the cached tokens that its caller was told of.
+        added: tokens of the messages that the call before it did not have.
+        reported: the cached tokens in its answer.
     """
 
     path: str
@@ -62,7 +62,7 @@ CURRENT: ContextVar[Record | None] = ContextVar("record", default=None)
 
 
 class Recorder:
-    """ASGI middleware: keeps the bodies of calls and of their answers."""
+    """ASGI middleware: records the bodies of calls and answers."""
 
     def __init__(self, app: ASGIApp, records: list[Record]) -> None:
         self._app = app
@@ -98,13 +98,13 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Told(Sampling):
-    """Sampling of a reply that is written down."""
+    """The sampling of a scripted reply."""
 
     reply: str = ""
 
 
 class Cast(Scripted):
-    """An engine that says what its sampling tells."""
+    """An engine whose replies come from its sampling."""
 
     def sampler(self, sampling: Sampling, grammar: Any = None) -> Script:
         script = super().sampler(sampling, grammar)
@@ -116,8 +116,8 @@ class Cast(Scripted):
 class Directed(Runtime):
     """A runtime on a `Cast`, whose replies are those of `part`."""
 
-    def __init__(self, engine: Cast, settings: Settings, part: Part) -> None:
-        super().__init__(engine, settings)
+    def __init__(self, make: Callable[[], Cast], settings: Settings, part: Part) -> None:
+        super().__init__(make, settings)
         self.part = part
         self.oracle = Oracle()
         self._sent: dict[int, list[Any]] = {}
@@ -132,8 +132,9 @@ class Directed(Runtime):
             record.tools = len(prompt.source.tools or ())
         record.added = self._added(record)
         record.reply = self.part(prompt)
-        given = {name: getattr(request.sampling, name) for name in Sampling.__dataclass_fields__}
-        request = replace(request, sampling=Told(**given, reply=record.reply))
+        given = {name: getattr(request.params.sampling, name) for name in Sampling.__dataclass_fields__}
+        params = replace(request.params, sampling=Told(**given, reply=record.reply))
+        request = replace(request, params=params)
 
         def noting(event: Event) -> None:
             if isinstance(event, Finished):
@@ -145,7 +146,7 @@ class Directed(Runtime):
 
     def _added(self, record: Record) -> int:
         sent = (record.body or {}).get("messages") or (record.body or {}).get("input") or []
-        # Calls without tools (titles) come in between.
+        # Calls without tools (for titles) come in between.
         before = self._sent.get(record.tools, [])
         self._sent[record.tools] = sent
         return sum(len(self.engine.tokenizer.tokenize(json.dumps(message))) for message in sent[len(before) :])

@@ -48,7 +48,7 @@ def client_of(server: Server, **options: Any) -> Anthropic:
 def server() -> Iterator[Server]:
     """Two slots of 4,096 tokens; the template knows tools and strips old reasoning."""
     engine = Scripted(FakeEngine(slots=2, ctx=4096, tokenizer=FakeTokenizer(chat_template=TOOLS)))
-    with Runtime(engine, Settings(memory_budget=64 << 20)) as runtime:
+    with Runtime(lambda: engine, Settings(memory_budget=64 << 20)) as runtime:
         with serving(runtime, model_id="fake") as served:
             yield served
         check(runtime)
@@ -76,7 +76,7 @@ def prompt(usage: Any) -> int:
 def settled(server: Server) -> None:
     assert server.runtime is not None
     scheduler = server.runtime.scheduler
-    wait_until(lambda: server.idle() and not scheduler.settle.pending)
+    wait_until(lambda: server.idle() and scheduler.idle)
 
 
 # ── what is said ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -285,7 +285,7 @@ def test_a_prefilled_reply_goes_on(server: Server, claude: Anthropic) -> None:
     second = ask(claude, [*asked, whole, {"role": "user", "content": "Thanks."}])
     assert second.usage.cache_read_input_tokens >= prompt(first.usage)
     use = {"type": "tool_use", "id": "toolu_1", "name": "ls", "input": {}}
-    with pytest.raises(anthropic.BadRequestError, match="only have text"):
+    with pytest.raises(anthropic.BadRequestError, match="may contain only text"):
         ask(claude, [*asked, {"role": "assistant", "content": [use]}], tools=[LS])
 
 
@@ -463,7 +463,7 @@ def test_errors_are_the_sdks_own(server: Server, claude: Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="temperature") as caught:
         ask(claude, HI, extra_body={"temperature": 2})
     fault(caught, 400, "invalid_request_error")
-    with pytest.raises(anthropic.APIStatusError, match="does not take GET") as caught:
+    with pytest.raises(anthropic.APIStatusError, match="does not accept GET") as caught:
         claude.get("/v1/messages", cast_to=object)
     fault(caught, 405, "invalid_request_error")
     engine_of(server).engine.fail_next("prefill")  # type: ignore[attr-defined]
@@ -489,13 +489,13 @@ def small() -> Iterator[Server]:
     """One slow slot, one place in the queue, 4 KiB of body, little patience with silence."""
     engine = Scripted(FakeEngine(slots=1, ctx=2048, delay=0.005))
     options: dict[str, Any] = {"model_id": "fake", "max_body": 4096, "keep_alive": 0.1}
-    with Runtime(engine, Settings(queue=1)) as runtime, serving(runtime, **options) as server:
+    with Runtime(lambda: engine, Settings(queue=1)) as runtime, serving(runtime, **options) as server:
         yield server
 
 
 def test_a_key_is_needed() -> None:
     options: dict[str, Any] = {"model_id": "fake", "api_keys": ("sesame",), "key": "sesame"}
-    with Runtime(FakeEngine(slots=1, ctx=256)) as runtime, serving(runtime, **options) as server:
+    with Runtime(lambda: FakeEngine(slots=1, ctx=256)) as runtime, serving(runtime, **options) as server:
         with client_of(server, api_key=None, auth_token="sesame") as claude:
             assert ask(claude, HI, max_tokens=1).type == "message"
         with client_of(server, api_key="sesame") as claude:
@@ -587,7 +587,7 @@ def test_a_server_that_still_loads_is_overloaded() -> None:
 
     def load() -> Runtime:
         go_on.wait(10)
-        return Runtime(FakeEngine(slots=1, ctx=256))
+        return Runtime(lambda: FakeEngine(slots=1, ctx=256))
 
     with serving(load, wait=False, model_id="fake") as server, client_of(server) as claude:
         try:

@@ -121,7 +121,7 @@ def test_each_name_is_said_once_in_the_log() -> None:
 def test_what_may_be_a_key_or_a_text_is_not_said(name: str) -> None:
     with capture_logs() as lines:
         IgnoredLog().note([name], [])
-    assert [line["fields"] for line in lines] == ["a name that is no word"]
+    assert [line["fields"] for line in lines] == ["a name that is not a word"]
 
 
 def test_names_without_end_take_no_memory() -> None:

@@ -127,12 +127,12 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path.write_text("alice = a\noperator = chef\n")
     path.chmod(0o600)
     keys = Keys((), path)
-    with Runtime(FakeEngine(), Settings(memory_budget=1 << 20)) as rt, serving(rt, key="chef", api_keys=keys) as server:
+    with Runtime(FakeEngine, Settings(memory_budget=1 << 20)) as rt, serving(rt, key="chef", api_keys=keys) as server:
         yield server
 
 
 def routes() -> list[str]:
-    with Runtime(FakeEngine(), Settings(memory_budget=1 << 20)) as runtime:
+    with Runtime(FakeEngine, Settings(memory_budget=1 << 20)) as runtime:
         found = sorted({re.sub(r"\{.*?\}", "0", path) for path in (*create_app(runtime).state.paths, "/openapi.json")})
         assert len(found) > 20
         return found

@@ -158,7 +158,7 @@ def test_a_prompt_that_fails_leaves_what_came_before_it(
     assert warm(str(file), str(tiny_model), "--cache-dir", str(folder), "--salt", "alice") == 2
     told = capsys.readouterr()
     assert told.err.splitlines()[-1].startswith(f"headstart: {file}:2: ")
-    assert told.err.endswith("a conversation may hold 2,048. Shorten it, or give a larger --ctx, as the server has.\n")
+    assert told.err.endswith("a conversation may have 2,048. Shorten it, or give a larger --ctx, the same as the server's.\n")
     assert "prefill" in told.err, "a long one is heard of"
     assert "ready: 1 prompt of" in told.out
     with headstart.open(tiny_model, ctx=2048, cache_dir=str(folder)) as hs:

@@ -22,7 +22,7 @@ def options(**more: Any) -> dict[str, Any]:
 
 def proved(engine: FakeEngine, window: int = 0) -> Traits:
     told: list[float] = []
-    traits = prove(engine, TOKENS, block=64, window=window, tell=told.append)
+    traits = prove(engine, TOKENS, block=64, window=window, progress=told.append)
     assert told == sorted(told)
     assert all(0 < part <= 1 for part in told)
     assert [engine.length(slot) for slot in range(engine.shape.slots)] == [0] * engine.shape.slots
@@ -85,8 +85,8 @@ class Drifting(FakeEngine):
 class WrongState(FakeEngine):
     """Imports the state of other tokens."""
 
-    def import_checkpoint(self, slot: int, pieces: Sequence[KVSegment], state: Bytes) -> None:
-        super().import_checkpoint(slot, pieces, _flipped(state))
+    def import_checkpoint(self, slot: int, segments: Sequence[KVSegment], state: Bytes) -> None:
+        super().import_checkpoint(slot, segments, _flipped(state))
 
 
 class WrongRewind(FakeEngine):
@@ -111,8 +111,8 @@ class Stale(FakeEngine):
 
     stale: frozenset[int] = frozenset()
 
-    def import_checkpoint(self, slot: int, pieces: Sequence[KVSegment], state: Bytes) -> None:
-        super().import_checkpoint(slot, pieces, state)
+    def import_checkpoint(self, slot: int, segments: Sequence[KVSegment], state: Bytes) -> None:
+        super().import_checkpoint(slot, segments, state)
         self.stale |= {slot}
 
     def prefill(self, slot: int, tokens: Any, *, logits: bool) -> None:
@@ -186,12 +186,12 @@ class Wandering(FakeEngine):
         super().rewind(slot, length, state)
         self._note(slot, "rewound")
 
-    def import_kv(self, slot: int, pieces: Sequence[KVSegment]) -> None:
-        super().import_kv(slot, pieces)
+    def import_kv(self, slot: int, segments: Sequence[KVSegment]) -> None:
+        super().import_kv(slot, segments)
         self._note(slot, "restored")
 
-    def import_checkpoint(self, slot: int, pieces: Sequence[KVSegment], state: Bytes) -> None:
-        super().import_checkpoint(slot, pieces, state)
+    def import_checkpoint(self, slot: int, segments: Sequence[KVSegment], state: Bytes) -> None:
+        super().import_checkpoint(slot, segments, state)
         self._note(slot, "restored")
 
     def decode(self, steps: Sequence[Step]) -> None:

@@ -52,11 +52,11 @@ class Another(FakeEngine):
 class Forgetful(FakeEngine):
     """Does not get back what it moved."""
 
-    def import_kv(self, slot: int, pieces: Sequence[KVSegment]) -> None:
-        super().import_kv(slot, [KVSegment(piece.data ^ np.uint8(1), piece.tokens, piece.take) for piece in pieces])
+    def import_kv(self, slot: int, segments: Sequence[KVSegment]) -> None:
+        super().import_kv(slot, [KVSegment(segment.data ^ np.uint8(1), segment.tokens, segment.take) for segment in segments])
 
-    def import_checkpoint(self, slot: int, pieces: Sequence[KVSegment], state: Bytes) -> None:
-        super().import_checkpoint(slot, pieces, state ^ np.uint8(1))
+    def import_checkpoint(self, slot: int, segments: Sequence[KVSegment], state: Bytes) -> None:
+        super().import_checkpoint(slot, segments, state ^ np.uint8(1))
 
 
 class Unsteady(FakeEngine):
@@ -127,7 +127,7 @@ def test_what_failed_is_tried_again(tmp_path: Path, kind: type[FakeEngine]) -> N
 def test_a_proof_that_fails_takes_back_what_was_remembered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     load(tmp_path)
     assert not load(tmp_path, fake(Forgetful))[0].canonical
-    assert "proved anew" in caplog.text
+    assert "proved again" in caplog.text
     assert STILL not in load(tmp_path)[0].notes
 
 
@@ -185,7 +185,7 @@ def test_of_a_real_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     def still(anew: bool = False, **more: Any) -> bool:
         given = {"ctx": 2304, "slots": 2, "threads": 1, "state_dir": tmp_path, **more}
-        engine = LlamaEngine.load(Settings(model=str(model), **given), anew=anew)
+        engine = LlamaEngine.load(Settings(model=str(model), **given).engine_options(), anew=anew)
         traits, fingerprint = engine.traits, engine.fingerprint
         engine.close()
         assert traits.exact

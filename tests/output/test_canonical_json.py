@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import examples
 from headstart.output.canonical_json import canonical_arguments, canonical_tool
 
 SCHEMA = {
@@ -43,7 +44,7 @@ def spaced(value: Any, draw: Any) -> str:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.dictionaries(NAMES, VALUES, max_size=5), st.data())
 def test_arguments_depend_on_their_value_only(value: dict[str, Any], data: Any) -> None:
     form = canonical_arguments(value, SCHEMA)
@@ -97,7 +98,7 @@ TOOL = {
 }
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.data())
 def test_a_tool_depends_on_its_value_only(data: Any) -> None:
     assert json.dumps(canonical_tool(shuffled(TOOL, data.draw))) == json.dumps(canonical_tool(TOOL))

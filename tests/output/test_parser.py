@@ -8,9 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from effort import examples
 from headstart.output.parser import Parser, ReasoningDelta, ReplyDelta, TextDelta, ToolCallDelta, ToolCallStart, message_of
 from headstart.prompt.family_detection import FAMILIES, GENERIC, PLAIN, REASONINGS, THINK, Family
 
@@ -311,7 +312,7 @@ FRAGMENTS = sorted(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(
     st.sampled_from(sorted(BY_NAME)),
     st.one_of(st.lists(st.sampled_from(FRAGMENTS), max_size=24).map("".join), st.sampled_from([case[1] for case in CASES])),
@@ -327,7 +328,7 @@ def test_no_cut_matters(name: str, reply: str, cuts: list[int], tools: bool, thi
     assert joined(parse(name, *reply, tools=tools, thinking=thinking)) == joined(whole)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.sampled_from(sorted(set(BY_NAME) - {"harmony"})), st.lists(st.sampled_from(FRAGMENTS), max_size=16).map("".join))
 @example("hermes", '<tool_call>\n{"name": "f"')
 def test_what_is_no_call_is_text(name: str, reply: str) -> None:

@@ -26,7 +26,7 @@ def test_canonical_form_is_a_contract() -> None:
     little = b"\1\0\0\0\2\0\0\0\3\0\0\0\xff\xff\xff\x7f"
     assert first == blake3(b"headstart.block.1" + root + little).digest()
     ids = Chain(root, 2, as_tokens(range(7))).ids
-    assert [piece.hex() for piece in ids] == [
+    assert [key.hex() for key in ids] == [
         "3f0caf6b546386fa49b52d301c83ab0ee7978195153030f0cb584212757e8c4f",
         "0694272ed56055ce1db568bcc7999ad2f3fb1bde1adcd261f6accd3471441e28",
         "f2abfeb03f7c0fa4b366ef48ed3b32cd7cb3d2905f24b186582951419da23c30",
@@ -53,8 +53,8 @@ def test_chain_of_a_prefix_is_a_prefix_of_the_chain(tokens: list[int], block_siz
 @given(TOKENS, GRIDS)
 def test_chain_is_made_of_block_ids(tokens: list[int], block_size: int) -> None:
     whole = chain(tokens, block_size)
-    for number, piece in enumerate(whole.ids):
-        assert piece == block_id(whole.parent_of(number), whole.block(number))
+    for number, key in enumerate(whole.ids):
+        assert key == block_id(whole.parent_of(number), whole.block(number))
     assert whole.parent_of(0) == whole.root
 
 

@@ -1,4 +1,4 @@
-"""Where checkpoints go: what a line may hold, what going back may cost, and that thinning never regrets."""
+"""Where checkpoints go: what a chain may hold, what going back may cost, and that thinning never regrets."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import pytest
+from benchmarks.placements import PLACEMENTS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headstart.interfaces.landmarks import Landmarks
 from headstart.prefix_cache.blocks import last_block_boundary
-from headstart.prefix_cache.checkpoints import GAP, NEAR, PLACEMENTS, Placement, cells, protected_points, worth
+from headstart.prefix_cache.checkpoints import GAP, LATTICE, NEAR, Placement, cells, protected_points, worth
 
 BLOCK_SIZE = 64
+HEADER = 20
+"""Tokens of the generation header."""
 EXAMPLES = settings(deadline=None)
-LATTICE = PLACEMENTS["lattice"]
 GRIDS = st.sampled_from([16, 48, 64, 256, 512, 1024])
 TURNS = st.lists(st.integers(1, 3_000) | st.integers(1, 60_000), min_size=1, max_size=60)
 POSITIONS = st.integers(0, 40_000)
@@ -24,7 +26,7 @@ LANDMARKS = st.builds(Landmarks, POSITIONS, POSITIONS, POSITIONS, st.lists(POSIT
 
 
 @dataclass
-class Line:
+class GrowingChain:
     """A conversation that grows, and goes back; it computes from its deepest checkpoint that fits."""
 
     placement: Placement = LATTICE
@@ -47,10 +49,10 @@ class Line:
         if back is not None:
             self.branches.add(back // self.block_size * self.block_size)
         self.held = [point for point in self.held if point <= known]
-        landmarks = Landmarks(min(self.anchor, self.length), turn, self.length)
+        landmarks = Landmarks(min(self.anchor, self.length), turn, max(turn, self.length - HEADER))
         points = self.placement.points(start, self.length, self.block_size, known, landmarks)
         self.held = sorted({*self.held, *points})
-        kept = {mark // self.block_size * self.block_size for mark in (landmarks.anchor, turn)} | self.branches
+        kept = {mark // self.block_size * self.block_size for mark in landmarks} | self.branches
         gone = self.placement.surplus(self.held, last_block_boundary(self.length, self.block_size), sorted(kept))
         assert not kept & {*gone}
         self.held = [point for point in self.held if point not in gone]
@@ -58,7 +60,7 @@ class Line:
 
 
 def lattice(length: int) -> set[int]:
-    """The points of the lattice on a line of `length` tokens."""
+    """The points of the lattice on a chain of `length` tokens."""
     end = last_block_boundary(length, BLOCK_SIZE)
     return {start for start, _ in cells(end)}
 
@@ -68,25 +70,25 @@ def lattice(length: int) -> set[int]:
 @example([64] * 50, 100, 3, 64)
 @example([4_096, 1, 1], 70, 2, 64)
 def test_a_growing_chat_holds_few(turns: list[int], anchor: int, every: int, block_size: int) -> None:
-    """6 + log2(n / 512), whatever the sizes of its turns; `every` so many of them a user says something."""
-    line, turn = Line(block_size=block_size, anchor=anchor), 0
+    """7 + log2(n / 512), whatever the sizes of its turns; `every` so many of them a user says something."""
+    chain, turn = GrowingChain(block_size=block_size, anchor=anchor), 0
     for number, tokens in enumerate(turns):
         if number % every == 0:
-            turn = line.length + tokens
-        line.grow(tokens, turn=turn)
-        assert len(line.held) <= max(0.0, 6 + math.log2(line.length / 512)), (line.length, line.held)
+            turn = chain.length + tokens
+        chain.grow(tokens, turn=turn)
+        assert len(chain.held) <= max(0.0, 7 + math.log2(chain.length / 512)), (chain.length, chain.held)
 
 
 @EXAMPLES
 @given(TURNS, GRIDS, st.data())
 def test_going_back_costs_no_more_than_the_way(turns: list[int], block_size: int, data: st.DataObject) -> None:
     """At most a gap of the lattice near the end; farther back, at most twice the way from the end."""
-    line = Line(block_size=block_size)
+    chain = GrowingChain(block_size=block_size)
     for tokens in turns:
-        line.grow(tokens)
-        position = data.draw(st.integers(0, line.length))
-        way, lost = line.length - position, position - line.before(position)
-        assert lost < GAP + block_size if way <= NEAR else lost <= 2 * way + block_size, (line.length, position, line.held)
+        chain.grow(tokens)
+        position = data.draw(st.integers(0, chain.length))
+        way, lost = chain.length - position, position - chain.before(position)
+        assert lost < GAP + block_size if way <= NEAR else lost <= 2 * way + block_size, (chain.length, position, chain.held)
 
 
 @pytest.mark.parametrize("block_size", [48, 64])
@@ -94,10 +96,10 @@ def test_going_back_anywhere(block_size: int) -> None:
     """The same for all positions of some lengths, and the bound is no looser than it must be."""
     worst = 0.0
     for length in (65, 600, 1_500, 2_560, 2_624, 4_097, 8_256, 12_289, 33_000, 65_600, 126_977):
-        line = Line(block_size=block_size)
-        line.grow(length)
+        chain = GrowingChain(block_size=block_size)
+        chain.grow(length)
         for position in range(length + 1):
-            way, lost = length - position, position - line.before(position)
+            way, lost = length - position, position - chain.before(position)
             if way <= NEAR:
                 assert lost < GAP + block_size
             else:
@@ -108,11 +110,11 @@ def test_going_back_anywhere(block_size: int) -> None:
 @EXAMPLES
 @given(TURNS)
 def test_a_grown_line_holds_what_a_fresh_one_would_take(turns: list[int]) -> None:
-    """Nothing that was thinned is missed later, however the line grew."""
-    line = Line()
+    """Nothing that was thinned is missed later, however the chain grew."""
+    chain = GrowingChain()
     for tokens in turns:
-        line.grow(tokens)
-        assert lattice(line.length) <= {*line.held}
+        chain.grow(tokens)
+        assert lattice(chain.length) <= {*chain.held}
 
 
 @EXAMPLES
@@ -130,14 +132,14 @@ def test_what_a_longer_line_keeps_a_shorter_one_has_kept(one: int, other: int, b
 @given(st.lists(st.integers(1, 3_000), min_size=2, max_size=20), st.data())
 def test_the_second_request_on_a_branch_finds_it(turns: list[int], data: st.DataObject) -> None:
     """The first one that goes back pays the way to the lattice; the second at the same place only its own tokens."""
-    line = Line()
+    chain = GrowingChain()
     for tokens in turns:
-        line.grow(tokens)
-    back = data.draw(st.integers(1, line.length))
-    first = line.grow(BLOCK_SIZE + 1, back=back)
+        chain.grow(tokens)
+    back = data.draw(st.integers(1, chain.length))
+    first = chain.grow(BLOCK_SIZE + 1, back=back)
     assert first <= 2 * BLOCK_SIZE + max(GAP + BLOCK_SIZE, 2 * (sum(turns) - back))
-    assert line.grow(data.draw(st.integers(1, 5_000)), back=back) - (line.length - back) < BLOCK_SIZE
-    assert line.grow(1, back=line.length - 1) <= BLOCK_SIZE, "the same prompt again"
+    assert chain.grow(data.draw(st.integers(1, 5_000)), back=back) - (chain.length - back) < BLOCK_SIZE
+    assert chain.grow(1, back=chain.length - 1) <= BLOCK_SIZE, "the same prompt again"
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
@@ -196,12 +198,12 @@ def test_a_long_prompt_takes_a_gap_near_its_end_and_doubles_it_before() -> None:
 
 def test_a_loop_of_tools_comes_back_to_its_turn() -> None:
     """Eight calls, then a user message that strips the reasoning of all of them: only what is left is computed."""
-    line = Line(anchor=1_000)
-    line.grow(1_300, turn=1_300)
+    chain = GrowingChain(anchor=1_000)
+    chain.grow(1_300, turn=1_300)
     for _ in range(8):
-        line.grow(1_500, turn=1_300)
-    assert line.length == 13_300
-    stripped = line.grow(700, back=1_305, turn=1_900)
+        chain.grow(1_500, turn=1_300)
+    assert chain.length == 13_300
+    stripped = chain.grow(700, back=1_305, turn=1_900)
     assert stripped - 700 <= 5 + BLOCK_SIZE
 
 

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from test_index import BLOCK_SIZE, ROOT, TOKENS, pieces_of
 
+from effort import examples
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
-from headstart.prefix_cache.reuse_model import POLICIES, UNKNOWN_REQUEST, RequestTraits, ReuseStats
+from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits
+from headstart.replay import HALF_LIFE, POLICIES, ReplayRetention, ReplayStats
+from small_blocks import BLOCK_SIZE, ROOT, TOKENS, entries_of
+
+
+def retention_of(policy: str, index: Index, saved_per_byte: Callable[[Entry], float]) -> Retention:
+    """What a tier has for `value`; what replays have for other policies."""
+    if policy == "value":
+        return Retention("memory", index, saved_per_byte)
+    return ReplayRetention("memory", index, saved_per_byte, policy)
 
 
 class Tier:
-    """Pieces of one size under a budget counted in pieces."""
+    """Entries of one size under a budget counted in entries."""
 
     def __init__(self, policy: str = "value", budget: int = 10**6) -> None:
         self.index = Index(BLOCK_SIZE)
-        self.retention = Retention("memory", self.index, lambda entry: 1.0 + entry.start / 1000, policy, 3600.0)
+        self.retention = retention_of(policy, self.index, lambda entry: 1.0 + entry.start / 1000)
         self.budget = budget
         self.evicted: list[Entry] = []
 
@@ -30,13 +39,13 @@ class Tier:
         """One request: hits what is known, saves the rest; returns the tokens that were known."""
         chain = Chain(ROOT, BLOCK_SIZE, as_tokens(tokens))
         found = self.index.match(chain, len(tokens), canonical_only=True, partial=False)
-        for number, piece in enumerate(chain.ids):
+        for number, key in enumerate(chain.ids):
             if number >= len(found.blocks):
                 if len(self.index) >= self.budget:
                     self.evict()
-                entry = Entry(piece, chain.parent_of(number), chain.block(number), number * BLOCK_SIZE)
+                entry = Entry(key, chain.parent_of(number), chain.block(number), number * BLOCK_SIZE)
                 self.index.add(entry, "memory", canonical=True)
-            known = self.index.get(piece)
+            known = self.index.get(key)
             assert known is not None
             self.retention.use(known, now)
         return found.tokens
@@ -155,8 +164,8 @@ def test_oversized_entry_does_not_drain_the_tier() -> None:
     for now in range(5):
         tier.serve(prompt(1, 10), now=float(now))
     chain = Chain(ROOT, BLOCK_SIZE, as_tokens(prompt(9, 400)))
-    for number, piece in enumerate(chain.ids):
-        entry = Entry(piece, chain.parent_of(number), chain.block(number), number * BLOCK_SIZE)
+    for number, key in enumerate(chain.ids):
+        entry = Entry(key, chain.parent_of(number), chain.block(number), number * BLOCK_SIZE)
         if len(tier.index) >= tier.budget:
             victim = tier.retention.victim()
             assert victim is not None
@@ -181,15 +190,15 @@ def test_all_pinned_means_no_victim(policy: str) -> None:
 
 
 def test_heap_stays_bounded() -> None:
-    """A piece used a million times must not leave a million traces."""
+    """An entry used a million times must not leave a million traces."""
     tier = Tier()
     for now in range(5000):
         tier.serve(prompt(1, 2), now=float(now))
-    assert len(tier.retention._heap) < 200
+    assert len(tier.retention._order._heap) < 200
 
 
 def test_what_was_seen_is_told_from_what_is_new() -> None:
-    """Also of pieces that have gone since, or were refused; and how many others went on behind the last of them."""
+    """Also of entries that have gone since, or were refused; and how many others went on behind the last of them."""
     tier = Tier()
 
     def seen(tokens: list[int]) -> tuple[int, int]:
@@ -215,8 +224,8 @@ def test_what_was_seen_is_told_from_what_is_new() -> None:
     assert seen(prompt(1, 2)) == (2, 3)
     state = Entry(checkpoint_id(chain.ids[3]), chain.ids[3], chain.block(3), 3 * BLOCK_SIZE, state=True)
     tail = Entry(b"t" * 32, chain.ids[3], chain.block(0)[:1], 4 * BLOCK_SIZE)
-    for piece in (state, tail):  # neither goes on with other tokens
-        tier.retention.refuse(piece, 4.0)
+    for entry in (state, tail):  # neither goes on with other tokens
+        tier.retention.refuse(entry, 4.0)
     assert seen(third) == (4, 0)
 
 
@@ -231,7 +240,6 @@ def test_there_are_ghosts_for_a_large_tier(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-HALF_LIFE = 100.0
 TINY = 1e-9
 
 
@@ -243,7 +251,7 @@ class RetentionMachine(RuleBasedStateMachine):
         self.policy = policy
         self.now = 0.0
         self.index = Index(BLOCK_SIZE)
-        self.retention = Retention("memory", self.index, self.saved, policy, HALF_LIFE)
+        self.retention = retention_of(policy, self.index, self.saved)
         self.uses: dict[BlockId, list[float]] = {}
         self.abouts: dict[BlockId, RequestTraits] = {}
         self.ghosts: dict[BlockId, list[float]] = {}
@@ -255,46 +263,46 @@ class RetentionMachine(RuleBasedStateMachine):
     def rank(self, entry: Entry) -> float:
         uses = self.uses[entry.id]
         heat = math.log2(sum(2.0 ** (at / HALF_LIFE) for at in uses))
-        stats = ReuseStats(self.saved(entry), uses[-1], len(uses), heat, self.abouts.get(entry.id, UNKNOWN_REQUEST))
-        # What was learned is the tier's own (its arithmetic: test_spells); which uses it is asked about is not.
+        stats = ReplayStats(self.saved(entry), uses[-1], len(uses), self.abouts.get(entry.id, UNKNOWN_REQUEST), heat=heat)
+        # What was learned is the tier's own (its arithmetic: test_reuse_model); which uses it is asked about is not.
         return POLICIES[self.policy](stats, self.retention._reuse, self.now)
 
-    def known(self, piece: BlockId) -> Entry:
-        entry = self.index.get(piece)
+    def known(self, key: BlockId) -> Entry:
+        entry = self.index.get(key)
         assert entry is not None
         return entry
 
     def evictable(self) -> list[Entry]:
-        held = [self.known(piece) for piece in self.uses]
+        held = [self.known(key) for key in self.uses]
         parents = {entry.parent for entry in held}
         return [entry for entry in held if entry.id not in parents and not entry.pins]
 
     @rule(tokens=TOKENS, wait=st.just(0.0) | st.floats(1, 300), shadow=st.booleans())
     def use_chain(self, tokens: list[int], wait: float, shadow: bool) -> None:
-        """A conversation is saved or hit: the pieces of its chain, ancestors first."""
+        """A conversation is saved or hit: the entries of its chain, ancestors first."""
         self.now += wait
-        for piece in pieces_of(tokens):
-            self.index.add(piece, "memory", canonical=True)
+        for entry in entries_of(tokens):
+            self.index.add(entry, "memory", canonical=True)
             if shadow:
-                self.index.add(piece, "disk", canonical=True)
-            self.retention.use(self.known(piece.id), self.now)
-            self.uses.setdefault(piece.id, self.ghosts.pop(piece.id, [])).append(self.now)
+                self.index.add(entry, "disk", canonical=True)
+            self.retention.use(self.known(entry.id), self.now)
+            self.uses.setdefault(entry.id, self.ghosts.pop(entry.id, [])).append(self.now)
 
     @rule(tokens=TOKENS, reply=st.integers(0, 1000))
     def replied(self, tokens: list[int], reply: int) -> None:
-        pieces = [piece.id for piece in pieces_of(tokens)]
-        request_traits = RequestTraits.of(len(pieces), new=reply, siblings=reply % 4, reply=reply)
-        self.retention.replied(pieces, request_traits)
-        self.abouts |= {piece: request_traits for piece in pieces if piece in self.uses}
+        keys = [entry.id for entry in entries_of(tokens)]
+        request_traits = RequestTraits.of(len(keys), new=reply, siblings=reply % 4, reply=reply)
+        self.retention.replied(keys, request_traits)
+        self.abouts |= {key: request_traits for key in keys if key in self.uses}
 
     @rule(tokens=TOKENS)
     def refuse(self, tokens: list[int]) -> None:
-        """A piece is not let in; its use counts when it comes again."""
-        piece = pieces_of(tokens)[-1]
-        if piece.id not in self.uses:
-            self.retention.refuse(piece, self.now)
-            self.ghosts.setdefault(piece.id, []).append(self.now)
-            self.abouts.pop(piece.id, None)
+        """An entry is not let in; its use counts when it comes again."""
+        entry = entries_of(tokens)[-1]
+        if entry.id not in self.uses:
+            self.retention.refuse(entry, self.now)
+            self.ghosts.setdefault(entry.id, []).append(self.now)
+            self.abouts.pop(entry.id, None)
 
     @precondition(lambda self: self.uses)
     @rule(data=st.data(), pins=st.integers(0, 2))
@@ -319,7 +327,7 @@ class RetentionMachine(RuleBasedStateMachine):
     @rule(tokens=TOKENS)
     def outranks(self, tokens: list[int]) -> None:
         eligible = self.evictable()
-        newcomer = pieces_of(tokens)[-1]
+        newcomer = entries_of(tokens)[-1]
         if not eligible or newcomer.id in self.uses:
             return
         request_traits = RequestTraits.of(1, new=1000, siblings=0, reply=len(tokens))
@@ -343,4 +351,4 @@ class RetentionMachine(RuleBasedStateMachine):
 
 
 TestRetention = RetentionMachine.TestCase
-TestRetention.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestRetention.settings = examples(100, stateful_step_count=40)

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from effort import examples
 from headstart.interfaces.tokens import BlockId, as_tokens, common_prefix
-from headstart.prefix_cache.blocks import Chain, block_id, root_id
-from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.blocks import Chain
+from headstart.prefix_cache.index import Index
+from small_blocks import BLOCK_SIZE, ROOT, TOKENS, entries_of
 
-BLOCK_SIZE = 3
-ROOT = root_id(b"model", "")
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=4 * BLOCK_SIZE)
 TIERS = st.sampled_from(["memory", "disk"])
 
 
-def pieces_of(tokens: list[int]) -> list[Entry]:
-    """All blocks of a token sequence and its open tail."""
-    chain = Chain(ROOT, BLOCK_SIZE, as_tokens(tokens))
-    found = [
-        Entry(piece, chain.parent_of(number), chain.block(number), number * BLOCK_SIZE)
-        for number, piece in enumerate(chain.ids)
-    ]
-    rest = as_tokens(tokens[len(found) * BLOCK_SIZE :])
-    if len(rest):
-        parent = chain.parent_of(len(found))
-        found.append(Entry(block_id(parent, rest), parent, rest, len(found) * BLOCK_SIZE))
-    return found
-
-
 class IndexMachine(RuleBasedStateMachine):
-    """`copies` says for each piece which tiers hold it, and how good."""
+    """`copies` says for each entry which tiers hold it, and how good."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +24,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(tokens=TOKENS, tier=TIERS, canonical=st.booleans(), data=st.data())
     def add(self, tokens: list[int], tier: str, canonical: bool, data: st.DataObject) -> None:
-        entry = data.draw(st.sampled_from(pieces_of(tokens)))
+        entry = data.draw(st.sampled_from(entries_of(tokens)))
         known = self.copies.get(entry.id, {}).get(tier)
         better = known is None or (canonical and not known)
         assert self.index.wants(entry.id, tier, canonical=canonical) == better
@@ -51,12 +35,12 @@ class IndexMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.copies)
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
-        piece = data.draw(st.sampled_from(sorted(self.copies)))
-        tier = data.draw(st.sampled_from(sorted(self.copies[piece])))
-        self.index.remove(piece, tier)
-        del self.copies[piece][tier]
-        if not self.copies[piece]:
-            del self.copies[piece]
+        key = data.draw(st.sampled_from(sorted(self.copies)))
+        tier = data.draw(st.sampled_from(sorted(self.copies[key])))
+        self.index.remove(key, tier)
+        del self.copies[key][tier]
+        if not self.copies[key]:
+            del self.copies[key]
 
     @rule(tokens=TOKENS, canonical_only=st.booleans(), partial=st.booleans(), data=st.data())
     def match(self, tokens: list[int], canonical_only: bool, partial: bool, data: st.DataObject) -> None:
@@ -64,8 +48,8 @@ class IndexMachine(RuleBasedStateMachine):
         chain = Chain(ROOT, BLOCK_SIZE, as_tokens(tokens))
         found = self.index.match(chain, limit, canonical_only=canonical_only, partial=partial)
 
-        def usable(piece: BlockId) -> bool:
-            copies = self.copies.get(piece, {})
+        def usable(key: BlockId) -> bool:
+            copies = self.copies.get(key, {})
             return any(copies.values()) if canonical_only else bool(copies)
 
         whole = 0
@@ -88,15 +72,15 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(tokens=TOKENS)
     def covered(self, tokens: list[int]) -> None:
-        """What a piece makes superfluous: the known proper prefixes of it, nothing else."""
-        piece = pieces_of(tokens)[-1]
-        found = {bytes(entry.tokens) for entry in self.index.covered(piece.parent, piece.tokens)}
+        """What an entry makes superfluous: the known proper prefixes of it, nothing else."""
+        longer = entries_of(tokens)[-1]
+        found = {bytes(entry.tokens) for entry in self.index.covered(longer.parent, longer.tokens)}
         expected = {
             bytes(entry.tokens)
             for entry in self.index
-            if entry.parent == piece.parent
-            and len(entry.tokens) < len(piece.tokens)
-            and entry.tokens.tolist() == piece.tokens[: len(entry.tokens)].tolist()
+            if entry.parent == longer.parent
+            and len(entry.tokens) < len(longer.tokens)
+            and entry.tokens.tolist() == longer.tokens[: len(entry.tokens)].tolist()
         }
         assert found == expected
 
@@ -107,4 +91,4 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndex = IndexMachine.TestCase
-TestIndex.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestIndex.settings = examples(60, stateful_step_count=30)

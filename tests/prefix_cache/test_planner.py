@@ -3,9 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import examples
 from headstart.interfaces.engine import Traits
 from headstart.interfaces.tokens import Tokens, as_tokens, common_prefix
 from headstart.prefix_cache.blocks import Chain, block_id, last_block_boundary, root_id
@@ -30,7 +31,7 @@ def chain(tokens: list[int]) -> Chain:
 
 @st.composite
 def indices(draw: st.DrawFn) -> Index:
-    """Some pieces of some conversations, canonical or derived, with gaps."""
+    """Some entries of some conversations, canonical or derived, with gaps."""
     index = Index(BLOCK_SIZE)
     for tokens in draw(st.lists(TOKENS, max_size=4)):
         whole = chain(tokens)
@@ -64,7 +65,7 @@ def keep_cost(slot: SlotView, kept: int, length: int, costs: Costs, mode: Mode) 
     return (length - kept) * costs.prefill + lost * costs.restore
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(TOKENS, indices(), slot_views(), MODES, st.sampled_from([1e-6, 9e-4]), st.booleans())
 def test_plan(tokens: list[int], index: Index, slots: list[SlotView], mode: Mode, restore: float, reuse: bool) -> None:
     """Never beyond what is restorable or live, at least one token computed, exact never upon derived rows, cheapest."""
@@ -202,7 +203,7 @@ def calls(start: int, length: int, canonical: int, limit: int, traits: Traits) -
 
 @given(LENGTHS, st.integers(1, 8 * BLOCK_SIZE), st.booleans(), st.data())
 def test_next_call_on_canonical_ground(length: int, limit: int, chunking: bool, data: st.DataObject) -> None:
-    """Whole blocks from a block boundary on, then the open tail in one call: the same pieces wherever a warm run starts."""
+    """Whole blocks from a block boundary on, then the open tail in one call: the same calls wherever a warm run starts."""
     traits = Traits(BLOCK_SIZE, chunking=chunking)
     end = last_block_boundary(length, BLOCK_SIZE)
     start = data.draw(st.integers(0, end // BLOCK_SIZE)) * BLOCK_SIZE
@@ -226,7 +227,7 @@ def test_next_call_on_derived_ground(length: int, limit: int, data: st.DataObjec
     assert all(stop - begin <= max(BLOCK_SIZE, limit) for begin, stop in made)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(LENGTHS, st.integers(1, 40), st.integers(1, 40), st.booleans(), st.data())
 def test_warm_calls_give_the_bits_of_cold_ones(
     length: int, cold_limit: int, warm_limit: int, chunking: bool, data: st.DataObject
@@ -254,8 +255,8 @@ def test_warm_calls_give_the_bits_of_cold_ones(
 
 def known(tokens: list[int], *, canonical: bool = True) -> Index:
     index, whole = Index(BLOCK_SIZE), chain(tokens)
-    for number, piece in enumerate(whole.ids):
-        entry = Entry(piece, whole.parent_of(number), whole.block(number), number * BLOCK_SIZE)
+    for number, key in enumerate(whole.ids):
+        entry = Entry(key, whole.parent_of(number), whole.block(number), number * BLOCK_SIZE)
         index.add(entry, "memory", canonical=canonical)
     return index
 

@@ -7,21 +7,20 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import headstart.prefix_cache.reuse_model as reuse_module
+from effort import examples
 from headstart.prefix_cache.reuse_model import (
     KINDS,
     OCTAVES,
-    POLICIES,
     TRAITS,
     RequestTraits,
     ReuseModel,
     ReuseStats,
     fit,
     hazards,
-    log2_add,
     rates,
 )
 
@@ -41,7 +40,7 @@ def used(
     siblings: int = -1,
     weight: int = 1,
 ) -> ReuseStats:
-    return ReuseStats(saved, last, uses, 0.0, RequestTraits.of(weight, new=new, siblings=siblings, reply=reply, called=called))
+    return ReuseStats(saved, last, uses, RequestTraits.of(weight, new=new, siblings=siblings, reply=reply, called=called))
 
 
 def best_rate(hazard: list[float], octave: int) -> float:
@@ -58,14 +57,14 @@ def best_rate(hazard: list[float], octave: int) -> float:
 
 
 @given(st.lists(st.floats(0.0, 0.99), min_size=OCTAVES, max_size=OCTAVES))
-@settings(max_examples=50)
+@examples(50)
 def test_the_rate_is_the_best_of_all_times_to_give_up(hazard: list[float]) -> None:
     found = rates(np.array([hazard]))[0]
     assert found == pytest.approx([best_rate(hazard, octave) for octave in range(OCTAVES)])
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, KINDS - 1), LAST, st.integers(1, 10**6)), max_size=20))
-@settings(max_examples=100)
+@examples(100)
 def test_hazards_are_chances(spells: list[tuple[int, int, int, int]]) -> None:
     reuse = ReuseModel()
     for row, kind, octave, count in spells:
@@ -217,21 +216,19 @@ def test_a_spell_that_goes_on_says_so_far_and_no_more() -> None:
 
 
 def test_all_pieces_of_a_request_count_for_one() -> None:
-    """One request of a thousand pieces that comes back does not outweigh ten of one piece each that do not."""
+    """One request of a thousand entries that comes back does not outweigh ten of one entry each that do not."""
     reuse = ReuseModel()
     request_traits = RequestTraits.of(1000, new=1, siblings=0, reply=1)
     for _ in range(1000):
-        reuse.returned(ReuseStats(1.0, 0.0, 1, 0.0, request_traits), 60.0)
+        reuse.returned(ReuseStats(1.0, 0.0, 1, request_traits), 60.0)
     single = RequestTraits.of(1, new=1, siblings=0, reply=1)
     for _ in range(100):
-        reuse.lost(ReuseStats(1.0, 0.0, 1, 0.0, single), 3600.0)
+        reuse.lost(ReuseStats(1.0, 0.0, 1, single), 3600.0)
     assert reuse.counts[0].sum() == pytest.approx(1.0)
     assert reuse.counts[1].sum() == 100
     reuse.learn((), 0.0)
     fresh = ReuseModel()
-    assert reuse.rate(ReuseStats(1.0, 0.0, 1, 0.0, request_traits), 40.0) < fresh.rate(
-        ReuseStats(1.0, 0.0, 1, 0.0, request_traits), 40.0
-    )
+    assert reuse.rate(ReuseStats(1.0, 0.0, 1, request_traits), 40.0) < fresh.rate(ReuseStats(1.0, 0.0, 1, request_traits), 40.0)
 
 
 def test_old_times_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,25 +254,3 @@ def test_it_is_time_to_learn_when_a_sixteenth_has_been_added() -> None:
             learned.append(event)
     assert learned[0] == 65
     assert all(after > before + 64 for before, after in itertools.pairwise(learned))
-
-
-@given(st.lists(st.floats(0, 5000), min_size=1, max_size=20))
-def test_heat_is_the_decayed_sum_of_uses(times: list[float]) -> None:
-    first, *others = sorted(times)
-    stats = ReuseStats(1.0, first, 1, first / 50)
-    for now in others:
-        stats.use(now, 50.0)
-    assert stats.heat == pytest.approx(math.log2(sum(2.0 ** (now / 50) for now in times)))
-    assert (stats.uses, stats.last) == (len(times), max(times))
-    assert log2_add(1.0, 1.0) == 2.0
-
-
-def test_policies_rank_by_what_their_names_say() -> None:
-    reuse = ReuseModel()
-    fresh, hot, dear = used(last=9.0), ReuseStats(1.0, 5.0, 9, 10.0), used(last=1.0, saved=1e6)
-    first = {name: min((fresh, hot, dear), key=lambda stats: policy(stats, reuse, 10.0)) for name, policy in POLICIES.items()}
-    assert first["lru"] is dear
-    assert first["twice"] is dear
-    assert first["lfu"] is not hot
-    assert first["gdsf"] is fresh
-    assert first["value"] is not dear

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from effort import examples
 from headstart.interfaces.conversation import Message
 from headstart.interfaces.engine import Control
 from headstart.interfaces.tokens import as_tokens
@@ -79,7 +79,7 @@ class Talks(RuleBasedStateMachine):
 
     @rule()
     def forget(self) -> None:
-        self.ours.forget(talk(self.chat))
+        self.ours.forget(self.ours.continued(talk(self.chat)), [])
 
     @rule(use_reply_tokens=st.booleans(), salt=st.sampled_from(["", "b"]))
     def ask(self, use_reply_tokens: bool, salt: str) -> None:
@@ -99,7 +99,7 @@ class TalksFromBos(Talks):
 
 TestTalks = Talks.TestCase
 TestTalksFromBos = TalksFromBos.TestCase
-TestTalks.settings = TestTalksFromBos.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestTalks.settings = TestTalksFromBos.settings = examples(60, stateful_step_count=25)
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_what_is_remembered_at_once_is_forgotten_too() -> None:
     [learned] = ours.remember(ours.chat(talk(chat)), "the he", list(b"the he"))
     chat += [assistant("the he"), user("more")]
     ours.chat(talk(chat))
-    assert ours.forget(talk(chat)) == [learned.key]
+    assert ours.forget(ours.continued(talk(chat)), []) == [learned.key]
     assert list(b"the he") not in [ours.chat(talk(chat)).tokens.tolist()[at:][:6] for at in range(40)]
 
 

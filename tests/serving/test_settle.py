@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tiny
-from harness import Answer, Messages, Oracle, Pending, ask, assistant, system, user
+from effort import SLOW
+from harness import Answer, Messages, Oracle, Pending, ask, assistant, request_of, system, user
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.errors import EngineError
 from headstart.interfaces.engine import GREEDY, Engine, Sampler
+from headstart.interfaces.generation import GenerationParams
 from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.serving import settle
 from headstart.serving.request import Request
@@ -51,7 +54,7 @@ def dictate(engine: Engine, *replies: str) -> None:
 def settled(rt: Runtime) -> None:
     """Waits until nothing is left to settle."""
     until = time.monotonic() + 60
-    while rt.scheduler.settle.pending or rt.scheduler.running:
+    while not rt.scheduler.idle:
         assert time.monotonic() < until
         time.sleep(0.005)
     time.sleep(0.01)
@@ -62,19 +65,19 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "AFTER", 0.01)
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "gemma3")]
+WHEN_SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("llama", "gemma3")]
 """To settle is the runtime's work: one kind of the real engine, whose own tests know all, is enough where no bits matter."""
 
 
 A_FEW = pytest.mark.parametrize(
     "make",
-    ["attention", "pure", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("fake", "qwen35")), *SLOW],
+    ["attention", "pure", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("fake", "qwen35")), *WHEN_SLOW],
     indirect=True,
 )
 """Of conversations that are long."""
 
 
-@pytest.fixture(params=["attention", "fake", "pure", "qwen35", *SLOW])
+@pytest.fixture(params=["attention", pytest.param("fake", marks=pytest.mark.slow), "pure", "qwen35", *WHEN_SLOW])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
     def build(mode: str = "fast", template: str | None = None, slots: int = 2, **options: Any) -> Runtime:
         kind = request.param
@@ -91,12 +94,12 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 kv_bytes_per_token=rows or 16,
                 tokenizer=tokenizer,
             )
-            return Runtime(engine, Settings(**settings))
+            return Runtime(lambda: engine, Settings(**settings))
         path = tmp_path_factory.getbasetemp() / f"{kind}-{hash(template)}.gguf"
         if not path.exists():
             tiny.write(path, kind, **({"chat_template": template} if template else {}))
         chosen = Settings(str(path), ctx=8192, slots=slots, threads=1, **settings)
-        return Runtime(LlamaEngine.load(chosen, block_size=64), chosen)
+        return Runtime(lambda: LlamaEngine.load(chosen.engine_options(), block_size=64), chosen)
 
     return build
 
@@ -110,7 +113,7 @@ def say(rt: Runtime, messages: Messages, reply: str, **options: Any) -> Answer:
     dictate(rt.engine, reply)
     tools = options.pop("tools", None)
     prompt = rt.chat_prompt(talk(messages, tools=tools))
-    answer = Pending(rt, Request(prompt, GREEDY, max_tokens=4096, **options)).answer()
+    answer = Pending(rt, request_of(prompt, max_tokens=4096, **options)).answer()
     assert answer.text == reply
     messages.append(assistant(reply))
     return answer
@@ -136,7 +139,7 @@ def test_stripped_reasoning_costs_nothing(make: Make, mode: str) -> None:
     with make(mode, REASONING) as rt:
         thought = "I think about the house, and about its words, and what they are. " * 6
         chat = [system(SYSTEM * 4)]
-        for turn in range(6):
+        for turn in range(6 if SLOW else 4):
             chat.append(user(f"question {turn}"))
             answer = say(rt, chat, thought + "\n</think>\n\nThe answer is in the house. " + SYSTEM)
             if turn:
@@ -145,15 +148,15 @@ def test_stripped_reasoning_costs_nothing(make: Make, mode: str) -> None:
             settled(rt)
 
 
-@pytest.mark.parametrize("make", ["attention", pytest.param("qwen35", marks=pytest.mark.slow), SLOW[0]], indirect=True)
-def test_ten_turns_of_long_reasoning(make: Make) -> None:
-    """400 tokens of reasoning, 100 of an answer, and time to settle: turns 2 to 10 pay for their message."""
+@pytest.mark.parametrize("make", ["attention", pytest.param("qwen35", marks=pytest.mark.slow), WHEN_SLOW[0]], indirect=True)
+def test_turns_of_long_reasoning(make: Make) -> None:
+    """400 tokens of reasoning, 100 of an answer, and time to settle: all turns but the first pay for their message."""
     with make("fast", REASONING) as rt:
         tokenize = rt.engine.tokenizer.tokenize
         words = "house water garden letter market window bridge summer winter paper stone river " * 40
         thought, answer = (tokens_of(rt, words, count) for count in (400, 100))
         chat = [system(SYSTEM * 20)]
-        for turn in range(10):
+        for turn in range(10 if SLOW else 5):
             chat.append(user(f"question {turn}"))
             said = say(rt, chat, thought + "\n</think>\n\n" + answer)
             assert not turn or said.report.computed <= len(tokenize(f"question {turn}")) + HEADER + block_size(rt)
@@ -166,12 +169,27 @@ def tokens_of(rt: Runtime, text: str, count: int) -> str:
     return b"".join(map(tokenizer.token_bytes, tokenizer.tokenize(text)[:count])).decode()
 
 
+@pytest.mark.parametrize("make", ["fake"], indirect=True)
+def test_a_settled_turn_keeps_the_checkpoints_of_the_client(make: Make) -> None:
+    """Breakpoints are where the client says that another conversation may part."""
+    with make("fast") as rt:
+        chat = [system(SYSTEM * 8), user("a question")]
+        prompt = rt.chat_prompt(talk(chat, breakpoints=[(0, 60)]))
+        dictate(rt.engine, SYSTEM)
+        answer = Pending(rt, Request(prompt, GenerationParams(GREEDY, max_tokens=4096))).answer()
+        settled(rt)
+        assert rt.snapshot()["settle"]["turns"] == 1
+        (marked,) = (mark // block_size(rt) for mark in prompt.landmarks.breakpoints)
+        ids = Chain(root_id(rt.engine.fingerprint, prompt.salt), block_size(rt), answer.prompt).ids
+        assert rt.cache.index.checkpoint(ids[marked - 1], canonical_only=True) is not None
+
+
 @A_FEW
 def test_a_tool_loop_and_what_the_next_question_strips_of_it(make: Make) -> None:
     with make("fast", TOOLS) as rt:
         oracle, chat = Oracle(), [system(SYSTEM * 4), user("Add many numbers.")]
         thought = "<think>\n" + "I need another number for the sum. " * 8 + "\n</think>\n\n"
-        for call in range(8):
+        for call in range(8 if SLOW else 5):
             expected = oracle.cost(rt.chat_prompt(talk(chat, tools=CALCULATOR)).tokens)
             reply = thought + f'<tool_call>\n{{"name": "add", "arguments": {{"n": {call}}}}}\n</tool_call>'
             answer = say(rt, chat, reply, tools=CALCULATOR)
@@ -179,7 +197,7 @@ def test_a_tool_loop_and_what_the_next_question_strips_of_it(make: Make) -> None
             assert answer.report.computed <= 1.02 * expected + HEADER + (block_size(rt) if call else 0)
             chat.append({"role": "tool", "content": f"the sum is {call * 3}", "tool_call_id": f"call_{call}"})
             settled(rt)
-        say(rt, chat, thought + "It is 84.", tools=CALCULATOR)
+        say(rt, chat, thought + f"It is {84 if SLOW else 30}.", tools=CALCULATOR)
         chat.append(user("And now?"))
         settled(rt)
         answer = say(rt, chat, "<think>\n\n</think>\n\nNothing.", tools=CALCULATOR)
@@ -192,7 +210,7 @@ def test_the_strip_without_time_to_settle_costs_what_it_leaves(make: Make, monke
     with make("fast", TOOLS) as rt:
         chat = [system(SYSTEM * 4), user("Add many numbers.")]
         thought = "<think>\n" + "I need another number for the sum. " * 12 + "\n</think>\n\n"
-        for call in range(8):
+        for call in range(8 if SLOW else 5):
             say(
                 rt,
                 chat,
@@ -201,7 +219,7 @@ def test_the_strip_without_time_to_settle_costs_what_it_leaves(make: Make, monke
             )
             chat.append({"role": "tool", "content": f"the sum is {call * 3}", "tool_call_id": f"call_{call}"})
         start = len(rt.chat_prompt(talk(chat[:2], tools=CALCULATOR)))
-        say(rt, chat, thought + "It is 84.", tools=CALCULATOR)
+        say(rt, chat, thought + f"It is {84 if SLOW else 30}.", tools=CALCULATOR)
         chat.append(user("And now?"))
         left = len(rt.chat_prompt(talk(chat, tools=CALCULATOR))) - start
         answer = say(rt, chat, "Nothing.", tools=CALCULATOR)
@@ -256,10 +274,10 @@ def test_what_was_live_is_not_lost(make: Make) -> None:
         chat = [system(SYSTEM * 8), user("one")]
         prompt = rt.chat_prompt(talk(chat))
         dictate(rt.engine, SYSTEM * 2)
-        first = Pending(rt, Request(prompt, GREEDY, max_tokens=4096)).answer()
+        first = Pending(rt, Request(prompt, GenerationParams(GREEDY, max_tokens=4096))).answer()
         settled(rt)
         raw = [*first.prompt.tolist(), *first.finish.tokens[:-1], *rt.engine.tokenizer.tokenize(" and so on")]
-        again = Pending(rt, Request(rt.text_prompt(raw), GREEDY, max_tokens=1)).answer()
+        again = Pending(rt, Request(rt.text_prompt(raw), GenerationParams(GREEDY, max_tokens=1))).answer()
         assert again.report.computed <= len(rt.engine.tokenizer.tokenize(" and so on")) + block_size(rt)
 
 
@@ -299,7 +317,7 @@ def test_a_reply_is_forgotten_as_it_was_spelled() -> None:
     """Settled text is spelled as the tokenizer does it; all later prompts have that spelling, earlier turns included."""
     tokenizer = FakeTokenizer(words=("house", "words"))
     engine = FakeEngine(slots=2, ctx=8192, block_size=16, tokenizer=tokenizer, sliceable=False)
-    with Runtime(engine, Settings(memory_budget=64 << 20)) as rt:
+    with Runtime(lambda: engine, Settings(memory_budget=64 << 20)) as rt:
         chat = [system(SYSTEM)]
         for turn in range(3):
             chat.append(user(f"question {turn}"))
@@ -317,7 +335,7 @@ def test_a_reply_is_forgotten_as_it_was_spelled() -> None:
 def test_dead_rows_leave_the_disk(tmp_path: Path) -> None:
     """Fault: dead branches of stripped reasoning fill the disk."""
     engine = FakeEngine(slots=2, ctx=8192, block_size=16, tokenizer=FakeTokenizer(chat_template=REASONING))
-    with Runtime(engine, Settings(memory_budget=64 << 20, cache_dir=tmp_path)) as rt:
+    with Runtime(lambda: engine, Settings(memory_budget=64 << 20, cache_dir=tmp_path)) as rt:
         chat = [system(SYSTEM), user("one")]
         say(rt, chat, "I think. " * 40 + "\n</think>\n\nThe answer.")
         settled(rt)
@@ -332,10 +350,9 @@ def test_dead_rows_leave_the_disk(tmp_path: Path) -> None:
 def test_dead_rows_do_not_come_back_at_the_end(tmp_path: Path) -> None:
     for sliceable in (True, False):
         folder = tmp_path / str(sliceable)
-        engine = FakeEngine(
-            slots=2, ctx=8192, block_size=16, sliceable=sliceable, tokenizer=FakeTokenizer(chat_template=REASONING)
-        )
-        with Runtime(engine, Settings(memory_budget=64 << 20, cache_dir=folder)) as rt:
+        tokenizer = FakeTokenizer(chat_template=REASONING)
+        made = partial(FakeEngine, slots=2, ctx=8192, block_size=16, sliceable=sliceable, tokenizer=tokenizer)
+        with Runtime(made, Settings(memory_budget=64 << 20, cache_dir=folder)) as rt:
             say(rt, [system(SYSTEM), user("one")], "I think. " * 40 + "\n</think>\n\nThe answer.")
             settled(rt)
         heads = [path.read_bytes()[:8192] for path in folder.rglob("*") if path.is_file()]
@@ -348,7 +365,7 @@ def test_dead_rows_do_not_come_back_at_the_end(tmp_path: Path) -> None:
 def test_a_failing_settle_harms_nobody(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is given up, and what slots are believed to hold is what they hold."""
     engine = FakeEngine(slots=2, ctx=8192, block_size=16)
-    with Runtime(engine, Settings(reuse="fast", memory_budget=64 << 20)) as rt:
+    with Runtime(lambda: engine, Settings(reuse="fast", memory_budget=64 << 20)) as rt:
         truncate, fails = engine.truncate, [True]
 
         def half(slot: int, length: int) -> None:

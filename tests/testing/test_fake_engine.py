@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from effort import examples
 from headstart.errors import EngineError
 from headstart.interfaces.engine import GREEDY, KVSegment, Sampling, Span, Step
 from headstart.testing.fake_engine import LOW, NOISE, FakeEngine
@@ -46,7 +47,7 @@ def test_cold_runs_agree_and_weights_matter() -> None:
     assert engine().fingerprint != engine(seed=1).fingerprint
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.data())
 def test_restored_rows_give_the_same_bits(data: st.DataObject) -> None:
     """Any cut into pieces, a last one taken in part, another slot, another instance of the same model."""
@@ -64,7 +65,7 @@ def test_restored_rows_give_the_same_bits(data: st.DataObject) -> None:
     assert (theirs.imported, theirs.prefilled) == (kept, 3)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.integers(0, 39), st.integers(0, WIDTH - 1), st.integers(1, 255))
 def test_any_changed_byte_of_any_row_shows(token: int, byte: int, flip: int) -> None:
     fake = engine()
@@ -183,37 +184,6 @@ def at(fake: FakeEngine, slot: int, length: int, tokens: list[int] = TEXT) -> tu
 
 
 WIDTHS = pytest.mark.parametrize("kv_bytes_per_token", [WIDTH, 0])
-
-
-@WIDTHS
-def test_rows_and_their_checkpoint_give_the_same_bits(kv_bytes_per_token: int) -> None:
-    ours, theirs = (stateful(kv_bytes_per_token=kv_bytes_per_token) for _ in range(2))
-    assert ours.traits.stateful
-    for length in (8, 16, 40):
-        at(ours, 0, length)
-        spans = [Span(a, b, np.zeros((b - a) * kv_bytes_per_token, np.uint8)) for a, b in ((0, 3), (3, length))]
-        ours.export_kv(0, spans)
-        pieces, state = [KVSegment(s.data, s.stop - s.start, s.stop - s.start) for s in spans], checkpoint(ours, 0)
-        cold = feed(ours, 0, [7, 8, 9])
-        theirs.import_checkpoint(1, pieces, state)
-        assert theirs.length(1) == length
-        assert feed(theirs, 1, [7, 8, 9]) == cold
-
-
-@WIDTHS
-def test_a_rewind_gives_the_same_bits(kv_bytes_per_token: int) -> None:
-    fake = stateful(kv_bytes_per_token=kv_bytes_per_token)
-    cold = feed(fake, 1, [*TEXT[:16], 9, 9, 9], 16)
-    _, state = at(fake, 0, 16)
-    feed(fake, 0, TEXT[16:])
-    fake.decode([Step(0, 65)])
-    for _ in range(2):
-        fake.rewind(0, 16, state)
-        with pytest.raises(EngineError, match="no current logits"):
-            fake.logits(0)
-        assert fake.length(0) == 16
-        assert feed(fake, 0, [9, 9, 9]) == cold
-    assert fake.rewinds == 2
 
 
 @WIDTHS

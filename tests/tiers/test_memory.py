@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import psutil
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from effort import examples
 from headstart.errors import ConfigError
 from headstart.interfaces.tier import EntryKind
 from headstart.tiers.memory import Cell, Memory
@@ -95,7 +95,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
 
 TestMemory = MemoryMachine.TestCase
-TestMemory.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestMemory.settings = examples(80, stateful_step_count=40)
 
 
 def test_what_is_not_there_is_a_miss() -> None:

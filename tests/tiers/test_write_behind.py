@@ -292,6 +292,7 @@ def test_slow_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     disk.close()
     monkeypatch.setattr(disk_reader, "_STEP", SIZE // 8)
     monkeypatch.setattr(parallel_read, "STUCK", 0.8)
+    monkeypatch.setattr(parallel_read, "SLOWEST", SIZE // 2)
     real = os.preadv
 
     def preadv(*args: Any) -> int:

@@ -1,4 +1,4 @@
-"""What each architecture is made of, and the file that it makes."""
+"""The layers of each architecture, and writing its file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _untied_rwkv(dice: Dice) -> Tensors:
 
 @dataclass(frozen=True)
 class Architecture:
-    """`pattern`: the parts of the first layers; it begins anew until there are `layers`. `ends`: what is in no layer."""
+    """`pattern`: the parts of the first layers, repeated until there are `layers`. `ends`: tensors outside the layers."""
 
     hyperparameters: Mapping[str, Value]
     pattern: tuple[tuple[Part, ...], ...]
@@ -77,7 +77,7 @@ _MAMBA2 = _SSM | {"ssm.inner_size": layers.INNER}
 
 
 def _windows(*pattern: bool) -> dict[str, Value]:
-    """Layers that see a window only, by the pattern."""
+    """The layers with a sliding window, by the pattern."""
     return {
         "attention.sliding_window": layers.WINDOW,
         "attention.sliding_window_pattern": list(islice(cycle(pattern), LAYERS)),
@@ -85,12 +85,12 @@ def _windows(*pattern: bool) -> dict[str, Value]:
 
 
 def _attention_in(*pattern: bool) -> dict[str, Value]:
-    """Layers that have attention, by the pattern; the others have state."""
+    """The layers with attention, by the pattern; the others have state."""
     return {"attention.head_count_kv": [KV_HEADS * there for there in islice(cycle(pattern), LAYERS)]}
 
 
 ARCHITECTURES = {
-    # Rows only.
+    # KV only.
     "llama": Architecture(_TRANSFORMER, ((layers.attention, layers.feed_forward),)),
     # Sliding windows beside full attention.
     "gemma3": Architecture(
@@ -146,7 +146,7 @@ ARCHITECTURES = {
 }
 
 STATEFUL = tuple(name for name in ARCHITECTURES if name != "llama")
-"""Those of which rows are not all: sliding windows, recurrent layers."""
+"""Architectures that have more than KV: sliding windows, recurrent layers."""
 
 
 def _put(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
@@ -166,10 +166,10 @@ def write(
     window: int | None = None,
     layers: int | None = None,
 ) -> Path:
-    """Writes a model of under 5 MB; the same bytes for the same arguments.
+    """Writes a model of under 5 MB, with the same bytes for the same arguments.
 
-    `chat_template`: the bundled model's own if None. `window`: of its sliding windows; `layers`: their number, each of 0.3 MB;
-    the architecture's own if None.
+    `chat_template`: None for the bundled model's. `window`: tokens of its sliding windows; `layers`: their number, 0.3 MB each;
+    None for the architecture's own.
     """
     kind, dice = ARCHITECTURES[architecture], Dice(seed)
     layers = layers or kind.layers
@@ -191,7 +191,7 @@ def write(
 
 
 def write_adapter(path: Path, seed: int = 0) -> Path:
-    """Writes a LoRA adapter for the `llama` architecture: of the first layer's output."""
+    """Writes a LoRA adapter for the output of the first layer of the `llama` architecture."""
     writer, dice = gguf.GGUFWriter(path, "llama"), Dice(seed)
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")

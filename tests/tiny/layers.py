@@ -1,8 +1,8 @@
-"""The parts of a layer: each draws the tensors of one, named without their layer.
+"""The parts of a layer: each function draws the tensors of one part, with names without their layer.
 
-Gains are chosen so that an early token moves late logits: attention is sharp (flat over hundreds of tokens it would move
-nothing), and state decays over hundreds of tokens and does not grow. Tensors that llama.cpp multiplies element by element
-or convolves must be float32: it loads others, and then aborts.
+Gains are chosen so that an early token changes late logits. Attention is sharp, because flat attention over hundreds of tokens
+would change nothing. State decays over hundreds of tokens and does not grow. Tensors that llama.cpp multiplies element by
+element or convolves must be float32: llama.cpp loads others, and then aborts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ WINDOW = 128
 CONV, SHORT_CONV = 4, 3
 SSM_HEADS, SSM_GROUPS, SSM_STATE = 4, 2, 32
 INNER = 2 * WIDTH
-"""Width of a Mamba layer; llama.cpp knows only twice the model's."""
+"""Width of a Mamba layer; llama.cpp supports only twice the model's width."""
 WKV_HEAD = 64
-"""Of RWKV-7. llama.cpp's AVX-512 kernel reads beyond heads that are no multiple of it."""
+"""Head size of RWKV-7. llama.cpp's AVX-512 kernel reads beyond the end of heads that are not a multiple of it."""
 EXPERTS, USED, EXPERT_FFN = 4, 2, 64
 RANK = 16
 
@@ -50,7 +50,7 @@ def full(count: int, value: float = 1.0) -> Array:
 
 
 def spaced(count: int, first: float, last: float) -> Array:
-    """From `first` to `last`, each the same multiple of the one before."""
+    """Values from `first` to `last` in a geometric progression."""
     return np.geomspace(first, last, count, dtype=np.float32)
 
 
@@ -71,19 +71,19 @@ def _query_key_norms() -> Tensors:
 
 
 def normed_attention(dice: Dice) -> Tensors:
-    """Queries and keys normed by head."""
+    """Attention with queries and keys normalised by head."""
     yield from attention(dice)
     yield from _query_key_norms()
 
 
 def gated_attention(dice: Dice) -> Tensors:
-    """Qwen3.5's: normed, and each head's query comes with a gate of its output."""
+    """Qwen3.5's attention: normalised, and each head has a gate for its output."""
     for name, tensor in normed_attention(dice):
         yield name, dice.matrix(2 * HEADS * HEAD, WIDTH, gain=2.0) if name == "attn_q.weight" else tensor
 
 
 def attention_with_sinks(dice: Dice) -> Tensors:
-    """gpt-oss's: with biases, and one logit a head that goes nowhere."""
+    """gpt-oss's attention: with biases, and a sink logit for each head."""
     yield from attention(dice)
     yield "attn_q.bias", dice.vector(HEADS * HEAD, 0.1)
     yield "attn_k.bias", dice.vector(KV_HEADS * HEAD, 0.1)
@@ -111,7 +111,7 @@ def delta_net(dice: Dice) -> Tensors:
 
 
 def short_convolution(dice: Dice) -> Tensors:
-    """LFM2's: the last two tokens are all the state there is."""
+    """LFM2's short convolution: its state is the last two tokens."""
     yield "attn_norm.weight", full(WIDTH)
     yield "shortconv.in_proj.weight", dice.matrix(3 * WIDTH, WIDTH)
     yield "shortconv.conv.weight", dice.matrix(WIDTH, SHORT_CONV, dtype=np.float32)
@@ -136,7 +136,7 @@ def mamba2(dice: Dice) -> Tensors:
 
 
 def attention_beside_mamba2(dice: Dice) -> Tensors:
-    """Falcon-H1's: both read the same input, and their outputs are added."""
+    """Falcon-H1's layer: attention and Mamba-2 read the same input, and their outputs are added."""
     yield from attention(dice)
     yield from _mamba2(dice)
 
@@ -187,14 +187,14 @@ def feed_forward_falcon(dice: Dice) -> Tensors:
 
 
 def feed_forward_gemma(dice: Dice) -> Tensors:
-    """Normed before and after, as is what attention gives."""
+    """Gemma's: normalised before and after, like the output of attention."""
     yield "post_attention_norm.weight", full(WIDTH)
     yield from feed_forward(dice)
     yield "post_ffw_norm.weight", full(WIDTH)
 
 
 def experts(dice: Dice) -> Tensors:
-    """gpt-oss's: each token goes to two of them."""
+    """gpt-oss's experts: each token uses two of them."""
     yield "post_attention_norm.weight", full(WIDTH)
     yield "ffn_gate_inp.weight", dice.matrix(EXPERTS, WIDTH, dtype=np.float32)
     yield "ffn_gate_inp.bias", dice.vector(EXPERTS, 0.1)

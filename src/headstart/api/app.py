@@ -1,4 +1,4 @@
-"""App: the routes put together over one runtime, or over one that is still loading."""
+"""App: all routes over one runtime, which may still be loading."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ def create_app(
     """The HTTP server as an ASGI app.
 
     Args:
-        load: a runtime, which stays the caller's to close; or a function that makes one, which is called in a thread while
-            `/health` and everything else answer 503. A runtime so made is closed at shutdown.
-        api_keys: any of them is needed, except for `/health`; none means that the server is open.
-        isolate: a row of `tenants.POLICIES`; None for what suits the keys.
-        keep_noise: rows of `normalise.RULES` that are left out.
-        model_id: name to serve the model under; None for the engine's own.
-        aliases: other names that requests may give. Case makes no difference in any of them.
+        load: a runtime, which the caller closes; or a function that makes one. The function runs in a thread, and all routes
+            answer 503 until it returns. The app closes its runtime at shutdown.
+        api_keys: requests need one of them, except for `/health`; without any the server is open.
+        isolate: name of a policy in `tenancy.POLICIES`; None to choose by the number of keys.
+        keep_noise: names of rules in `normalize.RULES` to leave out.
+        model_id: name of the model in the API; None for the engine's name.
+        aliases: other names that requests may use. Names ignore case.
         cors: origins of web pages that may send requests, like `http://localhost:3000`; `*` for all.
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a body.
-        on_ready: called on the event loop as soon as requests are served, if `load` is a function.
-        on_failure: told on the event loop if `load` raises.
+        on_ready: called on the event loop when requests are served, if `load` is a function.
+        on_failure: called on the event loop if `load` raises.
 
     Raises:
-        ConfigError: there is no such policy or rule, or what is in `cors` is no origin.
+        ConfigError: no such policy or rule, or an entry of `cors` is not an origin.
     """
-    if wrong := next((one for one in cors if not _ORIGIN.fullmatch(one)), None):
+    if wrong := next((origin for origin in cors if not _ORIGIN.fullmatch(origin)), None):
         raise ConfigError(f"--cors must be an origin like http://localhost:3000, or *, not {wrong!r:.100}.")
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
     policy = policy_of(isolate, several=keys.several)
@@ -88,14 +88,14 @@ def create_app(
         try:
             yield
         finally:
-            # A model cannot be given up half-way: wait for it, then free it.
+            # Loading a model cannot be interrupted: wait for it, then free it.
             await loading
             if service.runtime is not None:
                 runtime, service.runtime = service.runtime, None
                 try:
                     await asyncio.to_thread(runtime.close, service.drain.left)
-                except Exception as error:  # starlette would print it with its message
-                    log.error("the model could not be closed well", exc_info=error)
+                except Exception as error:  # Starlette would print it with its message
+                    log.error("the model could not be closed", exc_info=error)
 
     app = FastAPI(
         title="headstart",
@@ -113,7 +113,7 @@ def create_app(
     for kind in (HeadstartError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, on_error)
     app.add_middleware(Edge, service=service, keys=keys)
-    if cors:  # outside of the edge: a browser asks for leave without its key
+    if cors:  # outside of the edge: a browser's preflight request has no key
         app.add_middleware(
             CORSMiddleware, allow_origins=[*cors], allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
         )

@@ -1,9 +1,9 @@
-"""Keys: which API keys open the server, and whose they are.
+"""Auth: which API keys open the server, and which tenant each belongs to.
 
-A file of keys has one a line: `key`, or `name = key` (with blanks around the sign, as keys may end with it). What follows a
-`#` at the beginning of a line or after a blank is a comment. `expire=7d` behind a key says how long what comes with it, and
-with all keys of its name, may be kept. It is read again when it changes, so a key can be revoked without a restart; while it
-cannot be read, or makes no sense, the keys that were read last stay.
+A key file has one key a line: `key`, or `name = key`. The blanks around `=` are needed, because a key may end with `=`. A `#`
+at the beginning of a line or after a blank begins a comment. `expire=7d` after a key limits how long the data of its tenant is
+kept. The file is read again when it changes, so a key can be revoked without a restart. If it then cannot be read or has an
+error, the previous keys stay valid.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headstart.observe import redaction
 from headstart.units import parse_time
 
 OPERATOR = "operator"
-"""Name of the keys that may read what is told of all tenants."""
+"""Name of the keys that may read server-wide data."""
 
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _LINE = re.compile(r"(?:(?P<name>\S+)\s+=\s+)?(?P<key>\S+)(?:\s+expire=(?P<expire>\S+))?")
@@ -34,14 +34,14 @@ _LINE = re.compile(r"(?:(?P<name>\S+)\s+=\s+)?(?P<key>\S+)(?:\s+expire=(?P<expir
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key. `tenant` is the same for all keys of one name, so that a key can be replaced and the cache stays.
+    """One key. All keys with one name have the same `tenant`, so a key can be replaced and the cache stays.
 
     Attributes:
-        spelled: the bytes that clients send for it: beyond ASCII some write UTF-8 and others Latin-1.
-        expire: seconds for which what comes with it may be kept; None for as long as anybody's.
+        encodings: the bytes that clients send for it. Beyond ASCII some clients use UTF-8 and others Latin-1.
+        expire: seconds for which its tenant's data may be kept; None for the server's limit.
     """
 
-    spelled: tuple[bytes, ...]
+    encodings: tuple[bytes, ...]
     tenant: str
     operator: bool = False
     expire: float | None = None
@@ -49,25 +49,25 @@ class Key:
     @classmethod
     def of(cls, key: str, name: str = "", expire: float | None = None) -> Key:
         redaction.hide([key])
-        spelled = [key.encode("utf-8", "surrogateescape")]
+        encodings = [key.encode("utf-8", "surrogateescape")]
         with suppress(UnicodeEncodeError):
-            spelled.append(key.encode("latin-1"))
+            encodings.append(key.encode("latin-1"))
         tenant = tenant_of("name", name) if name else tenant_of("key", key)
-        return cls(tuple(spelled), tenant, name == OPERATOR, expire)
+        return cls(tuple(encodings), tenant, name == OPERATOR, expire)
 
 
 _ANYBODY = Key((), OPEN, operator=True)
 
 
 class Keys:
-    """All keys of a server; without any it is open to everybody.
+    """All keys of a server. Without keys it is open to everybody.
 
     Args:
-        given: on the command line.
-        file: of keys.
+        given: keys from the command line.
+        file: key file.
 
     Raises:
-        ConfigError: the file cannot be read, has no keys, or a line of it is none; or a given key is empty.
+        ConfigError: a given key is empty, or the file cannot be read, has no keys or has a wrong line.
     """
 
     def __init__(self, given: Sequence[str] = (), file: Path | None = None) -> None:
@@ -88,20 +88,20 @@ class Keys:
         return *self._given, *self._file.keys()
 
     def find(self, candidates: Iterable[bytes]) -> Key | None:
-        """The key that one of `candidates` is; None if none is any. The time says nothing about which came close."""
+        """The key that equals one of `candidates`, or None. The time it takes does not depend on how similar they are."""
         if not self.closed:
             return _ANYBODY
         offered = list(candidates)
         found: Key | None = None
         for key in self.all():
-            matches = [hmac.compare_digest(one, spelled) for one in offered for spelled in key.spelled]
+            matches = [hmac.compare_digest(candidate, encoding) for candidate in offered for encoding in key.encodings]
             if any(matches):
                 found = key
         return found
 
 
 class KeySource(Protocol):
-    """Where keys come from that may change. `version`: how often they have been read."""
+    """A source of keys that may change. `version`: how often they have been read again."""
 
     version: int
 
@@ -119,7 +119,7 @@ class NoKeyFile:
 
 
 class KeyFile:
-    """A file of keys: a `KeySource`. Raises ConfigError at first; later faults are logged, once each."""
+    """A key file: a `KeySource`. Only the first read raises ConfigError; later errors are logged, once for each change."""
 
     def __init__(self, path: Path) -> None:
         self.version = 0
@@ -139,7 +139,7 @@ class KeyFile:
                 self.version += 1
                 self._log.info("keys read again", file=str(self._path), keys=len(self._keys))
             except ConfigError as error:
-                self._log.error("the keys that were read last stay", error=str(error))
+                self._log.error("the keys could not be read again; the previous ones stay valid", error=str(error))
         return self._keys
 
     def _state(self) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ class KeyFile:
     def _read(self) -> tuple[Key, ...]:
         lines, mode = read(self._path)
         if os.name == "posix" and mode & 0o077:
-            self._log.warning("others than its owner may read the keys; chmod 600 mends that", file=str(self._path))
+            self._log.warning("other users may read the keys; run chmod 600", file=str(self._path))
         terms: dict[str, float] = {}
         for line in lines:
             if line.expire is not None:
@@ -163,7 +163,7 @@ class KeyFile:
 
 @dataclass(frozen=True, slots=True)
 class KeyLine:
-    """A line of a file of keys. `name`: "" if it has none. `expire`: seconds; None if it says nothing of that."""
+    """A line of a key file. `name`: "" if there is none. `expire`: in seconds; None if the line has no `expire=`."""
 
     key: str
     name: str
@@ -179,7 +179,7 @@ def read(path: Path) -> tuple[list[KeyLine], int]:
     """The keys of a file, and its mode.
 
     Raises:
-        ConfigError: it cannot be read, or a line makes no sense.
+        ConfigError: it cannot be read, or has a wrong line.
     """
     try:
         with path.open("rb") as file:
@@ -189,18 +189,18 @@ def read(path: Path) -> tuple[list[KeyLine], int]:
         raise ConfigError(f"Cannot read --api-key-file {path}: {getattr(error, 'strerror', error)}.") from error
     keys: dict[str, KeyLine] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        said = _COMMENT.sub("", line).strip()
-        if not said:
+        content = _COMMENT.sub("", line).strip()
+        if not content:
             continue
-        found = _LINE.fullmatch(said)
+        found = _LINE.fullmatch(content)
         if found is None:
             raise ConfigError(
-                f"{path}, line {number}: write `key` or `name = key`; neither has blanks in it. `expire=7d` may be behind it."
+                f"{path}, line {number}: write `key` or `name = key`, neither with blanks; `expire=7d` may follow."
             )
         if found["key"].startswith("expire=") or found["name"] == "expire":  # it would open the server
-            raise ConfigError(f"{path}, line {number}: `expire=7d` has its place behind a key; for all there is --expire.")
+            raise ConfigError(f"{path}, line {number}: `expire=7d` must follow a key; --expire sets it for all keys.")
         if found["key"] in keys:
-            raise ConfigError(f"{path}, line {number}: this key is there already.")
+            raise ConfigError(f"{path}, line {number}: this key occurs twice.")
         try:
             expire = None if found["expire"] is None else parse_time(found["expire"])
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Formats: what a caller may say that a reply must be, in the words of OpenAI, llama-server and vLLM."""
+"""Body: how JSON bodies are parsed, and the fields that set the format of a reply (OpenAI, llama-server, vLLM)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from headstart.output.json_values import countable
 
 
 class Body(Strict):
-    """A body that is answered with a reply. What it says and nobody reads is in `ignored`."""
+    """A body that is answered with a reply."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
-    """Fields of a parent that say nothing in this body."""
+    """Fields of the parent class that have no effect in this body."""
 
     _ignored: tuple[str, ...] = PrivateAttr(())
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Names of fields that were passed over, and might have changed the answer."""
+        """Names of fields that were ignored, and might have changed the answer."""
         return self._ignored
 
     @classmethod
@@ -36,27 +36,27 @@ class Body(Strict):
         return _known(cls)
 
     def note(self, body: Mapping[str, Any]) -> None:
-        """`body`: what this was read from."""
+        """Notes the ignored fields of `body`, from which this object was parsed."""
         self._ignored = ignored(body, self.known())
 
 
 @cache
-def _known(form: type[Body]) -> frozenset[str]:
-    return frozenset(field.alias or name for name, field in form.model_fields.items()) - form.WITHOUT_EFFECT
+def _known(model: type[Body]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in model.model_fields.items()) - model.WITHOUT_EFFECT
 
 
 def _parsed(value: Any) -> Any:
-    """A schema that is written as text."""
+    """A schema, which may be written as a string."""
     if isinstance(value, str):
         try:
             return from_json(value)
         except ValueError:
-            raise PydanticCustomError("json", "is no JSON") from None
+            raise PydanticCustomError("json", "is not JSON") from None
     return value
 
 
 class JsonSchema(Strict):
-    """`schema` is a JSON schema. With `strict` what cannot be guaranteed is refused."""
+    """`schema` is a JSON schema. With `strict`, a schema that cannot be guaranteed is refused."""
 
     name: str | None = None
     json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
@@ -64,7 +64,7 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """What a reply must be."""
+    """The format of a reply."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -80,7 +80,7 @@ NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 
 
 class StructuredOutputs(Strict):
-    """vLLM's way to say what a reply must be; `guided_…` were its fields before."""
+    """vLLM's fields for the format of a reply; older versions call them `guided_…`."""
 
     json_schema: Annotated[dict[str, Any] | None, BeforeValidator(_parsed), Field(alias="json")] = None
     json_object: bool | None = None
@@ -106,12 +106,12 @@ class StructuredOutputs(Strict):
 
 
 def _any_of(texts: list[str]) -> str:
-    """A grammar in Lark of one of the texts."""
+    """A Lark grammar that matches exactly these texts."""
     return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
 
 
 class Constrained(Strict):
-    """What a reply must be, in llama-server's (`grammar`, `json_schema`) and vLLM's words."""
+    """The format of a reply in the fields of llama-server (`grammar`, `json_schema`) and vLLM."""
 
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
@@ -123,7 +123,7 @@ class Constrained(Strict):
 
     @property
     def formats(self) -> list[Format]:
-        """What the reply must be; more than one is too many."""
+        """All formats in the body; more than one is an error."""
         guided = StructuredOutputs.model_construct(
             json_schema=self.guided_json, regex=self.guided_regex, choice=self.guided_choice, grammar=self.guided_grammar
         )
@@ -146,7 +146,7 @@ def _whole(value: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-"""An integer, also written as 1.0: to JSON these are the same."""
+"""An integer, which may be written as 1.0: JSON does not distinguish them."""
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -154,11 +154,11 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 BodyT = TypeVar("BodyT", bound=Strict)
 
 
-def parse(form: type[BodyT], data: bytes) -> BodyT:
-    """Reads a body.
+def parse(model: type[BodyT], data: bytes) -> BodyT:
+    """Parses a body.
 
     Raises:
-        InvalidRequest: it is no JSON object, or not of this form; one sentence, with the field in `param`.
+        InvalidRequest: it is not a JSON object, or does not fit the model; one sentence, with the field in `param`.
     """
     try:
         value = from_json(data, allow_inf_nan=False)
@@ -167,7 +167,7 @@ def parse(form: type[BodyT], data: bytes) -> BodyT:
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
     try:
-        found = form.model_validate(value)
+        found = model.model_validate(value)
     except ValidationError as error:
         raise condense(error, value) from None
     if not countable(value):

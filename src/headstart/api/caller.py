@@ -1,4 +1,4 @@
-"""Caller: what the log says of whoever sent a request."""
+"""Caller: what the log records about the sender of a request."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from headstart.chat import tenancy
 from headstart.observe.logs import Caller
 
 DIGITS = 12
-"""Of a tenant's digest."""
+"""Logged characters of a tenant's digest."""
 
 _STRANGE = re.compile(r"[^\x21-\x7e]")
 _LONGEST = 80
-"""Characters of a path that is no route's."""
+"""Logged characters of an unknown path."""
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Of a request's ASGI scope."""
+    """The caller of a request, from its ASGI scope."""
     return Caller(
         id=scope.get("request_id", ""),
         route=f"{scope['method']} {_route(scope)}",
@@ -28,6 +28,6 @@ def caller_of(scope: Scope) -> Caller:
 
 
 def _route(scope: Scope) -> str:
-    """A route as it is declared: what a caller puts into its place is not ours to tell. Of other paths, what can be shown."""
+    """The route's pattern, because its parameters are the caller's data. For an unknown path, its printable characters."""
     declared = getattr(scope.get("route"), "path", None)
     return declared if isinstance(declared, str) else _STRANGE.sub("?", scope["path"][:_LONGEST])

@@ -1,7 +1,7 @@
-"""Call: the line between one HTTP caller and the engine thread.
+"""Connection: between one HTTP caller and the engine thread.
 
-engine thread ──sink──▶ deque ──(one wake-up for all that piled up)──▶ event loop ──▶ caller
-caller hangs up ──▶ every request of the call is cancelled at once
+engine thread ──sink──▶ deque ──(one wake-up for all waiting events)──▶ event loop ──▶ caller
+caller disconnects ──▶ all requests of the call are cancelled at once
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ CallResult = TypeVar("CallResult")
 
 
 class Disconnected(Exception):
-    """The caller hung up."""
+    """The caller closed the connection."""
 
 
 class EngineCall:
-    """The requests of one HTTP call (one for each prompt): submitted, then listened to, cancelled on exit unless done.
+    """The requests of one HTTP call, one for each prompt. Exit cancels those that are not done.
 
     Args:
-        receive: of the ASGI scope, its body already read: what comes next is the disconnect.
-        beat: seconds of silence after which `take` returns nothing.
-        arrived: when the call came in, by `time.monotonic`.
-        drain: knows of the call as long as it is not over.
+        receive: from ASGI. The body has been read, so the next message is the disconnect.
+        beat: seconds of silence after which `take` returns an empty list.
+        arrived: when the call arrived, by `time.monotonic`.
+        drain: keeps the call until it is over.
 
     Attributes:
-        done: all requests have ended.
-        failure: the error that ended the call, if one did.
-        stopped: that is because the server stops.
+        done: whether all requests have ended.
+        failure: the error that ended the call, or None.
+        stopped: whether the call failed because the server stops.
         reasons: how each finished choice ended.
     """
 
@@ -69,14 +69,14 @@ class EngineCall:
         self._beat = beat
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
-        self._wide = runtime.engine.shape.slots
+        self._slots = runtime.engine.shape.slots
         self._next = 0
         self._open: dict[int, Handle] = {}
         self._handles: list[Handle] = []
         self._reports: list[dict[int, Report]] = []
         self._ended: dict[int, int] = {}
-        self._spoke: dict[tuple[int, int], float] = {}
-        self._said: dict[tuple[int, int], int] = {}
+        self._last_delta: dict[tuple[int, int], float] = {}
+        self._tokens: dict[tuple[int, int], int] = {}
         self._events: deque[tuple[int, Event]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._woken = False
@@ -89,7 +89,7 @@ class EngineCall:
         drain.calls.add(self)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Once, from any thread, before the call is listened to: the engine need not wait for the event loop.
+        """Submits the requests. Called once, from any thread, before `take`, so the engine need not wait for the event loop.
 
         Raises what `Runtime.submit` raises.
         """
@@ -98,30 +98,30 @@ class EngineCall:
         try:
             self._advance()
         except BaseException:
-            self._cancel()  # those before the one that was refused
+            self._cancel()  # the requests before the refused one
             raise
         if self._closed:
             self._cancel()
 
     def abandon(self) -> None:
-        """Nobody listens any more: what runs is cancelled, and so is what is only submitted from now on."""
+        """Cancels all requests, also those that are submitted later: nobody reads the answer."""
         self._gone = True
         self._leave()
 
     @property
     def running(self) -> bool:
-        """Whether the engine is at one of its requests, or was."""
+        """Whether the engine has begun one of its requests."""
         return any(handle.begun for handle in list(self._handles))
 
     def end(self, error: HeadstartError) -> None:
-        """Cancels what runs and what is submitted from now on. What was said before is still to be taken; then `error` is
-        the call's failure, unless it is complete."""
+        """Cancels all requests, also those that are submitted later. `take` still returns the events before; then `error` is
+        the call's failure, unless the call is complete."""
         self._ending = self._ending or error
         self._cancel()
         self._wake()
 
     async def unless_ended(self, work: Awaitable[CallResult]) -> CallResult:
-        """What `work` gives. Raises the error of `end` as soon as there is one; the work then goes on alone."""
+        """The result of `work`. Raises the error of `end` at once; the work then continues in the background."""
         task = asyncio.ensure_future(work)
         task.add_done_callback(_forget)
         while not task.done():
@@ -150,11 +150,11 @@ class EngineCall:
         self._leave()
 
     async def take(self) -> list[tuple[int, Event]]:
-        """What has happened since, as (number of the prompt, event); empty after a beat of silence.
+        """The new events, as (number of the prompt, event); empty after a beat of silence.
 
         Raises:
-            Disconnected: the caller hung up; everything is cancelled.
-            Overloaded: a later prompt of the call found the queue full.
+            Disconnected: the caller closed the connection; all requests are cancelled.
+            Overloaded: the queue was full for a later prompt of the call.
         """
         if not self._events and not self._closed:
             self._waiter = self._loop.create_future()
@@ -170,39 +170,39 @@ class EngineCall:
             self._follow(batch)
         if self._ending is not None and not self.done:
             self.done = True
-            if len(self.reasons) < sum(request.choices for request in self._requests) or not self._requests:
+            if len(self.reasons) < sum(request.params.choices for request in self._requests) or not self._requests:
                 self.failure, self.stopped = self._ending, True
         return batch
 
     def summary(self) -> Summary:
-        """The account of a finished call."""
+        """The summary of a finished call."""
         return summarise([list(reports.values()) for reports in self._reports])
 
     def so_far(self) -> Figures:
-        """What is known of a call that is not finished."""
+        """The figures of an unfinished call."""
         reports = [report for choices in self._reports for report in choices.values()][:1]
         return Figures(
             prompt=sum(len(request.prompt) for request in self._requests),
             cached=reports[0].cached if reports else None,
             computed=reports[0].computed if reports else None,
-            completion=sum(self._said.values()),
+            completion=sum(self._tokens.values()),
             seconds=self.seconds,
         )
 
     def summary_of(self, prompt: int, choice: int) -> Summary:
-        """The account of one finished choice."""
+        """The summary of one finished choice."""
         return summarise([[self._reports[prompt][choice]]])
 
     @property
     def seconds(self) -> float:
-        """Since the call arrived."""
+        """Seconds since the call arrived."""
         return time.monotonic() - self.arrived
 
     # ── on the caller's thread, then on the event loop ───────────────────────────────────────────────────────────────
 
     def _advance(self) -> None:
-        """Submits as many prompts as can run at the same time; the others follow when one has ended."""
-        while not self._closed and self._next < len(self._requests) and len(self._open) < self._wide:
+        """Submits as many prompts as can run at the same time; each of the others follows when one has ended."""
+        while not self._closed and self._next < len(self._requests) and len(self._open) < self._slots:
             number = self._next
             try:
                 handle = self._runtime.submit(self._requests[number], partial(self._put, number))
@@ -213,7 +213,7 @@ class EngineCall:
             self._open[number] = handle
             self._handles.append(handle)
             self._next += 1
-        over = not self._open  # looked at first: `end` empties it, and says so before
+        over = not self._open  # read before `_ending`: `end` sets `_ending` first and then empties `_open`
         if self._ending is None:
             self.done = over
 
@@ -226,7 +226,7 @@ class EngineCall:
         self._cancel()
 
     def _cancel(self) -> None:
-        with suppress(KeyError):  # another thread may be filling it, or emptying it as well
+        with suppress(KeyError):  # another thread may add or remove entries meanwhile
             while True:
                 self._open.popitem()[1].cancel()
 
@@ -238,19 +238,19 @@ class EngineCall:
             if type(event) is Delta:
                 now = now or time.monotonic()
                 key = (number, event.choice)
-                before = self._spoke.get(key)
+                before = self._last_delta.get(key)
                 if before is not None:
                     self._metrics.gap(now - before)
-                self._spoke[key] = now
-                self._said[key] = event.tokens
+                self._last_delta[key] = now
+                self._tokens[key] = event.tokens
             elif isinstance(event, Started):
                 self._reports[number][event.choice] = event.report
             elif isinstance(event, Finished):
                 self._reports[number][event.choice] = event.report
                 self.reasons.append(event.reason)
-                self._said[number, event.choice] = event.report.completion
+                self._tokens[number, event.choice] = event.report.completion
                 self._ended[number] = self._ended.get(number, 0) + 1
-                if self._ended[number] == self._requests[number].choices:
+                if self._ended[number] == self._requests[number].params.choices:
                     self._open.pop(number, None)
                     if self.failure is None and self._ending is None:
                         self._advance()
@@ -284,11 +284,11 @@ class EngineCall:
             self._woken = True
             try:
                 self._loop.call_soon_threadsafe(self._wake)
-            except RuntimeError:  # the loop is closed: nobody listens any more
+            except RuntimeError:  # the loop is closed
                 return
 
 
 def _forget(task: asyncio.Future[Any]) -> None:
-    """Takes note of what it raises, also if nobody waits for it any more."""
+    """Retrieves the task's exception, so that asyncio does not report it if nobody waits for the task."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""Diagnostics: a cause in the vendors' own forms, as their SDKs' types have them."""
+"""Diagnostics: a cause in the vendors' formats, as the types of their SDKs define them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from headstart.explain.explain import Explanation
 
 _WITHOUT_TOKENS = frozenset({"unavailable", "previous_message_not_found"})
 _BARE = frozenset({"unavailable", "comparison_response_not_found"})
-"""Forms that say no more than their `type`."""
+"""Objects that have no field but `type`."""
 
 
 def anthropic(found: Explanation | None, *, known: bool = True) -> dict[str, Any] | None:
-    """Anthropic's `diagnostics.cache_miss_reason`; None if nothing was missed.
+    """Anthropic's `diagnostics.cache_miss_reason`; None if there was no miss.
 
-    `known`: whether the message named by `previous_message_id` is one of ours, if one is named.
+    `known`: False if this server did not send the message that `previous_message_id` names.
     """
     if not known:
         return {"type": "previous_message_not_found"}
@@ -25,7 +25,7 @@ def anthropic(found: Explanation | None, *, known: bool = True) -> dict[str, Any
 
 
 def responses(found: Explanation | None, *, known: bool = True) -> dict[str, Any]:
-    """OpenAI's `prompt_cache_diagnostics`. `known`: whether `comparison_response_id` is one of ours, if it is given."""
+    """OpenAI's `prompt_cache_diagnostics`. `known`: False if this server did not send the response `comparison_response_id`."""
     if not known:
         return {"type": "comparison_response_not_found"}
     if found is None:

@@ -1,4 +1,4 @@
-"""Dialects: which one a body is in, and the dialogue that it says in it."""
+"""Dialects: finds the dialect of a body, and reads its conversation."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking",
 
 
 def conversation_of(service: Service, request: HttpRequest, body: Mapping[str, Any]) -> Conversation:
-    """What a body says, whichever endpoint it is for. Raises InvalidRequest."""
+    """The conversation in a body for any endpoint. Raises InvalidRequest."""
     data = json.dumps(body).encode()
     if "input" in body or "previous_response_id" in body:
         return responses.ResponsesInputReader(service, request, parse(ResponsesInput, data)).conversation()[0]
     if _is_anthropic(body):
-        form = parse(CountTokensRequest, data)
-        return anthropic_conversation.conversation_of(form, anthropic.salt_of(service, request, form))
+        parsed = parse(CountTokensRequest, data)
+        return anthropic_conversation.conversation_of(parsed, anthropic.salt_of(service, request, parsed))
     chat = parse(TemplateRequest, data)
     salt = body.get("cache_salt")
     return openai_conversation(chat, service.salt(request, None, salt if isinstance(salt, str) else None))
 
 
 def _is_anthropic(body: Mapping[str, Any]) -> bool:
-    """By what only its bodies have: a system prompt of its own, schemas under its name, its kinds of blocks."""
-    tools, messages = ([one for one in _listed(body.get(name)) if isinstance(one, Mapping)] for name in ("tools", "messages"))
+    """Whether the body has a field that only Anthropic's bodies have: `system`, `input_schema`, or a type of block."""
+    tools, messages = ([item for item in _listed(body.get(key)) if isinstance(item, Mapping)] for key in ("tools", "messages"))
     if "system" in body or any("input_schema" in tool for tool in tools):
         return True
     blocks = [block for message in messages for block in _listed(message.get("content")) if isinstance(block, Mapping)]

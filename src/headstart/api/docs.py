@@ -1,4 +1,4 @@
-"""Docs: a page that shows /openapi.json to people. It comes with the package and asks no other host for anything."""
+"""Docs: a page that shows /openapi.json to people. It is part of the package and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 @router.head("/docs", include_in_schema=False)
 @router.get("/docs", include_in_schema=False)
 async def docs(request: HttpRequest) -> Response:
-    """The page. Needs no key: what it shows does, and it asks for one."""
+    """The page. It needs no key; /openapi.json does, and the page asks the user for it."""
     text, policy = page()
     headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
     return HTMLResponse(text, headers=headers)
@@ -28,13 +28,13 @@ async def docs(request: HttpRequest) -> Response:
 
 @router.get("/redoc", include_in_schema=False)
 async def redoc(request: HttpRequest) -> Response:
-    """Where FastAPI's servers have a second page."""
+    """Redirects to /docs: FastAPI's servers have a second page here."""
     return RedirectResponse("docs", 308)
 
 
 @cache
 def page() -> tuple[str, str]:
-    """The page, and the policy that lets a browser run what is in it, ask this server, and nothing else."""
+    """The page, and the content security policy: a browser runs its inline script and connects to this server only."""
     text = (files("headstart") / "data" / "docs.html").read_text("utf-8")
     hashes = {kind: base64.b64encode(hashlib.sha256(body.encode()).digest()).decode() for kind, body in _INLINE.findall(text)}
     allowed = f"script-src 'sha256-{hashes['script']}'; style-src 'sha256-{hashes['style']}'; connect-src 'self'"

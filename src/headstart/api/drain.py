@@ -1,6 +1,6 @@
-"""Drain: what a server that stops still has to answer.
+"""Drain: the requests that a stopping server still has to answer.
 
-begin ──▶ what waits is ended, new requests are refused, what runs goes on ──▶ end ──▶ what runs is ended
+begin ──▶ waiting calls are ended, new requests are refused, running calls continue ──▶ end ──▶ running calls are ended
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from headstart.errors import Unavailable
 
 STOPPING = "The server is stopping"
 RETRY_AFTER = 5.0
-"""Seconds after which a client may try again: by then there is another server, or none."""
+"""Seconds after which a client may try again. By then another server runs, or none."""
 
 
 class Ending(Protocol):
-    """A call that can be ended. `running`: the engine is at it."""
+    """A call that can be ended. `running`: the engine has begun it."""
 
     @property
     def running(self) -> bool: ...
@@ -28,13 +28,13 @@ class Ending(Protocol):
 
 
 class Drain:
-    """For the event loop only, but for `begun` and `left`.
+    """The state of stopping. Only `begun` and `left` may be read outside the event loop.
 
     Attributes:
-        begun: the server stops.
-        open: requests that came before that and are not answered yet.
-        calls: those of them that the engine has or gets.
-        finished, ended, refused: requests, since it began, by how they ended.
+        begun: whether the server is stopping.
+        open: unanswered requests that arrived before.
+        calls: calls that were or will be submitted to the engine.
+        finished, ended, refused: requests since the stop began, by how they ended.
     """
 
     def __init__(self) -> None:
@@ -47,21 +47,21 @@ class Drain:
 
     @property
     def running(self) -> int:
-        """Calls that the engine is at."""
+        """How many calls the engine has begun."""
         return sum(call.running for call in self.calls)
 
     @property
     def left(self) -> float | None:
-        """Seconds that are left for all that has to be done; None as long as nobody says."""
+        """Seconds left for stopping; None before it begins."""
         return None if self._ends is None else max(0.0, self._ends - time.monotonic())
 
     def check(self) -> None:
-        """Raises Unavailable if the server stops."""
+        """Raises Unavailable if the server is stopping."""
         if self.begun:
             raise refusal()
 
     def begin(self, seconds: float) -> None:
-        """Ends what the engine is not at. `seconds`: for all, the disk included."""
+        """Ends the calls that the engine has not begun. `seconds`: for stopping, disk writes included."""
         self.begun = True
         self._ends = time.monotonic() + seconds
         for limit in self._bodies:
@@ -70,7 +70,7 @@ class Drain:
             call.end(refusal())
 
     def end(self) -> None:
-        """Ends what still runs."""
+        """Ends all calls that still run."""
         for call in list(self.calls):
             call.end(Unavailable(f"{STOPPING}: this reply is not complete.", retry_after=RETRY_AFTER))
 
@@ -86,7 +86,7 @@ class Drain:
 
     @asynccontextmanager
     async def body(self) -> AsyncIterator[None]:
-        """While a request's body comes in, for which a server that stops does not wait. Raises Unavailable."""
+        """Around reading a request's body. A stopping server does not wait for it: raises Unavailable."""
         self.check()
         try:
             async with asyncio.timeout(None) as limit:
@@ -101,5 +101,5 @@ class Drain:
 
 
 def refusal() -> Unavailable:
-    """What is told to whoever is not served any more."""
+    """The error for requests that a stopping server refuses."""
     return Unavailable(f"{STOPPING}; try again in {RETRY_AFTER:.0f} s.", retry_after=RETRY_AFTER)

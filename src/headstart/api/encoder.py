@@ -1,4 +1,4 @@
-"""Encoder: writes the events of a call in the form of one endpoint, as a stream or as one answer."""
+"""Encoder: writes the events of a call in the format of one endpoint, as a stream or as one answer."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from headstart.serving.request import Delta, Event, Finished, Progress, Request,
 
 
 def comment(text: str) -> bytes:
-    """An SSE comment: keeps the line alive, and every client skips it."""
+    """An SSE comment, which keeps the connection alive. Every client skips it."""
     return f": {text}\n\n".encode()
 
 
 def frame(value: dict[str, Any], event: str | None = None) -> bytes:
-    """An SSE message: its data, under its event's name if it has one."""
+    """An SSE message with its data, and with the name of its event if it has one."""
     name = f"event: {event}\n".encode() if event is not None else b""
     return name + b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
 class Encoder:
-    """The reply builders of an answer, and the endpoint's form of them. Each endpoint has a subclass.
+    """The reply builders of an answer, and how the endpoint writes them. Each endpoint has a subclass.
 
-    The k-th choice of the i-th prompt of n choices each has the index i · n + k.
+    With n choices a prompt, choice k of prompt i has the index i · n + k.
 
     Args:
-        reading: how replies are read; None where text is all there is.
-        progress: whether the caller wants to know how far the prefill is.
-        timed: whether it wants to know with each piece how long all took so far.
+        reader: how replies are parsed; None for raw text.
+        progress: whether the caller wants the progress of the prefill.
+        timed: whether the caller wants timings with each delta.
 
     Attributes:
-        seconds: seconds between the call and the event that is being encoded.
-        ignored: fields of the body that were passed over.
+        seconds: from the arrival of the call to the event that is being encoded.
+        ignored: fields of the body that were ignored.
     """
 
     def __init__(
         self, requests: Sequence[Request], reader: ReplyReader | None = None, *, progress: bool = False, timed: bool = False
     ) -> None:
-        self.width = requests[0].choices
+        self.width = requests[0].params.choices
         self.reader = reader
         self.builders = [
             ReplyBuilder(number * self.width + choice, choice, reader)
@@ -56,44 +56,44 @@ class Encoder:
         self.ignored: tuple[str, ...] = ()
 
     def account(self, summary: Summary) -> dict[str, Any]:
-        """What headstart adds to an answer."""
-        told = headstart(summary)
+        """The fields that headstart adds to an answer."""
+        costs = headstart(summary)
         if self.ignored:
-            told["ignored"] = list(self.ignored)
-        return {"timings": timings(summary), "headstart": told}
+            costs["ignored"] = list(self.ignored)
+        return {"timings": timings(summary), "headstart": costs}
 
     # ── an endpoint's own ────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, builder: ReplyBuilder) -> bytes:
-        """The prompt is prefilled (`builder.report` has the cost); the first token is next."""
+        """The prompt is prefilled (`builder.report` has the cost); the first token comes next."""
         raise NotImplementedError
 
-    def pieces(self, builder: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
-        """More of a reply. With log-probabilities there may be no piece."""
+    def more(self, builder: ReplyBuilder, deltas: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+        """More of a reply. With log-probabilities `deltas` may be empty."""
         raise NotImplementedError
 
     def finish(self, builder: ReplyBuilder, summary: Summary) -> bytes:
-        """A reply is complete (`builder.finish` says how it ended)."""
+        """A reply is complete (`builder.finish` has the reason)."""
         raise NotImplementedError
 
     def close(self, summary: Summary) -> bytes:
-        """The last words of a stream in which all went well."""
+        """The end of a successful stream."""
         raise NotImplementedError
 
     def whole(self, summary: Summary) -> dict[str, Any] | list[dict[str, Any]]:
-        """The answer to a call without a stream."""
+        """The answer to a call without `stream`."""
         raise NotImplementedError
 
     def fail(self, error: Exception) -> bytes:
-        """The last words of a stream that failed after its beginning."""
+        """The end of a stream that failed after its first event."""
         return frame(OPENAI.body(error, ""))
 
     def beat(self) -> bytes:
-        """What keeps a silent line alive."""
+        """Sent after silence, to keep the connection alive."""
         return comment("waiting")
 
     def progress(self, builder: ReplyBuilder, event: Progress, seconds: float) -> bytes:
-        """How far the prefill is, `seconds` after the call came in."""
+        """The progress of the prefill, `seconds` after the call arrived."""
         return comment(f"prefill {event.done}/{event.total}")
 
     # ── common to all ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -102,7 +102,7 @@ class Encoder:
         return self.builders[number * self.width + choice]
 
     def take(self, number: int, event: Event) -> None:
-        """Lets a whole answer grow by an event."""
+        """Adds an event to an answer without `stream`."""
         if isinstance(event, Delta):
             self.builder(number, event.choice).take(event)
         elif isinstance(event, Started):
@@ -110,13 +110,13 @@ class Encoder:
         elif isinstance(event, Finished):
             self.builder(number, event.choice).end(event)
 
-    def tell(self, number: int, event: Event, seconds: float, summary: Callable[[int, int], Summary]) -> bytes:
-        """An event, told. `summary`: the account of a choice of a prompt that is finished."""
+    def encode(self, number: int, event: Event, seconds: float, summary: Callable[[int, int], Summary]) -> bytes:
+        """The bytes of an event. `summary` returns the summary of a finished choice of a prompt."""
         self.seconds = seconds
         if type(event) is Delta:
             builder = self.builder(number, event.choice)
-            pieces = builder.take(event)
-            return self.pieces(builder, pieces, event.logprobs) if pieces or event.logprobs else b""
+            deltas = builder.take(event)
+            return self.more(builder, deltas, event.logprobs) if deltas or event.logprobs else b""
         if isinstance(event, Progress):
             return self.progress(self.builder(number, 0), event, seconds)
         if isinstance(event, Started):
@@ -127,6 +127,6 @@ class Encoder:
         if isinstance(event, Finished):
             builder = self.builder(number, event.choice)
             rest = builder.end(event)
-            told = self.pieces(builder, rest, ()) if rest else b""
-            return told + self.finish(builder, summary(number, event.choice))
+            data = self.more(builder, rest, ()) if rest else b""
+            return data + self.finish(builder, summary(number, event.choice))
         return b""

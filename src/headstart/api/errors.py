@@ -1,4 +1,4 @@
-"""Faults: every error in the form of the vendor whose path it is on.
+"""Errors: every error in the format of the vendor whose path was requested.
 
 OpenAI      {"error": {"message", "type", "param", "code"}}
 Anthropic   {"type": "error", "error": {"type", "message"}, "request_id"}
@@ -23,7 +23,7 @@ from headstart.api.paths import hint
 from headstart.errors import ContextTooLong, HeadstartError, InvalidRequest, NotFound, Overloaded, RequestError, Unavailable
 
 CLIENT_CLOSED = 499
-"""Status of an answer that nobody reads (nginx's number)."""
+"""Status after the caller closed the connection (nginx's number)."""
 
 
 class ErrorObject(BaseModel):
@@ -34,7 +34,7 @@ class ErrorObject(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The form of errors, except to Anthropic's clients."""
+    """The format of errors, except for Anthropic's clients."""
 
     error: ErrorObject
 
@@ -45,7 +45,7 @@ class AnthropicErrorObject(BaseModel):
 
 
 class AnthropicErrorBody(BaseModel):
-    """The form of errors to Anthropic's clients."""
+    """The format of errors for Anthropic's clients."""
 
     type: Literal["error"]
     error: AnthropicErrorObject
@@ -64,7 +64,7 @@ class Unauthorized(RequestError):
 
 
 class WrongKey(Unauthorized):
-    """A key was brought, and it is none of ours."""
+    """The request has a key, and the server does not know it."""
 
 
 class Forbidden(RequestError):
@@ -82,19 +82,19 @@ class UnknownRoute(NotFound):
     code = "unknown_route"
 
 
-# ── forms ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── formats ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
-    """How a vendor says an error. `body`: of an error and the request's id."""
+    """How a vendor writes errors. `body` takes the error and the request's id."""
 
     body: Callable[[Exception, str], dict[str, Any]]
     status: Callable[[Exception], int]
 
 
 def message_of(error: Exception) -> str:
-    """What a caller is told of an error."""
+    """The message of an error, for the caller."""
     if isinstance(error, RequestError):
         return error.with_flags
     if isinstance(error, HeadstartError):
@@ -132,7 +132,7 @@ ANTHROPIC_TYPES = {
 def _anthropic(error: Exception, request_id: str) -> dict[str, Any]:
     message = message_of(error)
     if isinstance(error, ContextTooLong):
-        # Clients look for the vendor's own words, and shorten the conversation.
+        # Clients look for the vendor's words, and then shorten the conversation.
         message = f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum. {message}"
     kind = ANTHROPIC_TYPES.get(_anthropic_status(error), "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
@@ -147,8 +147,8 @@ OPENAI = ErrorFormat(_openai, _status)
 ANTHROPIC = ErrorFormat(_anthropic, _anthropic_status)
 
 
-def form_of(scope: Scope) -> ErrorFormat:
-    """The form of errors of a request: its path's. On the path of models, which both vendors have, its header says whose."""
+def format_of(scope: Scope) -> ErrorFormat:
+    """The format of a request's errors, by its path. Both vendors have /v1/models; there a header decides."""
     path: str = scope["path"]
     if _under("/v1/messages", path):
         return ANTHROPIC
@@ -167,8 +167,8 @@ def answer(error: Exception, scope: Scope) -> JSONResponse:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
-    form = form_of(scope)
-    return JSONResponse(form.body(error, scope.get("request_id", "")), form.status(error), headers)
+    error_format = format_of(scope)
+    return JSONResponse(error_format.body(error, scope.get("request_id", "")), error_format.status(error), headers)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
@@ -193,7 +193,7 @@ def _of_http(request: Request, error: HTTPException) -> RequestError:
         path = request.scope["path"][:200]
         return UnknownRoute(f"There is no route {request.method} {path}. {hint(path, request.app.state.paths)}")
     if error.status_code == 405:
-        return MethodNotAllowed(f"{request.url.path} does not take {request.method}.")
-    made = RequestError(str(error.detail))
-    made.status = error.status_code
-    return made
+        return MethodNotAllowed(f"{request.url.path} does not accept {request.method}.")
+    converted = RequestError(str(error.detail))
+    converted.status = error.status_code
+    return converted

@@ -1,4 +1,4 @@
-"""Generation: what bodies of all dialects in OpenAI's and llama-server's form say of how replies are generated."""
+"""Generation: the body fields that set how replies are generated, in the dialects of OpenAI and llama-server."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from headstart.api.body import Body, Whole
-from headstart.chat.chat_model import GenerationParams
 from headstart.chat.messages import ChatBody
 from headstart.chat.validation import Strict
 from headstart.interfaces.engine import Sampling
+from headstart.interfaces.generation import GenerationParams
 
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -22,9 +22,9 @@ class StreamOptions(Strict):
 
 
 class Generation(Body):
-    """What all endpoints share. `id_slot` is a hint that nobody needs here: a prompt goes where most of it is.
+    """The fields that all endpoints share.
 
-    `n_predict` is what llama-server calls `max_tokens`.
+    `n_predict` is llama-server's name for `max_tokens`. `id_slot` has no effect: the planner chooses the slot.
     """
 
     model: str | None = None
@@ -60,34 +60,34 @@ class Generation(Body):
 
 
 class TemplateRequest(ChatBody):
-    """Messages that are rendered and counted, not answered: /apply-template, /v1/chat/completions/input_tokens."""
+    """Messages that are only rendered or counted: /apply-template, /v1/chat/completions/input_tokens."""
 
 
-def wanted_beside(form: Generation) -> dict[str, bool]:
-    """What a caller wants to know beside the reply, as llama-server has it."""
-    return {"progress": bool(form.return_progress), "timed": bool(form.timings_per_token)}
+def wanted_beside(body: Generation) -> dict[str, bool]:
+    """Which of llama-server's extra data the caller wants: progress, timings."""
+    return {"progress": bool(body.return_progress), "timed": bool(body.timings_per_token)}
 
 
-def params_of(form: Generation, usual: Sampling, logprobs: int | None, limit: int | None) -> GenerationParams:
-    """How a body wants its replies. `limit`: most tokens; None and less than 0 for as many as fit."""
+def params_of(body: Generation, usual: Sampling, logprobs: int | None, limit: int | None) -> GenerationParams:
+    """The generation parameters of a body. `limit`: most tokens; None or negative for as many as fit."""
     return GenerationParams(
-        sampling=_sampling(form, usual, logprobs),
+        sampling=_sampling(body, usual, logprobs),
         max_tokens=None if limit is not None and limit < 0 else limit,
-        stop=form.stops,
-        choices=form.n or 1,
-        reuse=form.cache_prompt is not False,
-        ignore_eos=bool(form.ignore_eos),
+        stop=body.stops,
+        choices=body.n or 1,
+        reuse=body.cache_prompt is not False,
+        ignore_eos=bool(body.ignore_eos),
     )
 
 
-def _sampling(form: Generation, usual: Sampling, logprobs: int | None) -> Sampling:
-    bias = tuple(sorted((int(token), value) for token, value in (form.logit_bias or {}).items()))
+def _sampling(body: Generation, usual: Sampling, logprobs: int | None) -> Sampling:
+    bias = tuple(sorted((int(token), value) for token, value in (body.logit_bias or {}).items()))
     given: dict[str, Any] = {
         name: value
         for name in ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
-        if (value := getattr(form, name)) is not None
+        if (value := getattr(body, name)) is not None
     }
-    if form.top_k is not None:
-        given["top_k"] = max(0, form.top_k)
-    seed = None if form.seed == -1 else form.seed  # as llama-server's callers ask for one to be drawn
+    if body.top_k is not None:
+        given["top_k"] = max(0, body.top_k)
+    seed = None if body.seed == -1 else body.seed  # -1: llama-server's value for a random seed
     return replace(usual, **given, logit_bias=bias, seed=seed, logprobs=logprobs)

@@ -1,4 +1,4 @@
-"""Answer: the life of a call, the same for every dialect: understand → submit → tell."""
+"""Handler: serves a call of any dialect: parse the body → submit → encode the events."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from headstart.chat import tenancy
 from headstart.serving.runtime import Runtime
 
 SESSIONS = ("x-claude-code-session-id", "x-session-affinity", "x-session-id")
-"""Headers in which clients name a conversation."""
+"""Headers in which clients send the id of a conversation."""
 
 Understand = Callable[[Service, Runtime, HttpRequest, bytes], Understood]
-"""Reads a body. Raises RequestError."""
+"""Parses a body. Raises RequestError."""
 
 
 async def answer(request: HttpRequest, understand: Understand) -> Response:
     """Serves one call.
 
-    Raises RequestError: the body cannot be served, or the server stops before it is understood.
+    Raises RequestError: the body cannot be served, or the server stops before it is parsed.
     """
     arrived = time.monotonic()
     service = service_of(request)
@@ -46,36 +46,36 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
     )
 
     def begin() -> Understood:
-        asked = understand(service, runtime, request, data)
-        asked.encoder.ignored = asked.form.ignored
-        service.noted.note(asked.form.ignored, asked.form.known())
+        understood = understand(service, runtime, request, data)
+        understood.encoder.ignored = understood.body.ignored
+        service.noted.note(understood.body.ignored, understood.body.known())
         tenant, session = request.scope.get("tenant", tenancy.OPEN), _session(request)
         call.submit(
             [
-                replace(one, id=caller.id, tenant=tenancy.told(tenant, one.prompt.salt), session=session)
-                for one in asked.requests
+                replace(made, id=caller.id, tenant=tenancy.viewer_of(tenant, made.prompt.salt), session=session)
+                for made in understood.requests
             ]
         )
-        return asked
+        return understood
 
-    # Parsing, rendering and tokenising take milliseconds: never on the event loop, where every stream waits for them.
+    # Parsing, rendering and tokenising take milliseconds. On the event loop all streams would wait for them.
     try:
-        asked = await call.unless_ended(asyncio.to_thread(begin))
+        understood = await call.unless_ended(asyncio.to_thread(begin))
     except BaseException:
         call.abandon()
         raise
-    if asked.stream:
-        return EventStream(call, asked, service, caller)
+    if understood.stream:
+        return EventStream(call, understood, service, caller)
     try:
         async with call:
             while not call.done:
                 for number, event in await call.take():
-                    asked.encoder.take(number, event)
-        if call.failure is not None:
-            raise call.failure
-        asked.done()
+                    understood.encoder.take(number, event)
+            if call.failure is not None:
+                raise call.failure
+            await asyncio.to_thread(understood.complete, service)
         summary = call.summary()
-        whole = asked.encoder.whole(summary)
+        whole = understood.encoder.whole(summary)
     except Disconnected:
         service.unfinished(caller, "abort", call.so_far())
         return Response(status_code=CLIENT_CLOSED)
@@ -86,5 +86,5 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
 
 
 def _session(request: HttpRequest) -> str:
-    """What a client says of the conversation that its request belongs to."""
+    """The client's id for the conversation, or "" without one."""
     return next((given for name in SESSIONS if (given := request.headers.get(name))), "")[:128]

@@ -1,4 +1,4 @@
-"""Edge: the outermost layer. Request ids, keys, and the last net under faults of our own."""
+"""Middleware: the outermost layer. It sets request ids, checks keys, and answers unexpected errors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ OPEN = frozenset({"/", "/health", "/v1/health", "/docs", "/redoc"})
 """Routes that need no key."""
 
 OF_ALL = ("/metrics", "/slots")
-"""Routes about all tenants, with all below them: where these are kept apart, for the operator only."""
+"""Routes with server-wide data, and all paths below them. With isolation on, only the operator may read them."""
 
 ID_HEADERS = (b"x-request-id", b"request-id")
-"""Where OpenAI's clients look for a request's id, and where Anthropic's do."""
+"""Headers in which OpenAI's and Anthropic's clients look for a request's id."""
 
 MISSING = "This server needs an API key: send it as 'Authorization: Bearer <key>' or as 'x-api-key: <key>'."
 WRONG = "This API key is not known here. Send one that the server was given with --api-key or --api-key-file."
@@ -35,8 +35,8 @@ _SANE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Edge:
-    """ASGI middleware. Notes in the scope who asks: `request_id`, `tenant` (a digest), whether it is the `operator`, and how
-    many seconds what it says may be kept (`expire`)."""
+    """ASGI middleware. It adds to the scope: `request_id`, `tenant` (a digest), `operator` (a bool), and `expire` (the seconds
+    for which the tenant's data may be kept, or None)."""
 
     def __init__(self, app: ASGIApp, service: Service, keys: Keys) -> None:
         self._app = app
@@ -48,7 +48,7 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # From here on there is one path: what is checked is what is routed.
+        # The path that is checked must be the path that is routed.
         scope["path"] = canonical(scope["path"])
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
@@ -78,31 +78,31 @@ class Edge:
                 structlog.get_logger("headstart.api").error("internal error", id=request_id, exc_info=error)
                 figures = Figures(seconds=time.monotonic() - arrived)
                 self._service.unfinished(caller_of(scope), "error", figures, error)
-                if not started:  # else the connection is closed, as the answer is not complete
+                if not started:  # else the server closes the connection, because the answer is incomplete
                     await answer(error, scope)(scope, receive, stamped)
 
     def _admit(self, scope: Scope, headers: Headers) -> RequestError | None:
-        """Notes who asks; what is wrong with that, if anything is."""
+        """Adds the caller to the scope. Returns the error if the caller may not use the route."""
         path = scope["path"]
         if path in OPEN:
             scope["operator"] = not self._keys.closed
             return None
-        brought = list(_brought(headers))
-        key = self._keys.find(brought)
+        offered = list(_offered_keys(headers))
+        key = self._keys.find(offered)
         if self._version != self._keys.version:
             self._version = self._keys.version
             self._service.keep()
         if key is None:
-            return WrongKey(WRONG) if any(brought) else Unauthorized(MISSING)
+            return WrongKey(WRONG) if any(offered) else Unauthorized(MISSING)
         scope["tenant"], scope["expire"] = key.tenant, key.expire
         scope["operator"] = key.operator or not self._service.policy.isolates
-        if not scope["operator"] and any(path == one or path.startswith(f"{one}/") for one in OF_ALL):
-            return Forbidden(f"{path} is about all tenants: it needs the key that is named '{OPERATOR}' in --api-key-file.")
+        if not scope["operator"] and any(path == route or path.startswith(f"{route}/") for route in OF_ALL):
+            return Forbidden(f"{path} shows data of all tenants: it needs the key named '{OPERATOR}' in --api-key-file.")
         return None
 
 
-def _brought(headers: Headers) -> Iterator[bytes]:
-    """What a request brings as keys, in OpenAI's and in Anthropic's header."""
+def _offered_keys(headers: Headers) -> Iterator[bytes]:
+    """The keys in a request's headers: OpenAI's and Anthropic's."""
     for name, value in headers.raw:
         if name == b"x-api-key":
             yield value.strip()

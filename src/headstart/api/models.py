@@ -1,4 +1,4 @@
-"""Models: what is served, in one form that has the fields of both vendors: they share the path."""
+"""Models: the served model, with the fields of both vendors, because they share the path."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def model(request: HttpRequest, model_id: str) -> Response:
 def _card(service: Service) -> dict[str, object]:
     runtime = service.ready()
     path = runtime.settings.model
-    # Where files lie is the operator's own business: /props tells it.
+    # Only the operator may see where files are: in /props.
     details = {name: value for name, value in runtime.engine.facts.details.items() if name != "path"}
     if details.get("lora"):
         details["lora"] = PurePath(details["lora"]).name
@@ -53,7 +53,7 @@ def _card(service: Service) -> dict[str, object]:
         "meta": {
             "n_ctx": runtime.ctx,
             "n_vocab": runtime.engine.tokenizer.n_vocab,
-            "chat_template": runtime.chat_template.told,
+            "chat_template": runtime.chat_template.as_json,
             **details,
         },
     }

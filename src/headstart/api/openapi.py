@@ -1,4 +1,4 @@
-"""Describe: the OpenAPI document. Bodies are parsed by `schema.parse`, so their schemas are put in here."""
+"""OpenAPI: the API's description. `body.parse` parses the bodies, not FastAPI, so their schemas are added here."""
 
 from __future__ import annotations
 
@@ -53,23 +53,23 @@ BODIES: tuple[type[BaseModel], ...] = (
 _REF = "#/components/schemas/{model}"
 
 
-def takes(form: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route with a body of this form."""
-    schema = {"$ref": _REF.format(model=form.__name__)}
+def takes(model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route with this body."""
+    schema = {"$ref": _REF.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def describe(app: FastAPI, *, keys: bool) -> dict[str, Any]:
-    """The document; made once."""
+    """The OpenAPI document; built once."""
     if app.openapi_schema is not None:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-    _, schemas = models_json_schema([(form, "validation") for form in BODIES], ref_template=_REF)
+    _, schemas = models_json_schema([(model, "validation") for model in BODIES], ref_template=_REF)
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(schemas["$defs"])
     for path in document["paths"].values():
         for operation in path.values():
-            operation["responses"].pop("422", None)  # faults of a path are 4XX like all others
+            operation["responses"].pop("422", None)  # errors in a path are 4XX like all others
     for unused in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(unused, None)
     if keys:

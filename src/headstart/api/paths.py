@@ -1,7 +1,7 @@
-"""Paths as people and clients write them: each becomes the one under which a route is known, before anything looks at it.
+"""Paths: turns the paths that clients send into the paths of routes, before anything else reads them.
 
-A base URL with or without `/v1`, with it twice, with a slash too many: what can mean only one route is that route. Keys and the
-operator's rights are checked on what comes out of here, which is also what is routed.
+A base URL may lack `/v1`, have it twice, or have a slash too many. A path that can mean only one route is that route. Keys and
+the operator's rights are checked on the resulting path, which is also routed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 
 WITHOUT_V1 = ("/chat/completions", "/models", "/responses", "/messages")
-"""What both vendors' clients ask for, with all below it, if their base URL lacks its `/v1`.
+"""Paths (and all below them) that clients of both vendors request if their base URL lacks `/v1`.
 
-`/completions` is not among them: without `/v1` it is llama-server's own route, with another form.
+`/completions` is not among them: without `/v1` it is llama-server's route, with another body.
 """
 NOT_HERE = {
     "/embeddings": "This server has no embeddings",
@@ -25,16 +25,16 @@ NOT_HERE = {
     "/api/generate": "This server does not speak Ollama's API; give the client an OpenAI base URL",
     "/api/tags": "This server does not speak Ollama's API; give the client an OpenAI base URL",
 }
-"""What other servers have, with all below it, with `/v1` in front or without."""
+"""Routes of other servers (and all below them), with `/v1` or without."""
 
 _SLASHES = re.compile(r"/{2,}")
 _TWICE = re.compile(r"^/v1(?:/v1)+(?=/|$)")
 _MODEL = re.compile(r"^/+(?:v1/+)*models/(?P<id>.*[^/])/*$", re.DOTALL)
-"""A model's id is the caller's own text, and may begin with a slash: it stays as it is."""
+"""A model's id is not changed: it is any text, and may begin with a slash."""
 
 
 def canonical(path: str) -> str:
-    """The path of a route that `path` means; applied twice it changes nothing more."""
+    """The path of the route that `path` means. Idempotent."""
     if (model := _MODEL.match(path)) is not None:
         return f"/v1/models/{model['id']}"
     path = _SLASHES.sub("/", path)
@@ -44,15 +44,15 @@ def canonical(path: str) -> str:
 
 
 def hint(path: str, known: Sequence[str]) -> str:
-    """What to say of a path that is no route's. `known`: the paths of all routes."""
+    """Help for a path without a route. `known`: the paths of all routes."""
     bare = path.removeprefix("/v1")
-    for prefix, told in NOT_HERE.items():
+    for prefix, answer in NOT_HERE.items():
         if _within(bare, (prefix,)):
-            return f"{told}."
-    plain = [one for one in known if "{" not in one]
+            return f"{answer}."
+    plain = [route for route in known if "{" not in route]
     near = difflib.get_close_matches(path.lower(), plain, 1, 0.9)
-    if not near:  # the longest that stands at its end
-        near = sorted((one for one in plain if len(one) > 1 and path.endswith(one.removeprefix("/v1"))), key=len)[-1:]
+    if not near:  # the longest route at its end
+        near = sorted((route for route in plain if len(route) > 1 and path.endswith(route.removeprefix("/v1"))), key=len)[-1:]
     for written in (path.lower(), bare.lower()):
         near = near or difflib.get_close_matches(written, plain, 1, 0.7)
     meant = f"Did you mean {near[0]}? " if near else ""

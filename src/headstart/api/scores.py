@@ -9,11 +9,11 @@ from typing import Any
 from headstart.serving.request import TokenLogprob
 
 FLOOR = -9999.0
-"""Written for a log-probability of minus infinity, which JSON cannot say."""
+"""Stands for a log-probability of minus infinity, which JSON does not have."""
 
 
 def token_scores(logprobs: Sequence[TokenLogprob], *, ids: bool = False) -> list[dict[str, Any]]:
-    """Tokens with their log-probabilities, as chats and responses have them; with their `ids`, as llama-server does."""
+    """Tokens with their log-probabilities, in the format of chats and responses. `ids` adds token ids, as in llama-server."""
 
     def score(token: int, text: bytes, logprob: float) -> dict[str, Any]:
         scored = {"token": shown(text), "logprob": finite(logprob), "bytes": list(text)}
@@ -26,10 +26,10 @@ def token_scores(logprobs: Sequence[TokenLogprob], *, ids: bool = False) -> list
 
 
 def shown(text: bytes) -> str:
-    """A token's text, as JSON can have it."""
+    """A token's text for JSON; invalid UTF-8 is replaced."""
     return text.decode("utf-8", "replace")
 
 
 def finite(logprob: float) -> float:
-    """A log-probability, as JSON can have it."""
+    """A log-probability for JSON."""
     return logprob if math.isfinite(logprob) else FLOOR

@@ -1,4 +1,4 @@
-"""Serve: uvicorn around the app, from a free port to a graceful end."""
+"""Serve: runs the app in uvicorn, from binding the port to a graceful end."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def serve(
     keep_noise: Sequence[str] = (),
     load: Callable[[Settings], Runtime],
 ) -> None:
-    """Serves a model until it is told to stop (SIGINT, SIGTERM), in a process of its own: see `server`.
+    """Serves a model until SIGINT or SIGTERM, in a process of its own: see `server`.
 
-    After a second signal, or if the model cannot be freed in time (while it is loading it cannot be at all), the process is
-    ended from here.
+    This function ends the process after a second signal, or if the model cannot be freed in time. A model that is still loading
+    can never be freed.
 
     Args:
-        notices: warnings to begin the log with.
-        unix_socket: path to listen on, in place of host and port; its file gets `unix_socket_mode`.
+        notices: warnings at the beginning of the log.
+        unix_socket: path of a socket to listen on, in place of host and port. Its file gets `unix_socket_mode`.
         tls_cert: certificate in PEM, with `tls_key`; None for plain HTTP.
         key_file: more keys, one a line.
-        isolate: a row of `tenants.POLICIES`; None for what suits the keys.
-        alias: names of the model in front of the file's, which are understood all the same; the first is the served name.
+        isolate: name of a policy in `tenancy.POLICIES`; None to choose by the number of keys.
+        alias: names of the model. The first one is the served name. The names of the model file are also accepted.
         cors: origins of web pages that may send requests.
-        keep_noise: rows of `normalise.RULES` that are left out.
-        load: makes the runtime; called in a thread, while `/health` says that the model is loading.
+        keep_noise: names of rules in `normalize.RULES` to leave out.
+        load: makes the runtime. It runs in a thread while `/health` reports that the model is loading.
 
     Raises:
         ConfigError: host, port, socket, certificate, keys or model cannot be used.
@@ -76,7 +76,7 @@ def serve(
     if not keys.closed and not bound.is_local:
         log.warning("open to the network without a key: everyone who reaches it can use it; give --api-key", at=bound.authority)
     if "*" in cors and not keys.closed:
-        log.warning("open to every web page that is visited here: give --api-key, or name the pages' origins in --cors")
+        log.warning("open to every web page in a browser here: give --api-key, or name the pages' origins in --cors")
     if not all(name.strip() for name in alias):
         raise ConfigError("--alias must not be empty.")
     names = tuple(dict.fromkeys((*alias, *model_names(settings.model))))
@@ -87,16 +87,16 @@ def serve(
         server.should_exit = True
 
     def ready() -> None:
-        # What is loaded stays; else the collector walks it for each large body, and now and then for 25 ms.
+        # Loaded objects stay for good. Unfrozen, the collector would scan them for each large body, sometimes for 25 ms.
         gc.collect()
         gc.freeze()
         log.info("listening", url=f"{address}/v1", health=f"{address}/health", **bound.hints(secured.scheme))
 
     def leave(code: int) -> None:
-        # Without waiting for the threads: what is on disk is whole at any moment.
+        # It does not wait for threads: the files on disk are complete at any moment.
         bound.close()
         if sys.stderr.isatty():
-            sys.stderr.write("\x1b[?25h")  # a bar that was being drawn has hidden the cursor
+            sys.stderr.write("\x1b[?25h")  # a progress bar may have hidden the cursor
         sys.stderr.flush()
         os._exit(code)
 
@@ -123,7 +123,7 @@ def serve(
             log_config=None,
             server_header=False,
             timeout_keep_alive=65,
-            # A socket's mode says who may connect; a proxy there has no address to be known by.
+            # The socket's mode decides who may connect. A proxy there has no address that could be trusted.
             forwarded_allow_ips=None if unix_socket is None else "*",
         )
         config.load()

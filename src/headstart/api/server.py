@@ -1,7 +1,7 @@
-"""Server: uvicorn, but for how it ends. uvicorn cancels what still runs; here every client gets a last word.
+"""Server: uvicorn with a graceful end. uvicorn cancels running requests; here every client gets an answer.
 
-signal ──▶ refuse what is new, end what waits ──▶ let run what runs ──▶ end it ──▶ save, free the model ──▶ stop listening
-second ─────────────────────────────────────────────────────────────▶ end it ──▶ leave
+signal ──▶ refuse new requests, end waiting ones ──▶ let calls run ──▶ end them ──▶ save, free the model ──▶ stop listening
+second signal ─────────────────────────────────────────────────────▶ end them ──▶ end the process
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import uvicorn
 from headstart.api.service import Service
 
 REPLIES, REPLIES_ALONE = 0.8, 0.95
-"""Share of the time for stopping that running replies may have. The rest is for the disk; without one for the last words."""
+"""Share of the stopping time for running replies, with and without a disk. The rest is for disk writes and last answers."""
 LAST_WORDS = 1.0
-"""Seconds in which clients that were ended must take what is told to them."""
+"""Seconds in which ended clients must read their last bytes."""
 TAKEN_IN = 0.05
-"""Seconds after which those who had connected are known as connections."""
+"""Seconds until accepted sockets are in the list of connections."""
 FRESH = 1.0
-"""Seconds in which who has just connected must send a request."""
+"""Seconds in which a new connection must send its request."""
 AT_ONCE = 0.5
-"""Seconds that clients have for that, when no time is left."""
+"""Seconds that clients always get, even if no stopping time is left."""
 OVERTIME = 1.0
-"""Seconds beyond its time that freeing the model may take before the process ends without it."""
+"""Seconds beyond the stopping time after which the process ends without freeing the model."""
 INTERRUPTED = 130
 """Exit code after a second signal."""
 
@@ -45,7 +45,7 @@ class Server(uvicorn.Server):
     Args:
         service: of the app that is served.
         seconds: how long stopping may take after one signal.
-        leave: ends the process at once, with an exit code. None if it is not ours to end.
+        leave: ends the process at once, with an exit code. None if the process must not end.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Notes signals, and does not raise them again at the end."""
+        """Counts signals, and does not raise them again at the end."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -71,14 +71,14 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._signals += 1  # it interrupts anything: `main_loop` and `shutdown` look at it soon
+        self._signals += 1  # a signal interrupts any code, so it only counts: `main_loop` and `shutdown` poll it
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        begun, drain, told = time.monotonic(), self._service.drain, self._service.failure is None
-        early = set(self._connections)  # who had not asked anything by now need not be waited for
+        begun, drain, serving = time.monotonic(), self._service.drain, self._service.failure is None
+        early = set(self._connections)  # those that are idle by now need not be waited for
         running = drain.running
-        if told:
+        if serving:
             log.info("stopping", running=running, waiting=drain.open - running, seconds=self._seconds)
         drain.begin(self._seconds)
         saves = self._service.runtime is not None and self._service.runtime.cache.disk.on
@@ -86,22 +86,22 @@ class Server(uvicorn.Server):
         drain.end()
         await self._until(lambda: not drain.open, self._at_most(LAST_WORDS), hurried=True)
         for connection in [one for one in self._connections if _is_busy(one)]:
-            connection.transport.abort()  # it does not take what is sent
-        loading = self._service.runtime is None and told
+            connection.transport.abort()  # the client does not read its answer
+        loading = self._service.runtime is None and serving
         how = "stopped" if await self._close() else f"stopped {'while loading' if loading else 'before all was saved'}"
         await self._hang_up(sockets, early)
-        if told:
+        if serving:
             figures = {"finished": drain.finished, "ended": drain.ended, "refused": drain.refused}
             log.info(how, **figures, seconds=round(time.monotonic() - begun, 3))
         if self._leave is not None and (self._hurried or how != "stopped"):
             self._leave(INTERRUPTED if self._hurried else 0)
 
     def _protocol(self) -> asyncio.Protocol:
-        """Of a new connection, as uvicorn makes it."""
-        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+        """A protocol for a new connection, as uvicorn makes it."""
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        return made
+        return protocol
 
     @property
     def _connections(self) -> list[Any]:
@@ -112,19 +112,19 @@ class Server(uvicorn.Server):
         return self._signals > 1
 
     def _at_most(self, seconds: float) -> float:
-        """So long, or what is left of all the time; who answers at once can do so always."""
+        """`seconds`, or the stopping time that is left if that is less, but at least `AT_ONCE`."""
         left = self._service.drain.left
         return seconds if left is None else min(seconds, max(left, AT_ONCE))
 
     async def _until(self, over: Callable[[], bool], seconds: float, *, hurried: bool = False) -> bool:
-        """Waits; whether it is over. `hurried`: also after a second signal."""
+        """Waits until `over()`, and returns its last value. Only with `hurried` it also waits after a second signal."""
         ends = time.monotonic() + seconds
         while not over() and time.monotonic() < ends and (hurried or not self._hurried):
             await asyncio.sleep(0.02)
         return over()
 
     async def _close(self) -> bool:
-        """Frees the model. False if that takes too long, and the process is to end without it."""
+        """Frees the model. False if that takes too long, so that the process must end without it."""
         closing = asyncio.ensure_future(self.lifespan.shutdown())
         if self._leave is None:
             await closing
@@ -133,20 +133,20 @@ class Server(uvicorn.Server):
         return await self._until(closing.done, 0.0 if loading else (self._service.drain.left or 0.0) + OVERTIME)
 
     async def _hang_up(self, sockets: list[socket.socket] | None, early: set[Any]) -> None:
-        """Stops listening. Up to here everybody gets an answer, also who had connected and was not taken in yet."""
-        # The kernel resets whoever still waits to be taken in when the socket is closed.
-        waiting = [one for bound in sockets or [] for one in _queue(bound)]
+        """Stops listening. Clients that have connected but are not accepted yet get an answer too."""
+        # When a socket is closed, the kernel resets the connections that wait to be accepted.
+        waiting = [client for bound in sockets or [] for client in _queue(bound)]
         for server in self.servers:
             server.close()
         for bound in sockets or []:
             bound.close()
-        for one in waiting:
-            with suppress(OSError):  # it has left again, or its TLS is not in order
-                await asyncio.get_running_loop().connect_accepted_socket(self._protocol, one, ssl=self.config.ssl)
+        for client in waiting:
+            with suppress(OSError):  # it has disconnected, or its TLS handshake failed
+                await asyncio.get_running_loop().connect_accepted_socket(self._protocol, client, ssl=self.config.ssl)
         await asyncio.sleep(TAKEN_IN)
 
         def asked() -> bool:
-            return all(one.cycle is not None or one in early for one in self._connections)
+            return all(connection.cycle is not None or connection in early for connection in self._connections)
 
         await self._until(asked, self._at_most(FRESH), hurried=True)
         for connection in self._connections:
@@ -155,7 +155,7 @@ class Server(uvicorn.Server):
 
 
 def _queue(bound: socket.socket) -> list[socket.socket]:
-    """Those who have connected to a socket, and whom nobody has taken in."""
+    """The clients that have connected to a socket and are not accepted yet."""
     bound.setblocking(False)
     found: list[socket.socket] = []
     with suppress(OSError):

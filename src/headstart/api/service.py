@@ -1,4 +1,4 @@
-"""Service: what all routes share. One for each app, in `app.state.service`."""
+"""Service: the state that all routes share. Each app has one, in `app.state.service`."""
 
 from __future__ import annotations
 
@@ -27,21 +27,20 @@ from headstart.serving.expiry import Erasure
 from headstart.serving.runtime import Runtime
 
 _VENDORS = re.compile(r"(claude|gpt-\d|chatgpt|codex|o\d)([-.\w]|$)")
-"""Names that clients send unless they are told otherwise. Nobody who calls a server of his own means a model of theirs, but for
-those that can be had: gpt-oss."""
+"""Names that clients send by default. They mean the served model here. gpt-oss is not among them: it can be served locally."""
 
 
 class Service:
-    """A model that is loading, served or gone.
+    """A model that is loading, served or closed.
 
     Args:
-        model_id: the name it is served under; None for the engine's own.
+        model_id: name of the model in the API; None for the engine's name.
         aliases: other names that callers may use.
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a request's body.
-        keep_noise: rules of `normalise` that are left out.
-        policy: what keeps requests apart.
-        keys: say how long what is whose may be kept.
+        keep_noise: rules of `normalize` to leave out.
+        policy: how requests are isolated from each other.
+        keys: have the expiry of each tenant's data.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Service:
         self.keep()
 
     def keep(self) -> None:
-        """Has everything kept for as long as the keys say."""
+        """Applies the expiry of all keys."""
         if self.runtime is not None:
             for key in self._keys.all():
                 self._keep(tenancy.salt(self.policy, key.tenant, None, None), key.expire)
@@ -90,7 +89,7 @@ class Service:
     def _keep(self, salt: str, seconds: float | None) -> None:
         if self.runtime is not None and self.policy.isolates:
             self.runtime.keep(salt, seconds)
-        elif self.runtime is not None and seconds is not None:  # nobody knows what is whose
+        elif self.runtime is not None and seconds is not None:  # without isolation data has no owner
             self.runtime.keep_all(seconds)
 
     def _erase(self, erasure: Erasure) -> None:
@@ -102,13 +101,13 @@ class Service:
 
     @property
     def chat(self) -> ChatModel:
-        """The model as conversations see it, also while the server stops: replies go on. Raises Unavailable before that."""
+        """The chat model. It is there while the server stops, because replies continue. Raises Unavailable while loading."""
         if self._chat is None:
             raise Unavailable("Loading model")
         return self._chat
 
     def late(self, salt: str, since: Moment) -> bool:
-        """Whether nothing may be kept of what came at a moment."""
+        """Whether data that arrived at a moment must not be kept any more."""
         return self.runtime is None or self.chat.late(salt, since)
 
     @property
@@ -116,19 +115,19 @@ class Service:
         return self._model_id or ""
 
     def ready(self) -> Runtime:
-        """Raises Unavailable while there is no model to serve, and when the server stops."""
+        """The runtime. Raises Unavailable while there is no model to serve, and when the server stops."""
         self.drain.check()
         if self.runtime is None:
-            # Why it failed may name files, which are the operator's business.
+            # The cause may contain paths of files, which only the operator may see.
             raise Unavailable("The model could not be loaded; the server's log says why." if self.failure else "Loading model")
         return self.runtime
 
     def serves(self, name: str) -> bool:
-        """Whether a name is one of the served model's."""
-        return any(model_names.same(name, one) for one in (self.model_id, *self.aliases))
+        """Whether a name is one of the served model's names."""
+        return any(model_names.same(name, served) for served in (self.model_id, *self.aliases))
 
     def check_model(self, name: str | None) -> None:
-        """Raises NotFound for a model that is not served here; no name means this one, and so does a vendor's."""
+        """Raises NotFound for a model that is not served here. No name and names of vendors' models mean the served one."""
         if name is not None and not self.serves(name) and _VENDORS.match(name.casefold()) is None:
             raise NotFound(f"The model '{name[:200]}' is not served here; the served one is '{self.model_id}'.", param="model")
 
@@ -136,11 +135,11 @@ class Service:
         return self.runtime.snapshot() if self.runtime is not None else None
 
     def salt(self, request: HttpRequest, user: str | None = None, cache_salt: str | None = None) -> str:
-        """The salt of everything that is tokenised or computed for a request, whatever its route. Thread-safe.
+        """The salt of a request, for all that is tokenised or computed for it. Thread-safe.
 
         Args:
-            user: whom its body names as the one who asks.
-            cache_salt: of its body.
+            user: the user that the body names.
+            cache_salt: from the body.
         """
         salt = tenancy.salt(self.policy, request.scope.get("tenant", tenancy.OPEN), user, cache_salt)
         self._keep(salt, request.scope.get("expire"))
@@ -163,19 +162,19 @@ class Service:
         return b"".join(parts)
 
     def finished(self, caller: Caller, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
-        """Accounts for an answered call."""
+        """Records a finished call in metrics and log."""
         self.metrics.record(summary, reasons, seconds)
         logs.finished(caller, summary, reasons, seconds)
         self.drain.finished += self.drain.begun
 
     def unfinished(self, caller: Caller, how: str, figures: Figures, error: BaseException | None = None) -> None:
-        """Accounts for a call without a whole answer. `how`: a row of `logs.UNFINISHED`."""
+        """Records a call whose answer is incomplete. `how`: a key of `logs.UNFINISHED`."""
         self.metrics.unfinished("abort" if how == "shutdown" else how)
         logs.unfinished(caller, how, figures, error)
         self.drain.ended += self.drain.begun
 
     def refused(self, caller: Caller, status: int, error: BaseException) -> None:
-        """Accounts for a call that was answered with an error before anything was computed for it."""
+        """Records a call that was refused before anything was computed."""
         self.metrics.refused(status)
         self.drain.refused += self.drain.begun
         logs.refused(caller, status, error)

@@ -1,4 +1,4 @@
-"""Sockets: where a server listens, which is a TCP port or a Unix socket."""
+"""Sockets: a server listens on a TCP port or on a Unix socket."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 from headstart.errors import ConfigError
 
 LIMIT = 0.5
-"""Seconds to wait for whoever may listen on a Unix socket already."""
+"""Seconds to wait for a server that may already listen on a Unix socket."""
 OWNER_ONLY = 0o600
-"""The usual mode of a Unix socket."""
+"""The default mode of a Unix socket."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to `host` and `port` (0: any free one).
+    """A socket bound to `host` and `port` (0: any free port).
 
     Raises:
-        ConfigError: the port is in use or not allowed, or the host is not one of this machine's.
+        ConfigError: the port is in use or not allowed, or the host is not an address of this machine.
     """
     if not 0 <= port <= 65535:
         raise ConfigError(f"{port} is not a port; choose one between 0 and 65535 with --port.")
@@ -41,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
         if code == errno.EADDRINUSE:
             raise ConfigError(f"Port {port} on {host} is in use; choose another with --port.") from error
         if code in (errno.EACCES, errno.EPERM):
-            raise ConfigError(f"Port {port} is not allowed to you; choose one above 1023 with --port.") from error
+            raise ConfigError(f"You may not use port {port}; choose one above 1023 with --port.") from error
         if code == errno.EADDRNOTAVAIL:
             raise ConfigError(f"'{host}' is not an address of this machine; give another with --host.") from error
         raise ConfigError(f"Cannot listen on {host}:{port} ({error}); change --host or --port.") from error
@@ -52,9 +52,9 @@ class Port:
     """A TCP port that is bound.
 
     Attributes:
-        authority: host and port, as they stand in a URL.
-        is_local: whether nobody from outside this machine reaches it.
-        hints: what the log says besides the URL.
+        authority: host and port, as in a URL.
+        is_local: whether only this machine can reach it.
+        hints: further fields for the log, beside the URL.
 
     Raises:
         ConfigError: as `listen`.
@@ -78,10 +78,10 @@ class UnixSocket(Port):
     """A Unix socket that is bound. `close` removes its file.
 
     Args:
-        mode: who may connect, as of a file.
+        mode: the file mode of the socket, which decides who may connect.
 
     Raises:
-        ConfigError: a server listens there already, something else is there, or the folder does not allow it.
+        ConfigError: a server already listens there, another file is there, or the folder cannot be written.
     """
 
     def __init__(self, path: Path, mode: int = OWNER_ONLY) -> None:
@@ -89,10 +89,10 @@ class UnixSocket(Port):
         self.authority, self.is_local = "localhost", True
         _remove_stale(self._path)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o777 & ~mode)  # from its first moment on nobody else may connect
+        before = os.umask(0o777 & ~mode)  # set before `bind`, so that nobody else can connect even for a moment
         try:
             self.socket.bind(os.fsencode(self._path))
-            self.socket.listen()  # a socket that is bound and does not listen looks stale to others
+            self.socket.listen()  # a bound socket that does not listen looks stale to other servers
             found = self._path.lstat()
         except OSError as error:
             self.socket.close()
@@ -109,16 +109,16 @@ class UnixSocket(Port):
     def close(self) -> None:
         with suppress(OSError):
             found = self._path.lstat()
-            if (found.st_dev, found.st_ino) == self._file:  # else another server took its place
+            if (found.st_dev, found.st_ino) == self._file:  # else another server has replaced it
                 self._path.unlink()
         super().close()
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes the socket that a server left behind. Raises ConfigError if it is in use, or no socket."""
+    """Removes a socket that a server left behind. Raises ConfigError if it is in use, or not a socket."""
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigError(f"--unix-socket {path} is there already and is no socket; give another path.")
+            raise ConfigError(f"--unix-socket {path} exists and is not a socket; give another path.")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
             caller.settimeout(LIMIT)
             caller.connect(os.fsencode(path))
@@ -136,4 +136,4 @@ def _remove_stale(path: Path) -> None:
 
 
 def _in_use(path: Path) -> str:
-    return f"A server listens on --unix-socket {path} already; stop it, or give another path."
+    return f"Another server listens on --unix-socket {path}; stop it, or give another path."

@@ -1,6 +1,8 @@
-"""Stream: a call's events, told to its caller as server-sent events."""
+"""SSE: sends the events of a call to its caller as server-sent events."""
 
 from __future__ import annotations
+
+import asyncio
 
 import structlog
 from starlette.responses import Response
@@ -16,24 +18,27 @@ from headstart.observe.logs import Caller
 
 
 class EventStream(Response):
-    """The answer to a call with `stream`. What fails before its first event is an ordinary error answer; whatever fails after
-    it, the stream has a last event that says so."""
+    """The answer to a call with `stream`.
+
+    Status 200 is sent with the first event, or with the first heartbeat (`Encoder.beat`) if that comes earlier. An error before
+    that is an ordinary error answer. A later one is the last event of the stream.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, call: EngineCall, asked: Understood, service: Service, caller: Caller) -> None:
+    def __init__(self, call: EngineCall, understood: Understood, service: Service, caller: Caller) -> None:
         # Response.__init__ would set a content-length.
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._call = call
-        self._asked = asked
+        self._understood = understood
         self._service = service
         self._caller = caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
-        call, encoder = self._call, self._asked.encoder
+        call, encoder = self._call, self._understood.encoder
         try:
             async with call:
                 while not call.done:
@@ -41,13 +46,13 @@ class EventStream(Response):
                     if call.failure is not None and not started:
                         raise call.failure
                     seconds = call.seconds if batch else 0.0
-                    told = [encoder.tell(number, event, seconds, call.summary_of) for number, event in batch]
-                    data = b"".join(told) if batch else b"" if call.done else encoder.beat()
+                    frames = [encoder.encode(number, event, seconds, call.summary_of) for number, event in batch]
+                    data = b"".join(frames) if batch else b"" if call.done else encoder.beat()
                     if not started:
                         started = True
                         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     if call.done and call.failure is None:
-                        self._asked.done()  # before the caller can send it back
+                        await asyncio.to_thread(self._understood.complete, self._service)
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
             if call.failure is not None:
@@ -61,7 +66,7 @@ class EventStream(Response):
             if not started:
                 await failed(self._service, self._caller, call, error, scope)(scope, receive, send)
                 return
-            account(self._service, self._caller, call, error)
+            record_failure(self._service, self._caller, call, error)
             last = self._last(error)
         else:
             self._service.finished(self._caller, summary, call.reasons, call.seconds)
@@ -69,21 +74,21 @@ class EventStream(Response):
 
     def _last(self, error: Exception) -> bytes:
         try:
-            return self._asked.encoder.fail(error)
-        except Exception:  # what failed may have been the telling
-            return Encoder.fail(self._asked.encoder, error)
+            return self._understood.encoder.fail(error)
+        except Exception:  # the encoder itself may have failed
+            return Encoder.fail(self._understood.encoder, error)
 
 
 def failed(service: Service, caller: Caller, call: EngineCall, error: Exception, scope: Scope) -> Response:
-    """Accounts for a call of whose answer nothing was sent; what to answer instead."""
-    account(service, caller, call, error)
+    """Records a failed call of which nothing has been sent, and returns the error answer."""
+    record_failure(service, caller, call, error)
     response = answer(error, scope)
     service.metrics.refused(response.status_code)
     return response
 
 
-def account(service: Service, caller: Caller, call: EngineCall, error: Exception) -> None:
-    """Accounts for a call that did not succeed."""
+def record_failure(service: Service, caller: Caller, call: EngineCall, error: Exception) -> None:
+    """Records a failed call."""
     if not isinstance(error, HeadstartError):
         structlog.get_logger("headstart.api").error("internal error", id=caller.id, exc_info=error)
     service.unfinished(caller, "shutdown" if call.stopped else "error", call.so_far(), error)

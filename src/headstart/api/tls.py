@@ -1,4 +1,4 @@
-"""TLS: a server's certificate and private key, read again when they are renewed."""
+"""TLS: the server's certificate and private key, which are read again when they change."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _BOTH = "--tls-cert and --tls-key belong together: give both, or neither."
 
 
 class Transport(Protocol):
-    """How connections are encrypted, if they are."""
+    """Whether and how connections are encrypted."""
 
     @property
     def scheme(self) -> str:
-        """Of its URLs."""
+        """The scheme of its URLs."""
 
     def context(self) -> ssl.SSLContext | None:
-        """For a server's connections."""
+        """The TLS context of the server's connections; None without TLS."""
 
 
 class NoTls:
@@ -37,13 +37,13 @@ class NoTls:
 class Tls:
     """A `Transport` of TLS 1.2 or later with the certificate and the key of two PEM files.
 
-    New files are taken at the next handshake; while they do not fit together, those that were read last stay.
+    Changed files are read at the next handshake. Until key and certificate fit together, the previous pair stays in use.
 
     Args:
-        cert: the certificate, and behind it those between it and the authority's.
+        cert: the certificate, followed by the intermediate certificates.
 
     Raises:
-        ConfigError: a file cannot be read or is no PEM, the key has a passphrase, or they do not belong together.
+        ConfigError: a file cannot be read or is not PEM, the key has a passphrase, or it does not fit the certificate.
     """
 
     scheme = "https"
@@ -67,7 +67,7 @@ class Tls:
                 self._current = self._read()
                 self._log.info("certificate read again", file=str(self._cert))
             except ConfigError as error:
-                self._log.error("the certificate that was read last stays", error=str(error))
+                self._log.error("the certificate could not be read again; the previous one stays", error=str(error))
         connection.context = self._current
 
     def _state(self) -> tuple[int, ...]:
@@ -76,34 +76,34 @@ class Tls:
             found = (self._cert.stat(), self._key.stat())
         except OSError:
             return ()
-        return tuple(number for one in found for number in (one.st_mtime_ns, one.st_size, one.st_ino))
+        return tuple(number for file in found for number in (file.st_mtime_ns, file.st_size, file.st_ino))
 
     def _read(self) -> ssl.SSLContext:
         _check(self._cert, "--tls-cert", "CERTIFICATE")
         if _check(self._key, "--tls-key", "PRIVATE KEY") & 0o007:
-            self._log.warning("everybody here may read the private key; chmod 600 mends that", file=str(self._key))
+            self._log.warning("all users of this machine may read the private key; run chmod 600", file=str(self._key))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(self._cert, self._key, password=self._encrypted)  # without it OpenSSL asks the terminal
+            context.load_cert_chain(self._cert, self._key, password=self._encrypted)  # else OpenSSL asks on the terminal
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH":
                 why = f"--tls-key {self._key} is not the key of --tls-cert {self._cert}"
             else:
-                said = (error.reason or str(error)).replace("_", " ").lower()
-                why = f"--tls-cert {self._cert} and --tls-key {self._key} cannot be used: {said}"
+                reason = (error.reason or str(error)).replace("_", " ").lower()
+                why = f"--tls-cert {self._cert} and --tls-key {self._key} cannot be used: {reason}"
             raise ConfigError(f"{why}. Give a certificate in PEM, and its own key.") from error
         return context
 
     def _encrypted(self) -> str:
         raise ConfigError(
-            f"--tls-key {self._key} has a passphrase, and nobody is there to type it; "
-            "`openssl pkey -in KEY -out NEW` writes one without."
+            f"--tls-key {self._key} has a passphrase, and a server cannot ask for it; "
+            "`openssl pkey -in KEY -out NEW` writes a key without one."
         )
 
 
 def tls(cert: Path | None, key: Path | None) -> Transport:
-    """Raises ConfigError as `Tls`, or if one is given without the other."""
+    """The transport for these files; plain HTTP without them. Raises ConfigError as `Tls`, or if only one is given."""
     if cert is None and key is None:
         return NoTls()
     if cert is None or key is None:
@@ -112,11 +112,11 @@ def tls(cert: Path | None, key: Path | None) -> Transport:
 
 
 def _check(path: Path, option: str, kind: str) -> int:
-    """The mode of a PEM file. Raises ConfigError if it cannot be read, or holds nothing of the `kind`."""
+    """The mode of a PEM file. Raises ConfigError if it cannot be read, or does not contain the `kind`."""
     try:
         text, mode = path.read_bytes(), path.stat().st_mode
     except OSError as error:
         raise ConfigError(f"Cannot read {option} {path}: {error.strerror}.") from error
     if b"-----BEGIN " not in text or f"{kind}-----".encode() not in text:
-        raise ConfigError(f"{option} {path} holds no {kind.lower()} in PEM: a line -----BEGIN {kind}----- begins it.")
+        raise ConfigError(f"{option} {path} holds no {kind.lower()} in PEM, which begins with -----BEGIN {kind}-----.")
     return stat.S_IMODE(mode)

@@ -1,4 +1,4 @@
-"""Understood: a body that was read, and what the routes share that comes of it."""
+"""Understood: a parsed body, and what the routes share in handling it."""
 
 from __future__ import annotations
 
@@ -22,48 +22,48 @@ from headstart.serving.runtime import Runtime
 
 @dataclass(frozen=True, slots=True)
 class Understood:
-    """A body that was read: one request for each prompt, and how to answer.
+    """A parsed body: one request for each prompt, and how to answer.
 
     Attributes:
-        done: called when all is well and complete.
+        done: what else to do when the answer is complete.
     """
 
-    form: Body
+    body: Body
     requests: list[Request]
     encoder: Encoder
     stream: bool = False
     done: Callable[[], None] = lambda: None
 
+    def complete(self, service: Service) -> None:
+        """Keeps what later requests want to know of the answer, before its caller can send it back. Takes milliseconds."""
+        service.chat.remember(self.encoder.builders)
+        self.done()
+
 
 ExplanationFilter = Callable[[Explanation | None], Explanation | None]
-"""What is to be told of a request, by why it computed what it computed."""
+"""The explanation to send to the caller, from the request's own explanation."""
 
 
-def compared(runtime: Runtime, request: HttpRequest, made: Request, named: str | None) -> ExplanationFilter:
-    """How to explain a request whose caller wants it compared with the one whose answer it has `named`.
+def compared(runtime: Runtime, request: HttpRequest, built: Request, named: str | None) -> ExplanationFilter:
+    """How to explain a request that the caller wants compared with an earlier one. `named`: the id of that one's answer.
 
-    Where both go on alike, only what was not kept is told; where that request is forgotten, what differs from the nearest.
+    If the later prompt continues the earlier one, only causes without a difference in text remain. If the earlier request is
+    forgotten, the request's own explanation is sent, which compares it with the most similar one.
     """
-    tenant = tenancy.told(request.scope.get("tenant", tenancy.OPEN), made.prompt.salt)
+    tenant = tenancy.viewer_of(request.scope.get("tenant", tenancy.OPEN), built.prompt.salt)
 
     def seen(record: Record) -> bool:
-        return (record.alias, record.salt, record.tenant) == (named, made.prompt.salt, tenant)
+        return (record.alias, record.salt, record.tenant) == (named, built.prompt.salt, tenant)
 
     record = runtime.scheduler.history.last(seen) if named else None
     if record is None:
         return lambda own: own
-    found = runtime.compare(made.prompt, record)
+    found = runtime.compare(built.prompt, record)
     return lambda own: found or (own if own is not None and own.where is None else None)
 
 
-def remember(service: Service, encoder: Encoder) -> None:
-    """Keeps what the caller may not send back of the replies."""
-    if encoder.reader is not None:
-        service.chat.remember(encoder.reader, [builder.message for builder in encoder.builders])
-
-
 async def posted(request: HttpRequest) -> tuple[Service, Callable[[], Conversation]]:
-    """The conversation of a body in OpenAI's form; it is read where the function is called. Raises Unavailable."""
+    """A function that parses the conversation in a body of OpenAI's dialect. Raises Unavailable."""
     service = service_of(request)
     service.ready()
     data = await service.body(request)

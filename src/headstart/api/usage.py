@@ -1,4 +1,4 @@
-"""Usage: what a call cost, in OpenAI's, llama-server's and headstart's own form."""
+"""Usage: the costs of a call, in the formats of OpenAI, llama-server and headstart."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from headstart.chat.reply_builder import ReplyBuilder
-from headstart.explain.explain import Explanation
 from headstart.observe.report import Summary, summarise
 
 
@@ -37,7 +36,7 @@ def timings(summary: Summary) -> dict[str, Any]:
 
 
 def headstart(summary: Summary) -> dict[str, Any]:
-    """headstart's own account of what was reused, and why not more."""
+    """headstart's own field: what was reused, and why not more."""
     return {
         "cached": summary.cached,
         "live": summary.live,
@@ -45,15 +44,19 @@ def headstart(summary: Summary) -> dict[str, Any]:
         "computed": summary.computed,
         "tiers": summary.tiers,
         "mode": summary.mode,
-        **explained(summary.explanation),
+        **_miss(summary),
         "dropped": summary.dropped,
     }
 
 
-def explained(found: Explanation | None) -> dict[str, Any]:
-    """Why not more was reused: the coarse word and the place as ever, the cause, what it cost and how to avoid it."""
-    if found is None:
-        return dict.fromkeys(("reason", "diverged_at", "cause")) | {"recomputed": 0, "seconds": 0.0, "hint": None}
+def _miss(summary: Summary) -> dict[str, Any]:
+    """Why not more was reused: the reason, the place, the cause, its costs, and how to avoid it.
+
+    With `--explain off` nothing looks for a cause, and the costs are null.
+    """
+    if (found := summary.explanation) is None:
+        cost = {"recomputed": 0, "seconds": 0.0} if summary.explained else {"recomputed": None, "seconds": None}
+        return {**dict.fromkeys(("reason", "diverged_at", "cause", "hint")), **cost}
     return {
         "reason": found.meaning.reason,
         "diverged_at": found.diverged_at,
@@ -65,14 +68,14 @@ def explained(found: Explanation | None) -> dict[str, Any]:
 
 
 def rounded(seconds: float | None) -> float | None:
-    """To milliseconds; None, which nobody knows, stays that."""
+    """Rounded to milliseconds; None (unknown) stays None."""
     return None if seconds is None else round(seconds, 3)
 
 
 def timings_so_far(builder: ReplyBuilder, seconds: float) -> dict[str, Any]:
-    """llama-server's `timings` of a reply that goes on, `seconds` after its call came in."""
+    """llama-server's `timings` of an unfinished reply, `seconds` after its call arrived."""
     assert builder.report is not None
-    report = replace(builder.report, completion=builder.deltas, decode=max(0.0, seconds - builder.began))
+    report = replace(builder.report, completion=builder.tokens, decode=max(0.0, seconds - builder.began))
     return timings(summarise([[report]]))
 
 

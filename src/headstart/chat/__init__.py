@@ -1,1 +1,1 @@
-"""A conversation, whoever sends it: one form for all dialects. Speaks no HTTP."""
+"""Conversations in one form, whichever dialect they come from. No HTTP here."""

@@ -1,4 +1,4 @@
-"""Chat model: a loaded model as conversations see it, whichever dialect or caller they come from.
+"""Chat model: from a conversation to a request, and from a reply to a message, for every dialect and the library.
 
 conversation ─▶ normalize ─▶ prompt ─▶ request ─▶ (engine thread) ─▶ reply builder ─▶ message
 """
@@ -6,17 +6,19 @@ conversation ─▶ normalize ─▶ prompt ─▶ request ─▶ (engine thread
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from headstart.chat.normalize import RULES, Ground, normalise, normalise_reply
-from headstart.chat.reply_builder import ReplyReader
+from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
 from headstart.chat.reply_memory import Moment, ReplyMemory
 from headstart.errors import ContextTooLong, InvalidRequest
 from headstart.interfaces.conversation import Conversation, Format, Message, Tool
-from headstart.interfaces.engine import Grammar, Sampling
+from headstart.interfaces.engine import Grammar
+from headstart.interfaces.generation import GenerationParams
 from headstart.output.grammar import grammar_for
 from headstart.prompt.builder import Prompt
 from headstart.prompt.family_detection import Family
@@ -24,39 +26,21 @@ from headstart.serving.expiry import Erasure
 from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 
+log = logging.getLogger("headstart.chat")
+
 _PLAIN = Family("text")
 _SCHEMA = "failed to compile JSON schema: "
-"""llguidance's words in front of what is wrong with a schema."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationParams:
-    """How replies are generated.
-
-    Attributes:
-        max_tokens: most tokens of a reply; None for as many as the context holds.
-        stop: texts that end a reply and are not part of it.
-        choices: replies to draw.
-        reuse: whether cached KV may be used.
-        ignore_eos: the model's end tokens are never drawn.
-    """
-
-    sampling: Sampling
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    choices: int = 1
-    reuse: bool = True
-    ignore_eos: bool = False
+"""llguidance's words before the error in a schema."""
 
 
 class ChatModel:
-    """A loaded model, and what is remembered of the conversations with it. Thread-safe.
+    """A loaded model with the memory of its conversations. Thread-safe.
 
     Args:
-        keep_noise: names of rules of `normalize` to leave out. Exact mode leaves out those that remember.
+        keep_noise: names of rules in `normalize.RULES` to leave out. Exact mode also leaves out the rules that need memory.
 
     Attributes:
-        recall: what replies held that callers may not send back.
+        reply_memory: the parts of replies that callers may not send back.
     """
 
     def __init__(self, runtime: Runtime, keep_noise: Collection[str] = ()) -> None:
@@ -77,24 +61,24 @@ class ChatModel:
         return conversation, self.runtime.chat_prompt(conversation, use_reply_tokens=use_reply_tokens)
 
     def canonical(self, conversation: Conversation) -> Conversation:
-        """A conversation without the noise of its client. Raises InvalidRequest if two tools have the same name."""
+        """The canonical form of a conversation. Raises InvalidRequest if two tools have the same name."""
         names = Counter(tool["function"]["name"] for tool in conversation.tools)
         if twice := next((name for name, times in names.items() if times > 1), None):
             raise InvalidRequest(f"Invalid 'tools': two have the name '{twice[:100]}'.", param="tools")
         return _prefilled(normalise(conversation, self._ground, self._keep_noise))
 
     def count(self, conversation: Conversation) -> int:
-        """Tokens of a conversation's prompt, also of one that does not fit: clients count to know when to compact."""
+        """Tokens of a conversation's prompt, even if it does not fit: clients count in order to know when to compact."""
         try:
             return len(self.prompt(conversation)[1])
         except ContextTooLong as error:
             return error.prompt_tokens
 
     def request(self, conversation: Conversation, params: GenerationParams, seed: str) -> tuple[Request, ReplyReader]:
-        """The request for a reply, and how that is read.
+        """The request for a reply, and how to parse the reply.
 
         Args:
-            seed: of the ids of calls; the id of the answer.
+            seed: the id of the answer; the ids of tool calls are derived from it.
 
         Raises:
             InvalidRequest: the template refuses the messages, a schema or grammar cannot be used, or a tool does not exist.
@@ -107,38 +91,46 @@ class ChatModel:
         calls = bool(conversation.tools) and conversation.choice.mode != "none"
         reader = ReplyReader(conversation, family, calls, thinking, conversation.prefill, seed, self.moment())
 
-        def returns(text: str, cut: bool) -> Message:
-            return normalise_reply(reader.message(text, cut=cut), conversation, self._ground, self._keep_noise)
-
         request = Request(
-            prompt=prompt,
-            sampling=params.sampling,
-            max_tokens=params.max_tokens,
-            stop=params.stop,
-            choices=params.choices,
-            reuse=params.reuse,
-            ignore_eos=params.ignore_eos,
+            prompt,
+            params,
             grammar=self._grammar(reader),
             visible=self.runtime.prompter.visible,
             alias=seed,
-            returns=returns,
         )
         return request, reader
 
-    def remember(self, reader: ReplyReader, messages: Sequence[Message]) -> None:
-        """Keeps what the caller may not send back of replies."""
-        conversation = reader.conversation
-        if not conversation.messages or self.late(conversation.salt, reader.moment):
-            return
-        for message in messages:
-            self.reply_memory.reply(conversation.salt, conversation.messages, message)
+    def remember(self, builders: Sequence[ReplyBuilder]) -> None:
+        """Records complete replies for later requests. Call it before the caller's client can send them back.
+
+        It takes milliseconds. Do not call it on an event loop.
+        """
+        for builder in builders:
+            reader = builder.reader
+            if reader is None:
+                self.runtime.remember(builder.turn)
+                continue
+            conversation, message = reader.conversation, builder.message
+            if builder.turn is not None:
+                raw: Message = {"role": "assistant", "content": builder.turn.reply}
+                self.runtime.remember(builder.turn, self._sent_back(message, conversation), parsed=builder.parsed or raw)
+            if conversation.messages and not self.late(conversation.salt, reader.moment):
+                self.reply_memory.reply(conversation.salt, conversation.messages, message)
+
+    def _sent_back(self, message: Message, conversation: Conversation) -> Message:
+        """A reply as it will be in the canonical form of the next conversation."""
+        try:
+            return normalise_reply(message, conversation, self._ground, self._keep_noise)
+        except Exception:  # a model may write anything
+            log.exception("a reply could not be normalised")
+            return message
 
     def moment(self) -> Moment:
-        """Now."""
+        """The current moment."""
         return Moment(self.runtime.clock(), self._wipes)
 
     def late(self, salt: str, since: Moment) -> bool:
-        """Whether nothing may be kept of what came at a moment: it is old, or a chain was deleted since, perhaps its."""
+        """Whether data that arrived at a moment must not be kept: it has expired, or its chain may have been deleted since."""
         return since.wipes != self._wipes or self.runtime.due(salt, since.time)
 
     def _erase(self, erasure: Erasure) -> None:
@@ -149,7 +141,7 @@ class ChatModel:
     # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def plain_grammar(self, wanted: Format | None) -> Grammar | None:
-        """What a text must be that is not parsed. Raises InvalidRequest."""
+        """The grammar for raw text in a format. Raises InvalidRequest."""
         if wanted is None:
             return None
         return grammar_for(_PLAIN, response_format=response_format(wanted), controls=self.runtime.prompter.controls)
@@ -161,11 +153,11 @@ class ChatModel:
         named = {"type": "function", "function": {"name": choice.name}}
         controls = self.runtime.prompter.controls
 
-        def made(tools: Sequence[Tool], choice: Any, parallel: bool, form: Format | None) -> Grammar | None:
-            return grammar_for(reader.family, tools, choice, parallel, response_format(form), reader.thinking, controls)
+        def build(tools: Sequence[Tool], choice: Any, parallel: bool, text: Format | None) -> Grammar | None:
+            return grammar_for(reader.family, tools, choice, parallel, response_format(text), reader.thinking, controls)
 
         wanted = conversation.format
-        grammar = made(tools, choice.mode if choice.name is None else named, choice.parallel, wanted)
+        grammar = build(tools, choice.mode if choice.name is None else named, choice.parallel, wanted)
         if grammar is None:
             return None
         param = wanted.param if wanted is not None else "tools"
@@ -174,11 +166,12 @@ class ChatModel:
         except InvalidRequest as error:
             if _SCHEMA not in error.message:
                 raise
-            # A place in a grammar that nobody sees tells nothing: each schema alone tells which one it is.
+            # The caller does not see the combined grammar, so a position in it would not help. Checking each schema alone
+            # shows which one is wrong.
             for tool in tools:
                 what = f"Invalid 'tools': the schema of '{tool['function']['name'][:100]}'"
-                self._blame(made([tool], "required", False, None), what, "tools")
-            self._blame(made((), "none", False, wanted), f"Invalid '{param}': its schema", param)
+                self._blame(build([tool], "required", False, None), what, "tools")
+            self._blame(build((), "none", False, wanted), f"Invalid '{param}': its schema", param)
             raise
 
     def _blame(self, grammar: Grammar | None, what: str, param: str) -> None:
@@ -186,12 +179,12 @@ class ChatModel:
             if grammar is not None:
                 self.runtime.check_grammar(grammar)
         except InvalidRequest as error:
-            said = error.message.partition(_SCHEMA)[2] or error.message
-            raise InvalidRequest(f"{what} cannot be followed: {said}", param=param) from None
+            why = error.message.partition(_SCHEMA)[2] or error.message
+            raise InvalidRequest(f"{what} cannot be followed: {why}", param=param) from None
 
 
 def response_format(wanted: Format | None) -> Mapping[str, Any] | None:
-    """A format in OpenAI's form."""
+    """A format as OpenAI's `response_format`."""
     if wanted is None or wanted.kind == "json_object":
         return None if wanted is None else {"type": "json_object"}
     if wanted.kind == "json_schema":
@@ -211,7 +204,7 @@ def _prefilled(conversation: Conversation) -> Conversation:
         return conversation
     *messages, last = conversation.messages
     if last.get("tool_calls") or not isinstance(last["content"], str):
-        raise InvalidRequest("A reply that is begun can only have text in it.", param="messages")
+        raise InvalidRequest("A message that the reply continues may contain only text.", param="messages")
     return replace(conversation, messages=tuple(messages), prefill=last["content"], continues=False)
 
 

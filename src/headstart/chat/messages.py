@@ -1,6 +1,6 @@
-"""Messages and tools in OpenAI's form, as HTTP and the library take them, and the form that all dialects share.
+"""Messages: messages and tools in OpenAI's format → the `Conversation` that all dialects share. HTTP and the library use it.
 
-Strict about types; unknown fields are passed over, as clients send many.
+Types are strict. Unknown fields are ignored, because clients send many.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing_extensions import TypedDict
 from headstart.chat.validation import MANY, Strict
 from headstart.interfaces.conversation import Conversation, Message
 
-RESERVED = frozenset("self messages tools salt spelled generation begun breakpoints add_generation_prompt strftime_now".split())
-"""Names in `chat_template_kwargs` that would replace what the request itself says."""
+OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "strftime_now"})
+"""Variables of a template whose values come from the request itself; `chat_template_kwargs` may not contain them."""
 
 
-def _nothing_reserved(value: dict[str, Any]) -> dict[str, Any]:
-    if taken := sorted(RESERVED & value.keys()):
+def _no_own_variables(value: dict[str, Any]) -> dict[str, Any]:
+    if taken := sorted(OWN_VARIABLES & value.keys()):
         raise PydanticCustomError("template_kwargs", "may not contain '{name}'", {"name": taken[0]})
     return value
 
 
-TemplateArguments = Annotated[dict[str, Any], AfterValidator(_nothing_reserved)]
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_no_own_variables)]
 
 EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
-"""How much to think, in the words of all vendors. Others come with newer clients, and say nothing here."""
+"""Values of all vendors for how much to think. Other values, from newer clients, have no effect."""
 
 
 def _known_effort(value: str | None) -> str | None:
@@ -43,7 +43,7 @@ _SPEAKING: list[JsonDict] = [
     {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
     {"required": ["role"], "properties": {"role": {"const": "assistant"}}},
 ]
-"""What `_says_something` asks, for the document."""
+"""The condition of `_says_something` as a JSON schema, for the OpenAPI document."""
 
 
 def _only_text(value: Any) -> Any:
@@ -58,7 +58,7 @@ def _only_text(value: Any) -> Any:
 
 
 class Hints(TypedDict, total=False):
-    """What may carry a hint to a cache: it marks a breakpoint, and is no part of a prompt."""
+    """An object that may have a cache hint. A hint sets a breakpoint, and is not part of the prompt."""
 
     cache_control: dict[str, Any] | None
     prompt_cache_breakpoint: dict[str, Any] | None
@@ -66,7 +66,7 @@ class Hints(TypedDict, total=False):
 
 @with_config(MANY)
 class TextPart(Hints):
-    """A part of a message's content. Only text can be read; a refusal is text too."""
+    """A part of a message's content. Only text is supported; a refusal counts as text."""
 
     type: Required[Literal["text"]]
     text: Required[str]
@@ -76,7 +76,8 @@ IMAGE_LEFT_OUT = "[image left out: this server reads text only]"
 
 
 def without_images(content: Any) -> Any:
-    """The content of a tool's result with a line for each image: the model has not chosen to be shown one."""
+    """The content of a tool's result, with a line of text in place of each image. An error would stop the agent: it cannot
+    choose what its tools return."""
 
     def read(part: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -114,7 +115,7 @@ def _says_something(message: ChatMessage) -> ChatMessage:
 
 @with_config({**MANY, "json_schema_extra": {"anyOf": [*_SPEAKING]}})
 class ChatMessage(Hints, total=False):
-    """A message. `function` and `function_call` are what `tool` and `tool_calls` were once."""
+    """A message. `function` and `function_call` are old names of `tool` and `tool_calls`."""
 
     role: Required[Literal["developer", "system", "user", "assistant", "tool", "function"]]
     content: str | list[Annotated[TextPart, BeforeValidator(_only_text)]] | None
@@ -152,7 +153,7 @@ class ToolBody(Hints):
 
 
 class ChatBody(Strict):
-    """Messages and what the template is given beside them."""
+    """Messages, tools, and the template's variables."""
 
     messages: Annotated[
         list[Annotated[ChatMessage, BeforeValidator(_readable), AfterValidator(_says_something)]], Field(min_length=1)
@@ -164,7 +165,7 @@ class ChatBody(Strict):
 
 
 def without_nulls(given: Mapping[str, Any], *lists: str) -> dict[str, Any]:
-    """What an object says: null is the same as nothing, also in the objects of its `lists`."""
+    """An object without its null fields. The same for the objects in the fields that `lists` names."""
     kept = {key: value for key, value in given.items() if value is not None}
     for name in lists:
         if isinstance(parts := kept.get(name), list):
@@ -172,25 +173,25 @@ def without_nulls(given: Mapping[str, Any], *lists: str) -> dict[str, Any]:
     return kept
 
 
-def conversation_of(form: ChatBody, salt: str = "") -> Conversation:
-    """What a body says, in the form that all dialects share."""
+def conversation_of(body: ChatBody, salt: str = "") -> Conversation:
+    """The conversation of a body, in the form that all dialects share."""
     return Conversation(
-        messages=tuple(map(_message, form.messages)),
-        tools=tuple(map(_tool, form.tools or ())),
-        template_kwargs={**effort(form.reasoning_effort), **(form.chat_template_kwargs or {})},
+        messages=tuple(map(_message, body.messages)),
+        tools=tuple(map(_tool, body.tools or ())),
+        template_kwargs={**effort(body.reasoning_effort), **(body.chat_template_kwargs or {})},
         salt=salt,
-        continues=bool(form.continue_final_message) and form.messages[-1]["role"] == "assistant",
+        continues=bool(body.continue_final_message) and body.messages[-1]["role"] == "assistant",
     )
 
 
 def _message(given: ChatMessage) -> Message:
     message = without_nulls(given, "content")
-    spelled = message.pop("reasoning", None)
-    if spelled and "reasoning_content" not in message:
-        message["reasoning_content"] = spelled
-    refusal, once = message.pop("refusal", ""), message.pop("function_call", None)
-    if once is not None and "tool_calls" not in message:
-        message["tool_calls"] = [{"function": once}]
+    reasoning = message.pop("reasoning", None)
+    if reasoning and "reasoning_content" not in message:
+        message["reasoning_content"] = reasoning
+    refusal, function = message.pop("refusal", ""), message.pop("function_call", None)
+    if function is not None and "tool_calls" not in message:
+        message["tool_calls"] = [{"function": function}]
     if "tool_calls" in message:
         message["tool_calls"] = [*map(_call, message["tool_calls"])]
     role = "tool" if message["role"] == "function" else message["role"]
@@ -206,5 +207,5 @@ def _tool(given: ToolBody) -> dict[str, Any]:
 
 
 def effort(given: str | None) -> dict[str, Any]:
-    """How much to think, as templates of reasoning models ask for it."""
+    """The variables of reasoning models' templates for how much to think."""
     return {} if given is None else {"reasoning_effort": given, "enable_thinking": given != "none"}

@@ -1,7 +1,7 @@
-"""Normalise: the noise that clients put into a conversation, undone before it is rendered.
+"""Normalize: removes the noise of clients from a conversation before it is rendered.
 
-Two ways to say the same must give the same prompt. Each kind of noise is a row of `RULES`, in the order in which they apply;
-`--keep-noise NAME` leaves one out. Values are never changed in place.
+Conversations with the same meaning must give the same prompt. `RULES` has a rule for each kind of noise, in the order in which
+they apply. `--keep-noise NAME` leaves one out. Values are never changed in place.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from headstart.output.canonical_json import HINTS, canonical_arguments
 from headstart.prompt.chat_template import Template
 
 JOIN = "\n"
-"""Between the text parts of one message (as llama-server and vLLM do)."""
+"""Separates the text parts of one message, as in llama-server and vLLM."""
 
 BETWEEN = "\n\n"
-"""Between messages that a template takes as one only."""
+"""Separates messages that are merged because the template takes only one."""
 
 MOST_MARKS = 4
-"""Breakpoints that are looked at, the last ones: what a vendor allows. Each costs tokenising what is before it."""
+"""Most breakpoints that are used: the last ones. Vendors allow four, and each costs tokenising the text before it."""
 
 _MARKS = "\0marks"
-"""Where a message's parts had hints, between `parts` and `hints`: characters of its content."""
+"""Key under which the rule `parts` notes, for the rule `hints`, where a message's parts had hints: positions in characters."""
 
 _HINTED = HINTS | {_MARKS}
 
@@ -39,7 +39,7 @@ _BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What rules stand on."""
+    """What rules may read beside the conversation."""
 
     template: Template
     reply_memory: ReplyMemory
@@ -50,8 +50,8 @@ class Rule:
     """One kind of noise.
 
     Attributes:
-        what: what is the same with it and without it.
-        remembers: it needs memory, so that a prompt is no function of the request alone: not in exact mode.
+        what: what it makes equal.
+        remembers: whether it needs memory, so that the prompt depends on earlier requests. Exact mode does not use such rules.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Rule:
 
 
 def normalise(conversation: Conversation, ground: Ground, keep: Collection[str] = ()) -> Conversation:
-    """The canonical form of a conversation. `keep`: rules to leave out."""
+    """The canonical form of a conversation. `keep`: names of rules to leave out."""
     for rule in RULES:
         if rule.name not in keep:
             conversation = rule.apply(conversation, ground)
@@ -69,7 +69,7 @@ def normalise(conversation: Conversation, ground: Ground, keep: Collection[str] 
 
 
 def normalise_reply(message: Message, conversation: Conversation, ground: Ground, keep: Collection[str] = ()) -> Message:
-    """A reply to a canonical dialogue, as it will be in the canonical form of the next one."""
+    """A reply to a canonical conversation, in the form that it will have in the canonical form of the next request."""
     alone = replace(conversation, messages=(message,))
     return message if "arguments" in keep else _arguments(alone, ground).messages[0]
 
@@ -78,7 +78,7 @@ def check_rules(names: Collection[str]) -> None:
     """Raises ConfigError for a rule that does not exist."""
     known = [rule.name for rule in RULES]
     if strange := sorted(set(names) - set(known)):
-        raise ConfigError(f"--keep-noise knows no '{strange[0]}'; there are {', '.join(known)}.")
+        raise ConfigError(f"--keep-noise must be one of {', '.join(known)}, not '{strange[0]}'.")
 
 
 def parts_of(message: Message) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ def _roles(conversation: Conversation, ground: Ground) -> Conversation:
     if not ground.template.late_system:
         lead = next((number for number, message in enumerate(messages) if message["role"] != "system"), len(messages))
         head = [_merged(messages[:lead])] if lead else []
-        messages = head + [{**one, "role": "user"} if one["role"] == "system" else one for one in messages[lead:]]
+        messages = head + [{**late, "role": "user"} if late["role"] == "system" else late for late in messages[lead:]]
     if not ground.template.neighbours:
         joined: list[Message] = []
         for message in messages:
@@ -133,7 +133,7 @@ def _merged(messages: Sequence[Message]) -> Message:
         own = parts_of(message)
         if parts and own:
             parts[-1] = {**parts[-1], "text": parts[-1]["text"] + BETWEEN.removesuffix(JOIN)}
-        if own:  # a message's own hints are about its end, which is no message's any more
+        if own:  # a message's hints belong to its end, which is now the end of its last part
             own[-1] = {**own[-1], **{key: message[key] for key in HINTS & message.keys()}}
         parts += own
     return {**{key: item for key, item in messages[0].items() if key not in HINTS}, "content": parts}
@@ -190,11 +190,11 @@ def _arguments(conversation: Conversation, ground: Ground) -> Conversation:
             arguments = _written(arguments)
         return {**call, "function": {**function, "arguments": arguments}}
 
-    def said(message: Message) -> Message:
+    def with_canonical_calls(message: Message) -> Message:
         calls = message.get("tool_calls")
         return {**message, "tool_calls": [canonical(call) for call in calls]} if calls else message
 
-    return replace(conversation, messages=tuple(map(said, conversation.messages)))
+    return replace(conversation, messages=tuple(map(with_canonical_calls, conversation.messages)))
 
 
 def _schemas(conversation: Conversation, ground: Ground) -> Conversation:
@@ -206,15 +206,15 @@ def _schemas(conversation: Conversation, ground: Ground) -> Conversation:
 def _reasoning(conversation: Conversation, ground: Ground) -> Conversation:
     if not ground.reply_memory.replies:
         return conversation
-    line = ConversationDigest(conversation.salt)
+    digest = ConversationDigest(conversation.salt)
     messages = list(conversation.messages)
     for number, message in enumerate(messages):
         if message["role"] == "assistant":
-            reasoning = ground.reply_memory.reasoning(line, message)
-            # openai's stream helper for Node keeps the last delta only of a field that it does not know.
+            reasoning = ground.reply_memory.reasoning(digest, message)
+            # openai's stream helper for Node keeps only the last delta of a field that it does not know.
             if reasoning is not None and reasoning.rstrip().endswith((message.get("reasoning_content") or "").rstrip()):
                 messages[number] = {**message, "reasoning_content": reasoning}
-        line.add(message)
+        digest.add(message)
     return replace(conversation, messages=tuple(messages))
 
 
@@ -229,12 +229,12 @@ def _clock(conversation: Conversation, ground: Ground) -> Conversation:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("billing", "Claude Code's first system block, which names its version and differs between conversations", _billing),
-    Rule("roles", "developer and system; system messages where a template takes none, as a user's; one user in a row", _roles),
+    Rule("billing", "Claude Code's first system block, which has its version and differs between conversations", _billing),
+    Rule("roles", "developer and system; late system messages and users, if the template takes none; adjacent users", _roles),
     Rule("parts", "a text, and a list of parts with that text", _parts),
-    Rule("hints", "cache_control and prompt_cache_breakpoint: the places of the last four become checkpoints", _hints),
-    Rule("schemas", "tools in another spacing or order of keys", _schemas),
-    Rule("arguments", "arguments of tool calls in another spacing or order of keys", _arguments),
-    Rule("reasoning", "a reply without the reasoning that it came with, or with its end only", _reasoning, remembers=True),
-    Rule("clock", "the date that a template writes: the one of the conversation's first request", _clock, remembers=True),
+    Rule("hints", "with or without cache_control and prompt_cache_breakpoint; the last four become checkpoints", _hints),
+    Rule("schemas", "tools with other spacing or order of keys", _schemas),
+    Rule("arguments", "arguments of tool calls with other spacing or order of keys", _arguments),
+    Rule("reasoning", "a reply, and the same without its reasoning or with only the end of it", _reasoning, remembers=True),
+    Rule("clock", "the date in a template: it stays that of the conversation's first request", _clock, remembers=True),
 )

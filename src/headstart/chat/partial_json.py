@@ -1,4 +1,4 @@
-"""Inputs: the arguments of calls as JSON objects, whatever a model has written."""
+"""Partial JSON: the arguments of tool calls as valid JSON objects, also if the model's text is incomplete or invalid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headstart.output.json_values import json_value, paired
 
 
 def is_object(arguments: str) -> bool:
-    """Whether the arguments of a call are complete."""
+    """Whether the arguments of a call are a complete JSON object."""
     return _object(arguments) is not None
 
 
@@ -22,9 +22,9 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 class Members:
-    """Arguments that come in parts → the same as valid JSON, member by member, as far as they are valid.
+    """Streamed arguments → the same as valid JSON, member by member, up to the first error.
 
-    A value is passed on when it is complete: nobody shall take the half of a file for all of it.
+    A value is passed on only when it is complete, so that nobody takes half of a file for all of it.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Members:
         self._over = False
 
     def feed(self, text: str) -> str:
-        """What `text` completes."""
+        """The JSON of the members that `text` completes."""
         out: list[str] = []
         for char in text:
             if not self._over:
@@ -43,7 +43,7 @@ class Members:
         return "".join(out)
 
     def end(self) -> str:
-        """What is missing for a whole object."""
+        """The JSON that is missing for a complete object."""
         closing = "" if self._depth < 0 else "}" if self._count else "{}"
         self._over, self._depth = True, -1
         return closing
@@ -79,7 +79,7 @@ class Members:
 
 
 def input_of(arguments: str) -> dict[str, Any]:
-    """The input of a call; of one that broke off, or is no JSON from some place on, what is complete before."""
+    """The input of a call. If the arguments break off or become invalid, only the complete members before that."""
     members = Members()
     value = json.loads(members.feed(arguments) + members.end())
     assert isinstance(value, dict)

@@ -1,4 +1,4 @@
-"""Draft: one reply as it grows, from text to what was said, thought and called."""
+"""Reply builder: one growing reply, from text to answer, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from blake3 import blake3
 from headstart.chat.partial_json import is_object
 from headstart.chat.reply_memory import Moment
 from headstart.interfaces.conversation import Conversation, Message
-from headstart.output.parser import Parser, ReasoningDelta, ReplyDelta, TextDelta, ToolCallDelta, ToolCallStart, message_of
+from headstart.output.parser import Parser, ReasoningDelta, ReplyDelta, TextDelta, ToolCallDelta, ToolCallStart
 from headstart.prompt.family_detection import Family
 from headstart.serving.request import Delta, Finished, Report, Started, TokenLogprob
+from headstart.serving.turn import Turn
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyReader:
-    """How the replies to a dialogue are read.
+    """How the replies to a conversation are parsed.
 
     Attributes:
-        tools: whether they may call tools; else marks of a call are text.
-        thinking: whether the prompt has already opened their reasoning.
-        begun: the beginning of the reply that the caller gave.
-        seed: of the ids of calls: the same reply has the same ids.
-        moment: when the dialogue came.
+        tools: whether they may call tools; else the marks of calls are text.
+        thinking: whether the prompt ends inside reasoning.
+        begun: the beginning of the reply, if the caller sent one (the prefill).
+        seed: for the ids of calls: the same reply has the same ids.
+        moment: when the conversation arrived.
     """
 
     conversation: Conversation
@@ -40,7 +41,7 @@ class ReplyReader:
 
     @property
     def parsed(self) -> bool:
-        """Whether there can be more in a reply than text."""
+        """Whether replies can contain more than text."""
         return self.tools or self.family.reasoning is not None or bool(self.family.extra)
 
     def parser(self) -> Parser:
@@ -50,21 +51,14 @@ class ReplyReader:
         digest = blake3(f"{self.seed}/{choice}/{index}".encode()).hexdigest()
         return f"call_{digest[:24]}"
 
-    def message(self, text: str, *, cut: bool = False) -> dict[str, Any]:
-        """The message that a caller makes of a reply, and sends back. `cut`: it would have gone on."""
-        parser = self.parser()
-        pieces = [*parser.feed(text), *parser.end(cut=cut)]
-        calls = sum(isinstance(piece, ToolCallStart) for piece in pieces)
-        return self.complete(message_of(pieces, [self.call_id(0, index) for index in range(calls)]))
-
     def complete(self, message: Message) -> dict[str, Any]:
-        """With what the caller had begun."""
+        """The message with the beginning that the caller sent."""
         return {**message, "content": self.begun + (message.get("content") or "")}
 
 
 @dataclass(slots=True)
 class ToolCallBuilder:
-    """A tool call as it grows. `arguments`: JSON text."""
+    """A growing tool call. `arguments`: JSON text."""
 
     id: str
     name: str
@@ -76,32 +70,35 @@ class ReplyBuilder:
     """One reply. `index`: its place in the answer; `choice`: its number among the replies to its prompt.
 
     Attributes:
-        reading: None where text is all there is.
-        pieces: what the caller was told so far, in the order in which the model wrote it.
-        said, thought, called: the same by kind.
-        prompt_logprobs: those of its prompt, if they were asked for.
-        finish: how it ended; `stopped_by`: the stop text that ended it.
-        reasoning_tokens: about how many tokens were thought: those with which more of a thought became certain.
-        report: what its prompt cost, as soon as it started.
-        began: when that was, in seconds after the call came in.
-        deltas: about how many tokens there are so far: those with which more of the text became certain.
+        reader: None for raw text.
+        deltas: what the caller got so far, in the model's order.
+        texts, thoughts, calls: the same by kind.
+        prompt_logprobs: of the prompt's tokens, if requested.
+        finish: how it ended; None before.
+        stopped_by: the stop text that ended it.
+        reasoning_tokens: approximate tokens of reasoning; tokens that gave no new text are not counted.
+        report: the costs of the prompt, once the reply has started.
+        turn: for `Runtime.remember`, once the reply is complete.
+        began: when it started, in seconds after the arrival of the call.
+        tokens: approximate tokens so far; tokens that gave no new text are not counted.
     """
 
     index: int
     choice: int = 0
     reader: ReplyReader | None = None
-    pieces: list[ReplyDelta] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-    thought: list[str] = field(default_factory=list)
-    called: list[ToolCallBuilder] = field(default_factory=list)
+    deltas: list[ReplyDelta] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCallBuilder] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
     stopped_by: str | None = None
     reasoning_tokens: int = 0
     report: Report | None = None
+    turn: Turn | None = None
     began: float = 0.0
-    deltas: int = 0
+    tokens: int = 0
     _parser: Parser | None = None
 
     def __post_init__(self) -> None:
@@ -113,56 +110,67 @@ class ReplyBuilder:
         self.prompt_logprobs = event.prompt_logprobs
 
     def take(self, event: Delta) -> Sequence[ReplyDelta]:
-        """What is new with more text."""
-        self.deltas += 1
+        """The deltas of more text."""
+        self.tokens += 1
         self.logprobs.extend(event.logprobs)
         if self._parser is None:
             return self._keep([TextDelta(event.text)] if event.text else [])
-        pieces = self._keep(self._parser.feed(event.text))
-        self.reasoning_tokens += any(isinstance(piece, ReasoningDelta) for piece in pieces)
-        return pieces
+        deltas = self._keep(self._parser.feed(event.text))
+        self.reasoning_tokens += any(isinstance(delta, ReasoningDelta) for delta in deltas)
+        return deltas
 
     def end(self, event: Finished) -> Sequence[ReplyDelta]:
-        """What is still to be told when it is complete."""
-        pieces = self._keep(self._parser.end(cut=event.cut)) if self._parser is not None else ()
-        self.report = event.report
+        """The last deltas, when the reply is complete."""
+        deltas = self._keep(self._parser.end(cut=event.cut)) if self._parser is not None else ()
+        self.report, self.turn = event.report, event.turn
         self.stopped_by = event.stopped_by
         self.finish = event.reason
-        if self.called and event.reason == "stop" and all(is_object(one.arguments) for one in self.called):
+        if self.calls and event.reason == "stop" and all(is_object(call.arguments) for call in self.calls):
             self.finish = "tool_calls"
-        return pieces
+        return deltas
 
     @property
     def text(self) -> str:
-        return "".join(self.said)
+        return "".join(self.texts)
 
     @property
     def reasoning(self) -> str:
-        return "".join(self.thought)
+        return "".join(self.thoughts)
+
+    @property
+    def parsed(self) -> Message | None:
+        """The reply as a message; None if the message leaves out its end, because it was cut there."""
+        if self._parser is not None and self._parser.left_out:
+            return None
+        return self._message
 
     @property
     def message(self) -> Message:
-        """As the caller will send it back."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.text}
-        if self.thought:
-            message["reasoning_content"] = self.reasoning
-        if self.called:
-            message["tool_calls"] = [
-                {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
-                for one in self.called
-            ]
-        return self.reader.complete(message) if self.reader is not None else message
+        """The message that the caller will send back."""
+        return self.reader.complete(self._message) if self.reader is not None else self._message
 
-    def _keep(self, pieces: Sequence[ReplyDelta]) -> Sequence[ReplyDelta]:
-        self.pieces += pieces
-        for piece in pieces:
-            if isinstance(piece, TextDelta):
-                self.said.append(piece.text)
-            elif isinstance(piece, ReasoningDelta):
-                self.thought.append(piece.text)
-            elif isinstance(piece, ToolCallStart):
+    @property
+    def _message(self) -> Message:
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.thoughts:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.calls
+            ]
+        return message
+
+    def _keep(self, deltas: Sequence[ReplyDelta]) -> Sequence[ReplyDelta]:
+        self.deltas += deltas
+        for delta in deltas:
+            if isinstance(delta, TextDelta):
+                self.texts.append(delta.text)
+            elif isinstance(delta, ReasoningDelta):
+                self.thoughts.append(delta.text)
+            elif isinstance(delta, ToolCallStart):
                 assert self.reader is not None
-                self.called.append(ToolCallBuilder(self.reader.call_id(self.choice, piece.index), piece.name))
-            elif isinstance(piece, ToolCallDelta):
-                self.called[piece.index].arguments += piece.text
-        return pieces
+                self.calls.append(ToolCallBuilder(self.reader.call_id(self.choice, delta.index), delta.name))
+            elif isinstance(delta, ToolCallDelta):
+                self.calls[delta.index].arguments += delta.text
+        return deltas

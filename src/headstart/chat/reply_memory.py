@@ -1,6 +1,6 @@
-"""Recall: what replies held that callers may not send back, when conversations began, and tools in their canonical form.
+"""Reply memory: reasoning that callers may not send back, start times of conversations, and canonical tools.
 
-Bounded, per salt, thread-safe.
+Bounded, separate by salt, thread-safe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headstart.output.json_values import bytes_of
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When something came: `time`, in seconds since 1970, and behind how many deletions of single chains (`wipes`)."""
+    """When something arrived: `time`, in seconds since 1970, and how many chains had been deleted before (`wipes`)."""
 
     time: float
     wipes: int
@@ -29,7 +29,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Clock:
-    """A moment that stays, as templates ask for it (`strftime_now`)."""
+    """A fixed time, in the form that templates call (`strftime_now`)."""
 
     now: datetime
 
@@ -39,7 +39,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class _Tools:
-    """Canonical tools. `size`: bytes that they take."""
+    """Canonical tools. `size`: their bytes in memory."""
 
     canonical: tuple[dict[str, Any], ...]
     size: int
@@ -63,7 +63,7 @@ class ReplyMemory:
         self._tools: Lru[bytes, _Tools] = Lru(limit, size, lambda tools: tools.size)
         self._reasoning: Lru[bytes, str] = Lru(limit, size, len)
         self._began: Lru[bytes, Clock] = Lru(limit, limit)
-        self._told: Lru[bytes, bool] = Lru(limit, limit)
+        self._sent: Lru[bytes, bool] = Lru(limit, limit)
 
     @property
     def replies(self) -> int:
@@ -73,32 +73,32 @@ class ReplyMemory:
     def reply(self, salt: str, messages: Sequence[Mapping[str, Any]], message: Mapping[str, Any]) -> None:
         """Remembers a reply to a canonical conversation."""
         if reasoning := message.get("reasoning_content"):
-            line = ConversationDigest(salt)
+            digest = ConversationDigest(salt)
             for before in messages:
-                line.add(before)
-            self._reasoning.put(line.name(message), reasoning)
+                digest.add(before)
+            self._reasoning.put(digest.name(message), reasoning)
 
-    def reasoning(self, line: ConversationDigest, message: Mapping[str, Any]) -> str | None:
-        """The reasoning of a reply that came back without it: known by a call's id, or by all that was said before."""
-        return self._reasoning.get(line.name(message))
+    def reasoning(self, digest: ConversationDigest, message: Mapping[str, Any]) -> str | None:
+        """The reasoning of a reply that came back without it. The key is a call's id, or the conversation before the reply."""
+        return self._reasoning.get(digest.name(message))
 
-    def told(self, salt: str, message_id: str) -> None:
-        """Remembers that an answer was given."""
-        self._told.put(_digest("told", salt, message_id), True)
+    def mark_sent(self, salt: str, message_id: str) -> None:
+        """Remembers the id of an answer that was sent."""
+        self._sent.put(_digest("sent", salt, message_id), True)
 
-    def has_told(self, salt: str, message_id: str) -> bool:
-        """Whether an answer with this id was given lately."""
-        return self._told.get(_digest("told", salt, message_id)) is not None
+    def was_sent(self, salt: str, message_id: str) -> bool:
+        """Whether an answer with this id was sent lately."""
+        return self._sent.get(_digest("sent", salt, message_id)) is not None
 
     def clear(self) -> None:
         """Forgets everything."""
-        for known in (self._tools, self._reasoning, self._began, self._told):
+        for known in (self._tools, self._reasoning, self._began, self._sent):
             known.forget(lambda *_: True)
 
     def tools(self, salt: str, tools: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-        """Tools in their canonical form, made once: agents send the same ones with every request. Not to be changed."""
+        """Tools in their canonical form, computed once: agents repeat them in every request. Do not change the result."""
         try:
-            # Unlike equality it tells 1, 1.0 and True apart; from version 3 on it depends on what is shared in memory.
+            # Unlike ==, marshal distinguishes 1, 1.0 and True. From version 3 on its output depends on shared references.
             given = marshal.dumps(list(tools), 2)
         except ValueError:  # not JSON
             return tuple(map(canonical_tool, tools))
@@ -106,32 +106,32 @@ class ReplyMemory:
         return self._tools.first(key, lambda: _Tools.of(tools)).canonical
 
     def clock(self, salt: str, beginning: str, *, begins: bool) -> Clock:
-        """The moment at which a conversation with this beginning was seen first. `begins`: it is only beginning."""
+        """The time at which a conversation with this beginning was first seen. `begins`: this is its first request."""
         key, now = _digest("clock", salt, beginning), self._now()
         found = self._began.first(key, lambda: Clock(now))
-        if begins and found.now.date() != now.date():  # another conversation that begins like that one
+        if begins and found.now.date() != now.date():  # another conversation with the same beginning
             found = Clock(now)
             self._began.put(key, found)
         return found
 
 
 class ConversationDigest:
-    """A conversation as it goes on, by a digest of what was said; reasoning is no part of it."""
+    """A digest of a growing conversation, without reasoning."""
 
     def __init__(self, salt: str) -> None:
         self._salt = salt
-        self._said = blake3()
+        self._hasher = blake3()
 
     def add(self, message: Mapping[str, Any]) -> None:
-        """The next message, in its canonical form."""
+        """Adds the next message, in its canonical form."""
         parts = [message.get("role"), message.get("content"), message.get("tool_calls")]
-        self._said.update(json.dumps(parts, default=str).encode())
+        self._hasher.update(json.dumps(parts, default=str).encode())
 
     def name(self, reply: Mapping[str, Any]) -> bytes:
-        """What a reply at this place is found by."""
-        said = (reply.get("content") or "").strip()
+        """The key of a reply at this place."""
+        text = (reply.get("content") or "").strip()
         ids = [call["id"] for call in reply.get("tool_calls") or () if call.get("id")]
-        return _digest("call", self._salt, ids[0], said) if ids else _digest("said", self._salt, self._said.hexdigest(), said)
+        return _digest("call", self._salt, ids[0], text) if ids else _digest("said", self._salt, self._hasher.hexdigest(), text)
 
 
 def _digest(*parts: str) -> bytes:

@@ -1,8 +1,8 @@
-"""Tenants: who asks, and so with whom a request may share what was computed.
+"""Tenancy: which requests may share KV.
 
-A tenant is known by a digest, never by its key. What isolates becomes the *owner* in a request's salt
-(`prefix_cache/blocks`), beside the `cache_salt` of its body: owners are what quotas are about, and a client cannot become
-another one by choosing a salt.
+A tenant is a digest of its key or of the key's name. With isolation on, the tenant (and the user) becomes the *owner* in a
+request's salt (`prefix_cache/blocks`), before the `cache_salt` of its body. Quotas count by owner, and no `cache_salt` can
+imitate another owner.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from headstart.errors import ConfigError
 from headstart.prefix_cache.blocks import OWNER_END
 
 OPEN = ""
-"""The tenant of whoever asks a server without keys."""
+"""The tenant of all callers of a server without keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class IsolationPolicy:
-    """What keeps requests apart, beside their `cache_salt`.
+    """How requests are isolated, beside their `cache_salt`.
 
     Attributes:
-        key: whether tenants are.
-        user: whether the users are that a body names.
+        key: whether tenants are isolated from each other.
+        user: whether the users that bodies name are too.
     """
 
     key: bool
@@ -48,10 +48,10 @@ POLICIES: Mapping[str, IsolationPolicy] = MappingProxyType(
 
 
 def policy_of(name: str | None, *, several: bool) -> IsolationPolicy:
-    """A row of `POLICIES`; without a name `key` if there are or may be `several` keys, else `none`.
+    """A policy by its name. Without a name: `key` if there are or may be `several` keys, else `none`.
 
     Raises:
-        ConfigError: there is no such row.
+        ConfigError: there is no such policy.
     """
     name = name or ("key" if several else "none")
     if name not in POLICIES:
@@ -60,15 +60,15 @@ def policy_of(name: str | None, *, several: bool) -> IsolationPolicy:
 
 
 def tenant_of(kind: str, identity: str) -> str:
-    """The tenant of a key's name, or of a key without one; `kind` says which."""
+    """The tenant of a key's name, or of a key without a name; `kind` says which of the two `identity` is."""
     return _digest("tenant", [kind, identity])
 
 
 def salt(policy: IsolationPolicy, tenant: str, user: str | None, cache_salt: str | None) -> str:
-    """The salt of a request: different for whatever `policy` keeps apart and for each `cache_salt`.
+    """The salt of a request. It differs between requests that `policy` isolates, and for each `cache_salt`.
 
-    Where nobody is kept apart it is the `cache_salt` itself, and "" without one. No two different requests have the same
-    salt under one policy or another: an owner's is 64 hexadecimal digits, and then there is the NUL that ends it.
+    Without isolation it is the `cache_salt` itself, or "" without one. Salts of different policies never collide: an owner is
+    64 hexadecimal digits, followed by a NUL.
     """
     given = cache_salt or ""
     who = [tenant if policy.key else "", (user or "") if policy.user else ""]
@@ -77,8 +77,8 @@ def salt(policy: IsolationPolicy, tenant: str, user: str | None, cache_salt: str
     return OWNER_END + given if OWNER_END in given else given
 
 
-def told(tenant: str, salt: str) -> str:
-    """Who may be told of a request: its owner, where owners are kept apart; else its tenant."""
+def viewer_of(tenant: str, salt: str) -> str:
+    """Who may read about a request: with isolation its owner, else its tenant."""
     owner, end, _ = salt.partition(OWNER_END)
     return owner if end and owner else tenant
 

@@ -1,4 +1,4 @@
-"""Validation: how what callers say is read, and what is wrong with it in one sentence."""
+"""Validation: how strictly input is parsed, and its errors as one sentence."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from headstart.errors import InvalidRequest
 
 MANY = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-"""How TypedDicts are read: what a body has many of becomes dicts, with their keys in the order of the fields."""
+"""The configuration of TypedDicts. Objects of which a body has many become dicts, with keys in the order of the fields."""
 
 
 class Strict(BaseModel):
-    """How objects are read."""
+    """The configuration of models."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 def condense(error: ValidationError, value: Any) -> InvalidRequest:
-    """All that is wrong with the deepest faulty field, as one sentence."""
+    """All errors of the most deeply nested invalid field, as one sentence."""
     faults: dict[tuple[str | int, ...], list[str]] = {}
     for fault in error.errors(include_url=False, include_input=False, include_context=False):
         faults.setdefault(_path(fault["loc"], value, fault["type"]), []).append(fault["msg"])
     path, messages = max(faults.items(), key=lambda item: len(item[0]))
-    said = [message.rstrip(".").replace(" after validation", "") for message in dict.fromkeys(messages)]
+    texts = [message.rstrip(".").replace(" after validation", "") for message in dict.fromkeys(messages)]
     should = ""
-    if all(message.startswith("Input should be ") for message in said):
-        should, said = "must be ", [message.removeprefix("Input should be ") for message in said]
+    if all(message.startswith("Input should be ") for message in texts):
+        should, texts = "must be ", [message.removeprefix("Input should be ") for message in texts]
     if not path:
-        return InvalidRequest(f"The request is invalid: {'; '.join(said)}.")
+        return InvalidRequest(f"The request is invalid: {'; '.join(texts)}.")
     name = str(path[0]) + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[1:])
-    return InvalidRequest(f"Invalid '{name[:200]}': {should}{', or '.join(said)}.", param=name[:200])
+    return InvalidRequest(f"Invalid '{name[:200]}': {should}{', or '.join(texts)}.", param=name[:200])
 
 
 def _path(location: tuple[str | int, ...], value: Any, kind: str) -> tuple[str | int, ...]:
-    # pydantic mixes the names of union members into a location, and a key of the value may be called the same.
+    # pydantic adds the names of union members to a location, and a key of the value may have the same name.
     return max(_ways(location, value, kind == "missing"), key=lambda way: (way[1], len(way[0])))[0]
 
 
 def _ways(location: tuple[str | int, ...], value: Any, missing: bool) -> Iterator[tuple[tuple[str | int, ...], bool]]:
-    """Paths in the value that a location may mean, each with whether it takes the last step."""
+    """Paths in the value that a location may mean, each with whether it includes the last step."""
     if not location:
         yield (), True
         return
     step, rest = location[0], location[1:]
-    # The same name at another place may have a shorter list.
+    # A list elsewhere with the same name may be shorter.
     inside = step in range(len(value)) if isinstance(value, list) else isinstance(value, dict) and step in value
     if inside:
         yield from (((step, *way), whole) for way, whole in _ways(rest, value[step], missing))

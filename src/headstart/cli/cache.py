@@ -1,4 +1,4 @@
-"""`headstart cache`: what is stored can be listed, explained, verified, pinned and deleted by its owner."""
+"""`headstart cache`: lists, shows, verifies, pins, deletes, exports and imports what is stored on disk."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from headstart.cli.cache_list import Names, block_page, chain_page, pieces, stats_lines
+from headstart.cli.cache_list import Names, block_page, chain_page, entry_counts, stats_lines
+from headstart.cli.options import reader, setting, written_default
 from headstart.config import default_cache_dir
 from headstart.errors import ConfigError
-from headstart.units import count, parse_portion, parse_size, parse_time, show_size
+from headstart.units import count, parse_size, parse_time, show_size
 
 if TYPE_CHECKING:
     from headstart.tiers.disk import Disk, FormatError
@@ -26,64 +27,23 @@ T = TypeVar("T")
 
 app = typer.Typer(
     name="cache",
-    help="Shows and tends what is kept on disk. A chain is a prompt from its beginning; its id is that of its last block.",
+    help="Shows and manages what is stored on disk. A chain is a prompt from its beginning; its id is that of its last block.",
     no_args_is_help=True,
 )
 
 
-def size(text: str) -> int:
-    """Bytes of an option like `4GiB`."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}.") from None
-
-
-def duration(text: str) -> float:
-    """Seconds of an option like `7d`."""
-    try:
-        return parse_time(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}.") from None
-
-
-def portion(text: str) -> float:
-    """A share like `25%`, or the bytes of a size."""
-    try:
-        return parse_portion(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}.") from None
-
-
-Folder = Annotated[
-    Path | None,
-    typer.Option(
-        "--cache-dir",
-        envvar="HEADSTART_CACHE_DIR",
-        metavar="FOLDER",
-        help="The server's folder.",
-        show_default="this platform's cache folder",
-    ),
-]
+Folder = Annotated[Path | None, setting("cache_dir", help="The server's folder.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The first digits of an id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print data instead of a table.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A tar file.")]
-CacheBudget = Annotated[
-    int,
-    typer.Option(
-        parser=size,
-        envvar="HEADSTART_DISK_BUDGET",
-        metavar="SIZE",
-        help="Limit of the folder's size, and never more than half of the free space. Nothing is evicted.",
-        show_default="20GiB",
-    ),
-]
+_LIMIT = "Limit of the folder's size, and never more than half of the free space. Nothing is evicted."
+CacheBudget = Annotated[int, setting("disk_budget", help=_LIMIT)]
 ALL = 1 << 62
 
 
 @contextmanager
 def _opened(folder: Path | None, budget: int = ALL, *, make: bool = False) -> Iterator[Disk]:
-    """The tier in a folder, which is there already unless it is to be made. Faults within are the user's to mend."""
+    """The disk tier in a folder. The folder must exist unless `make`. Errors of the disk become ConfigError."""
     import sqlite3
 
     from headstart.tiers.disk import Disk
@@ -97,7 +57,7 @@ def _opened(folder: Path | None, budget: int = ALL, *, make: bool = False) -> It
         raise ConfigError(f"Cannot open {place}: {error}.") from error
     try:
         if not len(disk) and any(disk.objects.iterdir()):
-            disk.reconcile(evict=False)  # the catalogue is new: the old one was damaged or lost
+            disk.reconcile(evict=False)  # the catalogue is new, because the old one was damaged or lost
         yield disk
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"{place}: {error}.") from error
@@ -131,7 +91,7 @@ def list_chains(
     with _opened(folder) as disk, Names(disk) as names:
         chains = _chains(disk).all()
         if as_json:
-            typer.echo(json.dumps([_said(chain, names) for chain in chains[:limit]], indent=1))
+            typer.echo(json.dumps([_data(chain, names) for chain in chains[:limit]], indent=1))
             return
         from rich.console import Console
 
@@ -144,7 +104,7 @@ def list_chains(
             typer.echo(f"and {len(chains) - len(shown):,} more; see --limit")
 
 
-def _said(chain: StoredChain, names: Names) -> dict[str, Any]:
+def _data(chain: StoredChain, names: Names) -> dict[str, Any]:
     return chain.data() | {"model": names.model(chain.rows[-1].label.fingerprint), "words": names.words(chain.rows)}
 
 
@@ -155,7 +115,7 @@ def show(identity: Id, folder: Folder = None, as_json: Json = False) -> None:
         chains = _chains(disk)
         chain = chains.of(chains.find(identity))
         if as_json:
-            typer.echo(json.dumps(_said(chain, names) | {"blocks": chain.blocks()}, indent=1))
+            typer.echo(json.dumps(_data(chain, names) | {"blocks": chain.blocks()}, indent=1))
             return
         from rich.console import Console
 
@@ -189,7 +149,7 @@ def stats(folder: Folder = None, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(data, indent=1))
         return
-    typer.echo("\n".join(stats_lines(data, pieces(row.label for row in rows if row.pinned))))
+    typer.echo("\n".join(stats_lines(data, entry_counts(row.label for row in rows if row.pinned))))
 
 
 @app.command()
@@ -205,8 +165,8 @@ def verify(
     with _opened(folder) as disk:
         if repair:
             found, gone = disk.reconcile(evict=False)
-            typer.echo(f"{count(len(found), 'object')} without a row found again")
-            typer.echo(f"{count(len(gone), 'row')} without an object dropped")
+            typer.echo(f"{count(len(found), 'object')} added to the catalogue")
+            typer.echo(f"{count(len(gone), 'missing object')} removed from it")
         good = bad = 0
         for row in _track(list(disk.catalog.rows()), "reading"):
             key = row.label.key
@@ -232,7 +192,7 @@ def pin(identity: Id, folder: Folder = None) -> None:
         chains = _chains(disk)
         labels = [row.label for row in chains.of(chains.find(identity)).objects]
         disk.catalog.pin([label.key for label in labels], True)
-        typer.echo(f"pinned: {pieces(labels)}")
+        typer.echo(f"pinned: {entry_counts(labels)}")
 
 
 @app.command()
@@ -243,9 +203,9 @@ def unpin(identity: Id, folder: Folder = None) -> None:
         labels = {row.label.key: row.label for row in chains.of(chains.find(identity)).objects if row.pinned}
         needed = chains.needed(without=labels.keys()) & labels.keys()
         disk.catalog.pin(labels.keys() - needed, False)
-        typer.echo(f"unpinned: {pieces(label for key, label in labels.items() if key not in needed)}")
+        typer.echo(f"unpinned: {entry_counts(label for key, label in labels.items() if key not in needed)}")
         if needed:
-            typer.echo(f"still pinned, as other pinned chains need them: {pieces(labels[key] for key in needed)}")
+            typer.echo(f"still pinned, because other pinned chains need them: {entry_counts(labels[key] for key in needed)}")
 
 
 @app.command("rm")
@@ -255,7 +215,9 @@ def remove(
     everything: Annotated[bool, typer.Option("--all", help="Everything that is not pinned, and quarantined objects.")] = False,
     older_than: Annotated[
         float | None,
-        typer.Option(parser=duration, metavar="TIME", help="The same for entries written longer ago, like 7d, 12h or 90min."),
+        typer.Option(
+            parser=reader(parse_time), metavar="TIME", help="The same for entries written longer ago, like 7d, 12h or 90min."
+        ),
     ] = None,
 ) -> None:
     """Deletes a chain and its checkpoints, except for blocks that others need; or everything, or old entries.
@@ -269,21 +231,21 @@ def remove(
         if identity is not None:
             deleted = disk.erase([row.label.key for row in _removable(_chains(disk), identity)])
         else:
-            disk.reconcile(evict=False)  # what has no row goes too
+            disk.reconcile(evict=False)  # so that objects outside the catalogue are deleted too
             deleted = disk.erase(disk.catalog.keys() if everything else (), before, lambda: _chains(disk).needed())
-        typer.echo(f"deleted: {pieces(row.label for row in deleted)}, {show_size(sum(row.allocated for row in deleted))}")
+        typer.echo(f"deleted: {entry_counts(row.label for row in deleted)}, {show_size(sum(row.allocated for row in deleted))}")
         needed = _chains(disk).needed()
         if stay := [row.label for row in disk.catalog.rows() if row.label.key in needed and row.label.written <= before]:
-            typer.echo(f"still there, as pinned: {pieces(stay)}; `headstart cache unpin` lets them go")
+            typer.echo(f"still there, because pinned: {entry_counts(stay)}; unpin them with `headstart cache unpin`")
 
 
 def _removable(chains: StoredChains, identity: str) -> list[Row]:
-    """What only this chain has. Raises ConfigError: that is nothing, or it is pinned."""
+    """The entries that only this chain has. Raises ConfigError if there are none, or one is pinned."""
     own = chains.of(chains.find(identity)).own
     if not own:
-        raise ConfigError("Other chains hang on this block; `headstart cache ls` shows them.")
+        raise ConfigError("Other chains continue this block; `headstart cache ls` shows them.")
     if any(row.pinned for row in own):
-        raise ConfigError(f"This chain is pinned; `headstart cache unpin {identity}` lets it go.")
+        raise ConfigError(f"This chain is pinned; unpin it with `headstart cache unpin {identity}`.")
     return list(own)
 
 
@@ -291,7 +253,8 @@ def _removable(chains: StoredChains, identity: str) -> list[Row]:
 def gc(
     folder: Folder = None,
     size: Annotated[
-        int | None, typer.Option(parser=size, metavar="SIZE", help="Evict until everything fits into this, like 5GiB.")
+        int | None,
+        typer.Option(parser=reader(parse_size), metavar="SIZE", help="Evict until everything fits into this, like 5GiB."),
     ] = None,
 ) -> None:
     """Deletes what crashes left and unusable objects; with --size also evicts, the least valuable first."""
@@ -302,8 +265,8 @@ def gc(
         disk.remove(lost)
         victims = [] if size is None else disk.catalog.victims((), disk.catalog.used() - size)
         disk.remove([row.label.key for row in victims])
-        typer.echo(f"found again: {len(found)}; gone: {len(gone)}; without a beginning: {len(lost)}")
-        typer.echo(f"evicted: {len(victims)}; put aside as bad, and deleted: {aside}")
+        typer.echo(f"added to the catalogue: {len(found)}; removed: {len(gone)}; deleted without a beginning: {len(lost)}")
+        typer.echo(f"evicted: {len(victims)}; deleted from quarantine: {aside}")
         typer.echo(f"size: {show_size(disk.catalog.used())}")
 
 
@@ -315,27 +278,27 @@ def export_chains(
 ) -> None:
     """Writes chains (or all) to a tar file, for another machine with the same model, engine and settings.
 
-    Chains include their checkpoints. Derived KV is left out, with all entries that depend on it: it stays on its machine.
+    Chains include their checkpoints. Derived KV and all entries that depend on it are left out.
     """
     from headstart.tiers.disk import archive
 
     with _opened(folder) as disk:
         chains = _chains(disk)
-        wanted = [chains.of(chains.find(one)) for one in identity] if identity else chains.all()
+        wanted = [chains.of(chains.find(digits)) for digits in identity] if identity else chains.all()
         rows = list({row.label.key: row for chain in wanted for row in chain.objects}.values())
         packed, left = archive.pack(disk, _track(rows, "writing"), file)
-    typer.echo(f"exported: {pieces(packed)}" + (f"; left out, as derived: {pieces(left)}" if left else ""))
+    typer.echo(f"exported: {entry_counts(packed)}" + (f"; left out, because derived: {entry_counts(left)}" if left else ""))
 
 
 @app.command("import")
 def import_chains(
     file: File,
     folder: Folder = None,
-    disk_budget: CacheBudget = cast(int, "20GiB"),  # noqa: B008  (typer parses defaults too)
+    disk_budget: CacheBudget = written_default("disk_budget"),  # noqa: B008
 ) -> None:
-    """Imports a file of `export`. Every object is checked; bad ones are left out.
+    """Imports a file that `export` wrote. Every object is checked; bad ones are left out.
 
-    Exit code 1 if any is bad, or if there was no room for all.
+    Exit code 1 if an object is bad, or if there was not room for all.
     """
     from rich.console import Console
     from rich.progress import open as tracked
@@ -357,8 +320,8 @@ def import_chains(
         objects = archive.unpack(stream, complain)
         with _opened(folder, disk_budget, make=True) as disk:
             taken = archive.take(disk, objects)
-    typer.echo(f"imported: {pieces(taken.stored)}; there before: {taken.known}; bad: {bad}")
+    typer.echo(f"imported: {entry_counts(taken.stored)}; there before: {taken.known}; bad: {bad}")
     if taken.refused:
-        typer.echo(f"no room for {pieces(taken.refused)}; --disk-budget gives more, `headstart cache gc` makes some")
+        typer.echo(f"no room for {entry_counts(taken.refused)}: give more --disk-budget, or evict with `headstart cache gc`")
     if bad or taken.refused:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Listing: chains, blocks and totals on disk as people read them, in 80 columns or more."""
+"""Cache list: prints chains, blocks and totals on disk for people, in 80 columns or more."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.errors import HeadstartError
+from headstart.interfaces.tier import KV, STATE
 from headstart.units import count, show_size
 
 if TYPE_CHECKING:
@@ -21,16 +22,16 @@ if TYPE_CHECKING:
     from headstart.tiers.disk.chains import StoredChain
 
 SOME = 48
-"""Tokens whose words are shown."""
+"""Most tokens whose text is shown."""
 
 
-# ── what things are called ───────────────────────────────────────────────────────────────────────────────────────────
+# ── names and texts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Names:
-    """What fingerprints and tokens stand for, as far as that can be known. Use it as a context.
+    """The models' names and the texts of tokens, as far as they are known. Use it as a context manager.
 
-    Words are shown to whom the folder belongs to, and where the file of the model's vocabulary is still what it was.
+    Texts are shown only to the folder's owner, and only if the model's file is unchanged.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -46,20 +47,20 @@ class Names:
         self._open.close()
 
     def model(self, fingerprint: bytes) -> str | None:
-        """The model's name; None if nobody has said it."""
+        """The model's name; None if it is not recorded."""
         known = self._models.get(fingerprint)
         return None if known is None else known.name
 
     def words(self, rows: Sequence[Row]) -> str | None:
-        """How the text of consecutive blocks begins, on one line; None if that cannot be known."""
+        """The beginning of the text of consecutive blocks, on one line; None if it is not known."""
         tokens = [token for row in rows for token in row.label.tokens][:SOME]
         text = self._text(rows[0].label.fingerprint) if rows else None
         if text is None:
             return None
-        return " ".join("".join(one if one.isprintable() else " " for one in text(tokens)).split())
+        return " ".join("".join(char if char.isprintable() else " " for char in text(tokens)).split())
 
     def chain(self, chain: StoredChain) -> str | None:
-        """How a chain begins, and how what it shares with no other does."""
+        """The beginning of a chain's text, and the beginning of the part that no other chain shares."""
         first, own = self.words(chain.rows), self.words(chain.rows[chain.shared :]) if chain.shared else None
         return first if first is None or own is None else f"{_cut(first)} ▸ {own}"
 
@@ -86,7 +87,7 @@ def _cut(text: str, most: int = 24) -> str:
 
 
 def ago(then: float) -> str:
-    """How long ago a time was."""
+    """The age of a time, for people."""
     seconds = max(0.0, time.time() - then)
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:
@@ -94,10 +95,10 @@ def ago(then: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
-def pieces(labels: Iterable[Label]) -> str:
+def entry_counts(labels: Iterable[Label]) -> str:
     """`3 blocks and 1 checkpoint`."""
     kinds = [label.kind for label in labels]
-    return counted(kinds.count("rows"), kinds.count("state"))
+    return counted(kinds.count(KV), kinds.count(STATE))
 
 
 def counted(blocks: int, checkpoints: int) -> str:
@@ -105,21 +106,21 @@ def counted(blocks: int, checkpoints: int) -> str:
 
 
 def sizes(totals: Mapping[str, Any]) -> str:
-    """Bytes of rows and of checkpoints."""
+    """Bytes of KV and of checkpoints."""
     if not totals["checkpoints"]:
         return show_size(totals["bytes"])
     states = totals["checkpoint_bytes"]
-    return f"{show_size(totals['bytes'])} ({show_size(totals['bytes'] - states)} of rows, {show_size(states)} of checkpoints)"
+    return f"{show_size(totals['bytes'])} ({show_size(totals['bytes'] - states)} of KV, {show_size(states)} of checkpoints)"
 
 
 # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _Entry = tuple[Sequence[str], str]
-"""Figures for columns, and a line below them."""
+"""The columns' figures, and a line below them."""
 
 
 def chain_page(chains: Iterable[StoredChain], names: Names) -> Text:
-    """Each chain in two lines: its figures, and its model with its first words."""
+    """Each chain in two lines: its figures, then its model and first words."""
     found: list[_Entry] = []
     for chain in chains:
         data, fingerprint = chain.data(), chain.rows[-1].label.fingerprint
@@ -135,7 +136,7 @@ def chain_page(chains: Iterable[StoredChain], names: Names) -> Text:
 
 
 def block_page(chain: StoredChain, names: Names) -> Text:
-    """A chain, each block in two lines: its figures, and its first words, or the first of its tokens."""
+    """A chain, each block in two lines: its figures, then its first words or tokens."""
     found: list[_Entry] = []
     for row in chain.rows:
         label, state = row.label, chain.checkpoints.get(row.label.key)
@@ -145,13 +146,13 @@ def block_page(chain: StoredChain, names: Names) -> Text:
         span = f"{label.start:,} – {label.start + len(label.tokens):,}"
         sizes = show_size(row.allocated), "" if state is None else show_size(state.allocated)
         words = names.words([row])
-        said = f"tokens {' '.join(map(str, label.tokens[:12]))}{' …' * (len(label.tokens) > 12)}" if words is None else words
-        found.append(((label.key.hex()[:12], span, *sizes, ago(row.used), ", ".join(notes)), said))
+        text = f"tokens {' '.join(map(str, label.tokens[:12]))}{' …' * (len(label.tokens) > 12)}" if words is None else words
+        found.append(((label.key.hex()[:12], span, *sizes, ago(row.used), ", ".join(notes)), text))
     return _page(("block", "tokens", "size", "checkpoint", "used", ""), found)
 
 
 def _page(columns: Sequence[str], entries: Sequence[_Entry]) -> Text:
-    """Columns as wide as need be, all but the first and the last two to the right; lines that are too long are cut."""
+    """Columns as wide as needed. The first and the last two are left-aligned, the others right-aligned. Long lines are cut."""
     from rich.text import Text
 
     room = shutil.get_terminal_size((80, 24)).columns
@@ -161,7 +162,7 @@ def _page(columns: Sequence[str], entries: Sequence[_Entry]) -> Text:
     page = Text()
     for number, figures in enumerate(table):
         cells = (
-            f"{one:{'<' if at in left else '>'}{width}}" for at, (one, width) in enumerate(zip(figures, widths, strict=True))
+            f"{cell:{'<' if at in left else '>'}{width}}" for at, (cell, width) in enumerate(zip(figures, widths, strict=True))
         )
         lines = [Text("  ".join(cells).rstrip(), "" if number else "bold")]
         lines += [Text(f"  {entries[number - 1][1]}", "dim")] if number else []
@@ -183,9 +184,9 @@ def stats_lines(data: Mapping[str, Any], pinned: str) -> list[str]:
         ]
     else:
         lines += [("blocks", "none: nothing is stored here")]
-    more = f"{show_size(data['reserved_bytes'])} more of the budget are kept for it"
+    more = f"{show_size(data['reserved_bytes'])} more of the budget are reserved for it"
     lines += [
-        ("bad", f"{show_size(data['put_aside_bytes'])} put aside"),
+        ("bad", f"{show_size(data['put_aside_bytes'])} in quarantine"),
         ("catalogue", f"{show_size(data['catalogue_bytes'])}; {more}"),
     ]
     for model in data["models"]:
@@ -195,4 +196,4 @@ def stats_lines(data: Mapping[str, Any], pinned: str) -> list[str]:
             ("", f"{counted(model['blocks'], model['checkpoints'])}, used {ago(model['used'])}"),
             ("", sizes(model)),
         ]
-    return [f"{topic:10}{said}" for topic, said in lines]
+    return [f"{topic:10}{text}" for topic, text in lines]

@@ -1,4 +1,4 @@
-"""Console: what a person sees while a model loads, and what they are told once it has."""
+"""Console: shows people the progress of loading a model, and then what the model uses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from headstart.units import count, show_size, show_time
 from headstart.version import __version__
 
 AGENTS = 20_000
-"""Tokens: Claude Code's first prompt has some 17,000."""
+"""Tokens that coding agents need: Claude Code's first prompt has some 17,000."""
 LOG_EVERY = 2.0
-"""Seconds between lines about loading, where no bar can be drawn."""
+"""Seconds between log lines about loading, if there is no terminal for a bar."""
 
 
 @contextmanager
 def loading(model: str) -> Iterator[Callable[[float], None]]:
-    """Shows the progress that is told to it (0 to 1): a bar on a terminal, lines in the log elsewhere."""
+    """Shows progress as a bar on a terminal, else as log lines. Yields a function that takes the share from 0 to 1."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _logged(model)
@@ -39,75 +39,75 @@ def loading(model: str) -> Iterator[Callable[[float], None]]:
 def _logged(model: str) -> Callable[[float], None]:
     log, due = structlog.get_logger("headstart"), time.monotonic() + LOG_EVERY
 
-    def tell(share: float) -> None:
+    def log_share(share: float) -> None:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + LOG_EVERY
             log.info("loading", model=model, percent=round(100 * share))
 
-    return tell
+    return log_share
 
 
 def facts(runtime: Runtime) -> dict[str, str]:
-    """What a loaded model uses, by topic; one line each."""
+    """What a loaded model uses: one line a topic."""
     engine, settings = runtime.engine, runtime.settings
     shape, details, known = engine.shape, engine.facts.details, engine.facts
-    told = {"model": f"{known.name} ({known.description})", "engine": known.engine}
+    topics = {"model": f"{known.name} ({known.description})", "engine": known.engine}
     if "path" in details:
-        told["file"] = str(details["path"])
-    told["template"] = runtime.template_facts.with_flags
-    told["slots"] = f"{count(shape.slots, 'conversation')} at a time, {count(shape.ctx, 'token')} each"
+        topics["file"] = str(details["path"])
+    topics["template"] = runtime.template_facts.with_flags
+    topics["slots"] = f"{count(shape.slots, 'conversation')} at a time, {count(shape.ctx, 'token')} each"
     trained = int(details.get("ctx_train") or 0)
     if 0 < trained < shape.ctx:
-        told["slots"] += f", more than the {trained:,} that the model was trained on"
+        topics["slots"] += f", more than the {trained:,} that the model was trained on"
     elif shape.ctx < min(trained, AGENTS):
-        told["slots"] += ", fewer than coding agents need: give --ctx more, or --kv-type q8_0, or a smaller model"
+        topics["slots"] += ", fewer than coding agents need: give --ctx more, or --kv-type q8_0, or a smaller model"
     if shape.kv_bytes_per_token:
         kind = details.get("kv_type", "")
-        told["keys and values"] = f"{kind}, {show_size(shape.kv_bytes_per_token)} a token".removeprefix(", ")
+        topics["keys and values"] = f"{kind}, {show_size(shape.kv_bytes_per_token)} a token".removeprefix(", ")
         budget = runtime.cache.memory.budget
-        told["cache"] = (
-            f"{show_size(budget)} of memory for {count(budget // shape.kv_bytes_per_token, 'token')} besides those in slots"
+        topics["cache"] = (
+            f"{show_size(budget)} of memory for {count(budget // shape.kv_bytes_per_token, 'token')} beside those in slots"
         )
         whole = budget // (shape.kv_bytes_per_token + shape.transfer_bytes // shape.ctx)
         if whole < shape.ctx:
-            told["cache"] += f"; of one conversation no more than {whole:,} can come back: give more --memory-budget"
+            topics["cache"] += f"; at most {whole:,} of one conversation can be restored: give more --memory-budget"
     if engine.traits.stateful:
-        told["checkpoints"] = f"{show_size(shape.state_bytes)} each"
+        topics["checkpoints"] = f"{show_size(shape.state_bytes)} each"
         if shape.kv_bytes_per_token:
-            told["checkpoints"] += f", as much as {count(shape.state_bytes // shape.kv_bytes_per_token, 'token')}"
+            topics["checkpoints"] += f", as much as {count(shape.state_bytes // shape.kv_bytes_per_token, 'token')}"
     if settings.expire is not None:
-        told["expire"] = f"nothing is kept longer than {show_time(settings.expire)}"
+        topics["expire"] = f"nothing is kept longer than {show_time(settings.expire)}"
     disk = runtime.cache.disk
     if disk.budget:
-        told["disk"] = f"{show_size(disk.budget)} in {settings.cache_dir}, {count(len(disk), 'block')} there already"
+        topics["disk"] = f"{show_size(disk.budget)} in {settings.cache_dir}, {count(len(disk), 'block')} stored"
     elif disk.on:
-        told["disk"] = f"{settings.cache_dir} cannot be used just now: see the log"
+        topics["disk"] = f"{settings.cache_dir} cannot be used now: see the log"
     parts = [
         f"{show_size(details[name])} {word}"
         for name, word in (("weights_bytes", "of weights"), ("live_bytes", "for slots"))
         if name in details
     ]
     if parts:
-        told["memory"] = ", ".join(parts)
+        topics["memory"] = ", ".join(parts)
     if "threads" in details:
-        told["compute"] = count(int(details["threads"]), "thread")
+        topics["compute"] = count(int(details["threads"]), "thread")
         if details.get("decode_threads", details["threads"]) != details["threads"]:
-            told["compute"] += ", 1 for decoding, which is exact with no more"
+            topics["compute"] += ", 1 for decoding, which is exact with no more"
         if layers := details.get("gpu_layers"):
-            told["compute"] += f", {'all layers' if layers < 0 else count(layers, 'layer')} on the GPU"
+            topics["compute"] += f", {'all layers' if layers < 0 else count(layers, 'layer')} on the GPU"
         elif unused := details.get("gpus"):
-            told["compute"] += f"; no layer is on {', '.join(unused)}: give --gpu-layers -1"
+            topics["compute"] += f"; no layer is on {', '.join(unused)}: give --gpu-layers -1"
     seconds = details.get("proof_seconds")
-    told["reuse"] = settings.reuse
-    told["proof"] = "; ".join(engine.traits.notes) or "none"
+    topics["reuse"] = settings.reuse
+    topics["proof"] = "; ".join(engine.traits.notes) or "none"
     if seconds is not None:
-        told["proof"] += f" ({seconds:.1f} s)"
-    return told
+        topics["proof"] += f" ({seconds:.1f} s)"
+    return topics
 
 
 def figures(runtime: Runtime) -> dict[str, Any]:
-    """The same for programs: names, numbers and lists, no sentences. Sizes are in bytes; what is not known is left out."""
+    """The same for programs, without sentences. Sizes are in bytes. Unknown values are left out."""
     engine, settings = runtime.engine, runtime.settings
     shape, details, known = engine.shape, engine.facts.details, engine.facts
     memory, disk = runtime.cache.memory, runtime.cache.disk
@@ -141,11 +141,11 @@ def figures(runtime: Runtime) -> dict[str, Any]:
 
 
 def announce(runtime: Runtime, log_format: str) -> None:
-    """Says once what a server is going to use: to a person, or to a log collector."""
+    """Prints once what a server will use: for people, or for a log collector."""
     if log_format == "json":
         structlog.get_logger("headstart").info("ready", version=__version__, **figures(runtime))
         return
-    told = facts(runtime)
-    width = max(map(len, told))
-    lines = [f"headstart {__version__}", *(f"  {topic:{width}}  {line}" for topic, line in told.items())]
+    topics = facts(runtime)
+    width = max(map(len, topics))
+    lines = [f"headstart {__version__}", *(f"  {topic:{width}}  {line}" for topic, line in topics.items())]
     print("\n".join(lines), file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""Demo: the main job over real HTTP, with reuse and without: what was computed, and what was not.
+"""Demo: conversations over real HTTP, with and without reuse, and what was computed for them.
 
-First the conversations as they happen (warm), with a server that is killed and started again before the last turn; then
-every request once more with `cache_prompt: false` (cold).
+First the conversations run with reuse (warm). The server is killed and started again before the last turn. Then every request
+is repeated with `cache_prompt: false` (cold).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PAUSE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one request. Tokens of its prompt, and milliseconds as its client measured them."""
+    """The costs of one request: tokens of its prompt, and milliseconds that its client measured."""
 
     prompt: int
     cached: int
@@ -73,7 +73,7 @@ class Answer:
 
 @dataclass(slots=True)
 class DemoTurn:
-    """A request of the play. `kind` is what the user did."""
+    """A request of the demo. `kind` is what the user did."""
 
     user: str
     kind: str
@@ -86,10 +86,10 @@ Ask = Callable[[dict[str, Any]], Answer]
 
 
 def run(model: str = "demo", *, turns: int = len(QUESTIONS), as_json: bool = False) -> None:
-    """Plays it and prints a table, or data.
+    """Runs the demo and prints a table, or data.
 
     Args:
-        turns: how many of the questions the first user asks.
+        turns: how many questions the first user asks.
 
     Raises:
         ConfigError: the model cannot be used.
@@ -108,7 +108,7 @@ def run(model: str = "demo", *, turns: int = len(QUESTIONS), as_json: bool = Fal
             server.kill()
             server.start()
 
-        ask({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})  # touches what is touched only once
+        ask({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2})  # warms up, so that the first turn is fair
         played: list[DemoTurn] = []
         plays = _play(ask, restart, turns, played)
         if notes.is_terminal and not as_json:
@@ -127,7 +127,7 @@ def run(model: str = "demo", *, turns: int = len(QUESTIONS), as_json: bool = Fal
 
 
 def _play(ask: Ask, restart: Callable[[], None], count: int, played: list[DemoTurn]) -> Iterator[str]:
-    """Yields a line after every answer."""
+    """Runs all turns, warm and cold. Yields a line after every answer."""
     for turn in script(ask, restart, count):
         played.append(turn)
         yield _line(turn, "warm", turn.warm)
@@ -143,7 +143,7 @@ def _line(turn: DemoTurn, how: str, cost: Cost) -> str:
 
 
 def script(ask: Ask, restart: Callable[[], None], count: int) -> Iterator[DemoTurn]:
-    """The conversations: each turn is asked when it is taken. `restart` kills the server and starts it again."""
+    """The conversations. Each turn is asked when the iterator reaches it. `restart` kills and restarts the server."""
     system = {"role": "system", "content": files("headstart").joinpath("data/handbook.txt").read_text("utf-8")}
 
     def say(user: str, kind: str, chat: list[DemoMessage], **options: Any) -> DemoTurn:
@@ -175,7 +175,7 @@ def script(ask: Ask, restart: Callable[[], None], count: int) -> Iterator[DemoTu
 
 
 class _Server:
-    """`headstart serve` as a process of its own, on a free port; the user's own settings do not reach it."""
+    """`headstart serve` in its own process, on a free port, without the user's environment settings."""
 
     def __init__(self, model: str, folder: str) -> None:
         self._command = [sys.executable, "-m", "headstart", "serve", model, "--ctx", str(CTX), "--memory-budget", "1GiB"]
@@ -188,24 +188,24 @@ class _Server:
         self.model = ""
 
     def start(self) -> None:
-        """Returns when it listens. Raises HeadstartError if it ends before that."""
+        """Starts the server, and returns when it listens. Raises HeadstartError if it ends before that."""
         self._process = process = subprocess.Popen(
             self._command, env=self._environment, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
         )
         assert process.stderr is not None
         line = ""
         for line in process.stderr:
-            said = json.loads(line) if line.startswith("{") else {}
-            self.model = said.get("model", self.model)
-            if said.get("event") == "listening":
-                self.port = urlsplit(said["url"]).port or 0
-                self._reader = threading.Thread(target=process.stderr.read, daemon=True)  # nobody else reads its log
+            event = json.loads(line) if line.startswith("{") else {}
+            self.model = event.get("model", self.model)
+            if event.get("event") == "listening":
+                self.port = urlsplit(event["url"]).port or 0
+                self._reader = threading.Thread(target=process.stderr.read, daemon=True)  # else a full pipe would block it
                 self._reader.start()
                 return
         raise HeadstartError(f"The demo's server did not start: {line.strip() or process.wait()}")
 
     def kill(self) -> None:
-        """As `kill -9` does. Idempotent."""
+        """Kills the server as `kill -9` does. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -242,9 +242,9 @@ def request(port: int, body: dict[str, Any]) -> Answer:
             if "error" in event:
                 raise HeadstartError(event["error"]["message"])
             for choice in event["choices"]:
-                if piece := choice["delta"].get("content"):
+                if delta := choice["delta"].get("content"):
                     first = first or time.perf_counter() - begun
-                    text += piece
+                    text += delta
             if event.get("usage"):
                 account = {**event["headstart"], "prompt": event["usage"]["prompt_tokens"]}
     finally:
@@ -254,11 +254,11 @@ def request(port: int, body: dict[str, Any]) -> Answer:
     return Answer(text, Cost(**counts, ttft_ms=round(1e3 * (first or wall), 1), wall_ms=round(1e3 * wall, 1)))
 
 
-# ── what it shows ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def table(turns: Sequence[DemoTurn]) -> Table:
-    """One row a turn."""
+    """The table of results, one row a turn."""
     shown = Table(
         title="Two users, one long system prompt: every request with reuse, then again without (cold)",
         caption="prompt tokens; time until the first token of the reply arrived",
@@ -294,7 +294,7 @@ def saved(turns: Sequence[DemoTurn]) -> dict[str, float]:
 
 
 def sentence(turns: Sequence[DemoTurn]) -> str:
-    """What was saved."""
+    """The savings in one sentence."""
     sums = saved(turns)
     return (
         f"Of {sums['computed_cold']:,.0f} prompt tokens headstart computed {sums['computed']:,.0f} and saved "

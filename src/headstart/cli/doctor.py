@@ -1,4 +1,4 @@
-"""Doctor: what this machine and a model can do together, and whether a warm answer equals a cold one here."""
+"""Doctor: shows what this machine can do with a model, and checks that a warm answer equals a cold one."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from headstart.cli.console import facts, loading
 from headstart.config import Settings
 from headstart.engines import registry
 from headstart.interfaces.engine import GREEDY, Engine, Traits
+from headstart.interfaces.generation import GenerationParams
 from headstart.observe import logs
 from headstart.prompt.builder import Prompt
+from headstart.serving.engine_thread import EngineThread
 from headstart.serving.request import Event, Failed, Finished, Report, Request, Started
 from headstart.serving.runtime import Runtime
 from headstart.units import count, show_size
 
 BLOCKS = 3
-"""Whole blocks that the check has to restore."""
+"""Full blocks that the check must restore."""
 PROMPT_SECONDS = 2.0
-"""What a prompt of the long check may take to compute."""
+"""Most seconds to compute a prompt of the long check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What the self-check found. `cold` and `warm` are seconds to the logits at the end of one prompt."""
+    """The result of a check. `cold` and `warm`: seconds until the logits at the end of one prompt."""
 
     good: bool
     finding: str
@@ -42,7 +44,7 @@ class Check:
 
 
 def examine(settings: Settings, seconds: float = 60.0, console: Console | None = None) -> bool:
-    """Prints what it finds; returns whether all is well.
+    """Prints the results, and returns whether all checks passed.
 
     Args:
         seconds: how long to compare warm answers with cold ones.
@@ -54,8 +56,10 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
     logs.configure(level=logging.WARNING)
 
     with loading(settings.model) as progress:
-        engine = registry.load(replace(settings, reuse="exact"), progress, anew=True)
-    with Runtime(engine, replace(settings, reuse="exact" if engine.traits.exact else "fast")) as runtime:
+        options = replace(settings, reuse="exact").engine_options()
+        thread = EngineThread(lambda: registry.load(options, progress, anew=True))
+    engine = thread.engine
+    with Runtime(thread, replace(settings, reuse="exact" if engine.traits.exact else "fast")) as runtime:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for topic, line in (*machine(), *facts(runtime).items()):
             if topic != "reuse":
@@ -83,7 +87,8 @@ def _bar(console: Console, seconds: float) -> Progress:
 
 
 def check_walk(runtime: Runtime, seconds: float, progress: Callable[[float], None] = lambda _: None) -> Check:
-    """For so long, prompts that go on, part, are cut and come back: each one's logits must have the bits of a cold run."""
+    """Compares warm with cold runs for some seconds. The prompts continue, branch off, shorten and repeat earlier ones. The
+    logits of each must have the same bits as a cold run."""
     engine, dice = runtime.engine, random.Random(0)
     special = {control.id for control in engine.tokenizer.controls} | engine.tokenizer.eog
     words = [token for token in range(engine.tokenizer.n_vocab) if token not in special]
@@ -103,16 +108,16 @@ def check_walk(runtime: Runtime, seconds: float, progress: Callable[[float], Non
         compared += 1
         cached += report.cached
         wrong += warm != cold
-    told = f"{count(compared, 'prompt')} compared with cold runs, {cached:,} of their tokens from the cache: "
-    return Check(not wrong, told + (f"[bold red]{wrong} differ[/]" if wrong else "equal to the last bit"))
+    finding = f"{count(compared, 'prompt')} compared with cold runs, {cached:,} of their tokens from the cache: "
+    return Check(not wrong, finding + (f"[bold red]{wrong} differ[/]" if wrong else "equal to the last bit"))
 
 
 def _traits(engine: Engine) -> str:
-    traits, parts = engine.traits, "rows alone: they can be cut at any token"
+    traits, parts = engine.traits, "KV only: it can be cut at any token"
     if not traits.movable:
-        parts = "nothing can be moved: only a slot that goes on is reused"
+        parts = "nothing can be saved: a slot is reused only by a prompt that continues it"
     elif traits.stateful:
-        parts = "rows and state" if engine.shape.kv_bytes_per_token else "state alone"
+        parts = "KV and state" if engine.shape.kv_bytes_per_token else "state only"
         parts += ": reused from checkpoints"
     return f"{parts}; blocks of {count(traits.block_size, 'token')}" + (
         ", calls over several blocks" if traits.chunking else ""
@@ -121,15 +126,15 @@ def _traits(engine: Engine) -> str:
 
 def _exactness(traits: Traits) -> str:
     if not traits.exact:
-        return "refused: it was not proved that a warm answer has the bits of a cold one"
+        return "refused: there is no proof that a warm answer has the same bits as a cold one"
     return "possible; " + ("replies are reused too" if traits.decode_is_prefill else "replies are computed again as prompt")
 
 
 def check_warm(runtime: Runtime) -> Check:
-    """Computes a prompt, drives it out of its slot, and asks for it again: the logits must have the same bits."""
+    """Computes a prompt, computes others until it has left its slot, and repeats it. The logits must have the same bits."""
     engine = runtime.engine
     if not engine.traits.movable:
-        return Check(True, "nothing to check: this model's state cannot be moved, so only a slot that just goes on is reused")
+        return Check(True, "nothing to check: this model's state cannot be saved; only continuing a slot reuses it")
     wanted = BLOCKS * engine.traits.block_size
     if wanted + engine.traits.block_size >= runtime.ctx:
         ctx = count(runtime.ctx, "token")
@@ -154,7 +159,7 @@ def check_warm(runtime: Runtime) -> Check:
 
 def _compute(runtime: Runtime, prompt: Prompt, *, reuse: bool = True) -> tuple[bytes, Report]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    runtime.submit(Request(prompt, GREEDY, max_tokens=0, keep_logits=True, reuse=reuse), events.put)
+    runtime.submit(Request(prompt, GenerationParams(GREEDY, max_tokens=0, reuse=reuse), keep_logits=True), events.put)
     logits = b""
     while True:
         match events.get():
@@ -167,7 +172,7 @@ def _compute(runtime: Runtime, prompt: Prompt, *, reuse: bool = True) -> tuple[b
 
 
 def machine() -> Iterator[tuple[str, str]]:
-    """Facts of this machine, by topic."""
+    """Facts about this machine, by topic."""
     import psutil
     from llama_cpp import llama_cpp as lib
 

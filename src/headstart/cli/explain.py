@@ -1,4 +1,4 @@
-"""`headstart explain`: why a request computed what it computed, asked of a running server."""
+"""`headstart explain`: asks a running server why a request computed what it computed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def explain(
         query = urlencode({name: value for name, value in (("cache_salt", salt), ("user", user)) if value})
         answer = server.ask(f"/headstart/explain{name}?{query}")
     if "explanation" not in answer:
-        raise ConfigError(f"What answers at {server.url} is no headstart server; give --url.")
+        raise ConfigError(f"The server at {server.url} is not headstart; give --url.")
     if as_json:
         typer.echo(json.dumps(answer, indent=1, ensure_ascii=False))
         return
@@ -110,8 +110,8 @@ def _page(answer: dict[str, Any]) -> Text:
 
     page = Text()
 
-    def line(topic: str, said: str | Text, style: str = "") -> None:
-        page.append(f"{topic:9}", "bold").append_text(said if isinstance(said, Text) else Text(said, style)).append("\n")
+    def line(topic: str, text: str | Text, style: str = "") -> None:
+        page.append(f"{topic:9}", "bold").append_text(text if isinstance(text, Text) else Text(text, style)).append("\n")
 
     prompt = count(answer["prompt"], "token")
     if "id" in answer:
@@ -121,10 +121,10 @@ def _page(answer: dict[str, Any]) -> Text:
         reused = f"{answer['cached']:,} reused" + (f" ({parts})" if parts else "")
         line("prompt", f"{prompt}: {reused}, {answer['computed']:,} computed, --reuse {answer['mode']}")
     else:
-        line("prompt", f"{prompt}, of which the first {answer['shared']:,} are those of the earlier one")
+        line("prompt", f"{prompt}; the first {answer['shared']:,} are the same as in the earlier one")
     found = answer["explanation"]
     if found is None:
-        line("cause", "none: nothing was computed but what the request newly brought")
+        line("cause", "none: only new text was computed")
         return page
     line("cause", f"{found['cause']}: {found['what']}", "yellow")
     line("called", f"{answer['anthropic']['type']} (Anthropic), {_word(answer['responses'])} (OpenAI)")
@@ -153,5 +153,5 @@ def _place(found: dict[str, Any]) -> str:
 
 
 def _shown(text: str) -> str:
-    """On one line: what cannot be seen is written as in JSON."""
+    """A text on one line; invisible characters are written as in JSON."""
     return json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"')

@@ -1,4 +1,4 @@
-"""What people type who come from other servers, and what they mistype."""
+"""Foreign: options of other servers, and mistyped environment variables."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from headstart.errors import ConfigError
 
 PREFIX = "HEADSTART_"
 COMMANDS = frozenset({"serve"})
-"""Commands in which options of other servers are understood: that which they are of."""
+"""Commands that understand options of other servers."""
 MODEL = "MODEL"
-"""Stands for the argument, which has no flag."""
+"""Stands for the model argument, which has no flag."""
 
 SAME = {
     "-m": MODEL,
@@ -31,12 +31,12 @@ SAME = {
     "--chat-template-file": "--chat-template",
     "--temp": "--temperature",
 }
-"""Options that mean what one of ours does, and that take a value as it does."""
+"""Options of other servers with the same meaning as an option of headstart. All take a value."""
 
 VALUES = {("--gpu-layers", "all"): "-1"}
-"""Their words for values of ours."""
+"""Values of other servers, and headstart's value for them."""
 NOTHING = frozenset({("--ctx", "0"), ("--gpu-layers", "auto")})
-"""Values that leave the choice to the server, as no option does here."""
+"""Values that mean: as without the option."""
 
 _DOWNLOAD = "headstart downloads nothing: download the .gguf file, and give its path"
 _KV = "give --kv-type f16, bf16 or q8_0: one type for keys and values"
@@ -61,38 +61,38 @@ HINTS = {
     "--cont-batching": _ALWAYS,
     "--enable-prefix-caching": _ALWAYS,
     "--metrics": _ALWAYS,
-    "--slot-save-path": "give --cache-dir: conversations are kept there without being asked for",
+    "--slot-save-path": "give --cache-dir: conversations are kept there automatically",
     "-b": _BATCH,
     "--batch-size": _BATCH,
     "-ub": _BATCH,
     "--ubatch-size": _BATCH,
 }
-"""Options that have no twin here, and what to do instead."""
+"""Options without a counterpart, and what to do instead."""
 
 
 def translate(arguments: Sequence[str]) -> list[str]:
-    """The command line with other servers' options as ours.
+    """The command line with other servers' options replaced by headstart's.
 
     Raises:
-        ConfigError: one of them has no twin; the message says what to do instead.
+        ConfigError: an option has no counterpart; the message says what to do instead.
     """
     if not arguments or arguments[0] not in COMMANDS:
         return list(arguments)
     found, rest = [arguments[0]], list(arguments[1:])
     while rest:
-        one = rest.pop(0)
-        if one == "--":
-            return [*found, one, *rest]
-        name, equals, value = one.partition("=")
+        argument = rest.pop(0)
+        if argument == "--":
+            return [*found, argument, *rest]
+        name, equals, value = argument.partition("=")
         if name in HINTS:
             raise ConfigError(f"There is no option {name}: {HINTS[name]}.")
         own = SAME.get(name)
         if own is None:
-            found.append(one)
+            found.append(argument)
             continue
         if not equals:
             if not rest:
-                raise ConfigError(f"{name} wants a value.")
+                raise ConfigError(f"{name} needs a value.")
             value = rest.pop(0)
         if own == MODEL:
             found.append(value)
@@ -102,14 +102,12 @@ def translate(arguments: Sequence[str]) -> list[str]:
 
 
 def strange_variables(environment: Iterable[str], known: Iterable[str]) -> list[str]:
-    """A sentence on each `HEADSTART_…` variable that nothing reads, with the one that was meant."""
+    """A sentence for each `HEADSTART_…` variable that headstart does not read, with a suggestion."""
     names = {name.removeprefix(PREFIX) for name in known}
-    said = []
+    suggestions = []
     for name in sorted(name.removeprefix(PREFIX) for name in environment if name.startswith(PREFIX)):
         if name not in names:
             near = difflib.get_close_matches(name, sorted(names), 1, 0.6)
-            meant = (
-                f"did you mean {PREFIX}{near[0]}?" if near else "it changes nothing; `headstart serve --help` names them all."
-            )
-            said.append(f"There is no variable {PREFIX}{name}: {meant}")
-    return said
+            meant = f"did you mean {PREFIX}{near[0]}?" if near else "it has no effect; `headstart serve --help` lists them all."
+            suggestions.append(f"There is no variable {PREFIX}{name}: {meant}")
+    return suggestions

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -21,38 +22,22 @@ from headstart.cli.options import (
     CACHE,
     NETWORK,
     OPERATION,
+    SERVED,
     Alias,
     ApiKeyFile,
-    Budget,
-    CacheDir,
-    ChatTemplateOption,
     Cors,
-    Ctx,
-    DiskBudget,
-    Expire,
-    GpuLayers,
     Host,
     Isolate,
     KeepNoise,
-    Kv,
-    Lora,
-    MinP,
     ModelOption,
     PortOption,
-    ReuseMode,
-    Slots,
-    Temperature,
-    TenantDisk,
-    TenantMemory,
-    Threads,
     TlsCert,
     TlsKey,
-    TopK,
-    TopP,
     UnixSocketMode,
     UnixSocketOption,
+    takes_settings,
 )
-from headstart.config import KvType, Overflow, Reuse, Settings, Switch, default_cache_dir
+from headstart.config import Settings
 from headstart.errors import ConfigError, HeadstartError
 
 if TYPE_CHECKING:
@@ -66,15 +51,15 @@ SERVE_EPILOG = """
 
 `headstart serve qwen.gguf --ctx 32768 --slots 2 --memory-budget 8GiB`
 
-`headstart serve qwen.gguf --reuse exact` — warm answers with the very bits of cold ones, or no start
+`headstart serve qwen.gguf --reuse exact` — warm answers are bit-identical to cold ones, or the server does not start
 
 `headstart serve qwen.gguf --host 0.0.0.0 --api-key "$KEY" --log-format json`
 
-`headstart serve qwen.gguf --api-key-file keys.txt --tenant-memory 25%` — tenants share nothing, and none floods the cache
+`headstart serve qwen.gguf --api-key-file keys.txt --tenant-memory 25%` — tenants share nothing, and none fills the cache
 
 Every option can also be set in the environment, like `HEADSTART_MEMORY_BUDGET=8GiB`.
 
-llama-server's names of options work too: `-m`, `-c`, `-np`, `-t`, `-ngl`, `-a`, `--ctx-size`, `--n-gpu-layers`, `--parallel`.
+Options of llama-server work too: `-m`, `-c`, `-np`, `-t`, `-ngl`, `-a`, `--ctx-size`, `--n-gpu-layers`, `--parallel`.
 """
 
 WARM_EPILOG = """
@@ -82,13 +67,13 @@ WARM_EPILOG = """
 
 `headstart warm handbook.txt qwen.gguf` — the text is a system message
 
-`headstart warm requests.jsonl qwen.gguf` — bodies of chat requests, with their tools, one a line
+`headstart warm requests.jsonl qwen.gguf` — chat requests with their tools, one JSON body a line
 """
 
 app = typer.Typer(
     name="headstart",
     help="A chat server for local LLMs that never computes the same prompt twice.",
-    epilog="Begin with `headstart demo`, then `headstart serve MODEL.gguf`; what your machine can do: `headstart doctor`.",
+    epilog="Begin with `headstart demo`, then `headstart serve MODEL.gguf`. `headstart doctor` checks your machine.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -106,15 +91,15 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _common(
     show: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the versions and end.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the versions and exit.")
     ] = False,
 ) -> None:
     pass
 
 
 @app.command(epilog=SERVE_EPILOG)
+@takes_settings(*SERVED)
 def serve(
-    model: ModelOption = "demo",
     host: Host = None,
     port: PortOption = None,
     unix_socket: UnixSocketOption = None,
@@ -127,7 +112,7 @@ def serve(
             envvar="HEADSTART_API_KEY",
             metavar="KEY",
             rich_help_panel=NETWORK,
-            help="Key that requests must send; give the option again for more keys (in the environment: between spaces).",
+            help="Key that requests must send; give the option again for more keys (in the environment: separated by spaces).",
             show_default="none: open",
         ),
     ] = None,
@@ -136,82 +121,11 @@ def serve(
     alias: Alias = None,
     cors: Cors = None,
     keep_noise: KeepNoise = None,
-    tenant_memory: TenantMemory = cast(float, "100%"),  # noqa: B008
-    tenant_disk: TenantDisk = cast(float, "100%"),  # noqa: B008
-    expire: Expire = None,
-    ctx: Ctx = None,
-    slots: Slots = None,
-    threads: Threads = None,
-    gpu_layers: GpuLayers = 0,
-    kv_type: Kv = "f16",
-    chat_template: ChatTemplateOption = None,
-    lora: Lora = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    memory_budget: Budget = None,
-    cache_dir: CacheDir = None,
-    disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008
+    *,
+    settings: Settings,
     no_disk: Annotated[
         bool, typer.Option("--no-disk", envvar="HEADSTART_NO_DISK", rich_help_panel=CACHE, help="Store nothing on disk.")
     ] = False,
-    reuse: ReuseMode = "fast",
-    overflow: Annotated[
-        str,
-        typer.Option(
-            envvar="HEADSTART_OVERFLOW",
-            metavar="error|slide",
-            rich_help_panel=CACHE,
-            help="For a conversation longer than --ctx: `error` refuses it; `slide` drops its oldest exchanges and says so.",
-        ),
-    ] = "error",
-    queue: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            envvar="HEADSTART_QUEUE",
-            metavar="N",
-            rich_help_panel=OPERATION,
-            help="Requests that may wait; further ones get a 429.",
-        ),
-    ] = 64,
-    settle: Annotated[
-        str,
-        typer.Option(
-            envvar="HEADSTART_SETTLE",
-            metavar="on|off",
-            rich_help_panel=CACHE,
-            help="When idle, prefill finished turns in the form of the next request, which then computes its new message only.",
-        ),
-    ] = "on",
-    explain: Annotated[
-        str,
-        typer.Option(
-            envvar="HEADSTART_EXPLAIN",
-            metavar="on|off",
-            rich_help_panel=OPERATION,
-            help="Keep the latest requests in memory, to explain why later ones recompute tokens.",
-        ),
-    ] = "on",
-    stall: Annotated[
-        float,
-        typer.Option(
-            envvar="HEADSTART_STALL",
-            metavar="SECONDS",
-            rich_help_panel=OPERATION,
-            help="Longest pause of a running reply while another prompt is computed.",
-        ),
-    ] = 0.25,
-    drain_seconds: Annotated[
-        float,
-        typer.Option(
-            envvar="HEADSTART_DRAIN_SECONDS",
-            metavar="SECONDS",
-            rich_help_panel=OPERATION,
-            help="Longest time to stop: running replies continue for four fifths of it, the rest is for the disk.",
-        ),
-    ] = 10.0,
     log_format: Annotated[
         str,
         typer.Option(
@@ -231,34 +145,9 @@ def serve(
     if log_format not in ("console", "json"):
         raise ConfigError(f"--log-format must be console or json, not {log_format!r}.")
     if unix_socket is not None and (host is not None or port is not None):
-        raise ConfigError("--unix-socket takes the place of --host and --port: leave them out, HEADSTART_HOST and _PORT too.")
-    settings = Settings(
-        model=model,
-        ctx=ctx,
-        slots=slots,
-        threads=threads,
-        gpu_layers=gpu_layers,
-        kv_type=cast("KvType", kv_type),
-        chat_template=chat_template,
-        lora=lora,
-        memory_budget=memory_budget,
-        cache_dir=None if no_disk else cache_dir or default_cache_dir(),
-        disk_budget=disk_budget,
-        tenant_memory=tenant_memory,
-        tenant_disk=tenant_disk,
-        expire=expire,
-        drain=drain_seconds,
-        reuse=cast("Reuse", reuse),
-        settle=cast("Switch", settle),
-        explain=cast("Switch", explain),
-        overflow=cast("Overflow", overflow),
-        queue=queue,
-        stall=stall,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-    )
+        raise ConfigError("--unix-socket replaces --host and --port: leave them out, and HEADSTART_HOST and HEADSTART_PORT.")
+    if no_disk:
+        settings = replace(settings, cache_dir=None)
     _check_files(settings)
     with _exit_on_signals():
         from headstart.api.serve import serve as run
@@ -289,10 +178,10 @@ def demo(
     json: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
     turns: Annotated[int, typer.Option(min=1, max=10, hidden=True, help="Turns of the first user.")] = 10,
 ) -> None:
-    """Chats with a model over HTTP, with and without reuse, and shows what was computed: about two minutes of work.
+    """Chats with a model over HTTP, with and without reuse, and shows what was computed. It takes about two minutes.
 
-    A ten-turn chat behind a long system prompt, a second user in between, an edit of an earlier message, a regeneration;
-    then the server is killed (`kill -9`) and started again, and the chat goes on.
+    A user chats for ten turns after a long system prompt, and a second user in between. The first user edits an earlier message
+    and regenerates a reply. Then the server is killed (`kill -9`) and started again, and the chat continues.
     """
     from headstart.cli.demo import run
 
@@ -300,16 +189,9 @@ def demo(
 
 
 @app.command()
+@takes_settings("model", "ctx", "slots", "threads", "gpu_layers", "kv_type", "chat_template", "lora", "memory_budget")
 def doctor(
-    model: ModelOption = "demo",
-    ctx: Ctx = None,
-    slots: Slots = None,
-    threads: Threads = None,
-    gpu_layers: GpuLayers = 0,
-    kv_type: Kv = "f16",
-    chat_template: ChatTemplateOption = None,
-    lora: Lora = None,
-    memory_budget: Budget = None,
+    settings: Settings,
     seconds: Annotated[
         float,
         typer.Option(
@@ -321,7 +203,7 @@ def doctor(
         typer.Option(
             "--report",
             envvar="HEADSTART_REPORT",
-            help="Print what an issue needs instead: versions, model facts, settings; no prompts or keys.",
+            help="Only print what an issue needs: versions, model facts, settings; no prompts or keys.",
         ),
     ] = False,
 ) -> None:
@@ -331,17 +213,6 @@ def doctor(
 
     Exit code 0 if the check passes, 1 if it fails, 2 if the model cannot be used.
     """
-    settings = Settings(
-        model=model,
-        ctx=ctx,
-        slots=slots,
-        threads=threads,
-        gpu_layers=gpu_layers,
-        kv_type=cast("KvType", kv_type),
-        chat_template=chat_template,
-        lora=lora,
-        memory_budget=memory_budget,
-    )
     if report:
         from headstart.cli import report as cli_report
 
@@ -355,23 +226,18 @@ def doctor(
 
 
 @app.command(epilog=WARM_EPILOG)
+@takes_settings(
+    *("model", "ctx", "threads", "gpu_layers", "kv_type", "chat_template", "lora", "memory_budget", "cache_dir", "disk_budget")
+)
 def warm(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="A text, the JSON of a chat request, or one a line; `-`: standard input.")
     ],
-    model: ModelOption = "demo",
     role: Annotated[str, typer.Option(metavar="system|user", help="Role of a text.")] = "system",
     salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` of its later requests.")] = "",
     tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the keys of its later requests.")] = None,
-    ctx: Ctx = None,
-    threads: Threads = None,
-    gpu_layers: GpuLayers = 0,
-    kv_type: Kv = "f16",
-    chat_template: ChatTemplateOption = None,
-    lora: Lora = None,
-    memory_budget: Budget = None,
-    cache_dir: CacheDir = None,
-    disk_budget: DiskBudget = cast(int, "20GiB"),  # noqa: B008
+    *,
+    settings: Settings,
 ) -> None:
     """Computes and stores prompts ahead of time: a system prompt, tools, a document, a conversation.
 
@@ -379,23 +245,10 @@ def warm(
     """
     if role not in ("system", "user"):
         raise ConfigError(f"--role must be system or user, not {role!r}.")
-    settings = Settings(
-        model=model,
-        ctx=ctx,
-        slots=1,
-        threads=threads,
-        gpu_layers=gpu_layers,
-        kv_type=cast("KvType", kv_type),
-        chat_template=chat_template,
-        lora=lora,
-        memory_budget=memory_budget,
-        cache_dir=cache_dir or default_cache_dir(),
-        disk_budget=disk_budget,
-    )
     _check_files(settings)
     from headstart.cli.warm import run
 
-    run(file, settings, role=role, salt=salt, tenant=tenant)
+    run(file, replace(settings, slots=1), role=role, salt=salt, tenant=tenant)
 
 
 app.add_typer(cli_cache.app)
@@ -417,10 +270,10 @@ def version() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line; whatever a user can mend is one line on stderr and exit code 2."""
+    """Runs the command line. An error that the user can correct is one line on stderr, with exit code 2."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        if given[:1] != ["serve"]:  # which says it in its log
+        if given[:1] != ["serve"]:  # `serve` writes them to its log
             for notice in _notices():
                 _complain(notice, 0)
         code = app(cli_foreign.translate(given), standalone_mode=False)
@@ -434,7 +287,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _notices() -> list[str]:
-    """What in the environment looks like a setting, and is none."""
+    """Sentences about environment variables that look like settings, but are not."""
     if not any(name.startswith(cli_foreign.PREFIX) for name in os.environ):
         return []
 
@@ -449,13 +302,13 @@ def _notices() -> list[str]:
 
 def _complain(message: str, code: int) -> int:
     line = " ".join(message.split())
-    if line:  # without arguments the help was printed, and there is nothing to add
+    if line:  # empty after the help text, which is printed without arguments
         print(f"headstart: {line}", file=sys.stderr)
     return code
 
 
 def _check_files(settings: Settings) -> None:
-    """Finds what is plainly wrong before anything is started."""
+    """Finds wrong files before anything is started."""
     from headstart.engines.llama import file as llama_file
 
     llama_file.locate(settings.model)
@@ -478,7 +331,7 @@ def _load(settings: Settings, log_format: str) -> Runtime:
 
 @contextmanager
 def _exit_on_signals() -> Iterator[None]:
-    """The server handles signals while it runs. Before that they end the process, and so well; afterwards it is ending."""
+    """Before the server runs, signals end the process with code 0; afterwards they are ignored. The server handles its own."""
 
     def leave(*_: object) -> None:
         raise SystemExit(0)

@@ -1,208 +1,109 @@
-"""Options that the command line's commands share, and those of whom a server is for."""
+"""Options that the commands share: those of settings, from the table in `config`, and the network options of `serve`."""
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
+from copy import copy
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import typer
 
-from headstart.cli import cache as cli_cache
-from headstart.templates import BUILT_IN
+from headstart.config import SETTINGS, Settings, default_cache_dir
+from headstart.names import as_flag, as_variable, option
 
-MODEL_HELP = "Path of a `.gguf` file, or `demo` for the bundled SmolLM2-135M-Instruct."
-NETWORK, COMPUTE, MODEL_PANEL, CACHE, OPERATION = "Network", "Speed and memory", "Model", "Reuse", "Operation"
+NETWORK, CACHE, OPERATION = "Network", "Reuse", "Operation"
+SERVED = tuple(name for name in SETTINGS if name != "state_dir")
+"""Settings that have an option. The folder for state has only a variable, because it belongs to the machine, not a command."""
 
-ModelOption = Annotated[str, typer.Argument(envvar="HEADSTART_MODEL", help=MODEL_HELP)]
-Ctx = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        envvar="HEADSTART_CTX",
-        metavar="TOKENS",
-        rich_help_panel=COMPUTE,
-        help="Most tokens of one conversation.",
-        show_default="the model's own, less if memory is short",
-    ),
-]
-Slots = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        envvar="HEADSTART_SLOTS",
-        metavar="N",
-        rich_help_panel=COMPUTE,
-        help="Conversations computed at the same time. Others are stored within --memory-budget.",
-        show_default="what fits, at most 4",
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        envvar="HEADSTART_THREADS",
-        metavar="N",
-        rich_help_panel=COMPUTE,
-        help="CPU threads. Leave some cores to other busy programs.",
-        show_default="all physical cores",
-    ),
-]
-GpuLayers = Annotated[
-    int,
-    typer.Option(
-        min=-1,
-        envvar="HEADSTART_GPU_LAYERS",
-        metavar="N",
-        rich_help_panel=COMPUTE,
-        help="Layers to put on a GPU; -1 for all. Needs llama-cpp-python built for a GPU; set --ctx and --slots too.",
-    ),
-]
-Kv = Annotated[
-    str,
-    typer.Option(
-        envvar="HEADSTART_KV_TYPE",
-        metavar="f16|bf16|q8_0",
-        rich_help_panel=COMPUTE,
-        help="Type of keys and values. q8_0 needs half the memory. With bf16 and q8_0 exact mode can often reuse replies.",
-    ),
-]
-Budget = Annotated[
-    int | None,
-    typer.Option(
-        parser=cli_cache.size,
-        envvar="HEADSTART_MEMORY_BUDGET",
-        metavar="SIZE",
-        rich_help_panel=CACHE,
-        help="Hard limit of host memory for stored conversations, outside the slots, like 4GiB, 512MiB or 2G.",
-        show_default="4GiB; more if restoring one conversation needs it, less if memory is short",
-    ),
-]
-ReuseMode = Annotated[
-    str,
-    typer.Option(
-        envvar="HEADSTART_REUSE",
-        metavar="fast|exact",
-        rich_help_panel=CACHE,
-        help="`fast` reuses everything. `exact` reuses only KV that keeps answers bit-identical to those of an empty cache. "
-        "It refuses to start if that cannot be proved.",
-    ),
-]
-CacheDir = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="HEADSTART_CACHE_DIR",
-        metavar="FOLDER",
-        rich_help_panel=CACHE,
-        help="Folder for conversations that survive a restart. Several servers may share it.",
-        show_default="this platform's cache folder",
-    ),
-]
-DiskBudget = Annotated[
-    int,
-    typer.Option(
-        parser=cli_cache.size,
-        envvar="HEADSTART_DISK_BUDGET",
-        metavar="SIZE",
-        rich_help_panel=CACHE,
-        help="Hard limit of the folder's size, and never more than half of the free space.",
-        show_default="20GiB",
-    ),
-]
-TenantMemory = Annotated[
-    float,
-    typer.Option(
-        parser=cli_cache.portion,
-        envvar="HEADSTART_TENANT_MEMORY",
-        metavar="SHARE|SIZE",
-        rich_help_panel=CACHE,
-        help="Most of --memory-budget that one tenant keeps when others need room, like 25% or 2GiB.",
-        show_default="100%",
-    ),
-]
-TenantDisk = Annotated[
-    float,
-    typer.Option(
-        parser=cli_cache.portion,
-        envvar="HEADSTART_TENANT_DISK",
-        metavar="SHARE|SIZE",
-        rich_help_panel=CACHE,
-        help="The same for --disk-budget.",
-        show_default="100%",
-    ),
-]
-Expire = Annotated[
-    float | None,
-    typer.Option(
-        parser=cli_cache.duration,
-        envvar="HEADSTART_EXPIRE",
-        metavar="TIME",
-        rich_help_panel=CACHE,
-        help="Delete everything after this time, on disk and in memory, like 7d, 12h or 90min (docs/privacy.md).",
-        show_default="until room is needed",
-    ),
-]
-ChatTemplateOption = Annotated[
-    str | None,
-    typer.Option(
-        envvar="HEADSTART_CHAT_TEMPLATE",
-        metavar="NAME|FILE",
-        rich_help_panel=MODEL_PANEL,
-        help=f"Chat template, instead of the model's own: a Jinja file, or one of {', '.join(BUILT_IN)}.",
-        show_default="the model's own; chatml if it has none",
-    ),
-]
-Lora = Annotated[
-    Path | None,
-    typer.Option(envvar="HEADSTART_LORA", metavar="FILE", rich_help_panel=MODEL_PANEL, help="LoRA adapter (`.gguf`)."),
-]
-Temperature = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        max=2,
-        envvar="HEADSTART_TEMPERATURE",
-        metavar="X",
-        rich_help_panel=MODEL_PANEL,
-        help="Temperature of requests without one; models come with a recommendation. 0 is greedy.",
-        show_default="0.8, as llama-server's",
-    ),
-]
-TopK = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        envvar="HEADSTART_TOP_K",
-        metavar="N",
-        rich_help_panel=MODEL_PANEL,
-        help="Default of requests: sample from the N likeliest tokens; 0 for all.",
-        show_default="40",
-    ),
-]
-TopP = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        max=1,
-        envvar="HEADSTART_TOP_P",
-        metavar="X",
-        rich_help_panel=MODEL_PANEL,
-        help="Default of requests: sample from the likeliest tokens with this total probability.",
-        show_default="0.95",
-    ),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        max=1,
-        envvar="HEADSTART_MIN_P",
-        metavar="X",
-        rich_help_panel=MODEL_PANEL,
-        help="Default of requests: least probability of a token, as a share of the likeliest one's.",
-        show_default="0.05",
-    ),
-]
+
+def reader(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A parser for Typer, which raises BadParameter where `parse` raises ValueError."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"{error}.") from None
+
+    return read
+
+
+def setting(name: str, *, group: str | None = None, help: str = "") -> Any:
+    """The option (or argument) of a setting, for Typer.
+
+    Args:
+        group: heading in the command's help.
+        help: help text in place of the table's.
+    """
+    row, kind, text = SETTINGS[name], SETTINGS[name].kind, help or as_flag(SETTINGS[name].help)
+    if name == "model":
+        return typer.Argument(envvar=as_variable(name), help=text)
+    return typer.Option(
+        as_flag(option(name)),
+        parser=None if kind.parse is None or kind.is_path else reader(kind.parse),
+        min=kind.least if kind.parse is None else None,
+        max=kind.most,
+        envvar=as_variable(name),
+        metavar=kind.metavar,
+        rich_help_panel=group,
+        help=text,
+        show_default=row.unset or True,
+    )
+
+
+def written_default(name: str) -> Any:
+    """The default of a setting as people write it, because Typer also parses defaults."""
+    default = next(field.default for field in fields(Settings) if field.name == name)
+    return default if default is None or SETTINGS[name].kind.parse is None else SETTINGS[name].unset
+
+
+def again(annotation: Any, group: str, help: str, **changed: Any) -> Any:
+    """What Typer must know of an option of `serve` in a command that asks a server: only what is given here differs."""
+    info = copy(get_args(annotation)[1])
+    for name, value in {"rich_help_panel": group, "help": help, **changed}.items():
+        setattr(info, name, value)
+    return info
+
+
+def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator: the command gets the options of these settings in place of its parameter `settings`, which receives their
+    values as `Settings`. By default the disk tier is in this platform's cache folder.
+    """
+
+    def expanded(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+        if parameter.name != "settings":
+            return [parameter]
+        return [
+            parameter.replace(
+                name=name,
+                default=written_default(name),
+                annotation=Annotated[SETTINGS[name].kind.read_as | None, setting(name, group=SETTINGS[name].group)],
+            )
+            for name in names
+        ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def run(**given: Any) -> None:
+            chosen = {name: given.pop(name) for name in names}
+            if "cache_dir" in chosen:
+                chosen["cache_dir"] = chosen["cache_dir"] or default_cache_dir()
+            command(settings=Settings(**chosen), **given)
+
+        signature = inspect.signature(command, eval_str=True)
+        parameters = [new for parameter in signature.parameters.values() for new in expanded(parameter)]
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+ModelOption = Annotated[str, setting("model")]
 Host = Annotated[
     str | None,
     typer.Option(
@@ -237,9 +138,9 @@ UnixSocketOption = Annotated[
 
 
 def mode(text: str | int) -> int:
-    """Typer's parser of a file's mode: 660 or 0660. Raises BadParameter if it is none."""
+    """Parses a file's mode like 660 or 0660. Raises BadParameter if it is not one."""
     if not re.fullmatch("0?[0-7]{3}", str(text)):
-        raise typer.BadParameter(f"'{text}' is no mode of a file; write it like 600 or 660")
+        raise typer.BadParameter(f"'{text}' is not a file mode; write it like 600 or 660")
     return int(str(text), 8)
 
 
@@ -260,8 +161,8 @@ TlsCert = Annotated[
         envvar="HEADSTART_TLS_CERT",
         metavar="FILE",
         rich_help_panel=NETWORK,
-        help="Certificate in PEM, with the intermediate ones. The server then speaks HTTPS only. A renewed file is loaded "
-        "while the server runs.",
+        help="Certificate in PEM, with the intermediate ones. The server then uses HTTPS only. It loads a renewed file while "
+        "it runs.",
         show_default="none: plain HTTP",
     ),
 ]
@@ -290,9 +191,9 @@ Isolate = Annotated[
         envvar="HEADSTART_ISOLATE",
         metavar="user|key|none",
         rich_help_panel=NETWORK,
-        help="Isolate each key; each user that a key's requests name (`safety_identifier`, `user`, "
-        "`metadata.user_id`); or only each `cache_salt`.",
-        show_default="`key` with several keys or a file of them, else `none`",
+        help="`key` isolates each key. `user` also isolates each user that requests name (`safety_identifier`, `user`, "
+        "`metadata.user_id`). `none` isolates only each `cache_salt`.",
+        show_default="`key` with several keys or a key file, else `none`",
     ),
 ]
 Alias = Annotated[
@@ -301,8 +202,8 @@ Alias = Annotated[
         envvar="HEADSTART_ALIAS",
         metavar="NAME",
         rich_help_panel=NETWORK,
-        help="Name of the model for callers; the file's name works too. Give it again for more names; answers have the "
-        "first. Upper and lower case make no difference.",
+        help="Name of the model for callers; the file's name works too. Give it again for more names; answers use the first. "
+        "Names ignore case.",
         show_default="the file's name",
     ),
 ]

@@ -1,4 +1,4 @@
-"""`headstart replay`: what a trace would have found in a cache of some size, under each policy and at best."""
+"""`headstart replay`: what a trace would have found in a cache of some size, with each policy and at best."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ EPILOG = """
 
 `headstart replay sessions/ --block-size 512 --every 120 --policy value --policy lru --json`
 
-Files are in the forms of Mooncake's traces (JSONL with `hash_ids`), of kv-cache-tester (a session a file, JSON or gzip),
-or JSONL with the whole prompt as `input` (a session a file). By default a token costs what it does with the bundled model
-on two cores.
+Formats: Mooncake's traces (JSONL with `hash_ids`), kv-cache-tester (a session a file, JSON or gzip), or JSONL with the whole
+prompt as `input` (a session a file). The default costs of a token are those of the bundled model on two cores.
 """
 
 
@@ -89,7 +88,7 @@ def replay(
 
     names = policy or simulator.policies()
     if unknown := [name for name in names if name not in simulator.policies()]:
-        raise ConfigError(f"--policy {unknown[0]}: it is none of {', '.join(simulator.policies())}.")
+        raise ConfigError(f"--policy must be one of {', '.join(simulator.policies())}, not {unknown[0]}.")
     trace = (
         recorded.read(traces, block_size=block_size, every=every) if traces else recorded.sample(block_size=block_size or 64)
     )
@@ -115,7 +114,7 @@ def replay(
 
 
 def _tokens(text: str, total: int, bytes_per_token: float) -> int:
-    """How many tokens fit into a budget as it is typed."""
+    """How many tokens fit into a budget, from the text of the option."""
     try:
         if text.endswith("%"):
             share = float(text[:-1])
@@ -128,7 +127,7 @@ def _tokens(text: str, total: int, bytes_per_token: float) -> int:
 
 
 def _gaps(results: list[ReplayResult]) -> Iterator[tuple[ReplayResult, float | None]]:
-    """Each result with the part of the gap from LRU to the optimum that it closes."""
+    """Each result, with the share of the gap between LRU and the optimum that it closes."""
     from headstart.replay import OPTIMUM, closed
 
     known = {(result.policy, result.budget): result for result in results}

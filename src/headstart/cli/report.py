@@ -1,6 +1,6 @@
-"""Report: what an issue about headstart needs, and nothing that its author may not show.
+"""Report: what an issue about headstart needs, without private data.
 
-It has versions, facts of the machine and the model, and settings. It has no prompt, no reply and no key, and no folder's name.
+It has versions, facts about the machine and the model, and settings. It has no prompts, replies, keys or names of folders.
 """
 
 from __future__ import annotations
@@ -13,32 +13,29 @@ from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from headstart.config import Settings
+from headstart.config import SETTINGS, Settings
 from headstart.errors import HeadstartError
+from headstart.names import as_variable
 from headstart.version import __version__
 
 PACKAGES = ("llama-cpp-python", "llguidance", "fastapi", "uvicorn", "pydantic", "jinja2", "numpy")
-"""Those whose version often decides whether a fault can be reproduced."""
+"""Packages whose version often decides whether a fault can be reproduced."""
 
 PREFIX = "HEADSTART_"
-SHOWN = frozenset(
-    """
-    CTX DISK_BUDGET DRAIN_SECONDS EXPIRE EXPLAIN GPU_LAYERS ISOLATE KEEP_NOISE KV_TYPE LOG_FORMAT MEMORY_BUDGET MIN_P NO_DISK
-    OVERFLOW QUEUE REPORT REUSE SECONDS SETTLE SLOTS STALL TEMPERATURE TENANT_DISK TENANT_MEMORY THREADS TOP_K TOP_P
-    """.split()
-)
-"""Variables whose values are numbers or one of a few words. Of all others the report says only that they are set."""
+SHOWN = {as_variable(name) for name, row in SETTINGS.items() if not row.kind.is_path}
+SHOWN |= {PREFIX + name for name in ("ISOLATE", "KEEP_NOISE", "LOG_FORMAT", "NO_DISK", "REPORT", "SECONDS")}
+"""Variables whose values are numbers or one of a few words. For others the report shows only that they are set."""
 LIBRARY = ("LLAMA_CPP_LIB_PATH", "CMAKE_ARGS", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-"""Other variables that change what the engine computes or how fast; those that hold a path are only said to be set."""
+"""Other variables that change what the engine computes or how fast. For paths the report shows only that they are set."""
 
 ReportLine = tuple[str, str]
 
 
 def report(settings: Settings) -> tuple[list[ReportLine], bool]:
-    """The report as topics with their text, and whether the model could be loaded.
+    """The report as topics with their texts, and whether the model could be loaded.
 
     Args:
-        settings: of the model to load. Nothing is stored, and nothing is compared.
+        settings: for loading the model. Nothing is stored, and nothing is compared.
     """
     from headstart.cli.doctor import machine
 
@@ -60,7 +57,7 @@ def _versions() -> Iterator[ReportLine]:
 
 
 def _settings(settings: Settings) -> Iterator[ReportLine]:
-    """What differs from the defaults."""
+    """The settings that differ from the defaults."""
     plain = Settings()
     for field in fields(settings):
         value = getattr(settings, field.name)
@@ -71,7 +68,7 @@ def _settings(settings: Settings) -> Iterator[ReportLine]:
 def _variables(environment: Mapping[str, str]) -> Iterator[ReportLine]:
     for name in sorted(environment):
         if name.startswith(PREFIX):
-            yield name, environment[name] if name.removeprefix(PREFIX) in SHOWN else "(set)"
+            yield name, environment[name] if name in SHOWN else "(set)"
         elif name in LIBRARY:
             yield name, "(set)" if "/" in environment[name] else environment[name]
 
@@ -91,5 +88,5 @@ def _name(path: str | Path) -> str:
 
 
 def _without_paths(text: str) -> str:
-    """A text with the folders of its absolute paths left out: they can hold names of people."""
+    """A text without the folders of its absolute paths, which can contain names of people."""
     return re.sub(r"(?<![\w.])~?/(?:[^\s/:;,'\"]+/)+", "…/", text)

@@ -1,4 +1,4 @@
-"""Server: a running one, as commands find it by the options and variables that `serve` reads, and ask it."""
+"""Server: finds a running server by the options and variables that `serve` reads, and asks it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headstart.cli.options import ApiKeyFile, Host, PortOption, TlsCert, UnixSocketOption, again
 from headstart.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,35 +33,15 @@ Url = Annotated[
         show_default="http://127.0.0.1:8000, or from the variables of `serve`",
     ),
 ]
-ServerHost = Annotated[
-    str | None,
-    typer.Option(
-        envvar="HEADSTART_HOST",
-        metavar="ADDRESS",
-        rich_help_panel=WHERE,
-        help="The same as for `serve`; 0.0.0.0 means this machine.",
-        show_default="127.0.0.1",
-    ),
-]
-ServerPort = Annotated[
-    int | None,
-    typer.Option(
-        min=0, max=65535, envvar="HEADSTART_PORT", metavar="N", rich_help_panel=WHERE, help="The same.", show_default="8000"
-    ),
-]
-ServerSocket = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="HEADSTART_UNIX_SOCKET", metavar="PATH", rich_help_panel=WHERE, help="The same, instead of --host and --port."
-    ),
-]
+ServerHost = Annotated[str | None, again(Host, WHERE, "The same as for `serve`; 0.0.0.0 means this machine.")]
+ServerPort = Annotated[int | None, again(PortOption, WHERE, "The same.")]
+ServerSocket = Annotated[Path | None, again(UnixSocketOption, WHERE, "The same, instead of --host and --port.")]
 ServerCert = Annotated[
     Path | None,
-    typer.Option(
-        envvar="HEADSTART_TLS_CERT",
-        metavar="FILE",
-        rich_help_panel=WHERE,
-        help="The same: the command then uses HTTPS, and accepts only this certificate.",
+    again(
+        TlsCert,
+        WHERE,
+        "The same: the command then uses HTTPS, and accepts only this certificate.",
         show_default="none: plain HTTP, or from --url",
     ),
 ]
@@ -69,35 +50,29 @@ ApiKey = Annotated[
     typer.Option(envvar="HEADSTART_API_KEY", metavar="KEY", rich_help_panel=WHERE, help="Key of the server, if it needs one."),
 ]
 ClientKeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="HEADSTART_API_KEY_FILE",
-        metavar="FILE",
-        rich_help_panel=WHERE,
-        help="The same as for `serve`: without --api-key its first key is used.",
-    ),
+    Path | None, again(ApiKeyFile, WHERE, "The same as for `serve`: without --api-key its first key is used.")
 ]
 
 TIMEOUT = 60.0
-"""Seconds to wait for an answer: two large bodies are rendered and tokenised for it."""
+"""Seconds to wait for an answer. The server may have to render and tokenise two large bodies for it."""
 
 _PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def typed(context: typer.Context, names: Collection[str]) -> set[str]:
-    """Which options are on the command line, rather than in the environment or nowhere."""
+    """The options that are on the command line, not only in the environment."""
     return {name for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a server is, and how it is asked.
+    """The address of a server, and how to connect to it.
 
     Attributes:
         url: scheme and authority.
-        unix_socket: what leads there, whatever host the URL names.
-        certificate: PEM file whose first certificate is the server's own; without one the system's authorities vouch for it.
-        key: that opens it; "" for none.
+        unix_socket: the socket to connect to, whatever host the URL names; None for TCP.
+        certificate: PEM file whose first certificate must be the server's; None to trust the system's authorities.
+        key: API key; "" for none.
     """
 
     url: str
@@ -110,16 +85,16 @@ class ServerAddress:
         """The server that options name.
 
         Args:
-            given: all options above, by their names; None for what is neither typed nor in the environment.
-            typed: those that are on the command line, which go before the environment.
+            given: all options above by name; None for options that are neither typed nor in the environment.
+            typed: the options on the command line. They override the environment.
 
         Raises:
-            ConfigError: they contradict each other, name no server, or the file of keys cannot be read.
+            ConfigError: they contradict each other, name no server, or the key file cannot be read.
         """
         key = _key(given)
         by_address = {"host", "port"} & {*typed}
         if by_address and {"url", "unix_socket"} & {*typed}:
-            raise ConfigError("--url and --unix-socket take the place of --host and --port: leave these out.")
+            raise ConfigError("--url and --unix-socket replace --host and --port: leave these out.")
         if "url" in typed or (given["url"] and not by_address and "unix_socket" not in typed):
             via, certificate = (given[name] if name in typed else None for name in ("unix_socket", "tls_cert"))
             url = given["url"].rstrip("/").removesuffix("/v1")
@@ -130,14 +105,14 @@ class ServerAddress:
         if via is not None:
             return cls(f"{scheme}://localhost", via, certificate, key)
         if given["port"] == 0:
-            raise ConfigError("Port 0 was any free one: the server's log says which; give it with --port.")
+            raise ConfigError("Port 0 means any free port: the server's log says which one; give it with --port.")
         return cls(f"{scheme}://{_reachable(given['host'] or '127.0.0.1')}:{given['port'] or 8000}", None, certificate, key)
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The answer to a GET, or to a POST of a body.
 
         Raises:
-            ConfigError: nobody answers, or the answer is a refusal or no JSON object.
+            ConfigError: there is no answer, or it is an error or not a JSON object.
         """
         import urllib.error
         import urllib.request
@@ -145,9 +120,9 @@ class ServerAddress:
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
         if self.key:
-            key = self.key.encode("utf-8", "surrogateescape").decode("latin-1")  # as bytes, which is how it is sent
+            key = self.key.encode("utf-8", "surrogateescape").decode("latin-1")  # urllib sends headers as Latin-1
             request.add_header("authorization", f"Bearer {key}")
-        # A proxy knows no local server.
+        # No proxy: it could not reach a local server.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), self._handler())
         try:
             with opener.open(request, timeout=TIMEOUT) as response:
@@ -161,7 +136,7 @@ class ServerAddress:
                 "`headstart serve MODEL`, or give --url or --unix-socket."
             ) from None
         if not isinstance(answer, dict):
-            raise ConfigError(f"What answers at {self.url} is no headstart server; give --url.")
+            raise ConfigError(f"The server at {self.url} is not headstart; give --url.")
         return answer
 
     def _refusal(self, status: int, body: bytes) -> str:
@@ -172,7 +147,7 @@ class ServerAddress:
         return f"{self.url} says: {message}"
 
     def _handler(self) -> BaseHandler:
-        """Opens connections to the server, whatever leads there, and makes sure that it is the one that is meant."""
+        """Opens connections over TCP or the Unix socket, and checks the server's certificate."""
         import http.client
         import socket
         import urllib.request
@@ -206,12 +181,12 @@ class ServerAddress:
 
 
 def _secured(connection: HTTPConnection, certificate: Path | None) -> ssl.SSLSocket:
-    """The connection with TLS. Raises OSError if the server is not the one that is meant."""
+    """The connection with TLS. Raises OSError if the server's certificate is wrong."""
     context = ssl.create_default_context()
     if certificate is None:
         return context.wrap_socket(connection.sock, server_hostname=connection.host)
     wanted = _own(certificate)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is compared as a whole: nobody need vouch for it
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the certificate itself is compared below
     secured = context.wrap_socket(connection.sock, server_hostname=connection.host)
     if secured.getpeercert(binary_form=True) != wanted:
         secured.close()
@@ -220,18 +195,18 @@ def _secured(connection: HTTPConnection, certificate: Path | None) -> ssl.SSLSoc
 
 
 def _own(certificate: Path) -> bytes:
-    """The first certificate of a PEM file: a server's own. Raises ConfigError."""
+    """The first certificate of a PEM file, which is the server's. Raises ConfigError."""
     try:
         found = _PEM.search(certificate.expanduser().read_text("ascii", "replace"))
     except OSError as error:
         raise ConfigError(f"Cannot read --tls-cert {certificate}: {error.strerror}; give --url instead.") from error
     if found is None:
-        raise ConfigError(f"--tls-cert {certificate} holds no certificate in PEM; give the server's, or --url.")
+        raise ConfigError(f"--tls-cert {certificate} has no certificate in PEM; give the server's, or --url.")
     return ssl.PEM_cert_to_DER_cert(found[0])
 
 
 def _reachable(host: str) -> str:
-    """A host as it stands in a URL; this machine in place of all addresses."""
+    """A host in the form of URLs. The address for all addresses becomes this machine's."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

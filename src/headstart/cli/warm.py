@@ -1,4 +1,4 @@
-"""Warm: computes prompts ahead of time and stores them, so that the first to send one waits for its own words only."""
+"""Warm: computes prompts ahead of time and stores them, so that the first request with one computes only its new text."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from headstart.tiers.disk import Disk
 from headstart.units import count, show_size
 
 DRAIN = 24 * 3600.0
-"""Seconds for which the disk is waited for: to write is what this is about."""
+"""Seconds to wait for the disk at the end, because storing is the purpose of the command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One prompt. `place`: where in the file it stands, for messages to the user; `options`: for `Headstart.warm`."""
+    """One prompt. `place`: file and line, for messages to the user; `options`: for `Headstart.warm`."""
 
     place: str
     messages: Sequence[Mapping[str, Any]]
@@ -46,7 +46,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """A prompt that was computed. `ids`: of its whole blocks."""
+    """A computed prompt. `ids`: of its full blocks."""
 
     place: str
     report: Report
@@ -54,17 +54,17 @@ class Warmed:
 
 
 def run(file: str, settings: Settings, *, role: str = "system", salt: str = "", tenant: str | None = None) -> None:
-    """Warms all prompts of `file` (`-` for standard input), and says what that took.
+    """Warms all prompts of `file` (`-` for standard input), and prints what was computed and stored.
 
     Args:
-        salt: of prompts that bring no `cache_salt`.
-        tenant: name of the keys that will ask; None for a server that keeps no keys apart.
+        salt: for prompts without a `cache_salt`.
+        tenant: name of the keys of later requests; None for a server without isolation.
 
     Raises:
-        ConfigError: the file cannot be read or makes no sense, a prompt in it cannot be served, or nothing can be stored.
-        HeadstartError: a prompt cannot be computed, or has not come to disk as a whole.
+        ConfigError: the file cannot be read or is invalid, a prompt in it cannot be served, or nothing can be stored.
+        HeadstartError: a prompt cannot be computed, or was not stored completely.
 
-    Whatever is raised, what was computed before it is stored.
+    Prompts that were computed before an error are stored.
     """
     prompts = read(file, role)
     console = Console(stderr=True)
@@ -75,7 +75,7 @@ def run(file: str, settings: Settings, *, role: str = "system", salt: str = "", 
         cache, folder = hs.runtime.cache, settings.cache_dir
         if folder is None or not cache.disk.budget:
             why = "see above" if settings.disk_budget else "--disk-budget is 0"
-            raise ConfigError(f"{folder} cannot be used ({why}): prompts have to be stored, so give another --cache-dir.")
+            raise ConfigError(f"{folder} cannot be used ({why}): prompts must be stored, so give another --cache-dir.")
         before = cache.disk.used
         warmed: list[Warmed] = []
         try:
@@ -84,7 +84,7 @@ def run(file: str, settings: Settings, *, role: str = "system", salt: str = "", 
         finally:
             with console.status("writing"):
                 hs.close()
-            wanted = {piece for prompt in warmed for piece in prompt.ids}
+            wanted = {block for prompt in warmed for block in prompt.ids}
             stored = _stored(folder, wanted)
             saved = cache.disk.counters["saved"]
             if warmed or saved:
@@ -95,7 +95,7 @@ def run(file: str, settings: Settings, *, role: str = "system", salt: str = "", 
 
 
 def _salted(prompt: Wanted, salt: str, tenant: str | None) -> Wanted:
-    """The prompt with the salt that a server gives to it."""
+    """The prompt with the salt that a server will use for it."""
     who = tenancy.OPEN if tenant is None else tenancy.tenant_of("name", tenant)
     given = tenancy.salt(tenancy.POLICIES["key"], who, None, prompt.options.get("salt", salt))
     return replace(prompt, options={**prompt.options, "salt": given})
@@ -121,8 +121,10 @@ def _warm(hs: Headstart, prompts: Sequence[Wanted], console: Console) -> Iterato
                     **prompt.options,
                 )
             except ContextTooLong as error:
-                size = f"{count(error.prompt_tokens, 'token')}, but a conversation may hold {error.limit:,}"
-                raise ConfigError(f"{prompt.place}: {size}. Shorten it, or give a larger --ctx, as the server has.") from error
+                size = f"{count(error.prompt_tokens, 'token')}, but a conversation may have {error.limit:,}"
+                raise ConfigError(
+                    f"{prompt.place}: {size}. Shorten it, or give a larger --ctx, the same as the server's."
+                ) from error
             except InvalidRequest as error:
                 raise ConfigError(f"{prompt.place}: {error.with_flags}") from error
             bar.remove_task(task)
@@ -137,7 +139,7 @@ def _ignore(event: Event) -> None:
 
 
 def _stored(folder: Path, wanted: Collection[BlockId]) -> set[BlockId]:
-    """Which of the blocks are on disk: none if that cannot be said."""
+    """The blocks that are on disk; none if the disk cannot be read."""
     try:
         disk = Disk(folder, 0)
         try:
@@ -150,39 +152,40 @@ def _stored(folder: Path, wanted: Collection[BlockId]) -> set[BlockId]:
 
 def _why(cache: Cache, folder: Path) -> str:
     """Why blocks are not on disk, and what helps."""
-    refused = any(name.startswith("skipped") for name in cache.disk.counters.keys() - {"skipped_full"})  # that came later
+    # After `skipped_full` an entry is offered to the disk again, so it does not count.
+    refused = any(name.startswith("skipped") for name in cache.disk.counters.keys() - {"skipped_full"})
     if not refused and any(name.startswith("skipped") for name in cache.store.counters):
-        return "did not fit into memory on their way: give more --memory-budget."
+        return "did not fit into memory before they were written: give more --memory-budget."
     return f"did not fit on disk: give more --disk-budget, or make room in {folder}."
 
 
 def _account(warmed: Sequence[Warmed], stored: Collection[BlockId]) -> None:
-    """Says what is ready, and the id of each prompt's last block that can be used."""
+    """Prints what is ready, and the id of each prompt's last usable block."""
     tokens, computed = (sum(prompt.report.prompt for prompt in warmed), sum(prompt.report.computed for prompt in warmed))
     print(
         f"ready: {count(len(warmed), 'prompt')} of {count(tokens, 'token')}; "
-        f"{computed:,} computed, {tokens - computed:,} were there"
+        f"{computed:,} computed, {tokens - computed:,} already cached"
     )
     for prompt in warmed:
         usable = list(takewhile(stored.__contains__, prompt.ids))
         print(f"  {usable[-1].hex()[:12] if usable else 'not stored':12}  {prompt.place}")
 
 
-# ── what to warm ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the file of prompts ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def read(file: str, role: str) -> list[Wanted]:
     """The prompts in a file: a text (one message of `role`), the JSON body of a chat request (or its messages), or JSON lines.
 
     Raises:
-        ConfigError: there is none, or it is said to be JSON and is not, or a `cache_salt` is no text.
+        ConfigError: there is no prompt, a `.json` or `.jsonl` file is not JSON, or a `cache_salt` is not a text.
     """
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read {file}: {getattr(error, 'strerror', error)}.") from error
     if not text.strip():
-        raise ConfigError(f"{file} is empty; it should hold a text, or the JSON of a chat request.")
+        raise ConfigError(f"{file} is empty; it should contain a text, or the JSON of a chat request.")
     promised = Path(file).suffix in (".json", ".jsonl")
     try:
         found = list(_bodies(text))
@@ -193,12 +196,12 @@ def read(file: str, role: str) -> list[Wanted]:
     if found and all(_is_body(body) for _, body in found):
         return [_wanted(f"{file}:{line}" if len(found) > 1 else file, body) for line, body in found]
     if promised:
-        raise ConfigError(f'{file} holds no chat request: it should be {{"messages": […]}} or a list of messages.')
+        raise ConfigError(f'{file} contains no chat request: it should be {{"messages": […]}} or a list of messages.')
     return [Wanted(file, [{"role": role, "content": text}], {})]
 
 
 def _bodies(text: str) -> Iterator[tuple[int, Any]]:
-    """What the text holds, with line numbers: one JSON value, or one a line. Raises ValueError if neither."""
+    """The JSON values of a text with line numbers: one value, or one a line. Raises ValueError if it is neither."""
     try:
         yield 1, json.loads(text)
         return
@@ -230,7 +233,7 @@ def _wanted(place: str, body: Any) -> Wanted:
             raise ConfigError(f"{place}: {name} must be {what}, not {body[name]!r:.100}.")
     if "system" in body:
         raise ConfigError(
-            f"{place}: `system` beside the messages is Anthropic's form; make it the first message, of that role."
+            f"{place}: `system` beside the messages is Anthropic's format; make it the first message, with role `system`."
         )
     template = {**effort(body.get("reasoning_effort")), **(body.get("chat_template_kwargs") or {})}
     options = {"tools": body.get("tools"), "template": template, "salt": body.get("cache_salt")}

@@ -1,1 +1,1 @@
-"""Models behind one contract: see `base`. `proof` finds out what a model and an engine can do, `proven` remembers it."""
+"""Models behind the contract `interfaces.engine`. `proof` finds out what an engine can do, `proven` remembers it."""

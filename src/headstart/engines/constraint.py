@@ -1,11 +1,11 @@
-"""Constraint: which tokens a reply may go on with, by a grammar. llguidance computes it, from the tokenizer alone.
+"""Constraint: the tokens that may come next in a reply that follows a grammar. llguidance computes them.
 
     Grammars.check   text → compiled, kept        any thread, before the request is queued; the request holds it
     Grammars.start   compiled → Constraint        one for each reply
     Constraint       allowed → (the engine draws) → take
 
-Control tokens, and those that end a reply, stand in grammars by their names only and are never part of free text. All
-others are what their bytes are, user-defined ones included.
+A grammar names control tokens, and tokens that end a reply; they are never part of free text. All other tokens stand for their
+bytes, also user-defined ones.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from headstart.interfaces.engine import Grammar, Tokenizer
 log = logging.getLogger("headstart.constraint")
 
 MOST_TEXT = 1 << 18
-"""Bytes of a grammar's text."""
+"""Most bytes of a grammar's text."""
 
 KEPT, KEPT_TEXT = 64, 1 << 19
-"""Compiled grammars that are kept, and bytes of their texts: at worst a compiled one takes 400 times as many."""
+"""Most compiled grammars that are kept, and most bytes of their texts. A compiled grammar takes up to 400 times its text."""
 
 IN_USE_TEXT = 4 * KEPT_TEXT
-"""Bytes of the texts of all compiled grammars, with those that are kept no longer but that requests still stand on."""
+"""Most bytes of the texts of all compiled grammars, including those that are kept only because requests still use them."""
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -45,7 +45,7 @@ LIMITS = LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,
 )
-"""What one grammar may cost. The rates are llguidance's: about 20 ms, 14 ms, 3 ms, and 100 MB."""
+"""The most that one grammar may cost. By llguidance's own rates this is about 20 ms, 14 ms, 3 ms, and 100 MB."""
 
 NAMES = {"lark": "grammar", "json_schema": "JSON schema", "regex": "regular expression"}
 
@@ -53,12 +53,12 @@ _JSON: Any = {
     "item_separator": ",",
     "key_separator": ":",
     "whitespace_flexible": True,
-    # A blank, or a new line with its indentation: without a bound a small model may never leave the blanks.
+    # A space, or a new line with its indentation. Without a bound a small model may write white space for ever.
     "whitespace_pattern": r" |\n[ \t]{0,40}",
     "coerce_one_of": False,
     "lenient": False,
 }
-"""How a JSON schema is followed, whatever its `x-guidance` says: as it is written, or not at all."""
+"""A JSON schema is followed as it is written, or refused, whatever its `x-guidance` says."""
 
 _EXCERPT = re.compile(r"\s*(\d+ \||\^+$)")
 """A line of llguidance's messages that shows the text of the grammar."""
@@ -66,13 +66,13 @@ _MOST_WORDS = 300
 
 
 class NotFollowed(EngineError):
-    """A grammar cannot be followed any further. Its text is quoted."""
+    """A grammar cannot be followed any further. The message quotes its text."""
 
     quotes = True
 
 
 class Constraint:
-    """One reply's place in its grammar."""
+    """The position of one reply in its grammar."""
 
     def __init__(self, matcher: LLMatcher, name: str, eog: frozenset[int], n_vocab: int) -> None:
         self._matcher = matcher
@@ -82,7 +82,7 @@ class Constraint:
         self._bits = np.zeros((n_vocab + 31) // 32, np.uint32)
 
     def allowed(self) -> npt.NDArray[np.int64]:
-        """The tokens that may come next, in ascending order; at least one. When nothing may follow, those that end a reply.
+        """The tokens that may come next, in ascending order; at least one. At the end they are the tokens that end a reply.
 
         Raises EngineError: the grammar became too costly to follow, or nothing can follow.
         """
@@ -96,14 +96,14 @@ class Constraint:
         return found
 
     def mask(self, scores: npt.NDArray[Any]) -> None:
-        """Gives all other tokens a score of -∞, and none of these. Raises what `allowed` raises."""
+        """Sets the scores of tokens that are not allowed to -∞, and keeps others finite. Raises what `allowed` raises."""
         allowed = self.allowed()
-        kept = np.maximum(scores[allowed], np.finfo(scores.dtype).min)  # a bias may have ruled out all that is left
+        kept = np.maximum(scores[allowed], np.finfo(scores.dtype).min)  # a bias may have forbidden all of them
         scores[:] = -np.inf
         scores[allowed] = kept
 
     def take(self, token: int) -> None:
-        """The reply goes on with `token`. Raises EngineError if it must not."""
+        """Appends `token` to the reply. Raises EngineError if the grammar forbids it."""
         if not self._matcher.consume_token(token):
             raise self._fault()
         if token in self._eog and not self._matcher.is_accepting():
@@ -122,18 +122,18 @@ class Compiled:
 
 
 class Grammars:
-    """Compiled grammars of one tokenizer; the last used are kept. Thread-safe.
+    """Compiled grammars of one tokenizer. The last used are kept. Thread-safe.
 
     One is compiled at a time, so that they cost one core at most; whoever starts a known one does not wait for that.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: OrderedDict[Grammar, Compiled | str] = OrderedDict()  # or what is wrong with it
+        self._known: OrderedDict[Grammar, Compiled | str] = OrderedDict()  # or the error in it
         self._in_use: WeakSet[Compiled] = WeakSet()
         self._trie: LLTokenizer | None = None
-        self._text = 0  # bytes of what is known
-        self._lock = threading.Lock()  # of what is known
+        self._text = 0  # bytes of the texts in `_known`
+        self._lock = threading.Lock()  # of `_known` and `_text`
         self._compiling = threading.Lock()
 
     def check(self, grammar: Grammar, param: str | None = None) -> Grammar:
@@ -147,13 +147,13 @@ class Grammars:
         return grammar if grammar.ready is not None else replace(grammar, ready=self._compiled(grammar, param))
 
     def clear(self) -> None:
-        """Forgets what was compiled. What is in use stays in use."""
+        """Drops the compiled grammars. Those in use stay valid."""
         with self._lock:
             self._known.clear()
             self._text = 0
 
     def start(self, grammar: Grammar) -> Constraint:
-        """A new reply's constraint, at once if the grammar is one that `check` returned. Raises what that raises."""
+        """The constraint of a new reply. It compiles nothing if `check` returned the grammar. Raises what `check` raises."""
         compiled = grammar.ready if isinstance(grammar.ready, Compiled) else self._compiled(grammar, None)
         matcher = compiled.matcher.deep_copy()
         text = grammar.text if len(grammar.text) <= 60 else grammar.text[:60] + "…"
@@ -199,7 +199,7 @@ class Grammars:
         begun = time.monotonic()
         try:
             matcher = LLMatcher(self._trie, _SOURCES[grammar.kind](grammar.text), log_level=0, limits=LIMITS)
-            matcher.compute_bitmask()  # what a reply begins with; each copy keeps what this took
+            matcher.compute_bitmask()  # of the first token; each copy keeps the result
         except ValueError as error:
             return condense(str(error))
         if matcher.is_error():
@@ -215,12 +215,12 @@ def _size(grammar: Grammar) -> int:
 
 
 def condense(words: str) -> str:
-    """A message of llguidance on one line, without the excerpts from the grammar."""
+    """llguidance's message on one line, without excerpts of the grammar."""
     lines = [line.strip() for line in words.splitlines() if line.strip() and not _EXCERPT.match(line)]
-    said = " ".join(lines).removesuffix(" <non-verbose/>.") or "for no known reason"
-    if said.startswith("NoExtension"):
+    message = " ".join(lines).removesuffix(" <non-verbose/>.") or "for no known reason"
+    if message.startswith("NoExtension"):
         return "nothing satisfies it."
-    return (said if len(said) <= _MOST_WORDS else said[:_MOST_WORDS] + "…").rstrip(".") + "."
+    return (message if len(message) <= _MOST_WORDS else message[:_MOST_WORDS] + "…").rstrip(".") + "."
 
 
 _SOURCES = {
@@ -231,7 +231,7 @@ _SOURCES = {
 
 
 class _Encoder:
-    """What llguidance wants to know of a tokenizer."""
+    """A tokenizer in the form that llguidance expects."""
 
     bos_token_id = None
 
@@ -245,12 +245,12 @@ class _Encoder:
         self._longest = max(map(len, self._ids))
 
     def __call__(self, data: bytes) -> list[int]:
-        """Tokens of exactly these bytes: where a grammar leaves no choice, these are the ones that are drawn."""
+        """Tokens of exactly these bytes. They are drawn where the grammar leaves no choice."""
         text = data.decode("utf-8", "replace")
         tokens = self._tokenizer.tokenize(text)
         if self._says(tokens, data):
             return tokens
-        # It puts a blank before a text of its own, which is not there in the middle of one.
+        # The tokenizer puts a space before a text, which must not be there in the middle of one.
         tokens = self._tokenizer.tokenize("\n" + text)
         starts = (start for start in range(1, len(tokens)) if self._says(tokens[start:], data))
         start = next(starts, None)
@@ -264,7 +264,7 @@ class _Encoder:
         while at < len(data):
             size = next((size for size in range(self._longest, 0, -1) if data[at : at + size] in self._ids), 0)
             if not size:
-                break  # no token says this byte
+                break  # no token has this byte
             tokens.append(self._ids[data[at : at + size]])
             at += len(data[at : at + size])
         return tokens

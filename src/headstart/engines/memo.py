@@ -1,6 +1,7 @@
-"""Memo: what one process has found out about files and engines, for later ones. A JSON file.
+"""Memo: a JSON file with what earlier processes found out about files and engines.
 
-What cannot be read is found out again, what cannot be written is not remembered; of two processes that write at once, one wins.
+An unreadable memo counts as empty. A memo that cannot be written is given up silently, because it only saves time. If two
+processes write at once, the last one wins.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from typing import Any
 
 
 def recall(folder: Path | None, name: str) -> dict[str, Any]:
-    """What is remembered under a file's name; nothing if that cannot be read. No folder remembers nothing."""
+    """The memo of that name; empty if it cannot be read, or if there is no folder."""
     if folder is None:
         return {}
     try:
-        said = json.loads((folder / name).read_text("utf-8"))
+        known = json.loads((folder / name).read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return known if isinstance(known, dict) else {}
 
 
 def remember(folder: Path | None, name: str, known: dict[str, Any]) -> None:
-    """Puts this in place of what was remembered."""
+    """Replaces the memo of that name."""
     if folder is None:
         return
     with contextlib.suppress(OSError):

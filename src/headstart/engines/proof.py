@@ -1,19 +1,20 @@
 """Proofs at load: what an engine can do with this model, build and device is measured, not assumed.
 
-A *trial* brings a slot to the same point of the same tokens in one way, computes a short tail there in one call, and decodes
-some tokens behind it. Trials must agree in every bit: rows, state, the tail's logits, those behind each decoded token.
+A *trial* brings a slot to the same position of the same tokens in one of several ways. There it prefills a short tail in one
+call and decodes some tokens. All trials must agree in every bit: KV, state, the logits of the tail and of each decoded token.
 
-    live        the slot has computed all of it, in calls of the largest size
-    rewound     it went on from there, and was cut or rewound to it; a slot with imported content as well
-    restored    what was exported there is imported, into another slot if there is one
-    in blocks   what lies before the largest call is imported, and computed on in calls of one block
+    live        the slot has computed everything, in calls of the largest size
+    rewound     the slot went on and was truncated or rewound to the position, with computed content and with imported content
+    restored    content that was exported there is imported, into another slot if there is one
+    in blocks   the content before the largest call is imported, and that call is computed in calls of one block
 
-This is done behind nothing, and behind `_DEEP` tokens or, where a window is not too long, more than it sees. Exactness depends
-on which kernels a call hits, and those switch at sizes: of calls, and of what they look at. Decoding has kernels of its own,
-which may look at where tokens lie in memory and how many threads there are: equal logits of a prompt do not prove it.
+The trials are done on an empty slot and again after a long prefix. The prefix has `_DEEP` tokens, or more than a sliding
+window sees if the window is not too long. Exactness depends on the kernels that a call uses. Kernels change with the size of
+the call and with the number of tokens before it. Decoding has its own kernels, which may depend on the place of tokens in
+memory and on the number of threads. So equal logits of a prompt prove nothing about decoding.
 
-Where rows are all there is, what lies before the deep trials is imported several times over: numbers without meaning, but rows.
-A state has to be computed.
+If a model has only KV, the long prefix is the same KV imported several times: its numbers mean nothing, but it is KV. A state
+has to be computed.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ from headstart.interfaces.engine import Engine, KVSegment, Logits, Span, Step, T
 from headstart.interfaces.tokens import Bytes, Tokens
 
 _TAIL = _DECODED = 8
-_SAID = _TAIL + _DECODED
+_REPLY = _TAIL + _DECODED
 _LARGEST = 512
 _DEEP = 1024
 _LONGEST_WINDOW = 1024
-"""Of windows, in tokens: beyond longer ones nothing is computed, for it would take too long."""
+"""Windows of more tokens are not filled, because that would take too long."""
 _ODD = 37
-MOST_TOKENS = _LONGEST_WINDOW + 2 * _LARGEST + _SAID
-"""Most tokens of a context that a proof looks at."""
+MOST_TOKENS = _LONGEST_WINDOW + 2 * _LARGEST + _REPLY
+"""Most tokens of a context that a proof uses."""
 
 
-Tell = Callable[[float], None]
+ProofProgress = Callable[[float], None]
 
 
 class Unmovable(Exception):
-    """What is moved does not arrive, or not as it was."""
+    """Exported content could not be imported, or changed on the way."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The first `tokens` tokens of a slot: their rows, and the checkpoint at their end (no bytes without state)."""
+    """The first `tokens` tokens of a slot: their KV, and the checkpoint at their end (no bytes without state)."""
 
     tokens: int
     kv: Bytes
@@ -61,7 +62,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class ProofReply:
-    """Bits of the logits behind the tail, and behind each of the tokens that were decoded after it."""
+    """Bits of the logits after the tail, and after each token that was decoded then."""
 
     tail: bytes
     decoded: bytes
@@ -69,12 +70,12 @@ class ProofReply:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the trials of one stage have shown.
+    """What the trials of one stage showed.
 
     Attributes:
-        moved: the tails behind what was rewound and restored are the live one.
-        blocks: calls of one block gave the rows, the state and the tail of the largest call.
-        decoded: decoding gave the live bits in each trial.
+        moved: the logits of the tail after rewound and restored content are the live ones.
+        blocks: calls of one block gave the KV, the state and the tail of the largest call.
+        decoded: decoding gave the bits of the live trial in each trial.
     """
 
     moved: bool
@@ -92,40 +93,40 @@ class Prover:
 
     engine: Engine
     tokens: Tokens
-    tell: Tell = field(default=lambda _: None)
+    progress: ProofProgress = field(default=lambda _: None)
     expected: int = 1
     computed: int = 0
 
     def feed(self, calls: Sequence[int], slot: int = 0) -> None:
-        """Goes on in calls of these sizes."""
+        """Prefills the next tokens in calls of these sizes."""
         for size in calls:
             start = self.engine.length(slot)
             self.engine.prefill(slot, self.tokens[start : start + size], logits=False)
-            self._told(size)
+            self._report(size)
 
     def reply(self, slot: int = 0) -> ProofReply:
-        tail, decoded = self.tokens[-_SAID:-_DECODED], self.tokens[-_DECODED:]
+        tail, decoded = self.tokens[-_REPLY:-_DECODED], self.tokens[-_DECODED:]
         self.engine.prefill(slot, tail, logits=True)
         first, rest = self.engine.logits(slot).tobytes(), []
         for token in decoded:
             self.engine.decode([Step(slot, int(token))])
             rest.append(self.engine.logits(slot).tobytes())
-        self._told(_SAID)
+        self._report(_REPLY)
         return ProofReply(first, b"".join(rest))
 
     def finish(self) -> Logits:
-        """Logits behind the tail in the first slot, computed in one call."""
+        """Logits after the tail in the first slot, computed in one call."""
         self.engine.prefill(0, self.tokens[-_TAIL:], logits=True)
         return self.engine.logits(0)
 
     def decode(self, slots: Sequence[int]) -> Logits:
-        """Logits of the first of these slots after the tail was decoded into all of them, token by token."""
+        """Decodes the tail into all of these slots, token by token; returns the logits of the first."""
         for token in self.tokens[-_TAIL:]:
             self.engine.decode([Step(slot, int(token)) for slot in slots])
         return self.engine.logits(slots[0])
 
     def saved(self, slot: int = 0) -> Saved:
-        """What the slot holds. Raises Unmovable."""
+        """The content of the slot. Raises Unmovable."""
         length = self.engine.length(slot)
         try:
             return Saved(length, self.kv(slot, 0, length), self.state(slot))
@@ -138,12 +139,12 @@ class Prover:
         return out
 
     def state(self, slot: int) -> Bytes:
-        """The checkpoint of what the slot holds; no bytes without state."""
+        """The checkpoint of the slot; no bytes without state."""
         state = np.empty(self.engine.shape.state_bytes, np.uint8)
         return state[: self.engine.export_checkpoint(slot, state)] if len(state) else state
 
     def back(self, slot: int, saved: Saved) -> None:
-        """Cuts the slot or rewinds it to what was saved, and looks whether it then holds that. Raises Unmovable."""
+        """Truncates or rewinds the slot to the saved content, and checks that it then holds it. Raises Unmovable."""
         try:
             if len(saved.state):
                 self.engine.rewind(slot, saved.tokens, saved.state)
@@ -155,7 +156,7 @@ class Prover:
             raise Unmovable("a slot that was rewound holds something else")
 
     def put(self, saved: Saved, slot: int) -> None:
-        """Imports it, and looks whether the slot then holds what was saved. Raises Unmovable."""
+        """Imports the saved content, and checks that the slot then holds it. Raises Unmovable."""
         segments = [KVSegment(saved.kv, saved.tokens, saved.tokens)]
         try:
             if len(saved.state):
@@ -168,20 +169,28 @@ class Prover:
             raise Unmovable("a slot that was imported holds something else")
 
     def deep(self, saved: Saved, length: int) -> None:
-        """Fills the first slot with copies of these rows, to `length`."""
+        """Fills the first slot with copies of this KV, to `length`."""
         self.engine.truncate(0, 0)
         tokens = saved.tokens
         segments = [KVSegment(saved.kv, tokens, min(tokens, length - start)) for start in range(0, length, tokens)]
         self.engine.import_kv(0, segments)
 
     def stage(self, live: Sequence[int], again: Sequence[int]) -> tuple[Finding, Saved]:
-        """All trials behind what the first slot holds, and what it holds then: also what it computed in the calls `live`.
+        """Runs all trials after the content of the first slot.
 
-        Raises Unmovable.
+        Args:
+            live: sizes of the calls of the live trial.
+            again: sizes of the calls of the trial in blocks.
+
+        Returns:
+            The finding, and the content of the first slot with the tokens of `live`.
+
+        Raises:
+            Unmovable: content cannot be moved.
         """
         other = min(1, self.engine.shape.slots - 1)
         prefix = self.saved() if self.engine.length(0) else None
-        trials: list[tuple[ProofReply, ProofReply]] = []  # what must be the same
+        trials: list[tuple[ProofReply, ProofReply]] = []  # pairs that must be equal
         if prefix is not None:
             before = self.reply()
             self.back(0, prefix)
@@ -210,25 +219,25 @@ class Prover:
             decoded=all(found.decoded == due.decoded for found, due in [*trials, *([(blocks, cold)] if same else [])]),
         ), whole
 
-    def _told(self, computed: int) -> None:
+    def _report(self, computed: int) -> None:
         self.computed += computed
-        self.tell(min(1.0, self.computed / self.expected))
+        self.progress(min(1.0, self.computed / self.expected))
 
 
-def prove(engine: Engine, tokens: Tokens, *, block: int, window: int = 0, tell: Tell = lambda _: None) -> Traits:
-    """The traits of an engine that says of itself whether it is sliceable. Its slots are empty, before and after.
+def prove(engine: Engine, tokens: Tokens, *, block: int, window: int = 0, progress: ProofProgress = lambda _: None) -> Traits:
+    """The traits of an engine that has declared whether it is sliceable. Its slots are empty before and after.
 
     Args:
         tokens: ordinary tokens to compute on, at least `MOST_TOKENS`.
         block: the smallest possible block size, in tokens.
         window: tokens that the model's sliding windows see; 0 if it has none.
-        tell: gets fractions from 0 to 1.
+        progress: receives the progress, from 0 to 1.
 
     Raises:
-        EngineError: it cannot even compute.
+        EngineError: the engine cannot compute.
     """
     sliceable = engine.traits.sliceable
-    prover = Prover(engine, tokens, tell, expected=(4 if sliceable else 5) * _LARGEST + 10 * _SAID)
+    prover = Prover(engine, tokens, progress, expected=(4 if sliceable else 5) * _LARGEST + 10 * _REPLY)
     try:
         return replace(_proved(prover, block, window), sliceable=sliceable)
     except Unmovable as error:
@@ -238,10 +247,10 @@ def prove(engine: Engine, tokens: Tokens, *, block: int, window: int = 0, tell: 
 
 
 def answer(engine: Engine, tokens: Tokens, *, block: int) -> bytes | None:
-    """Digest of what is computed for one block and short replies behind it. Slots as for `prove`.
+    """A sample of the bits that a proof compares, as a digest. It takes a twentieth of the tokens of a proof.
 
-    A sample of the bits that a proof compares, for a twentieth of its tokens. None if what is moved out and in again does not
-    go on with the same bits.
+    It covers one block and short replies after it. The slots are empty before and after. None if a slot that was exported and
+    imported again does not continue with the same bits.
     """
     prover = Prover(engine, tokens)
     try:
@@ -268,7 +277,7 @@ def _empty(engine: Engine) -> None:
 
 def _proved(prover: Prover, block: int, window: int) -> Traits:
     shape, sliceable = prover.engine.shape, prover.engine.traits.sliceable
-    largest = max(block, min(_LARGEST, shape.batch, shape.ctx - _SAID) // block * block)
+    largest = max(block, min(_LARGEST, shape.batch, shape.ctx - _REPLY) // block * block)
     calls = [block] * (largest // block)
     finding, saved = prover.stage([largest], calls)
     if sliceable and finding.moved and finding.blocks and _decode_is_prefill(prover, saved, largest):
@@ -282,8 +291,8 @@ def _proved(prover: Prover, block: int, window: int) -> Traits:
     if not all(one.blocks for one in findings):
         return _without_chunking(prover, window)
     if not all(one.moved for one in findings):
-        return Traits(block, canonical=False, decode_exact=False, notes=("what is restored does not give the same bits",))
-    reach = f"behind {depth} tokens too" if depth else f"to {saved.tokens} tokens"
+        return Traits(block, canonical=False, decode_exact=False, notes=("restored KV does not give the same bits",))
+    reach = f"also after {depth} tokens" if depth else f"to {saved.tokens} tokens"
     if window and saved.tokens <= window:
         reach += f", of a window of {window}"
     note = f"prefill in calls of {block} and of {largest} tokens gives the same bits, {reach}"
@@ -291,13 +300,13 @@ def _proved(prover: Prover, block: int, window: int) -> Traits:
 
 
 def _depth(prover: Prover, unit: int, largest: int, window: int) -> int:
-    """How far into a context the deep trials begin: whole calls of `unit` tokens; 0 where there is no room."""
+    """Tokens before the deep trials: full calls of `unit` tokens; 0 if there is no room."""
     wanted = _DEEP if window > _LONGEST_WINDOW else max(_DEEP, window + largest)
-    return max(0, min(wanted, prover.engine.shape.ctx - largest - _SAID)) // unit * unit
+    return max(0, min(wanted, prover.engine.shape.ctx - largest - _REPLY)) // unit * unit
 
 
 def _go(prover: Prover, saved: Saved, depth: int, largest: int) -> None:
-    """Brings the first slot from what was saved to `depth`."""
+    """Brings the first slot from the saved content to `depth`."""
     if prover.engine.traits.sliceable:
         prover.deep(saved, depth)
         return
@@ -309,8 +318,8 @@ def _go(prover: Prover, saved: Saved, depth: int, largest: int) -> None:
 
 def _with_decoding(traits: Traits, findings: Sequence[Finding]) -> Traits:
     if all(one.decoded for one in findings):
-        return replace(traits, notes=(*traits.notes, "decoding has the same bits behind live, rewound and restored tokens"))
-    note = "decoding depends on how the tokens before it came into the slot"
+        return replace(traits, notes=(*traits.notes, "decoding gives the same bits after live, rewound and restored tokens"))
+    note = "decoding depends on how the earlier tokens came into the slot"
     return replace(traits, decode_exact=False, notes=(*traits.notes, note))
 
 
@@ -336,7 +345,7 @@ def _decode_is_prefill(prover: Prover, whole: Saved, largest: int) -> bool:
 
 
 def _without_chunking(prover: Prover, window: int) -> Traits:
-    # Whatever a call's size does to the bits, the same call twice must give the same.
+    # The size of a call may change the bits, but the same call must give the same bits twice.
     engine = prover.engine
     block_size = engine.shape.batch
     traits = Traits(
@@ -344,8 +353,8 @@ def _without_chunking(prover: Prover, window: int) -> Traits:
         chunking=False,
         notes=(f"prefill calls of different sizes give different bits: blocks of {block_size} tokens",),
     )
-    if block_size + _SAID > engine.shape.ctx:
-        return replace(traits, canonical=False, decode_exact=False, notes=(*traits.notes, "a context is too short for one"))
+    if block_size + _REPLY > engine.shape.ctx:
+        return replace(traits, canonical=False, decode_exact=False, notes=(*traits.notes, "the context is too short for one"))
     _empty(engine)
     findings = []
     depth = _depth(prover, block_size, block_size, window)

@@ -1,8 +1,8 @@
-"""Proven: what an earlier load has proved of an engine, and still holds.
+"""Proven: proofs of earlier loads that still hold.
 
-To prove takes as long as to read 2,000 to 3,000 tokens: minutes, where a large model runs on a processor. So what was proved
-is remembered, together with a control answer: what the engine said then. A later load for which all is the same that a proof
-depends on, the answer too, need not be proved again. That holds for exact mode as well.
+A proof takes as long as the prefill of 2,000 to 3,000 tokens, which is minutes for a large model on a CPU. So its result is
+stored, together with a *sample*: a digest of a few results that the engine computed. A later load computes the sample again.
+If it is the same, and everything else that the proof depends on too, the stored result is used, in exact mode as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from blake3 import blake3
 
 from headstart.engines.memo import recall, remember
-from headstart.engines.proof import Tell, answer, prove
+from headstart.engines.proof import ProofProgress, answer, prove
 from headstart.interfaces.engine import Engine, Traits
 from headstart.interfaces.tokens import Tokens
 
@@ -24,54 +24,58 @@ MEMO = "proofs.json"
 log = logging.getLogger("headstart.proof")
 
 _MOST = 64
-"""Proofs that are remembered; the oldest goes first."""
+"""Proofs that are stored; the oldest is dropped first."""
 STILL = "proved by an earlier load, and the same bits again"
 
 
 @dataclass(frozen=True)
 class Proven:
-    """Of one engine.
+    """The stored proof of one engine.
 
     Attributes:
-        folder: where it is remembered; None to prove at every load, and to remember nothing.
-        identity: digest of everything that a proof depends on.
-        anew: prove whatever is remembered, and remember that.
+        folder: of the store; None proves at every load and stores nothing.
+        identity: digest of everything that the proof depends on.
+        anew: prove even if a proof is stored, and replace it.
     """
 
     folder: Path | None
     identity: bytes
     anew: bool = False
 
-    def traits(self, engine: Engine, tokens: Tokens, *, block: int, window: int, tell: Tell = lambda _: None) -> Traits:
-        """As `prove`, or what that said before."""
+    def traits(
+        self, engine: Engine, tokens: Tokens, *, block: int, window: int, progress: ProofProgress = lambda _: None
+    ) -> Traits:
+        """The result of `prove`, or the stored one."""
         if self.folder is None:
-            return prove(engine, tokens, block=block, window=window, tell=tell)
-        said = answer(engine, tokens, block=block)
+            return prove(engine, tokens, block=block, window=window, progress=progress)
+        sample = answer(engine, tokens, block=block)
         key = self.identity.hex()
         entry = recall(self.folder, MEMO).get(key)
-        found = _traits(entry, said)
+        found = _traits(entry, sample)
         if found is not None and not self.anew:
             return replace(found, notes=(*found.notes, STILL))
         if entry is not None and found is None:
-            log.warning("what was proved of the engine does not hold (another answer, or a damaged memo): it is proved anew")
-        log.info("proving that cached answers of this model are exact; that is remembered for later starts")
-        traits = prove(engine, tokens, block=block, window=window, tell=tell)
-        proved = {key: {"traits": asdict(traits), "check": _check(said, asdict(traits))}} if said and traits.canonical else {}
+            log.warning("the stored proof of the engine does not hold (another result, or a damaged file): it is proved again")
+        log.info("proving that cached answers of this model are exact; the result is stored for later starts")
+        traits = prove(engine, tokens, block=block, window=window, progress=progress)
+        proved = (
+            {key: {"traits": asdict(traits), "check": _check(sample, asdict(traits))}} if sample and traits.canonical else {}
+        )
         if proved or entry is not None:
-            known = {other: one for other, one in recall(self.folder, MEMO).items() if other != key} | proved
+            known = {other: entry for other, entry in recall(self.folder, MEMO).items() if other != key} | proved
             remember(self.folder, MEMO, dict(list(known.items())[-_MOST:]))
         return traits
 
 
-def _traits(entry: Any, said: bytes | None) -> Traits | None:
-    """The traits in an entry of the memo, if it is whole and of the same answer."""
+def _traits(entry: Any, sample: bytes | None) -> Traits | None:
+    """The traits in a stored entry, if it is undamaged and has the same sample."""
     try:
-        if said is None or entry["check"] != _check(said, entry["traits"]):
+        if sample is None or entry["check"] != _check(sample, entry["traits"]):
             return None
         return Traits(**{**entry["traits"], "notes": tuple(entry["traits"]["notes"])})
     except (TypeError, KeyError):
         return None
 
 
-def _check(said: bytes, traits: dict[str, Any]) -> str:
-    return blake3(said + json.dumps(traits, sort_keys=True).encode()).hexdigest()
+def _check(sample: bytes, traits: dict[str, Any]) -> str:
+    return blake3(sample + json.dumps(traits, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Registry: which engine loads a model. An engine is a class with a `load(settings, *, progress, anew)`."""
+"""Registry: which engine loads a model. An engine is a class with a `load(options, *, progress, anew)`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
-from headstart.config import Settings
+from headstart.engines.options import EngineOptions
 from headstart.interfaces.engine import Engine
 
 
@@ -16,31 +16,32 @@ class EngineRow:
 
     Attributes:
         name: of the engine.
-        module, loader: the class whose `load` makes one; the module is imported when it is chosen, as it loads native code.
-        takes: whether it loads the model that settings name.
+        module, loader: the engine's class, and the module that defines it. The module is imported only if its engine is chosen,
+            because it loads native code.
+        takes: whether it can load the model that the options name.
     """
 
     name: str
     module: str
     loader: str
-    takes: Callable[[Settings], bool]
+    takes: Callable[[EngineOptions], bool]
 
 
-ENGINES = (EngineRow("llama", "headstart.engines.llama", "LlamaEngine", lambda settings: True),)
-"""The first row that takes a model loads it. llama.cpp comes last: it says what is wrong with any path."""
+ENGINES = (EngineRow("llama", "headstart.engines.llama", "LlamaEngine", lambda options: True),)
+"""The first engine that takes a model loads it. llama.cpp is last, because it says what is wrong with any path."""
 
 
-def load(settings: Settings, progress: Callable[[float], None] | None = None, *, anew: bool = False) -> Engine:
-    """The engine of a model, loaded.
+def load(options: EngineOptions, progress: Callable[[float], None] | None = None, *, anew: bool = False) -> Engine:
+    """Loads a model with the engine that takes it.
 
     Args:
         progress: called with the loaded share, from 0 to 1.
-        anew: prove all of it, also what an earlier load has proved.
+        anew: prove everything again, also what an earlier load has proved.
 
     Raises:
-        ConfigError: a setting that cannot work.
+        ConfigError: an option that cannot work.
         ModelError: the file is missing, broken or unsupported.
     """
-    row = next(row for row in ENGINES if row.takes(settings))
-    engine: Engine = getattr(import_module(row.module), row.loader).load(settings, progress=progress, anew=anew)
+    row = next(row for row in ENGINES if row.takes(options))
+    engine: Engine = getattr(import_module(row.module), row.loader).load(options, progress=progress, anew=anew)
     return engine

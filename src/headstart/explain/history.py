@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from headstart.explain.explain import CacheView, Explanation, RequestView, explain
 from headstart.explain.fingerprint import ConversationFingerprint
 from headstart.explain.record import Record
+from headstart.interfaces.conversation import Message
 from headstart.prompt.builder import Prompt
 
 
 class History(Protocol):
-    """What remembers requests so that later ones can be explained."""
+    """What remembers requests so that later ones can be explained.
+
+    Attributes:
+        explains: whether `explain` looks for a cause at all.
+    """
+
+    explains: bool
 
     def explain(self, asked: RequestView, cached: CacheView) -> Explanation | None:
         """Why a request computed tokens again; None if unknown, or if it did not."""
 
     def remember(self, record: Record) -> None:
         """A request has ended."""
+
+    def returned(self, record: Record, message: Message) -> None:
+        """The client is expected to send back this message for the reply of a record."""
 
     def conversation_fingerprint(self, prompt: Prompt, template: str) -> ConversationFingerprint | None:
         """The fingerprint that recognises a conversation after a restart; None if there is none."""
@@ -40,10 +51,15 @@ class History(Protocol):
 class NoHistory:
     """Explaining switched off."""
 
+    explains = False
+
     def explain(self, asked: RequestView, cached: CacheView) -> Explanation | None:
         return None
 
     def remember(self, record: Record) -> None:
+        pass
+
+    def returned(self, record: Record, message: Message) -> None:
         pass
 
     def conversation_fingerprint(self, prompt: Prompt, template: str) -> ConversationFingerprint | None:
@@ -70,6 +86,8 @@ class RecentHistory:
         size: most bytes of all together.
     """
 
+    explains = True
+
     def __init__(self, records: int = 256, size: int = 64 << 20) -> None:
         self._limit = records
         self._room = size
@@ -83,6 +101,12 @@ class RecentHistory:
         self._room -= record.size
         while self._room < 0 or len(self._records) > self._limit:
             self._room += self._records.popleft().size
+
+    def returned(self, record: Record, message: Message) -> None:
+        for number in reversed(range(len(self._records))):
+            if self._records[number] is record:
+                self._records[number] = replace(record, returned=message)
+                return
 
     def conversation_fingerprint(self, prompt: Prompt, template: str) -> ConversationFingerprint | None:
         return ConversationFingerprint.of(prompt, template)

@@ -2,7 +2,7 @@
 
 An engine computes on `shape.slots` live sequences of at most `shape.ctx` tokens each. It knows tokens, logits and KV, and no
 requests, users or files. All calls come from one thread; only the tokenizer is called from several threads at once.
-`examples/own_engine.py` implements the required part in about 100 lines.
+`examples/own_engine.py` implements the required part in about 100 lines. `headstart/testing/conformance` checks any engine.
 
 Required: `tokenizer`, `traits`, `shape`, `fingerprint`, `prefill`, `decode`, `sampler`, `sample`, `logits`, `truncate`,
 `export_kv`, `import_kv`. Optional abilities are *traits*: the planner reads them as data and never tests the engine's type.
@@ -129,7 +129,6 @@ class Shape:
         kv_bytes_per_token: bytes of one token's KV in all layers; 0 in a model that has state only.
         transfer_bytes: host bytes that the engine allocates to export or import `ctx` tokens of KV with their state.
         state_bytes: most bytes of a checkpoint; 0 in a model without state.
-        memory: host bytes available for cached KV, unless the user sets a budget.
     """
 
     slots: int
@@ -138,7 +137,36 @@ class Shape:
     kv_bytes_per_token: int
     transfer_bytes: int
     state_bytes: int = 0
-    memory: int = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Host memory that was free when a model was loaded, and what the model takes of it, in bytes.
+
+    Attributes:
+        available: free before the load, without swapping.
+        weights: of the model.
+        buffers: for computing.
+        kv: of one live token.
+        state: of one slot, whatever it holds.
+        ctx_step: a slot's context is a multiple of this many tokens.
+    """
+
+    available: int
+    weights: int
+    buffers: int
+    kv: int
+    state: int = 0
+    ctx_step: int = 1
+
+    @property
+    def fixed(self) -> int:
+        """Without the slots."""
+        return self.weights + self.buffers
+
+    def live(self, ctx: int, slots: int) -> int:
+        """Of `slots` slots of `ctx` tokens."""
+        return slots * (self.state + ctx * self.kv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,18 +284,24 @@ class Engine(ABC):
     facts: Facts
     fingerprint: bytes
     """Digest of everything that changes the numbers: weights, engine and build, device, KV types, settings, block size."""
+    host: HostMemory | None = None
+    """Host memory at the load, from which the cache's budget is planned; None if the engine does not know."""
 
     @abstractmethod
     def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
         """Appends `tokens` (1 … `shape.batch`) to `slot` in one call of the model.
 
         With `logits`, `sample` and `logits` of this slot answer for the last token until the next `prefill` or `decode`.
-        Raises EngineError; the slot's content is then undefined until `truncate(slot, 0)`.
+        Raises EngineError, also for more tokens than a call or the slot can take, and for none. The slot's content is then
+        undefined until `truncate(slot, 0)`.
         """
 
     @abstractmethod
     def decode(self, steps: Sequence[Step]) -> None:
-        """Appends one token to each of several slots, in one call; logits as in `prefill` for all of them."""
+        """Appends one token to each of several slots, in one call; logits as in `prefill` for all of them.
+
+        Raises EngineError, also if a slot is full. The content of these slots is then undefined until `truncate(slot, 0)`.
+        """
 
     @abstractmethod
     def sampler(self, sampling: Sampling, grammar: Grammar | None = None) -> Sampler:

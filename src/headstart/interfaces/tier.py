@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Final, Literal
 
 EntryKind = Literal["rows", "state"]
-"""The kind of an entry's bytes: `rows` is KV, `state` is a checkpoint. Objects on disk have these words in their headers."""
+"""The kind of an entry's bytes: KV, or the state of a checkpoint. These words are stored on disk, so they stay as they are."""
+
+KV: Final = "rows"
+STATE: Final = "state"
 
 
 class Store(ABC):
@@ -28,10 +31,6 @@ class Store(ABC):
     def reserved(self) -> int:
         """Bytes of the budget that are neither used nor free."""
         return 0
-
-    @abstractmethod
-    def delete(self, key: bytes) -> None:
-        """Deletes `key`. A missing key is no error."""
 
     @abstractmethod
     def __contains__(self, key: bytes) -> bool: ...

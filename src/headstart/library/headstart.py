@@ -1,4 +1,4 @@
-"""The same runtime as the server's, in your own process.
+"""The server's runtime in your own process.
 
     with headstart.open("model.gguf") as hs:
         chat = [{"role": "user", "content": "Name three rivers."}]
@@ -7,7 +7,7 @@
         for text in hs.chat(chat, stream=True):
             print(text, end="", flush=True)
 
-The second call computes the new question only.
+The second call computes only the new question.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from headstart.config import Settings, default_cache_dir
 from headstart.engines import registry
 from headstart.errors import Cancelled, ConfigError, InvalidRequest
 from headstart.interfaces.conversation import Conversation, Message, ToolChoice
+from headstart.interfaces.generation import GenerationParams
 from headstart.names import suggesting, unknown
 from headstart.output.parser import ReplyDelta, TextDelta
 from headstart.serving.request import Delta, Event, Failed, Finished, Progress, Report, Request, Sink, Started
-from headstart.serving.runtime import Handle, Runtime
+from headstart.serving.runtime import Runtime
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -42,18 +43,18 @@ Messages = str | Sequence[Message]
 
 
 class Options(TypedDict, total=False):
-    """What `chat` and `complete` take by name. `Sampling` explains the sampling options and holds their defaults, but
-    for those that `Settings` names.
+    """Options of `chat` and `complete`. `Sampling` explains the sampling options and has their defaults, except for those that
+    `Settings` has.
 
     Attributes:
         max_tokens: most tokens of the reply; None for as many as the context holds; 0 only fills the cache.
         stop: texts that end the reply and are not part of it.
-        salt: tenant; what one salt computed is never used for another.
-        reuse: False computes the prompt anew, from nothing that is cached; what it computes is kept as any other's.
-        json_schema: what the reply must be: a JSON schema, or a pydantic model, whose `model_validate_json` then takes the
-            text.
-        regex: the same, as a regular expression (of Rust) that the whole reply matches.
-        grammar: the same, in llguidance's Lark. A reply that `max_tokens` or `stop` cuts off is only its beginning.
+        salt: the tenant. KV that was computed for one salt is never used for another.
+        reuse: False computes the whole prompt, without the cache. The result is stored as usual.
+        json_schema: the format of the reply: a JSON schema, or a pydantic model whose `model_validate_json` can read the text.
+        regex: the format as a regular expression (Rust's syntax) that matches the whole reply.
+        grammar: the format as a grammar in llguidance's Lark. If `max_tokens` or `stop` ends a reply, it has only the beginning
+            of what the format asks for.
     """
 
     max_tokens: int | None
@@ -76,12 +77,12 @@ class Options(TypedDict, total=False):
 
 
 class ChatOptions(Options, total=False):
-    """What `chat` takes besides.
+    """Further options of `chat`.
 
     Attributes:
-        tools: in OpenAI's form.
+        tools: in OpenAI's format.
         tool_choice: `auto`, `none`, `required`, or the name of the tool to call.
-        template: further variables for the chat template, as `{"enable_thinking": False}`.
+        template: variables for the chat template, like `{"enable_thinking": False}`.
     """
 
     tools: Sequence[Mapping[str, Any]]
@@ -91,16 +92,16 @@ class ChatOptions(Options, total=False):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reply:
-    """A complete reply, parsed as the server parses it.
+    """A complete reply, parsed as in the server.
 
     Attributes:
-        text: the answer, without reasoning, tool calls, the end token and any of `stop`.
+        text: the answer, without reasoning, tool calls, end token and stop text.
         reasoning: the model's reasoning; "" if there is none.
-        tool_calls: in OpenAI's form: `{"id", "type": "function", "function": {"name", "arguments"}}`, arguments as JSON text.
-        message: all of this as one message, to be appended to the conversation.
+        tool_calls: in OpenAI's format: `{"id", "type": "function", "function": {"name", "arguments"}}`, arguments as JSON text.
+        message: the reply as one message, ready to be appended to the conversation.
         finish_reason: `stop`, `length` or `tool_calls`.
-        report: what was cached, restored and computed for it, and how long that took.
-        tokens: the sampled tokens, the end token included.
+        report: how many tokens were cached, restored and computed, and how long that took.
+        tokens: the sampled tokens, including the end token.
     """
 
     text: str
@@ -113,7 +114,7 @@ class Reply:
 
     @classmethod
     def built(cls, builder: ReplyBuilder, tokens: tuple[int, ...]) -> Reply:
-        """Of a builder that has seen the end."""
+        """The reply of a finished builder."""
         assert builder.report is not None
         message = builder.message
         calls = tuple(message.get("tool_calls") or ())
@@ -122,38 +123,38 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A request, how its reply is read (None: it is text), and what is done with the message in the end."""
+    """A request, how its reply is read (None: it is text), and the model that serves it."""
 
     request: Request
+    model: ChatModel
     reader: ReplyReader | None = None
-    done: Callable[[Message], None] = lambda message: None
 
 
 class _Call:
-    """A submitted request, and the reply that its events add up to, however they arrive."""
+    """A submitted request, and the reply that is built from its events."""
 
     _over = True  # until there is a request to cancel
 
-    def __init__(self, submit: Callable[[Sink], Handle], put: Sink, prepared: _Prepared) -> None:
+    def __init__(self, put: Sink, prepared: _Prepared) -> None:
         self._put = put
         self._builder = ReplyBuilder(0, reader=prepared.reader)
-        self._done = prepared.done
+        self._model = prepared.model
         self._ready: deque[ReplyDelta] = deque()
         self._reply: Reply | None = None
-        self._handle = submit(put)
+        self._handle = prepared.model.runtime.submit(prepared.request, put)
         self._over = False
 
     @property
     def reply(self) -> Reply:
-        """The whole reply, once the stream has been read to its end. Raises RuntimeError before that, or if it never was."""
+        """The complete reply. Raises RuntimeError if the stream was not read to its end."""
         if self._reply is None:
             raise RuntimeError("the stream was not read to its end")
         return self._reply
 
     def close(self) -> None:
-        """Cancels the request at the next token or block boundary, if it is not complete; its finished blocks are kept.
+        """Cancels an incomplete request at the next token or block boundary. Its finished blocks are kept.
 
-        Thread-safe: whoever waits for the next piece gets `Cancelled`.
+        Thread-safe: a thread that waits for the next delta gets `Cancelled`.
         """
         if not self._over:
             self._over = True
@@ -161,7 +162,7 @@ class _Call:
             self._put(Failed(Cancelled("the stream was closed")))
 
     def _take(self, event: Event) -> None:
-        """Adds an event to the reply, and the deltas that come of it to `_ready`."""
+        """Adds an event to the reply, and its deltas to `_ready`."""
         match event:
             case Started():
                 self._builder.start(event)
@@ -171,24 +172,28 @@ class _Call:
                 self._over = True
                 self._ready.extend(self._builder.end(event))
                 self._reply = Reply.built(self._builder, tokens)
-                self._done(self._reply.message)
             case Failed(error=error):
                 self._over = True
                 raise error
+
+    def _remember(self) -> None:
+        """Keeps what later requests want to know of the reply, before the caller can send it back. Takes milliseconds."""
+        self._model.remember([self._builder])
 
     def __del__(self) -> None:
         self.close()
 
 
 class Stream(_Call, Iterator[str]):
-    """The text of a reply as it comes; then `reply` is there. `deltas` yields reasoning and tool calls too.
+    """The text of a reply, while the model writes it. After the end, `reply` has the complete reply. `deltas` also yields
+    reasoning and tool calls.
 
-    Leaving the loop early, `close()`, the end of a `with` block or dropping the stream cancels the request.
+    The request is cancelled if you leave the loop early, call `close()`, leave a `with` block or drop the stream.
     """
 
-    def __init__(self, submit: Callable[[Sink], Handle], prepared: _Prepared) -> None:
+    def __init__(self, prepared: _Prepared) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        super().__init__(submit, self._events.put, prepared)
+        super().__init__(self._events.put, prepared)
 
     def __next__(self) -> str:
         while (delta := self._next()) is not None:
@@ -212,6 +217,8 @@ class Stream(_Call, Iterator[str]):
     def _next(self) -> ReplyDelta | None:
         while not self._ready and not self._over:
             self._take(self._events.get())
+            if self._reply is not None:
+                self._remember()
         return self._ready.popleft() if self._ready else None
 
     def __enter__(self) -> Self:
@@ -224,15 +231,15 @@ class Stream(_Call, Iterator[str]):
 class AsyncStream(_Call, AsyncIterator[str]):
     """`Stream` for `async for` and `async with`."""
 
-    def __init__(self, submit: Callable[[Sink], Handle], prepared: _Prepared) -> None:
+    def __init__(self, prepared: _Prepared) -> None:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def put(event: Event) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-        super().__init__(submit, put, prepared)
+        super().__init__(put, prepared)
 
     async def __anext__(self) -> str:
         while (delta := await self._next()) is not None:
@@ -240,7 +247,7 @@ class AsyncStream(_Call, AsyncIterator[str]):
                 return delta.text
         raise StopAsyncIteration
 
-    async def __aiter__(self) -> AsyncIterator[str]:  # a generator notices that its loop was left
+    async def __aiter__(self) -> AsyncIterator[str]:  # a generator, because it notices when its loop is left
         async with contextlib.aclosing(self.deltas()) as deltas:
             async for delta in deltas:
                 if isinstance(delta, TextDelta):
@@ -257,6 +264,8 @@ class AsyncStream(_Call, AsyncIterator[str]):
     async def _next(self) -> ReplyDelta | None:
         while not self._ready and not self._over:
             self._take(await self._events.get())
+            if self._reply is not None:
+                await asyncio.to_thread(self._remember)
         return self._ready.popleft() if self._ready else None
 
     async def __aenter__(self) -> Self:
@@ -270,7 +279,7 @@ class Headstart:
     """A loaded model. Thread-safe. `close` it, or use it as a context manager.
 
     Args:
-        runtime: closed together with this; around an engine of one's own it is `Runtime(engine, Settings())`.
+        runtime: `close` closes it too. For your own engine use `Runtime(lambda: engine)`.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -282,7 +291,7 @@ class Headstart:
     @overload
     def chat(self, messages: Messages, *, stream: Literal[True], **options: Unpack[ChatOptions]) -> Stream: ...
     def chat(self, messages: Messages, *, stream: bool = False, **options: Unpack[ChatOptions]) -> Reply | Stream:
-        """The reply to a conversation; with `stream`, as it comes.
+        """The reply to a conversation; with `stream`, while the model writes it.
 
             reply = hs.chat([{"role": "user", "content": "Hello"}], max_tokens=50, temperature=0.0)
             print(reply.text, reply.report.cached, "of", reply.report.prompt, "tokens were cached")
@@ -291,8 +300,7 @@ class Headstart:
             json.loads(hs.chat("Name three rivers.", json_schema=rivers).text)
 
         Raises:
-            InvalidRequest: messages that the chat template refuses, options out of range, or a grammar that cannot be
-                followed.
+            InvalidRequest: the chat template refuses the messages, an option is out of range, or a grammar cannot be used.
             ContextTooLong: the conversation exceeds the context.
             Overloaded: the queue is full.
             EngineError: the engine failed to compute.
@@ -332,7 +340,7 @@ class Headstart:
     @overload
     async def acomplete(self, text: str, *, stream: Literal[True], **options: Unpack[Options]) -> AsyncStream: ...
     async def acomplete(self, text: str, *, stream: bool = False, **options: Unpack[Options]) -> Reply | AsyncStream:
-        """`complete` for asyncio; cancelling the task cancels the request."""
+        """`complete` for asyncio. Cancelling the task cancels the request."""
         return await self._aserve(lambda: self._complete(text, dict(options)), stream)
 
     @suggesting
@@ -345,17 +353,17 @@ class Headstart:
         salt: str = "",
         progress: Callable[[int, int], None] | None = None,
     ) -> Report:
-        """Computes ahead of time what every continuation of `messages` begins with, and keeps it like any other prompt.
+        """Computes the common beginning of all conversations that continue `messages`, and stores it as usual.
 
             hs.warm([{"role": "system", "content": handbook}])
 
         Args:
-            progress: told how many of how many tokens are in place, on the engine's thread.
+            progress: called on the engine thread with the number of ready tokens and of all tokens.
 
         Raises what `chat` raises.
         """
         conversation = self._model.canonical(_conversation(messages, tools, template, salt))
-        request = Request(self.runtime.shared_prefix_prompt(conversation), max_tokens=0)
+        request = Request(self.runtime.shared_prefix_prompt(conversation), GenerationParams(max_tokens=0))
         events: queue.SimpleQueue[Finished | Failed] = queue.SimpleQueue()
 
         def put(event: Event) -> None:
@@ -371,7 +379,7 @@ class Headstart:
         return end.report
 
     def close(self) -> None:
-        """Fails what is running, and frees the model. Idempotent."""
+        """Fails running requests, and frees the model. Idempotent."""
         self.runtime.close()
 
     def __enter__(self) -> Self:
@@ -396,7 +404,7 @@ class Headstart:
         conversation = _conversation(messages, taken["tools"], taken["template"], given.salt, taken["tool_choice"])
         conversation = dataclasses.replace(conversation, format=given.format())
         request, reader = self._model.request(conversation, given.params(self.runtime.sampling), f"chat-{uuid.uuid4().hex}")
-        return _Prepared(request, reader, lambda message: self._model.remember(reader, [message]))
+        return _Prepared(request, self._model, reader)
 
     def _complete(self, text: str, options: dict[str, Any]) -> _Prepared:
         from headstart.library.options import Given
@@ -407,10 +415,11 @@ class Headstart:
         params = given.params(self.runtime.sampling)
         prompt = self.runtime.text_prompt(text, salt=given.salt, use_reply_tokens=params.reuse)
         grammar = self._model.plain_grammar(given.format())
-        return _Prepared(Request(prompt, params.sampling, params.max_tokens, params.stop, reuse=params.reuse, grammar=grammar))
+        request = Request(prompt, params, grammar=grammar)
+        return _Prepared(request, self._model)
 
     def _serve(self, prepared: _Prepared, stream: bool) -> Reply | Stream:
-        running = Stream(lambda sink: self.runtime.submit(prepared.request, sink), prepared)
+        running = Stream(prepared)
         if stream:
             return running
         for _ in running:
@@ -418,8 +427,8 @@ class Headstart:
         return running.reply
 
     async def _aserve(self, build: Callable[[], _Prepared], stream: bool) -> Reply | AsyncStream:
-        prepared = await asyncio.to_thread(build)  # a long new text takes a while to tokenise
-        running = AsyncStream(lambda sink: self.runtime.submit(prepared.request, sink), prepared)
+        prepared = await asyncio.to_thread(build)  # tokenising a long text takes a while
+        running = AsyncStream(prepared)
         if stream:
             return running
         try:
@@ -431,29 +440,29 @@ class Headstart:
 
 
 _BESIDE = ("tools", "tool_choice", "template")
-"""What `chat` takes beside `Options`."""
+"""The options of `chat` that are not in `Options`."""
 
 
 def _conversation(messages: Messages, tools: Any, template: Any, salt: str, tool_choice: Any = None) -> Conversation:
-    """What the caller's values say, read as over HTTP. Raises InvalidRequest."""
+    """The conversation in the caller's values, parsed as over HTTP. Raises InvalidRequest."""
     from pydantic import ValidationError
 
     from headstart.chat.messages import ChatBody, conversation_of
     from headstart.chat.validation import condense
 
-    said: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-    if isinstance(said, Iterable):
-        said = [dict(one) if isinstance(one, Mapping) else one for one in said]
-    talk = {
-        "messages": said,
+    given: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    if isinstance(given, Iterable):
+        given = [dict(message) if isinstance(message, Mapping) else message for message in given]
+    fields = {
+        "messages": given,
         "tools": list(tools) if isinstance(tools, tuple) else tools,
         "chat_template_kwargs": dict(template) if isinstance(template, Mapping) else template,
     }
     try:
-        form = ChatBody.model_validate(talk)
+        body = ChatBody.model_validate(fields)
     except ValidationError as error:
-        raise condense(error, talk) from None
-    return dataclasses.replace(conversation_of(form, salt), choice=_choice(tool_choice))
+        raise condense(error, fields) from None
+    return dataclasses.replace(conversation_of(body, salt), choice=_choice(tool_choice))
 
 
 def _choice(given: object) -> ToolChoice:
@@ -479,12 +488,12 @@ def open(
             print(hs.chat("Hello").text)
 
     Args:
-        model: path of a `.gguf`, or `demo` for the bundled one.
-        progress: told the loaded share, from 0 to 1.
+        model: path of a `.gguf` file, or `demo` for the bundled model.
+        progress: called with the loaded share, from 0 to 1.
         settings: fields of `Settings`. The disk tier is on; `cache_dir=None` turns it off.
 
     Raises:
-        ConfigError: a setting that does not exist or cannot work; the message names the remedy.
+        ConfigError: a setting does not exist or cannot work; the message names the remedy.
         ModelError: the file is missing, broken or unsupported.
     """
     names = [field.name for field in dataclasses.fields(Settings) if field.name != "model"]
@@ -497,11 +506,6 @@ def open(
 
 
 def load(settings: Settings, progress: Callable[[float], None] | None = None) -> Headstart:
-    """`open` for settings that are complete. Raises what `open` raises."""
-    settings.template()  # what cannot be read is said before a model is loaded and proved
-    engine = registry.load(settings, progress)
-    try:
-        return Headstart(Runtime(engine, settings))
-    except BaseException:
-        engine.close()
-        raise
+    """`open` for complete settings. Raises what `open` raises."""
+    settings.template()  # raises before the model is loaded and proved
+    return Headstart(Runtime(lambda: registry.load(settings.engine_options(), progress), settings))

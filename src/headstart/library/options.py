@@ -1,4 +1,4 @@
-"""Options: what the library's calls take by name, checked. Imported with the first call, as pydantic takes a while."""
+"""Options: checks the options of the library's calls. Imported with the first call, because pydantic loads slowly."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from headstart.chat.chat_model import GenerationParams
 from headstart.chat.validation import condense
 from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Format
 from headstart.interfaces.engine import Sampling
+from headstart.interfaces.generation import GenerationParams
 from headstart.names import unknown
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -50,9 +50,9 @@ class Given(BaseModel):
 
     @classmethod
     def of(cls, options: Mapping[str, Any], beside: Sequence[str] = ("stream",)) -> Given:
-        """Raises InvalidRequest for a value of the wrong type or range; TypeError for an option that does not exist.
+        """The checked options. Raises InvalidRequest for a wrong type or range, and TypeError for an unknown option.
 
-        `beside`: options that were taken out before.
+        `beside`: names of options that the caller has already removed.
         """
         if wrong := unknown("option", options, [*cls.model_fields, *beside]):
             raise TypeError(wrong)
@@ -62,12 +62,12 @@ class Given(BaseModel):
             raise condense(error, options) from None
 
     def format(self) -> Format | None:
-        """What the reply must be. Raises InvalidRequest if several options say so."""
+        """The format of the reply. Raises InvalidRequest if several options set it."""
         names = [name for name in _KINDS if getattr(self, name) is not None]
         if not names:
             return None
         if len(names) > 1:
-            raise InvalidRequest(f"Invalid '{names[1]}': '{names[0]}' says already what the reply must be.", param=names[1])
+            raise InvalidRequest(f"Invalid '{names[1]}': '{names[0]}' already sets the format of the reply.", param=names[1])
         value = getattr(self, names[0])
         if isinstance(value, type) and issubclass(value, BaseModel):
             value = value.model_json_schema()
@@ -75,7 +75,7 @@ class Given(BaseModel):
         return Format(names[0], text, param=names[0])
 
     def params(self, usual: Sampling) -> GenerationParams:
-        """`usual`: how to sample where the options do not say."""
+        """The generation parameters. `usual`: sampling values for options that are not given."""
         given = {name: getattr(self, name) for name in _SAMPLING & self.model_fields_set}
         return GenerationParams(
             dataclasses.replace(usual, **given, logit_bias=tuple(self.logit_bias.items())),

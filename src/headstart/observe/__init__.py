@@ -1,1 +1,1 @@
-"""Metrics, logs and the per-request report. Decides nothing."""
+"""Metrics, logs and the summary of a call. Nothing here changes how requests are served."""

@@ -1,7 +1,7 @@
-"""Logs: structlog, on the console or as JSON lines; the standard library's loggers end in the same place.
+"""Logs: structlog, on the console or as JSON lines. The loggers of the standard library write to the same place.
 
 A finished request is one line: what its prompt cost, what was reused, how fast the reply was, and why not more was reused.
-No line has what a caller sent or a model said: docs/security.md.
+No line contains text of a prompt or a reply: docs/security.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OURS = ("headstart",)
 """Loggers whose lines are written as they are."""
 
 _FIELD = re.compile(r"[a-z_]{1,40}(?![^.\[])")
-"""The name of a body's field, in front of what is inside of it."""
+"""The name of a body's top field in an error's `param`, without the path inside it."""
 
 
 def configure(log_format: LogFormat = "console", level: int = logging.INFO, stream: TextIO | None = None) -> None:
@@ -74,14 +74,14 @@ def configure(log_format: LogFormat = "console", level: int = logging.INFO, stre
 
 class _Handler(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:
-        """A line that cannot be written is lost: Python would print its arguments instead."""
+        """Drops a line that cannot be written. Python's handler would print its arguments instead."""
 
 
 def _guard(record: logging.LogRecord) -> bool:
-    """Keeps values out of lines that were not made for this log.
+    """Keeps callers' data out of the lines of other libraries.
 
-    Other libraries' lines lose their arguments, and all but their first line: asyncio prints a task with its exception behind
-    it. Exceptions among our own arguments are said as `errors.for_log` says them, and options as flags.
+    Their lines lose their arguments and all but the first line, because asyncio prints a task and then its exception. In
+    headstart's lines, `errors.for_log` formats exceptions, and options are written as flags.
     """
     if isinstance(record.msg, dict):  # structlog's, which only headstart uses
         return True
@@ -93,7 +93,7 @@ def _guard(record: logging.LogRecord) -> bool:
 
 
 def _shown(value: object) -> object:
-    """An argument as it may be shown."""
+    """An argument in a form that may be logged."""
     if isinstance(value, BaseException):
         return for_log(value)
     return value.with_flags if isinstance(value, OptionText) else value
@@ -101,13 +101,13 @@ def _shown(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request, and which.
+    """The sender of a request, and its route.
 
     Attributes:
         id: of the request.
-        route: method and path, as the route is declared.
+        route: method and path pattern.
         client: its address, without a port.
-        tenant: the first digits of the tenant's digest; "" if nobody knows.
+        tenant: the first digits of the tenant's digest; "" without keys.
     """
 
     id: str
@@ -121,7 +121,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a request has cost that did not finish. Tokens, and seconds; None for what is not known yet."""
+    """The costs of an unfinished request, in tokens and seconds. None: not known yet."""
 
     prompt: int | None = None
     cached: int | None = None
@@ -131,8 +131,8 @@ class Figures:
 
     def fields(self) -> dict[str, Any]:
         known = {"prompt": self.prompt, "cached": self.cached, "computed": self.computed}
-        told = {name: value for name, value in known.items() if value is not None}
-        return {**told, "completion": self.completion, "seconds": round(self.seconds, 3)}
+        counts = {name: value for name, value in known.items() if value is not None}
+        return {**counts, "completion": self.completion, "seconds": round(self.seconds, 3)}
 
 
 def finished(caller: Caller, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
@@ -157,28 +157,28 @@ def finished(caller: Caller, summary: Summary, reasons: Sequence[str], seconds: 
 
 
 UNFINISHED = {"abort": ("aborted", "info"), "error": ("failed", "error"), "shutdown": ("ended", "warning")}
-"""How a request ends that does not finish: the event of its line, and its level."""
+"""The event and the level of an unfinished request's line, by how it ended."""
 
 
 def unfinished(caller: Caller, how: str, figures: Figures, error: BaseException | None = None) -> None:
-    """The line of a request that its caller aborted, that failed, or that the server ended as it stopped."""
+    """The line of a request that its caller aborted, that failed, or that a stopping server ended."""
     event, level = UNFINISHED[how]
     fields = {**caller.fields(), **figures.fields(), "finish": how}
     getattr(structlog.get_logger("headstart.request"), level)(event, **fields, **_what(error))
 
 
 def refused(caller: Caller, status: int, error: BaseException) -> None:
-    """The line of a call that was answered with an error before anything was computed for it."""
+    """The line of a call that was refused before anything was computed."""
     structlog.get_logger("headstart.request").info("refused", **caller.fields(), status=status, **_what(error))
 
 
 def _what(error: BaseException | None) -> dict[str, Any]:
-    """What may be said of an error: its code and field, and its message if that quotes nothing (`errors.for_log`)."""
+    """The fields of an error that may be logged: its code and field, and its message if it quotes no input."""
     if error is None:
         return {}
     if not isinstance(error, RequestError):
         return {"error": for_log(error)}
     found = {"code": error.code or error.type}
     if error.param is not None and (field := _FIELD.match(error.param)) is not None:
-        found["param"] = field[0]  # what follows may be a key of the caller's own
+        found["param"] = field[0]  # the rest may be a key of the caller's data
     return found if error.quotes else {**found, "error": error.with_flags}

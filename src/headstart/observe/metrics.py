@@ -1,6 +1,6 @@
-"""Metrics: Prometheus, under vLLM's and SGLang's names where they exist, under `headstart:` where not.
+"""Metrics: Prometheus metrics, with the names of vLLM and SGLang where they exist, else with `headstart:`.
 
-The API records finished calls; gauges and store counters are read from the runtime at scrape time.
+The API records finished calls. Gauges and the tiers' counters are read from the runtime at each scrape.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headstart.observe.report import Summary
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 SOURCES = {"live": "device", "memory": "host", "disk": "storage"}
-"""SGLang's word for each tier; any other tier is `storage`."""
+"""SGLang's name of each tier; any other tier is `storage`."""
 
 LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -27,7 +27,7 @@ class Metrics:
     """All metrics of one server, in a registry of their own.
 
     Args:
-        snapshot: gauges now, as `Runtime.snapshot` gives them; None while there is no runtime.
+        snapshot: returns the current gauges, as `Runtime.snapshot`; None while there is no runtime.
     """
 
     def __init__(self, model: str, snapshot: Callable[[], dict[str, Any] | None]) -> None:
@@ -51,11 +51,11 @@ class Metrics:
         self._tiers = counter("headstart:cached_tokens", "Prompt tokens found, by tier (live: in a slot).", "tier")
         self._computed = counter("headstart:computed_tokens", "Prompt tokens that were computed.").labels(model)
         self._restored = counter("headstart:restored_tokens", "Prompt tokens loaded from a tier.", "tier")
-        self._misses = counter("headstart:misses", "Requests that did not reuse all they might have, by cause.", "cause")
+        self._misses = counter("headstart:misses", "Requests that did not reuse all they could, by cause.", "cause")
         self._recomputed = counter("headstart:recomputed_tokens", "Prompt tokens computed again, by cause.", "cause")
         self._refused = counter("headstart:refused", "Calls answered with an error, by status.", "status")
         self._ttft = histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", LONG)
-        self._gap = histogram("vllm:inter_token_latency_seconds", "Between pieces of a reply.", SHORT)
+        self._gap = histogram("vllm:inter_token_latency_seconds", "Between two deltas of a reply.", SHORT)
         self._e2e = histogram("vllm:e2e_request_latency_seconds", "Arrival to the end of the answer.", LONG)
         self._queue = histogram("vllm:request_queue_time_seconds", "Waiting for a slot.", LONG)
         self._prefill = histogram("vllm:request_prefill_time_seconds", "From a slot to the first token.", LONG)
@@ -101,11 +101,11 @@ class Metrics:
         self._refused.labels(self._model, str(status)).inc()
 
     def gap(self, seconds: float) -> None:
-        """Counts the time between two pieces of a reply."""
+        """Counts the time between two deltas of a reply."""
         self._gap.observe(seconds)
 
     def render(self) -> bytes:
-        """The text form that Prometheus scrapes."""
+        """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
 
@@ -139,12 +139,12 @@ class _Gauges(Collector):
         yield gauge("vllm:num_requests_running", "Choices that hold a slot.", {(): now["running"]})
         yield gauge("vllm:num_requests_waiting", "Choices that wait for a slot.", {(): now["waiting"]})
         yield gauge("headstart:slots", "Live sequences.", {(): len(now["slots"])})
-        yield counter("headstart:settled_turns", "Finished turns made canonical when idle.", {(): settle.get("turns", 0)})
-        yield counter("headstart:settled_tokens", "Tokens computed for that.", {(): settle.get("tokens", 0)})
-        yield counter("headstart:settle_given_up", "Finished turns that could not be.", {(): settle.get("given_up", 0)})
+        yield counter("headstart:settled_turns", "Finished turns that were settled.", {(): settle.get("turns", 0)})
+        yield counter("headstart:settled_tokens", "Tokens computed to settle turns.", {(): settle.get("tokens", 0)})
+        yield counter("headstart:settle_given_up", "Finished turns that were not settled.", {(): settle.get("given_up", 0)})
         for field, text in (
             ("used", "Bytes in use."),
-            ("reserved", "Bytes of the budget that are neither in use nor free: the disk keeps some for its catalogue."),
+            ("reserved", "Bytes of the budget that are kept for the disk's catalogue."),
             ("budget", "Bytes allowed."),
             ("entries", "Blocks, open tails and checkpoints."),
         ):
@@ -162,7 +162,7 @@ class _Gauges(Collector):
                 f"headstart:store_{metric}", text, {(t,): counts.get(name, 0) for t, counts in counters.items()}, "tier"
             )
         yield counter("sglang:evicted_tokens", "Tokens evicted.", {(): counters["memory"].get("evicted_tokens", 0)})
-        for kind, text in (("skipped", "Entries not stored, by reason."), ("fault", "Faults taken as misses, by reason.")):
+        for kind, text in (("skipped", "Entries not stored, by reason."), ("fault", "Faults counted as misses, by reason.")):
             found: dict[tuple[str, ...], float] = {
                 (tier, name.removeprefix(f"{kind}_")): float(count)
                 for tier, counts in counters.items()

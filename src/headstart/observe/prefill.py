@@ -1,4 +1,4 @@
-"""Prefill: says in the log how far a long prompt is."""
+"""Prefill: logs the progress of long prompts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class PrefillLog:
     def __call__(self, request: Request) -> Callable[[Event], None]:
         start, due, first = 0.0, 0.0, 0
 
-        def tell(event: Event) -> None:
+        def log_progress(event: Event) -> None:
             nonlocal start, due, first
             if not isinstance(event, Progress):
                 return
             now = self._clock()
             if not start:
-                start, due = now, now + FIRST  # from the first call on: before it, the request may have waited
+                start, due = now, now + FIRST  # begins with the first engine call, because the request may have waited before
                 first = event.done
                 return
             if now < due:
@@ -47,4 +47,4 @@ class PrefillLog:
                 seconds_left=round((event.total - event.done) / rate) if rate else None,
             )
 
-        return tell
+        return log_progress

@@ -1,6 +1,6 @@
-"""Redaction: API keys never reach a log, whatever a line was made of.
+"""Redaction: removes API keys from all log lines.
 
-No line of headstart holds a key on purpose. This is the second line of defence: every text of every line goes through it.
+No line of headstart contains a key on purpose. This is the second line of defence: every text of every line passes it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from structlog.typing import EventDict
 from headstart.errors import for_log
 
 HIDDEN = "[key]"
-"""What stands in a log in place of a key."""
+"""Replaces a key in the log."""
 
 LONG = 8
-"""A key of so many characters is hidden wherever it occurs. A shorter one only as a whole word: it may be part of others."""
+"""A key with so many characters or more is hidden everywhere. A shorter one only as a whole word: it may be part of others."""
 
 _HEADERS = re.compile(
     r"""(?ix)
@@ -34,25 +34,25 @@ _HEADERS = re.compile(
 
 _lock = threading.Lock()
 _known: dict[str, re.Pattern[str] | None] = {}
-"""Every spelling of every key, and what finds a short one."""
+"""All encodings of all keys, each with the pattern that finds it if it is short."""
 
 
 def hide(keys: Iterable[str]) -> None:
-    """From now on these keys are hidden in all logs of this process. Thread-safe."""
+    """Hides these keys in all later log lines of this process. Thread-safe."""
     global _known
     found: dict[str, re.Pattern[str] | None] = {}
     for key in filter(None, keys):
         encoded = key.encode("utf-8", "surrogateescape")
-        forms = {key, ascii(key)[1:-1], repr(encoded)[2:-1], quote(encoded, safe=""), encoded.decode("latin-1")}
-        for one in forms:
-            found[one] = None if len(one) >= LONG else re.compile(rf"(?<!\w){re.escape(one)}(?!\w)")
+        encodings = {key, ascii(key)[1:-1], repr(encoded)[2:-1], quote(encoded, safe=""), encoded.decode("latin-1")}
+        for text in encodings:
+            found[text] = None if len(text) >= LONG else re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
     with _lock:  # readers see the old table or the new one
-        # The longest first: a key may begin as another one does.
-        _known = dict(sorted((_known | found).items(), key=lambda one: -len(one[0])))
+        # The longest first, because one key may begin with another.
+        _known = dict(sorted((_known | found).items(), key=lambda item: -len(item[0])))
 
 
 def redact(text: str) -> str:
-    """`text` without the keys that were told to `hide`, and without what headers and their printed forms call a key."""
+    """`text` without the keys given to `hide`, and without the values of key headers, also in printed dicts and lists."""
     for key, word in _known.items():
         if key in text:
             text = text.replace(key, HIDDEN) if word is None else word.sub(HIDDEN, text)
@@ -60,20 +60,20 @@ def redact(text: str) -> str:
 
 
 def redacted(value: Any) -> Any:
-    """The same for a value of a log line: its texts, and those inside of lists and mappings."""
+    """The same for a value of a log line, including texts in lists and mappings."""
     if isinstance(value, str):
         return redact(value)
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, dict):
-        return {redacted(name): redacted(one) for name, one in value.items()}
+        return {redacted(name): redacted(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [redacted(one) for one in value]
+        return [redacted(item) for item in value]
     return redact(for_log(value) if isinstance(value, BaseException) else str(value))
 
 
 def processor(_: Any, __: str, event: EventDict) -> EventDict:
-    """Of structlog: redacts what a line says; its level, logger and time are our own."""
+    """A structlog processor: redacts all fields but level, logger and time."""
     kept = ("level", "logger", "timestamp")
     return {name: value if name in kept else redacted(value) for name, value in event.items()}
 

@@ -1,4 +1,4 @@
-"""Report: what one call cost, summed over its prompts and choices, in the forms that answers, log and metrics share."""
+"""Report: the costs of one call, summed over its prompts and choices. Answers, log and metrics use it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headstart.serving.request import Report
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One call. Tokens, and seconds.
+    """The costs of one call, in tokens and seconds.
 
     A prompt counts once, whatever the number of its choices: `prompt` = `cached` + `computed`. The few tokens that each further
-    choice computes again, to have logits of its own, are no part of that.
+    choice computes again for its own logits are not included.
     """
 
     prompt: int
@@ -27,6 +27,7 @@ class Summary:
     tiers: dict[str, int]
     mode: Literal["fast", "exact"]
     explanation: Explanation | None
+    explained: bool
     dropped: int
     queued: float
     prefill: float
@@ -41,9 +42,10 @@ class Summary:
 def summarise(prompts: Sequence[Sequence[Report]]) -> Summary:
     """Sums the reports of each prompt's choices (at least one prompt, at least one choice each).
 
-    Times are the longest of any choice, except `ttft`: the shortest. The explanation is that of the prompt that computed most.
+    `prefill` and `decode` are the longest times of any choice, `queued` and `ttft` the shortest. The explanation is that of the
+    prompt that computed most.
     """
-    # Of one prompt's choices, the one that computed most did so for the others too.
+    # The choice that computed most did it for the other choices of its prompt too.
     mains = [max(choices, key=lambda report: report.computed) for choices in prompts]
     every = [report for choices in prompts for report in choices]
     worst = max(mains, key=lambda report: report.computed)
@@ -59,6 +61,7 @@ def summarise(prompts: Sequence[Sequence[Report]]) -> Summary:
         tiers=dict(tiers),
         mode=worst.mode,
         explanation=worst.explanation,
+        explained=worst.explained,
         dropped=max(main.dropped for main in mains),
         queued=min(report.queued for report in every),
         prefill=max(main.prefill for main in mains),

@@ -1,7 +1,7 @@
-"""Tracebacks for logs: where something failed and of which type it was, never the values at hand.
+"""Tracebacks for logs: the place and type of an error, without values.
 
-Local variables hold prompts, headers and replies. So do messages of exceptions that other code has made: a validator quotes
-what it refuses, a `KeyError` what was not found. Only headstart's own words are shown, where they cannot quote (`for_log`).
+Local variables contain prompts, headers and replies. So do the messages of other libraries' exceptions: a validator quotes its
+input, a `KeyError` the key. Only headstart's own messages are shown, if they cannot quote (`for_log`).
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ from structlog.typing import EventDict
 from headstart.errors import for_log
 
 FRAMES = 25
-"""Most frames that are shown of one exception: its last."""
+"""Most frames of one exception that are shown: its last ones."""
 DEPTH = 8
-"""Most exceptions of one chain."""
+"""Most exceptions of one chain that are shown."""
 
 _ROOTS = sorted((f"{Path(root).resolve()}/" for root in sys.path if root), key=len, reverse=True)
 
 
-def told(error: BaseException) -> str:
-    """A traceback without values, the last exception last, as Python prints them."""
+def formatted(error: BaseException) -> str:
+    """A traceback without values. The last exception comes last, as in Python."""
     return "\n".join(_lines(error, DEPTH))
 
 
 def processor(_: Any, __: str, event: EventDict) -> EventDict:
-    """Of structlog: `exc_info` becomes `exception`, a text."""
+    """A structlog processor: replaces `exc_info` by `exception`, a text."""
     given = event.pop("exc_info", None)
     if given is True:
         given = sys.exc_info()
     error = given[1] if isinstance(given, tuple) else given
     if isinstance(error, BaseException):
-        event["exception"] = told(error)
+        event["exception"] = formatted(error)
     return event
 
 
 def install() -> None:
-    """Has everything that nothing else catches told in the log of this process: in this form, not in Python's."""
+    """Logs uncaught exceptions and warnings of this process in this form. Python would print them to stderr with values."""
     log = structlog.get_logger("headstart")
 
     def uncaught(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:
         if not issubclass(kind, KeyboardInterrupt):
-            log.error("a fault that nothing caught", exc_info=error)
+            log.error("uncaught exception", exc_info=error)
 
     def in_thread(given: threading.ExceptHookArgs) -> None:
         if given.exc_value is not None and not isinstance(given.exc_value, SystemExit):
             name = given.thread.name if given.thread is not None else None
-            log.error("a fault that nothing caught", thread=name, exc_info=given.exc_value)
+            log.error("uncaught exception", thread=name, exc_info=given.exc_value)
 
     def unraisable(given: Any) -> None:
-        log.error("a fault that could not be raised", exc_info=given.exc_value)
+        log.error("exception that could not be raised", exc_info=given.exc_value)
 
     def warned(message: Any, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-        log.warning("a warning of Python's", category=category.__name__, where=f"{_short(filename)}:{lineno}")
+        log.warning("Python warning", category=category.__name__, where=f"{_short(filename)}:{lineno}")
 
     sys.excepthook, threading.excepthook, sys.unraisablehook = uncaught, in_thread, unraisable
     warnings.showwarning = warned
@@ -80,10 +80,10 @@ def _lines(error: BaseException, depth: int) -> Iterator[str]:
         yield from (f"  {_short(frame.filename)}:{frame.lineno} in {frame.name}" for frame in found)
     yield for_log(error)
     if isinstance(error, BaseExceptionGroup) and depth > 1:
-        for one in error.exceptions[:DEPTH]:
-            yield from (f"  | {line}" for line in _lines(one, depth - 1))
+        for inner in error.exceptions[:DEPTH]:
+            yield from (f"  | {line}" for line in _lines(inner, depth - 1))
 
 
 def _short(path: str) -> str:
-    """A file's path below the folder that it is imported from."""
+    """A file's path, relative to the import folder that contains it."""
     return next((path[len(root) :] for root in _ROOTS if path.startswith(root)), path)

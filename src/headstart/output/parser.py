@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from headstart.interfaces.conversation import Message
 from headstart.output.canonical_json import canonical_arguments
 from headstart.output.coerce import schemas_of
 from headstart.output.formats import Family, ReasoningFormat
@@ -115,6 +116,9 @@ class Parser:
         tools: those of the request, in OpenAI's form: their schemas give types to parameters that are written as plain
             text. True if they are not known. Without any, marks of calls are plain text.
         thinking: whether the prompt has opened the reasoning already (see `Family.opened`).
+
+    Attributes:
+        left_out: whether the end of a cut reply is in no piece, because it is the beginning of a mark or of a call.
     """
 
     def __init__(self, family: Family, *, tools: bool | Sequence[Mapping[str, Any]] = False, thinking: bool = False) -> None:
@@ -129,6 +133,7 @@ class Parser:
         self._thought = False
         self._count = 0
         self._cut = False
+        self.left_out = False
         self._trims = family.calls is not None and family.calls.syntax == "channels"
         self._machine = self._channels() if self._trims else self._reply(thinking)
 
@@ -238,8 +243,7 @@ class Parser:
         """Whether what was begun with a mark is no text: the reply ended in it, and was cut or has called before."""
         if not self._scan.starved or not (self._cut or self._count):
             return False
-        self._scan.drop()
-        self._blank = ""
+        self._leave_out()
         return True
 
     def _unfinished(self) -> bool:
@@ -247,9 +251,13 @@ class Parser:
         text."""
         if self._scan.unread[:1].isalnum() or not self._scan.unread or not (self._cut or self._count):
             return False
+        self._leave_out()
+        return True
+
+    def _leave_out(self) -> None:
         self._scan.drop()
         self._blank = ""
-        return True
+        self.left_out = self._cut
 
     def _rest(self, sink: TextSink) -> None:
         """What no mark follows any more."""
@@ -315,10 +323,15 @@ class Parser:
         return self._say
 
 
-def meaning(family: Family, text: str, tools: Sequence[Mapping[str, Any]] | None, thinking: bool) -> Any:
-    """What a reply says, thinks and calls, whatever the blanks around it and the spelling of arguments: to be compared."""
-    parser = Parser(family, tools=tools or (), thinking=thinking)
-    message = message_of([*parser.feed(text), *parser.end()])
+def parse(family: Family, text: str, tools: Sequence[Mapping[str, Any]], *, thinking: bool) -> Message:
+    """The message of a complete reply."""
+    parser = Parser(family, tools=tools, thinking=thinking)
+    return message_of([*parser.feed(text), *parser.end()])
+
+
+def meaning(message: Message) -> Any:
+    """A value that is equal for messages with the same content, reasoning and calls, whatever the white space around them and
+    the order of arguments."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     called = [(call["name"], canonical_arguments(call["arguments"], None)) for call in calls]
     return message["content"].strip(), message.get("reasoning_content", "").strip(), called

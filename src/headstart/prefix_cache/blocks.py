@@ -8,7 +8,8 @@ names a block together with everything before it:
                 id_0  ──▶  id_1  ──▶   id_k = H(id_{k-1} ‖ tokens_k),   id_{-1} = root = H(fingerprint ‖ salt)
 
 All ids of a prompt are its *chain*. Two prompts with a common beginning have chains with a common beginning. The *root* covers
-everything that changes the numbers (the engine's fingerprint) and the tenant's salt, so nothing can be found under a wrong id.
+everything that changes the numbers of a block (the engine's fingerprint) and the tenant's salt, so nothing can be found under a
+wrong id.
 
 Example: with a block size of 64, a prompt of 200 tokens has three ids, and an open tail of 8 tokens.
 

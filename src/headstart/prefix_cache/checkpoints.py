@@ -1,10 +1,13 @@
 """Checkpoints: where a prefill takes them, which ones are dropped later, and what one is worth.
 
 Recurrent layers and sliding windows have state that cannot be truncated. To go back to a position, the engine needs a copy of
-the state at exactly that position: a *checkpoint*. It can be taken only while a prefill stands there. Each is as large as the
-KV of tens or thousands of tokens, so a chain has few of them.
+the state at exactly that position: a *checkpoint*. It can be taken only while a slot is exactly that long. Each is as large as
+the KV of tens or thousands of tokens, so a chain has few of them.
 
-Two kinds of positions get checkpoints, always at block boundaries:
+This module decides about those of a prefill, which are at block boundaries. In fast mode `serving` takes two more: one during a
+reply, which moves along with it, and one at the end of an idle slot, wherever that is.
+
+Two kinds of positions get checkpoints during a prefill:
 
 * *protected points*: positions where requests are known to come back. These are the landmarks of the prompt (the end of the
   system prompt, of the last user message, of the last message, and what the client marked), the positions where prompts were
@@ -35,7 +38,6 @@ CHANCE = 0.1
 """
 LOOSE = 0.5
 """Value of one token's KV in tokens of prefill, in models with state: it is useless without a checkpoint after it."""
-_MESSAGES_GAP = 8_192
 
 
 def protected_points(length: int, block_size: int, branch: int, landmarks: Landmarks) -> frozenset[int]:
@@ -72,7 +74,7 @@ KeepPoints = Callable[[Sequence[int], int], Iterable[int]]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where checkpoints go on a chain: pure functions of positions, in tokens."""
+    """A rule that says where a prefill takes checkpoints, and which of them stay. It knows positions only, in tokens."""
 
     place: PlacePoints
     keep: KeepPoints
@@ -94,8 +96,8 @@ class Placement:
 
         Args:
             held: positions of all checkpoints on the chain, ascending, none after `end`.
-            kept: positions that must stay: where known chains diverge, the end of the system prompt, the current turn, the
-                generation header until the reply has settled, and pinned ones.
+            kept: positions that must stay: where known chains part, the landmarks of the prompt, and pinned checkpoints. The
+                generation header is among them until the turn has settled.
         """
         stay = {*held[-1:], *kept, *self.keep(held, end)}
         return tuple(point for point in held if point not in stay)
@@ -133,18 +135,8 @@ def _firsts(held: Sequence[int], end: int) -> Iterator[int]:
             yield held[place]
 
 
-PLACEMENTS: dict[str, Placement] = {
-    "lattice": Placement(
-        lambda end, block_size, branch, landmarks: (*(_up(start, block_size) for start, _ in cells(end)), branch, *landmarks),
-        _firsts,
-    ),
-    "last": Placement(lambda *_: (), lambda *_: ()),
-    "marconi": Placement(lambda _, __, branch, ___: (branch,), lambda held, _: held),
-    "messages": Placement(
-        lambda end, _, __, landmarks: (*range(_MESSAGES_GAP, end, _MESSAGES_GAP), *landmarks), lambda held, _: held
-    ),
-    "every": Placement(lambda end, block_size, _, __: range(block_size, end, block_size), lambda held, _: held),
-}
-"""`lattice` is the one that headstart uses; the others are for comparison. `last`: at the end only. `marconi`: also where
-prompts diverge (after Marconi, MLSys 2025). `messages`: at landmarks and every 8,192 tokens (after mlx-lm's server). `every`:
-at each block boundary."""
+LATTICE = Placement(
+    lambda end, block_size, branch, landmarks: (*(_up(start, block_size) for start, _ in cells(end)), branch, *landmarks),
+    _firsts,
+)
+"""The placement that headstart uses. `benchmarks/placements.py` has others, for comparison."""

@@ -3,6 +3,9 @@
 A *term* is the longest time for which anything may be kept after it was written. There is one term for everybody, and owners
 may have shorter terms of their own. Tiers are searched for expired entries from time to time. Each search removes everything
 that would expire before the search after the next one. So nothing is kept longer than its term, even if one search fails.
+
+A user of a key with a term is an owner with that term, so there may be very many. An owner's term is forgotten when nothing
+of the owner can be left: long after the owner's latest request (`outlived`), and only if no disk has anything of the owner.
 """
 
 from __future__ import annotations
@@ -13,6 +16,18 @@ from collections.abc import Mapping
 
 LOOKS = 20
 """Searches during the shortest term."""
+LONGEST_REQUEST = 86_400.0
+"""Seconds for which a request may go on writing after it came."""
+NOTED = 0.5
+"""Parts of a term after which a further request of its owner is noted."""
+
+
+def outlived(seconds: float, given: float) -> float:
+    """The time from which nothing can be left of an owner with a term of `seconds`, whose request at `given` was noted last.
+
+    The latest request came within `NOTED` terms of that. What it wrote was erased one term after it was written.
+    """
+    return given + LONGEST_REQUEST + 2 * seconds
 
 
 class Terms:
@@ -36,6 +51,8 @@ class Terms:
         self.before = self.obeyed = -math.inf
         self._lock = threading.Lock()
         self._news: dict[bytes, float | None] = {}
+        self._given: dict[bytes, float] = {}  # when, in this process
+        self._in_folder = False
 
     @property
     def look(self) -> float:
@@ -49,12 +66,29 @@ class Terms:
                 self._most = seconds
                 self._change(self.owners)
 
-    def give(self, owner: bytes, seconds: float | None) -> None:
-        """Sets an owner's own term; None removes it."""
+    def give(self, owner: bytes, seconds: float | None, now: float) -> None:
+        """Sets an owner's own term, at each request of the owner; None removes it."""
         with self._lock:
-            if self.owners.get(owner) != seconds:
+            changed = self.owners.get(owner) != seconds
+            if changed or (seconds is not None and abs(now - self._given.get(owner, -math.inf)) > NOTED * seconds):
                 self._news[owner] = seconds
+                self._given[owner] = now
+            if changed:
                 self._change(_with(self.owners, {owner: seconds}))
+
+    def share(self) -> None:
+        """Says that a folder keeps the terms too, so that `learn` removes what can be forgotten."""
+        self._in_folder = True
+
+    def forget(self, now: float) -> None:
+        """Forgets the terms of owners of whom nothing can be left, unless a folder keeps them."""
+        with self._lock:
+            if self._in_folder:
+                return
+            left = {owner: term for owner, term in self.owners.items() if outlived(term, self._given[owner]) > now}
+            if len(left) < len(self.owners):
+                self._news, self._given = {}, {owner: self._given[owner] for owner in left}
+                self._set(left)
 
     def news(self) -> Mapping[bytes, float | None]:
         """Terms that were set in this process and are not yet known to others; None for removed ones."""
@@ -67,10 +101,14 @@ class Terms:
             self._news = {owner: term for owner, term in self._news.items() if owner not in said or said[owner] != term}
             if (known := _with(owners, self._news)) != self.owners:
                 self._change(known)
+                self._given = {owner: given for owner, given in self._given.items() if owner in known}
 
     def _change(self, owners: Mapping[bytes, float]) -> None:
-        self.owners, self.shortest = owners, min(self._most, *owners.values(), math.inf)
+        self._set(owners)
         self.version += 1
+
+    def _set(self, owners: Mapping[bytes, float]) -> None:
+        self.owners, self.shortest = owners, min(self._most, *owners.values(), math.inf)
 
     def of(self, owner: bytes) -> float:
         """The term of an owner; for b"" (unknown owner) the shortest one."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,7 +113,6 @@ class ReuseStats:
         saved_per_byte: seconds of prefill that the entry saves, per byte that it occupies.
         last: time of the last use, in seconds.
         uses: number of uses.
-        heat: log2 of the sum of uses at time 0, if the weight of a use halves every half-life.
         request_traits: the latest request that told of itself.
         children: number of different entries that have followed it.
     """
@@ -121,7 +120,6 @@ class ReuseStats:
     saved_per_byte: float
     last: float
     uses: int
-    heat: float
     request_traits: RequestTraits = UNKNOWN_REQUEST
     children: int = 0
 
@@ -134,9 +132,8 @@ class ReuseStats:
         seconds = int(now - self.last)
         return min(seconds.bit_length(), OCTAVES - 1) if seconds > 0 else 0
 
-    def use(self, now: float, half_life: float) -> None:
+    def use(self, now: float) -> None:
         """Counts a use."""
-        self.heat = log2_add(self.heat, now / half_life)
         self.last = now
         self.uses += 1
 
@@ -200,6 +197,10 @@ class ReuseModel:
         part = min(place - octave, 1.0)
         return row[octave] * (1.0 - part) + row[octave + 1] * part
 
+    def value(self, stats: ReuseStats, now: float) -> float:
+        """Seconds of prefill that an entry is expected to save, per byte and second of keeping it from `now` on."""
+        return self.rate(stats, now) * stats.saved_per_byte
+
     def _rates_of(self, kinds: npt.NDArray[np.intp]) -> list[list[float]]:
         found: list[list[float]] = rates(hazards(self._ended[kinds], self._lasted[kinds], TRAITS[kinds], self._fit)).tolist()
         return found
@@ -261,24 +262,3 @@ def rates(hazard: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         seconds = np.cumsum((before + lasts) / 2 * width, axis=1)
         found[:, octave] = (hits / seconds).max(axis=1)
     return found
-
-
-def log2_add(a: float, b: float) -> float:
-    """log2(2^a + 2^b)."""
-    high, low = max(a, b), min(a, b)
-    return high + math.log2(1.0 + 2.0 ** (low - high))
-
-
-EvictionPolicy = Callable[[ReuseStats, ReuseModel, float], float]
-"""Rank of an entry at a time: the lowest is evicted first."""
-
-POLICIES: dict[str, EvictionPolicy] = {
-    "value": lambda stats, reuse, now: reuse.rate(stats, now) * stats.saved_per_byte,
-    "gdsf": lambda stats, _, __: stats.heat + math.log2(stats.saved_per_byte),
-    "lfu": lambda stats, _, __: stats.heat,
-    "twice": lambda stats, _, __: stats.last + (1e12 if stats.uses > 1 else 0.0),
-    "lru": lambda stats, _, __: stats.last,
-}
-"""`value` is the one that headstart uses; the others are for comparison. `gdsf`: greedy dual size frequency, with decayed uses.
-`lfu`: decayed uses only. `twice`: least recently used, but entries with one use before all others. `lru`: least recently
-used."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -21,8 +22,9 @@ from headstart.interfaces.conversation import Conversation, Message, Tool
 from headstart.interfaces.engine import Tokenizer
 from headstart.interfaces.landmarks import Landmarks
 from headstart.interfaces.tokens import Tokens, as_tokens, common_prefix
-from headstart.output.parser import Parser, meaning, message_of
+from headstart.output.parser import meaning, parse
 from headstart.prompt.chat_template import Template
+from headstart.prompt.continuation import Continuation, returned
 from headstart.prompt.escape import MARK, Escaper
 from headstart.prompt.family_detection import adapt, family_of
 from headstart.prompt.landmarks import contents, landmarks
@@ -34,15 +36,13 @@ _NONE = as_tokens([])
 
 _BLANK = re.compile(r"\A\s|\s\Z")
 
-_SENTINELS = ("1", "2")
-"""Contents of two messages without a common token."""
-
 
 @dataclass(frozen=True)
 class Prompt:
     """A text with its tokens.
 
     Attributes:
+        rendered: the text as the template wrote it, with control tokens of callers escaped.
         salt: the tenant's; part of every block's id.
         head: digest of the salt and of the tokens up to the last control token. With `lead`, it is the key of a reply's tokens.
         lead: the text between that control token and the reply.
@@ -53,7 +53,7 @@ class Prompt:
         source: the conversation of this prompt; None for a raw text.
     """
 
-    text: str
+    rendered: str
     tokens: Tokens
     salt: str = ""
     head: bytes = b""
@@ -66,6 +66,10 @@ class Prompt:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def text(self) -> str:
+        return Escaper.unescape(self.rendered)
 
 
 @dataclass
@@ -110,14 +114,12 @@ class Prompter:
         *,
         generation: bool = True,
         use_reply_tokens: bool = True,
-        forget: list[bytes] | None = None,
     ) -> Prompt:
         """The prompt of a conversation.
 
         Args:
             generation: whether the prompt ends with the generation header, where the reply begins.
             use_reply_tokens: whether earlier replies keep the tokens that the model produced.
-            forget: if a list, reply tokens are used for the last time: they are dropped, and their keys are added to the list.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
@@ -125,9 +127,7 @@ class Prompter:
         safe, rendered = self._render(conversation, generation=generation)
         marks = tuple(contents(safe, rendered))
         where = conversation.breakpoints
-        prompt = self._build(
-            rendered, conversation.salt, marks, safe, use_reply_tokens=use_reply_tokens, breakpoints=where, forget=forget
-        )
+        prompt = self._build(rendered, conversation.salt, marks, safe, use_reply_tokens=use_reply_tokens, breakpoints=where)
         return replace(prompt, source=conversation)
 
     def _render(self, source: Conversation, *, generation: bool) -> tuple[Sequence[Message], str]:
@@ -144,8 +144,26 @@ class Prompter:
             rendered += (reasoning.ending if reasoning else "") + self._escaper.escape(source.prefill)
         return safe, rendered
 
+    def continued(self, conversation: Conversation, *, parsed: Message | None = None) -> Continuation:
+        """A conversation that ends with a reply, rendered with a next message: a tool's result if the reply calls a tool.
+
+        Args:
+            parsed: the message that the reply was parsed into; it is parsed here if it was not before.
+
+        Raises:
+            InvalidRequest: the template refuses the messages.
+        """
+        messages = conversation.messages
+        calls = self._calls(parsed or messages[-1], () if parsed else conversation.tools)
+        answer = {"role": "tool", "tool_call_id": calls[0].get("id")} if calls else {"role": "user"}
+
+        def render(content: str) -> tuple[Sequence[Message], str]:
+            return self._render(replace(conversation, messages=(*messages, {**answer, "content": content})), generation=True)
+
+        return Continuation.of(conversation, render)
+
     def shared_prefix(self, conversation: Conversation) -> Prompt:
-        """The prefix that all continuations of a conversation share. It is found with two different next messages.
+        """The prefix that all continuations of a conversation share.
 
         The prompt has one token more than the shared prefix, so that a block boundary at its very end counts too. If a
         conversation waits for a reply, all of it is the shared prefix. Replies have the tokenizer's tokens, not the model's.
@@ -153,26 +171,27 @@ class Prompter:
         Raises:
             InvalidRequest: no messages, or the template refuses them.
         """
-
-        def chat(following: Sequence[Message]) -> Prompt:
-            return self.chat(replace(conversation, messages=(*messages, *following)), use_reply_tokens=False)
-
         messages = conversation.messages
         if not messages or messages[-1].get("role") in ("user", "tool"):
-            return chat(())
-        calls = self._calls(messages[-1], conversation.tools)
-        answer = {"role": "tool", "tool_call_id": calls[0].get("id")} if calls else {"role": "user"}
-        one, other = (chat([{**answer, "content": text}]) for text in _SENTINELS)
+            return self.chat(conversation, use_reply_tokens=False)
+        return self.common(self.continued(conversation))
+
+    def common(self, continuation: Continuation) -> Prompt:
+        """The prompt of all that the continuations of a conversation share, as `shared_prefix` returns it."""
+        source, messages = continuation.source, continuation.messages
+        marks = tuple(contents(messages, continuation.rendered))
+        one = self._build(
+            continuation.rendered, source.salt, marks, messages, use_reply_tokens=False, breakpoints=source.breakpoints
+        )
+        other = self._prompt_tokenizer.tokenise(continuation.other, source.salt, use_reply_tokens=False)
         length = common_prefix(one.tokens, other.tokens)
-        return replace(self.tokens(one.tokens[: length + 1].tolist(), salt=conversation.salt), landmarks=one.landmarks)
+        return replace(self.tokens(one.tokens[: length + 1].tolist(), salt=source.salt), landmarks=one.landmarks)
 
     def _calls(self, reply: Message, tools: Sequence[Tool]) -> Sequence[Mapping[str, Any]]:
         """The tool calls of a reply, also those that are still in its text. A tool's result follows them."""
         if reply.get("tool_calls") or not tools:
             return reply.get("tool_calls") or ()
-        parser = Parser(self.family, tools=tools)
-        calls: Sequence[Mapping[str, Any]] = message_of(parser.feed(reply.get("content") or "")).get("tool_calls") or ()
-        return calls
+        return parse(self.family, reply.get("content") or "", tools, thinking=False).get("tool_calls") or ()
 
     def truncated_chat(self, conversation: Conversation, limit: int, *, use_reply_tokens: bool = True) -> Prompt:
         """The prompt of a conversation after `truncate_history`. The cost of a turn does not grow with the number of turns.
@@ -204,7 +223,7 @@ class Prompter:
 
     def text(self, text: str, *, salt: str = "", use_reply_tokens: bool = True) -> Prompt:
         """The prompt of a raw text. The texts of control tokens in it become control tokens."""
-        return self._build(text.replace(MARK, MARK * 2), salt, (), (), use_reply_tokens=use_reply_tokens)
+        return self._build(_marked(text), salt, (), (), use_reply_tokens=use_reply_tokens)
 
     def tokens(self, tokens: Sequence[int], *, salt: str = "") -> Prompt:
         """The prompt that consists of these tokens.
@@ -215,10 +234,17 @@ class Prompter:
         if any(not 0 <= token < self.tokenizer.n_vocab for token in tokens):
             raise InvalidRequest(f"Tokens must lie in [0, {self.tokenizer.n_vocab}).", param="prompt")
         given = as_tokens(tokens)
-        return Prompt(self._text(given), given, salt)
+        return Prompt(_marked(self._text(given)), given, salt)
 
     def remember(
-        self, prompt: Prompt, reply: str, tokens: Sequence[int], message: Message | None = None
+        self,
+        prompt: Prompt,
+        reply: str,
+        tokens: Sequence[int],
+        message: Message | None = None,
+        *,
+        parsed: Message | None = None,
+        continuation: Continuation | None = None,
     ) -> list[ReplyTokensRecord]:
         """Remembers the tokens of a reply, segment by segment between control tokens, where the tokenizer chooses others.
 
@@ -226,20 +252,27 @@ class Prompter:
             tokens: the tokens whose bytes were completely delivered in `reply`.
             message: the message that the caller will send back, if it is more than the reply's text. It is found by the text
                 that the template writes for it. White space or the order of arguments may then differ from the reply.
+            parsed: the message that `reply` was parsed into; it is parsed here if it was not before.
+            continuation: the conversation with `message`, if it is rendered already.
 
         Returns:
             What was remembered.
         """
-        said = as_tokens(tokens)
-        if not self.use_reply_tokens or not prompt.head or not reply.startswith(self._text(said)):
+        made = as_tokens(tokens)
+        if not self.use_reply_tokens or not prompt.head or not reply.startswith(self._text(made)):
             return []
-        cuts = np.flatnonzero(np.isin(said, self._ids)).tolist()
-        parts = [said[begin:end] for begin, end in zip([0, *(cut + 1 for cut in cuts)], [*cuts, len(said)], strict=True)]
+        cuts = np.flatnonzero(np.isin(made, self._ids)).tolist()
+        parts = [made[begin:end] for begin, end in zip([0, *(cut + 1 for cut in cuts)], [*cuts, len(made)], strict=True)]
         texts = written = [self._text(part) for part in parts]
-        message = message or {"role": "assistant", "content": reply}
-        as_said = message == {"role": "assistant", "content": reply} and _BLANK.search(reply) is None
-        if self._text(said) == reply and prompt.source is not None and not as_said:
-            written = self._returned(prompt.source, reply, message, said[cuts].tolist()) or texts
+        plain: Message = {"role": "assistant", "content": reply}
+        message = message or plain
+        unchanged = message == plain and _BLANK.search(reply) is None
+        if self._text(made) == reply and prompt.source is not None and not unchanged:
+            try:
+                continuation = continuation or self.continued(returned(prompt.source, message), parsed=parsed)
+                written = self._written(prompt, continuation, reply, parsed, made[cuts].tolist()) or texts
+            except InvalidRequest:  # the template refuses what the model has written
+                written = texts
         learned = []
         for number, part in enumerate(parts):
             for text in dict.fromkeys(filter(None, (texts[number], written[number]))) if len(part) else ():
@@ -249,44 +282,56 @@ class Prompter:
                 else:
                     whole = text != texts[number]
                     learned.append(self.reply_tokens.remember(prompt.head, prompt.lead, text, part, whole=whole))
-            upto = cuts[number] + 1 if number < len(cuts) else len(said)
-            head = head_digest(prompt.salt).update(np.concatenate([prompt.tokens, said[:upto]]).tobytes()).digest()
+            upto = cuts[number] + 1 if number < len(cuts) else len(made)
+            head = head_digest(prompt.salt).update(np.concatenate([prompt.tokens, made[:upto]]).tobytes()).digest()
             prompt = replace(prompt, head=head, lead="", lead_tokens=_NONE)
         return learned
 
-    def _returned(self, source: Conversation, reply: str, message: Message, controls: Sequence[int]) -> list[str]:
+    def _written(
+        self, prompt: Prompt, continuation: Continuation, reply: str, parsed: Message | None, controls: Sequence[int]
+    ) -> list[str]:
         """The text that the template writes after the prompt for a returned reply, in segments between the same control tokens.
         Empty if that text has another meaning."""
-        try:
-            before = self._render(source, generation=True)[1]
-            whole = replace(source, messages=(*source.messages, message), prefill="")
-            after = self._render(whole, generation=False)[1]
-        except InvalidRequest:
+        if not self._closes or not continuation.rendered.startswith(prompt.rendered):
             return []
-        if not after.startswith(before):
-            return []
-        segments = [*islice(self._prompt_tokenizer.splitter.split(after[len(before) :]), len(controls) + 1)]
+        rest = continuation.rendered[len(prompt.rendered) : continuation.end]
+        segments = [*islice(self._prompt_tokenizer.splitter.split(rest), len(controls) + 1)]
         # Without a further control token, nobody could tell where the reply ends and the template continues.
-        found = [control.id for _, _, control in segments if control is not None]
-        if len(found) != len(controls) + 1 or found[:-1] != [*controls]:
+        found = [control for _, _, control in segments if control is not None]
+        if len(found) != len(controls) + 1 or [control.id for control in found[:-1]] != [*controls]:
             return []
-        thinking = self.family.opened(before)
-        text = (
-            "".join(segment + (control.text if control is not None else "") for _, segment, control in segments[:-1])
-            + segments[-1][1]
-        )
-        meant = (meaning(self.family, one, source.tools, thinking) for one in (text, reply))
-        return [segment for _, segment, _ in segments] if next(meant) == next(meant) else []
+        texts = [text for _, text, _ in segments]
+        text = "".join(text + control.text for text, control in zip(texts, found[:-1], strict=False)) + texts[-1]
+        if text != reply:
+            tools, thinking = continuation.source.tools, self.family.opened(prompt.rendered)
+            parsed = parsed or parse(self.family, reply, tools, thinking=thinking)
+            if meaning(parse(self.family, text, tools, thinking=thinking)) != meaning(parsed):
+                return []
+        return texts
+
+    @cached_property
+    def _closes(self) -> bool:
+        """Whether the template writes a control token directly behind a reply."""
+        probe = "headstart_reply"
+        try:
+            messages = ({"role": "user", "content": "?"}, {"role": "assistant", "content": probe})
+            rendered = self._render(Conversation(messages), generation=False)[1]
+        except InvalidRequest:
+            return False
+        _, found, rest = rendered.rpartition(probe)
+        return bool(found) and any(control is not None for _, _, control in self._prompt_tokenizer.splitter.split(rest))
 
     def _text(self, tokens: Tokens) -> str:
         return b"".join(map(self.tokenizer.token_bytes, tokens.tolist())).decode("utf-8", "replace")
 
-    def forget(self, conversation: Conversation) -> list[bytes]:
-        """Drops the reply tokens of a conversation; returns their keys."""
-        forgotten: list[bytes] = []
+    def forget(self, continuation: Continuation, learned: Sequence[ReplyTokensRecord]) -> list[bytes]:
+        """Drops the reply tokens of a conversation, and those that were `learned` of its last reply; returns their keys."""
+        forgotten = [record.key for record in learned]
         if self.use_reply_tokens and len(self.reply_tokens):
-            self.chat(conversation, generation=False, forget=forgotten)
-        return forgotten
+            text, salt = continuation.rendered[: continuation.end], continuation.source.salt
+            self._prompt_tokenizer.tokenise(text, salt, use_reply_tokens=True, forget=forgotten)
+            self.reply_tokens.drop(learned)
+        return [*dict.fromkeys(forgotten)]
 
     def _build(
         self,
@@ -297,15 +342,14 @@ class Prompter:
         *,
         use_reply_tokens: bool,
         breakpoints: Sequence[tuple[int, int]] = (),
-        forget: list[bytes] | None = None,
     ) -> Prompt:
         # The next prompt has new text only after the start of the last message.
         stable = max(marks, default=0)
         made = self._prompt_tokenizer.tokenise(
-            rendered, salt, use_reply_tokens=use_reply_tokens and self.use_reply_tokens, stable=stable, forget=forget
+            rendered, salt, use_reply_tokens=use_reply_tokens and self.use_reply_tokens, stable=stable
         )
         return Prompt(
-            text=Escaper.unescape(rendered),
+            rendered=rendered,
             tokens=made.tokens,
             salt=salt,
             head=made.head,
@@ -314,3 +358,8 @@ class Prompter:
             marks=marks,
             landmarks=landmarks(messages, marks, made.places, breakpoints) if messages else Landmarks(),
         )
+
+
+def _marked(text: str) -> str:
+    """A text in which nothing is escaped, as rendered text is written."""
+    return text.replace(MARK, MARK * 2)

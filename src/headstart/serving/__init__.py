@@ -1,1 +1,1 @@
-"""One engine thread: the life of a request. Composes the prefix cache, an engine and the tiers. Speaks no HTTP."""
+"""Serving: one engine thread that runs requests. It joins the prefix cache, an engine and the tiers, and knows no HTTP."""

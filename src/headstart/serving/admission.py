@@ -1,4 +1,4 @@
-"""Admission: which slot a job gets, and what is brought into it before anything is computed.
+"""Admission: chooses the slot of a job, and loads the planned entries into it before the prefill.
 
 Used from the engine thread only.
 """
@@ -14,7 +14,7 @@ from headstart.explain.history import History
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import common_prefix
 from headstart.prefix_cache.blocks import Chain
-from headstart.prefix_cache.checkpoints import Placement, protected_points
+from headstart.prefix_cache.checkpoints import LATTICE, protected_points
 from headstart.prefix_cache.planner import Costs, Mode, Plan, keepable, known, plan, restorable
 from headstart.serving.cache import Cache
 from headstart.serving.job import Job
@@ -22,12 +22,12 @@ from headstart.serving.kv_restore import Restored
 from headstart.serving.slots import Slot
 
 MISSES = 4
-"""Bad pieces after which a request stops asking the cache."""
+"""After so many failed restores, a request no longer uses the cache."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """Measured seconds a token, smoothed. `prefill` is 0 until the first call."""
+    """Measured seconds per token, smoothed. `prefill` is 0 until the first call."""
 
     prefill: float = 0.0
     restore: float = 1e-6
@@ -40,7 +40,7 @@ class Pace:
         self.restore = _smooth(self.restore, seconds / tokens)
 
     def tokens(self, seconds: float) -> int:
-        """How many can be prefilled in so long; 0 if that is not known yet."""
+        """The number of tokens that can be prefilled in `seconds`; 0 if the pace is not known yet."""
         return int(seconds / self.prefill) if self.prefill else 0
 
     @property
@@ -49,7 +49,7 @@ class Pace:
 
 
 class Admission:
-    """Plans, and carries out what a plan says of a slot."""
+    """Plans jobs, and loads plans into slots."""
 
     def __init__(
         self,
@@ -57,7 +57,6 @@ class Admission:
         cache: Cache,
         slots: Sequence[Slot],
         mode: Mode,
-        placement: Placement,
         history: History,
         template: str,
         clock: Callable[[], float],
@@ -67,7 +66,6 @@ class Admission:
         self._cache = cache
         self._slots = slots
         self._mode = mode
-        self._placement = placement
         self._history = history
         self._template = template
         self._clock = clock
@@ -75,16 +73,16 @@ class Admission:
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def must_wait(self, job: Job, running: Sequence[Job]) -> bool:
-        """Whether more of the prompt is being computed for another job right now than is available."""
+        """Whether another job is computing a longer prefix of this prompt than the cache has."""
         traits = self._mode.traits
-        if not job.request.reuse or not traits.movable:
+        if not job.request.params.reuse or not traits.movable:
             return False
         if job.waits_for is not None:
             other, goal = job.waits_for
             if other.prefilling and other.slot is not None and len(other.slot) < goal:
                 return True
             job.waits_for = None
-        others = [other for other in running if other.prefilling and other.root == job.root and other.request.reuse]
+        others = [other for other in running if other.prefilling and other.root == job.root and other.request.params.reuse]
         best = self._available(job) if others else 0
         for other in others:
             shared = min(common_prefix(other.chain.tokens, job.chain.tokens), len(job.chain) - 1)
@@ -98,7 +96,7 @@ class Admission:
         return False
 
     def _available(self, job: Job) -> int:
-        """Tokens of the prompt that need not be computed, wherever they are."""
+        """Tokens of the prompt that need no computation: they are live in a slot, or stored."""
         index = self._cache.index
         kept = max(keepable(slot.view(), job.chain, index, self._mode).tokens for slot in self._slots)
         return max(kept, restorable(index, job.chain, self._mode).tokens)
@@ -106,57 +104,58 @@ class Admission:
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self, job: Job, *, hurry: float | None) -> bool:
-        """Gives a free slot to a job and brings in what is planned; False if that has to be tried again.
+        """Gives a free slot to a job and loads the plan into it. False if the caller must try again.
 
-        `hurry`: seconds that reading from disk may take now, because replies are running.
+        Args:
+            hurry: seconds that a read from disk may take while replies are running; None for no limit.
         """
-        if job.request.reuse:
+        if job.request.params.reuse:
             self._publish_for(job)
         choice = self._choose(job)
-        if hurry is not None and not self._cache.restorer.ahead(choice, hurry):
+        if hurry is not None and not self._cache.kv_restore.ahead(choice, hurry):
             return False
         job.started = self._clock()
         job.sampler = self._engine.sampler(job.sampling(self._engine), job.request.grammar)
         slot = self._slots[choice.slot]
         branch = 0
-        if self._mode.traits.stateful and job.request.reuse:
+        if self._mode.traits.stateful and job.request.params.reuse:
             branch = known(job.chain, self._cache.index, [slot.view() for slot in self._slots])
         if choice.keep < len(slot):
-            self._cache.saves.save(slot, spare=choice.entries)
-            choice = self._choose(job, only=slot)  # what was saved may have evicted or offered something
+            self._cache.kv_save.save(slot, spare=choice.entries)
+            choice = self._choose(job, only=slot)  # the save may have added or evicted entries
         job.slot = slot
         slot.busy = True
-        restored = self.seat(job.chain, choice)
+        restored = self.load(job.chain, choice)
         if restored is None:
-            job.misses += 1  # a bad piece is gone from the index: plan again without it
+            job.misses += 1  # the bad entry has left the index: plan again without it
             return False
         job.plan, job.tiers = restored.plan, restored.tiers
-        job.explanation = self._explain(job, job.plan.start)
+        job.explanation, job.explained = self._explain(job, job.plan.start), self._history.explains
         job.seen = self._cache.seen(job.chain, job.plan)
         self._cache.hit(job.chain, job.plan)
         if self._mode.traits.stateful:
             block_size, landmarks = self._mode.traits.block_size, job.request.prompt.landmarks
-            job.points = self._placement.points(job.plan.start, len(job.chain), block_size, branch, landmarks)
+            job.points = LATTICE.points(job.plan.start, len(job.chain), block_size, branch, landmarks)
             job.protected = protected_points(len(job.chain), block_size, branch, landmarks)
-        slot.begin(job.started, job.request_traits(len(job.chain) // self._mode.traits.block_size), self._cache.store.wall())
+        slot.begin(job.started, job.request_traits(), self._cache.store.wall())
         return True
 
-    def seat(self, chain: Chain, choice: Plan) -> Restored | None:
-        """Makes a slot hold what is planned, or less if there is no room. None, and the slot is empty, if a piece is bad.
+    def load(self, chain: Chain, choice: Plan) -> Restored | None:
+        """Loads a plan into its slot, or less of it if memory is short. None if an entry is bad; the slot is then empty.
 
-        Raises what the engine raises; the slot is then empty too.
+        Raises what the engine raises. The slot is then empty too.
         """
         try:
-            return self._seat(self._slots[choice.slot], chain, choice)
+            return self._load(self._slots[choice.slot], chain, choice)
         except Exception:
             self.empty(self._slots[choice.slot])
             raise
 
-    def _seat(self, slot: Slot, chain: Chain, choice: Plan) -> Restored | None:
+    def _load(self, slot: Slot, chain: Chain, choice: Plan) -> Restored | None:
         restored: Restored | None = Restored(choice, {})
         if choice.entries:
             begun = self._clock()
-            restored = self._cache.restorer.restore(slot, chain, choice)
+            restored = self._cache.kv_restore.restore(slot, chain, choice)
             if restored is not None and restored.plan.restored:
                 self.pace.restored(self._clock() - begun, restored.plan.start)
         elif choice.keep < len(slot) and choice.keep:
@@ -168,59 +167,59 @@ class Admission:
         return restored
 
     def empty(self, slot: Slot) -> None:
-        """Forgets what a slot holds."""
+        """Empties a slot."""
         self._engine.truncate(slot.number, 0)
         slot.truncate(0)
         slot.dirty = False
 
     def _choose(self, job: Job, only: Slot | None = None) -> Plan:
-        reuse = job.request.reuse and job.misses < MISSES
+        reuse = job.request.params.reuse and job.misses < MISSES
         return self.choose(job.chain, self._mode, only=only, reuse=reuse)
 
     def choose(self, chain: Chain, mode: Mode, *, only: Slot | None = None, reuse: bool = True) -> Plan:
-        """The cheapest plan; `only` for one slot, free or not."""
+        """The cheapest plan. With `only`, it uses that slot, free or not."""
         slots = [slot.view() for slot in self._slots] if only is None else [replace(only.view(), free=True)]
         chosen = plan(chain, self._cache.index, slots, self.pace.costs, mode, reuse=reuse)
         assert chosen is not None
         return chosen
 
     def _publish_for(self, job: Job) -> None:
-        """Copies rows out of slots that hold more of the prompt than memory does, unless one of them just goes on."""
+        """Saves the KV of slots that hold more of the prompt than memory, unless the job can simply continue in them."""
         index = self._cache.index
         found = restorable(index, job.chain, self._mode).tokens
         for slot in self._slots:
             if slot.dirty:
                 kept = keepable(slot.view(), job.chain, index, self._mode).tokens
                 if kept > found and (slot.busy or kept < len(slot)):
-                    self._cache.saves.save(slot, needed=True)
+                    self._cache.kv_save.save(slot, needed=True)
 
     # ── explaining ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _explain(self, job: Job, start: int) -> Explanation | None:
-        """Why more is computed than the request newly brings."""
-        request, traits, piece = job.request, self._mode.traits, self._engine.tokenizer.token_bytes
-        asked = RequestView(job.root, request.prompt, request.reuse, request.tenant, request.session)
+        """Why the request computes more than its new tokens."""
+        request, traits, token_bytes = job.request, self._mode.traits, self._engine.tokenizer.token_bytes
+        asked = RequestView(job.root, request.prompt, request.params.reuse, request.tenant, request.session)
         cached = CacheView(
             start,
             traits.block_size,
             self._mode.exact,
             traits.sliceable,
-            known_kv=lambda: self._rows(job),
+            known_kv=lambda: self._known_kv(job),
             elsewhere=lambda: self._cache.elsewhere(job.chain, request.prompt.salt),
             otherwise=lambda: self._cache.otherwise(ConversationFingerprint.of(request.prompt, self._template)),
-            characters=lambda tokens: len(b"".join(map(piece, tokens.tolist())).decode("utf-8", "replace")),
+            characters=lambda tokens: len(b"".join(map(token_bytes, tokens.tolist())).decode("utf-8", "replace")),
             pace=self.pace.prefill or None,
         )
         return self._history.explain(asked, cached)
 
-    def _rows(self, job: Job) -> int:
-        """Tokens whose rows are known, with or without a checkpoint."""
+    def _known_kv(self, job: Job) -> int:
+        """Leading tokens whose KV is stored, with or without a checkpoint."""
         if not self._mode.traits.movable:
             return 0 if self._mode.traits.sliceable else len(job.chain)
         return self._cache.index.match(job.chain, len(job.chain) - 1, canonical_only=self._mode.exact, partial=False).tokens
 
     def shared(self, slot: Slot) -> list[int]:
-        """Where other slots part from this one."""
+        """For each other slot of the same root, the length of the prefix that it shares with this one."""
         others = (other for other in self._slots if other is not slot and other.root == slot.root)
         return [common_prefix(other.tokens, slot.tokens) for other in others]
 

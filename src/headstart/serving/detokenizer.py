@@ -1,4 +1,4 @@
-"""Reply: sampled tokens → text, as far as it is certain. Holds back split characters and what may become a stop text."""
+"""Detokenizer: turns sampled tokens into text. It holds back incomplete characters and a possible beginning of a stop text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Detokenizer:
     """One growing reply.
 
     Attributes:
-        tokens: all that was sampled, an end token included.
-        text: what was delivered.
+        tokens: all sampled tokens, an end token included.
+        text: the text that was delivered.
         stopped_by: the stop text that ended it.
     """
 
@@ -28,19 +28,19 @@ class Detokenizer:
     _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace"))
 
     def push(self, token: int) -> str:
-        """Takes a token; returns the text that is certain now. After it, look at `stopped_by`."""
+        """Adds a token, and returns the text that is now certain. Check `stopped_by` afterwards."""
         self.tokens.append(token)
-        return self._settle(self._held + self._decoder.decode(self.token_bytes(token)), final=False)
+        return self._release(self._held + self._decoder.decode(self.token_bytes(token)), final=False)
 
     def end(self, token: int | None = None) -> str:
-        """The reply ends, by `token` if given (it has no text); returns what was held back."""
+        """Ends the reply, and returns the text that was held back. `token`: the end token, which has no text."""
         if token is not None:
             self.tokens.append(token)
         if self.stopped_by is not None:
             return ""
-        return self._settle(self._held + self._decoder.decode(b"", final=True), final=True)
+        return self._release(self._held + self._decoder.decode(b"", final=True), final=True)
 
-    def _settle(self, pending: str, *, final: bool) -> str:
+    def _release(self, pending: str, *, final: bool) -> str:
         found = [(at, text) for text in self.stop if (at := pending.find(text)) >= 0]
         if found:
             at, self.stopped_by = min(found)
@@ -52,7 +52,7 @@ class Detokenizer:
         return ready
 
     def delivered(self) -> list[int]:
-        """The leading tokens whose bytes were wholly delivered as text, up to a whole character."""
+        """The leading tokens whose bytes were all delivered as text, up to the end of a character."""
         text = utf8(self.text)
         at = count = 0
         for number, token in enumerate(self.tokens):
@@ -66,7 +66,7 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that a beginning of `stop` continues."""
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-size:]):
             return size

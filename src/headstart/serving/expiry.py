@@ -1,7 +1,7 @@
-"""Expiry: what has been kept for long enough, or was deleted from the disk, leaves memory and the slots too.
+"""Expiry: removes entries from memory and the slots when their time is over, or when they were deleted from the disk.
 
-Pieces go one by one. What only saves milliseconds (texts with their tokens, spellings, grammars) goes as a whole, once the
-oldest of it may be due. Used from the engine thread only.
+Entries go one by one. Memos that only save milliseconds (tokenised texts, reply tokens, grammars) are cleared as a whole, once
+the oldest of them may be due. Used from the engine thread only.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.prompt.builder import Prompter
 from headstart.serving.cache import Cache
-from headstart.serving.settle import Settling, Turn
+from headstart.serving.settle import Settling
 from headstart.serving.slots import Slot
+from headstart.serving.turn import Turn
 
 RECENT = 1 << 16
-"""Pieces that were erased last, and may yet turn out to have been somebody's wish."""
+"""Most erased entries that are remembered until a notice says whether a user deleted them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """What those who keep callers' texts have to forget.
+    """What keepers of callers' texts must forget.
 
     Attributes:
-        due: whether what was written under a salt at a time (seconds since 1970) has to go.
-        stay: if somebody has deleted a chain, salts and ids of the answers that have nothing to do with it; else None.
-        hints: whether what would be missed for milliseconds only has to go too, whatever its age.
+        due: whether a text that was written under a salt, at a time in seconds since 1970, must go.
+        stay: if a user has deleted chains, the salts and ids of the answers that do not belong to them; else None.
+        hints: whether memos that only save milliseconds must go too, at any age.
     """
 
     due: Callable[[str, float], bool]
@@ -42,10 +43,13 @@ class Erasure:
 
 
 class Expiry:
-    """Looks now and then for what has to go.
+    """Looks from time to time for entries that must go.
 
     Args:
-        empty: forgets what a slot holds.
+        empty: empties a slot.
+
+    Attributes:
+        wipes: how many times a user has deleted something.
     """
 
     def __init__(
@@ -66,26 +70,27 @@ class Expiry:
         self._settle = settle
         self._history = history
         self._empty = empty
-        self._tell: list[Callable[[Erasure], None]] = []
-        self._since = cache.store.wall()  # when what goes as a whole began
+        self.wipes = 0
+        self._observers: list[Callable[[Erasure], None]] = []
+        self._since = cache.store.wall()  # the time of the oldest memo
         self._recent: set[BlockId] = set()
-        self._read: dict[BlockId, Entry] = {}  # by the disk, just now; they go afterwards
-        self._late: set[int] = set()  # slots that are in use; they are looked at afterwards
+        self._read: dict[BlockId, Entry] = {}  # the disk is reading these; they go afterwards
+        self._late: set[int] = set()  # slots in use; they are checked afterwards
         self._looked, self._version = -math.inf, -1
 
-    def observe(self, tell: Callable[[Erasure], None]) -> None:
-        """Adds somebody who keeps callers' texts; called on the engine thread."""
-        self._tell.append(tell)
+    def observe(self, observer: Callable[[Erasure], None]) -> None:
+        """Adds a keeper of callers' texts. It is called on the engine thread."""
+        self._observers.append(observer)
 
     @property
     def pause(self) -> float:
-        """Seconds until it wants to look, unless something happens; infinite if it need not."""
+        """Seconds until the next look is due; infinite if none is."""
         return max(0.0, self._looked + self._terms.look - self._cache.store.wall())
 
     def step(self) -> None:
-        """Forgets what has to go."""
+        """Removes everything that must go now."""
         offload, now, news = self._cache.store.offload, self._cache.store.wall(), bool(self._cache.store.offload.erased)
-        self._terms.before = min(self._terms.before, now)  # the clock may have been set back since
+        self._terms.before = min(self._terms.before, now)  # the clock may have been set back
         if news:
             self._recent = self._recent | offload.erased if len(self._recent) < RECENT else offload.erased
             self._drop([entry for key in offload.erased if (entry := self._cache.index.get(key)) is not None])
@@ -100,8 +105,9 @@ class Expiry:
             self._version, self._since = self._terms.version, min(self._since, now)
             if self._terms.shortest < math.inf:
                 self._look(now, frozenset(), hints=self._since <= self._terms.due(b"", now))
+                self._terms.forget(now)
             self._looked = now
-            if not news:  # whose wish it was has been told by now
+            if not news:  # a notice about a deletion would have come by now
                 self._recent = set()
         self._drop([entry for entry in self._read.values() if not entry.pins])
         for number in [number for number in self._late if not self._slots[number].busy]:
@@ -109,7 +115,8 @@ class Expiry:
             self._leave(self._slots[number], now)
 
     def _look(self, now: float, erased: Collection[BlockId], *, hints: bool) -> None:
-        """Forgets what is due, and what has to do with pieces that were `erased` by somebody's wish."""
+        """Removes everything that is due, and everything that belongs to entries that a user `erased`."""
+        self.wipes += bool(erased)  # before anything is forgotten: see `passed`
         index, memory = self._cache.index, self._cache.memory
         hanging = self._hanging(erased)
         here = [entry for key in memory if (entry := index.get(key)) is not None]
@@ -137,11 +144,11 @@ class Expiry:
         self._history.forget(over)
         self._settle.forget(given_up)
         stay = {(record.salt, record.alias) for record in self._history} if erased else None
-        for tell in self._tell:
-            tell(Erasure(due, stay, hints))
+        for observer in self._observers:
+            observer(Erasure(due, stay, hints))
 
     def _hanging(self, erased: Collection[BlockId]) -> set[BlockId]:
-        """Pieces that are only in memory, as open tails are, and hang on some of these."""
+        """Entries that follow one of these and are only in memory, as open tails are."""
         found: set[BlockId] = set()
         for entry in sorted(self._cache.index, key=lambda entry: (entry.start, entry.state)) if erased else ():
             if self._cache.disk.name not in entry.copies and (entry.parent in erased or entry.parent in found):
@@ -149,21 +156,28 @@ class Expiry:
         return found
 
     def late(self, slot: Slot) -> bool:
-        """Whether nothing may be remembered any more of the request that uses a slot."""
+        """Whether the request that uses a slot must leave no record."""
         return slot.forsaken or slot.now <= self._terms.due(owner_of(slot.root), self._cache.store.wall())
 
+    def passed(self, turn: Turn) -> bool:
+        """Whether a turn must leave no record: it is due, or something was deleted since, perhaps its text.
+
+        Any thread. If this is false, a later erasure also removes everything that was recorded of the turn before.
+        """
+        return turn.wipes != self.wipes or turn.written <= self._terms.due(owner_of(turn.chain.root), self._cache.store.wall())
+
     def _leave(self, slot: Slot, now: float) -> None:
-        """Empties a slot whose content is due, or was erased; later, if it is in use."""
+        """Empties a slot whose content is due or was erased. A slot in use is emptied later."""
         if not (slot.forsaken or slot.written() <= self._terms.due(owner_of(slot.root), now)):
             return
         if slot.busy:
             self._late.add(slot.number)
             return
-        self._cache.saves.save(slot)  # what of it is younger
+        self._cache.kv_save.save(slot)  # the younger part of it
         self._empty(slot)
 
     def _drop(self, entries: Sequence[Entry]) -> None:
-        """Drops pieces from memory; those that the disk is reading, as soon as it has done so."""
+        """Drops entries from memory. Those that the disk is reading go as soon as it has read them."""
         for entry in entries:
             self._read.pop(entry.id, None)
             if self._cache.memory.name not in entry.copies:

@@ -1,4 +1,4 @@
-"""Job: one choice of a request on its way through the engine."""
+"""Job: one choice of a request, from the queue to the end of its reply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from headstart.explain.explain import Explanation
 from headstart.explain.record import Record
-from headstart.interfaces.conversation import Message
 from headstart.interfaces.engine import Engine, Logits, Sampler, Sampling
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain, root_id
@@ -30,17 +29,18 @@ from headstart.serving.request import (
     TokenLogprob,
 )
 from headstart.serving.slots import Slot
+from headstart.serving.turn import Turn
 
 log = logging.getLogger("headstart.job")
 
 
 class Ticket:
-    """A submitted request, as its caller holds it: the jobs of all its choices are cancelled together.
+    """A submitted request. The jobs of all its choices are cancelled together.
 
     Attributes:
         begun: a choice of it has had a slot.
         over: it has failed.
-        reports: of its choices by their numbers, in the order in which they began.
+        reports: of its choices, by number, in the order in which they began.
     """
 
     def __init__(self, request: Request, sink: Sink) -> None:
@@ -52,7 +52,7 @@ class Ticket:
         self.reports: dict[int, Report] = {}
 
     def cancel(self) -> None:
-        """Stops it at the next token or block boundary; finished blocks are kept. Thread-safe, idempotent."""
+        """Stops the request at the next token or block boundary. Finished blocks are kept. Thread-safe, idempotent."""
         self.cancelled = True
 
     def emit(self, event: Event) -> None:
@@ -61,24 +61,25 @@ class Ticket:
         self.over = isinstance(event, Failed)
         try:
             self.sink(event)
-        except Exception:  # a caller's fault must not reach other callers
+        except Exception:  # an error of one caller must not reach others
             log.exception("a sink failed; its request ends")
             self.over = True
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """State of one choice. Waiting without a slot, then prefilling, then (with a `token`) decoding.
+    """The state of one choice. It waits without a slot, then prefills, then (with a `token`) decodes.
 
     Attributes:
-        waits_for: the job that computes a shared prefix, and how far that goes.
+        waits_for: the job that computes a shared prefix, and the length of that prefix.
         tiers: tokens restored from each tier.
-        seen: leading tokens of its prompt that had been used before, and how many prompts had gone on behind them.
-        misses: how often its rows turned out bad; after a few it computes everything.
-        computed: prompt tokens that entered the engine for this job.
-        points, protected: lengths at which its prefill takes checkpoints, and the firm ones of them.
-        mark: the last checkpoint that its reply has taken.
-        token: the last sampled token, not yet in the engine.
+        seen: how many leading tokens of its prompt were used before, and how many prompts continued after them.
+        misses: how many restores failed. After a few, the job computes everything.
+        computed: prompt tokens that the engine prefilled for this job.
+        points: lengths at which its prefill takes checkpoints.
+        protected: those of them that are protected points.
+        last_checkpoint: the last checkpoint that was taken during its reply.
+        token: the last sampled token, which the engine has not computed yet.
     """
 
     ticket: Ticket
@@ -94,19 +95,20 @@ class Job:
     started: float = 0.0
     first: float = 0.0
     explanation: Explanation | None = None
+    explained: bool = True
     waits_for: tuple[Job, int] | None = None
     points: tuple[int, ...] = ()
     protected: frozenset[int] = frozenset()
-    mark: BlockId | None = None
+    last_checkpoint: BlockId | None = None
     misses: int = 0
     seen: tuple[int, int] = (0, -1)
     tiers: dict[str, int] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
-    def request_traits(self, pieces: int, reply: int = -1, called: bool | None = None) -> RequestTraits:
-        """What is known of it for retention; without a reply, as long as that is not over."""
+    def request_traits(self) -> RequestTraits:
+        """The traits of the request while its reply is not complete."""
         known, siblings = self.seen
-        return RequestTraits.of(pieces, new=len(self.chain) - known, siblings=siblings, reply=reply, called=called)
+        return RequestTraits.of(len(self.chain.ids), new=len(self.chain) - known, siblings=siblings, reply=-1)
 
     @classmethod
     def all_of(cls, ticket: Ticket, engine: Engine, now: float) -> list[Job]:
@@ -117,17 +119,20 @@ class Job:
         hidden = frozenset(control.id for control in engine.tokenizer.controls) - request.visible
         known = engine.tokenizer.token_bytes
 
-        def piece(token: int) -> bytes:
-            return b"" if token in hidden else known(token)  # most control tokens are no part of what was said
+        def visible_bytes(token: int) -> bytes:
+            return b"" if token in hidden else known(token)  # most control tokens are no part of the text
 
-        return [cls(ticket, choice, chain, now, Detokenizer(piece, request.stop)) for choice in range(request.choices)]
+        return [
+            cls(ticket, choice, chain, now, Detokenizer(visible_bytes, request.params.stop))
+            for choice in range(request.params.choices)
+        ]
 
     def sampling(self, engine: Engine) -> Sampling:
-        """The choice's own seed, and no end token where the caller wants to go on."""
-        sampling = self.request.sampling
+        """The sampling options of this choice: it has its own seed. With `ignore_eos`, end tokens are never drawn."""
+        sampling = self.request.params.sampling
         if sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + self.choice)
-        if self.request.ignore_eos:
+        if self.request.params.ignore_eos:
             never = tuple((token, float("-inf")) for token in sorted(engine.tokenizer.eog))
             sampling = replace(sampling, logit_bias=(*sampling.logit_bias, *never))
         return sampling
@@ -145,7 +150,7 @@ class Job:
         return self.slot is not None and self.token is None
 
     def report(self, mode: str, now: float) -> Report:
-        """What it has done so far."""
+        """What the job has computed so far."""
         assert self.plan is not None
         restored = self.plan.restored
         return Report(
@@ -157,6 +162,7 @@ class Job:
             mode="exact" if mode == "exact" else "fast",
             tiers={tier: tokens for tier, tokens in self.tiers.items() if tokens},
             explanation=self.explanation,
+            explained=self.explained,
             queued=self.started - self.arrived,
             prefill=(self.first or now) - self.started,
             ttft=(self.first or now) - self.arrived,
@@ -164,18 +170,17 @@ class Job:
             dropped=self.request.prompt.dropped,
         )
 
-    def record(self, returned: Message, now: float) -> Record:
-        """What later requests are told of it. `returned`: the message that the caller will send back of its reply."""
+    def turn(self, now: float, wipes: int, *, settles: bool) -> Turn:
+        """The turn, once the reply is complete, at `now`."""
         assert self.slot is not None
-        request, reply = self.request, self.reply
-        return Record(
+        request, reply, (known, siblings) = self.request, self.reply, self.seen
+        record = Record(
             self.root,
             request.prompt.text + reply.text,
-            as_tokens([*self.chain.tokens.tolist(), *reply.tokens]),
+            np.concatenate([self.chain.tokens, as_tokens(reply.tokens)]),
             self.slot.canonical,
             reply.text,
             source=request.prompt.source,
-            returned=returned,
             id=request.id,
             alias=request.alias,
             tenant=request.tenant,
@@ -184,6 +189,20 @@ class Job:
             time=now,
             reports=self.ticket.reports,
             written=self.slot.now,
+        )
+        return Turn(
+            prompt=request.prompt,
+            chain=self.chain,
+            ids=tuple(self.slot.ids),
+            reply=reply.text,
+            tokens=tuple(reply.delivered()),
+            written=self.slot.now,
+            wipes=wipes,
+            new=len(self.chain) - known,
+            siblings=siblings,
+            completion=len(reply.tokens),
+            record=record,
+            settles=settles and request.params.choices == 1 and request.params.reuse and bool(reply.tokens),
         )
 
     def progress(self) -> None:
@@ -199,10 +218,9 @@ class Job:
         if text or logprobs:
             self.ticket.emit(Delta(self.choice, text, logprobs, len(self.reply.tokens)))
 
-    def finish(self, reason: StopReason, report: Report) -> None:
-        report = replace(report, completion=len(self.reply.tokens))
+    def finish(self, reason: StopReason, report: Report, turn: Turn | None) -> None:
         self.ticket.reports[self.choice] = report
-        self.ticket.emit(Finished(self.choice, reason, report, tuple(self.reply.tokens), self.reply.stopped_by))
+        self.ticket.emit(Finished(self.choice, reason, report, tuple(self.reply.tokens), self.reply.stopped_by, turn))
 
 
 def log_softmax(logits: Logits) -> Logits:
@@ -213,13 +231,16 @@ def log_softmax(logits: Logits) -> Logits:
 
 
 def token_logprob(logits: Logits, token: int, top: int, engine: Engine) -> TokenLogprob:
-    """`token` under `logits`, with the `top` likeliest alternatives."""
+    """The log-probability of `token` under `logits`, with the `top` likeliest tokens."""
     scores = log_softmax(logits)
-    piece = engine.tokenizer.token_bytes
+    token_bytes = engine.tokenizer.token_bytes
     best: list[int] = []
     if top:
         best = np.argpartition(-scores, min(top, len(scores) - 1))[:top].tolist()
         best.sort(key=lambda other: (-float(scores[other]), other))
     return TokenLogprob(
-        token, piece(token), float(scores[token]), tuple((other, piece(other), float(scores[other])) for other in best)
+        token,
+        token_bytes(token),
+        float(scores[token]),
+        tuple((other, token_bytes(other), float(scores[other])) for other in best),
     )

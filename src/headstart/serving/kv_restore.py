@@ -1,4 +1,4 @@
-"""Restorer: what is planned comes into a slot, as far as there is room for it.
+"""KV restore: loads the entries of a plan into a slot, as many as memory has room for.
 
 Used from the engine thread only.
 """
@@ -20,42 +20,44 @@ from headstart.serving.slots import Slot
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore brought into a slot: all that was planned, or less if memory had no room; tokens of each tier."""
+    """The plan that was carried out, which is shorter if memory was short, and the restored tokens of each tier."""
 
     plan: Plan
     tiers: dict[str, int]
 
 
 class KvRestore:
-    """Brings pieces from memory into slots; `fetch` brings those from below there before.
+    """Loads entries from memory into slots. `prefetch` first reads entries from disk to memory.
 
     Args:
         below: name of the tier below memory.
     """
 
-    def __init__(self, engine: Engine, mode: Mode, room: MemoryBudget, fetch: Prefetch, below: str) -> None:
+    def __init__(self, engine: Engine, mode: Mode, memory_budget: MemoryBudget, prefetch: Prefetch, below: str) -> None:
         self._engine = engine
         self._mode = mode
-        self._room = room
-        self._index = room.index
-        self._memory = room.memory
-        self._fetch = fetch
+        self._memory_budget = memory_budget
+        self._index = memory_budget.index
+        self._memory = memory_budget.memory
+        self._prefetch = prefetch
         self._below = below
 
     def ahead(self, plan: Plan, seconds: float) -> bool:
-        """Brings pieces of a plan to memory, for about so long; whether that was all, or all there is room for."""
-        return self._fetch.ahead(self._movable(plan), seconds)
+        """Reads entries of a plan to memory, for about `seconds`. True if nothing is left to read, or memory is full."""
+        return self._prefetch.ahead(self._movable(plan), seconds)
 
     def restore(self, slot: Slot, chain: Chain, plan: Plan) -> Restored | None:
-        """Brings what `plan` needs into `slot`, as far as there is room. None, and the slot is empty, if a piece is bad."""
+        """Loads `plan` into `slot`, as far as memory allows. None if an entry is bad; the slot is then empty."""
         plan = self._movable(plan)
         with pinned(plan.entries):
-            if plan.entries and not self._room.claim(0 if plan.keep else plan.start, self._room.size(plan.entries)):
+            if plan.entries and not self._memory_budget.claim(
+                0 if plan.keep else plan.start, self._memory_budget.size(plan.entries)
+            ):
                 return Restored(_nothing(plan), {})
-            if not self._fetch.bring(plan.entries):
+            if not self._prefetch.bring(plan.entries):
                 return None
-            here = len(list(takewhile(self._fetch.at_hand, plan.restore)))
-            if plan.state is not None and not self._fetch.at_hand(plan.state):
+            here = len(list(takewhile(self._prefetch.at_hand, plan.restore)))
+            if plan.state is not None and not self._prefetch.at_hand(plan.state):
                 here = min(here, len(plan.restore) - 1)
             if here == len(plan.restore) and plan.entries and not self._import(slot, plan):
                 return None
@@ -66,18 +68,18 @@ class KvRestore:
             slot.canonical = min(slot.canonical, plan.canonical)
             return Restored(plan, {})
         slot.assign(chain, plan.start, plan.canonical, [(entry.stop, entry.written) for entry in plan.restore])
-        fetched = sum(min(entry.stop, plan.start) - entry.start for entry in plan.restore if entry.id in self._fetch.fetched)
+        fetched = sum(min(entry.stop, plan.start) - entry.start for entry in plan.restore if entry.id in self._prefetch.fetched)
         return Restored(plan, {self._memory.name: plan.start - fetched, self._below: fetched})
 
     def _movable(self, plan: Plan) -> Plan:
-        """As much of the plan as can go into a slot at once."""
-        while (most := self._room.movable(plan.restore, plan.state)) < len(plan.restore):
+        """The part of the plan that can be loaded at once."""
+        while (most := self._memory_budget.movable(plan.restore, plan.state)) < len(plan.restore):
             plan = self._shortened(plan, most)
         return plan
 
-    def _shortened(self, plan: Plan, pieces: int) -> Plan:
-        """The plan with its first `pieces` pieces only; where a checkpoint is needed, up to the last one in them."""
-        restore, canonical = plan.restore[:pieces], plan.canonical
+    def _shortened(self, plan: Plan, count: int) -> Plan:
+        """The plan with its first `count` entries. If it needs a checkpoint, it ends at the last one among them."""
+        restore, canonical = plan.restore[:count], plan.canonical
         state: Entry | None = None
         while restore and plan.state is not None and state is None:
             state = self._index.checkpoint(restore[-1].id, canonical_only=self._mode.exact)
@@ -94,7 +96,7 @@ class KvRestore:
         segments: list[KVSegment] = []
         for entry in plan.restore:
             data = self._memory.read(entry.id)
-            assert data is not None  # it is at hand, and pinned
+            assert data is not None  # it is in memory, and pinned
             segments.append(KVSegment(data, len(entry.tokens), len(entry.tokens)))
         if segments:
             segments[-1] = replace(segments[-1], take=plan.take)
@@ -107,15 +109,15 @@ class KvRestore:
             else:
                 self._engine.import_checkpoint(slot.number, segments, state)
         except EngineError as error:
-            self._room.fault("import", error)
+            self._memory_budget.fault("import", error)
             slot.truncate(0)
             for entry in reversed(plan.entries):
-                if entry.id not in self._room.offload.writing:  # whose cell is being read
-                    self._room.drop(entry)
+                if entry.id not in self._memory_budget.offload.writing:  # the disk is reading its cell
+                    self._memory_budget.drop(entry)
             return False
         return True
 
 
 def _nothing(plan: Plan) -> Plan:
-    """The plan with all to be computed."""
+    """The plan that restores nothing."""
     return replace(plan, keep=0, restore=(), take=0, start=0, canonical=0, state=None)

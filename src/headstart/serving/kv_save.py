@@ -1,4 +1,4 @@
-"""KV save: copies out of the slots what memory lacks, before it is lost and while there is time."""
+"""KV save: copies KV from slots to memory, before it is lost or while the engine is idle."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from headstart.serving.state_checkpoints import StateCheckpoints
 from headstart.tiers.memory import Cell
 
 SECURE = 5.0
-"""Seconds of work after which finished blocks are copied out of a busy slot: what a crash may cost."""
+"""Seconds of work after which the finished blocks of a busy slot are saved. A crash costs about so much work."""
 SECURE_SHARE = 0.02
-"""Most of the engine's time that this may take."""
+"""Largest share of the engine's time for this."""
 
 
 class KvSave:
@@ -33,14 +33,16 @@ class KvSave:
         self._store = store
         self._checkpoints = checkpoints
         self._block_size = engine.traits.block_size
-        self._cost = 0.0  # seconds that the last copy out of a busy slot took
+        self._cost = 0.0  # seconds that the last save of a busy slot took
 
     def save(self, slot: Slot, *, needed: bool = False, spare: Sequence[Entry] = (), again: bool = False) -> None:
-        """Copies out what `slot` holds and memory lacks (or has only derived). Afterwards the slot is not dirty, unless some of
-        it has to wait; it is `kept` if nothing was refused.
+        """Saves the entries of `slot` that memory lacks, or has only as derived KV.
 
-        `needed`: a request waits for these rows, so they are let in whatever else they displace, but for `spare`.
-        `again`: it is tried every now and then, so that what is refused does not count as a use.
+        The slot is then no longer dirty, unless some entries have to wait. It is `kept` if no entry was refused.
+
+        Args:
+            needed: a request waits for this KV, so it may evict entries of any value, except those in `spare`.
+            again: this is a repeated attempt, so a refused entry does not count as used.
         """
         if slot.forsaken:
             slot.dirty, slot.kept = False, True
@@ -48,17 +50,21 @@ class KvSave:
             return
         taken = slot.busy or self._checkpoints.take(slot, spare=spare) is not None
         slot.kept = not slot.busy and (taken or self._checkpoints.at(slot) is None)
-        wanted, writing = self._wanted(slot), self._store.offload.writing
-        # Derived rows that are being written must stay as they are until then.
-        slot.dirty = any(entry.id in writing for entry, _ in wanted)
-        if not wanted:
-            return
+        wanted = self._wanted(slot)
+        waits = any(entry.id in self._store.offload.writing for entry, _ in wanted)
+        if wanted:
+            self._make_room_and_copy(slot, spare, needed=needed, again=again)
+        # Set last, because other threads may read it. Derived KV that the disk is writing must not change until then.
+        slot.dirty = waits
+
+    def _make_room_and_copy(self, slot: Slot, spare: Sequence[Entry], *, needed: bool, again: bool) -> None:
         with pinned(spare):
             if not self._store.memory_budget.claim(len(slot)):
                 slot.kept = False
                 return
-            wanted = [(entry, _) for entry, _ in self._wanted(slot) if entry.id not in writing]  # some was evicted
-            held = [known for piece in slot.ids if (known := self._store.index.get(piece)) is not None]
+            writing = self._store.offload.writing
+            wanted = [(entry, _) for entry, _ in self._wanted(slot) if entry.id not in writing]  # `claim` may have evicted some
+            held = [known for key in slot.ids if (known := self._store.index.get(key)) is not None]
             with pinned(held):
                 self._copy_out(slot, wanted, needed=needed, again=again)
 
@@ -87,13 +93,13 @@ class KvSave:
             return
         for (entry, canonical), cell in zip(wanted, cells, strict=False):
             self._store.publish(entry, cell, now, canonical=canonical)
-        for entry, _ in refused if not again else ():  # behind what was let in: that is what they follow
+        for entry, _ in refused if not again else ():  # after the stored entries, because they follow them
             self._store.retention.refuse(entry, now, slot.request_traits)
         if slot.request_traits is not UNKNOWN_REQUEST:
             self._store.retention.replied([entry.id for entry, _ in wanted], slot.request_traits)
 
     def secure(self, slots: Sequence[Slot]) -> None:
-        """Copies finished blocks out of a slot that has been at work for a while, one slot at a time."""
+        """Saves the finished blocks of one slot that has been busy for long."""
         now = self._store.clock()
         for slot in slots:
             if now >= slot.secured + max(SECURE, self._cost / SECURE_SHARE) and self._exposed(slot):
@@ -111,21 +117,21 @@ class KvSave:
         return last >= 0 and self._store.index.wants(slot.ids[last], self._store.memory.name, canonical=canonical)
 
     def _wanted(self, slot: Slot) -> list[tuple[Entry, bool]]:
-        """The rows of a slot that are worth saving, and whether they are canonical."""
+        """The entries of a slot that are worth saving, each with whether it is canonical."""
         if not self._mode.traits.movable:
             return []
         found: list[tuple[Entry, bool]] = []
         tokens, name, owner = slot.tokens, self._store.memory.name, owner_of(slot.root)
         whole = len(tokens) // self._block_size
-        for number, piece in enumerate(slot.ids):
+        for number, key in enumerate(slot.ids):
             start = number * self._block_size
             canonical = start + self._block_size <= slot.canonical
-            if (canonical or not self._mode.exact) and self._store.index.wants(piece, name, canonical=canonical):
+            if (canonical or not self._mode.exact) and self._store.index.wants(key, name, canonical=canonical):
                 block, written = (
                     as_tokens(tokens[start : start + self._block_size]),
                     slot.written(start, start + self._block_size),
                 )
-                found.append((Entry(piece, slot.parent_of(number), block, start, owner=owner, written=written), canonical))
+                found.append((Entry(key, slot.parent_of(number), block, start, owner=owner, written=written), canonical))
         rest = tokens[whole * self._block_size :]
         canonical = self._mode.any_cut
         if len(rest) and (canonical or not self._mode.exact):
@@ -133,7 +139,7 @@ class KvSave:
             parent = slot.parent_of(whole)
             written = slot.written(whole * self._block_size)
             entry = Entry(block_id(parent, tail), parent, tail, whole * self._block_size, owner=owner, written=written)
-            if self._mode.traits.stateful:  # rows in a longer piece would not do for a checkpoint at this very end
+            if self._mode.traits.stateful:  # a checkpoint needs KV that ends exactly here, not a longer entry
                 wanted = self._store.index.wants(entry.id, name, canonical=canonical)
             else:
                 wanted = not self._store.index.covers(parent, tail)
@@ -142,7 +148,7 @@ class KvSave:
         return [(entry, canonical) for entry, canonical in found if not self._store.spent(entry)]
 
     def flush(self, slots: Sequence[Slot]) -> None:
-        """Offers the disk all that it lacks, rows of slots too: before the end."""
+        """Saves all slots, and offers the disk every entry that it lacks. For the time before the server stops."""
         if self._store.disk.on:
             for slot in slots:
                 slot.busy = False

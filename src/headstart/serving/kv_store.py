@@ -1,4 +1,4 @@
-"""KV store: what is known of KV outside the slots. Index, retention, the memory tier and the way to disk, in step."""
+"""KV store: the stored entries. It keeps the index, retention, the memory tier and the way to disk consistent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from headstart.explain.fingerprint import ConversationFingerprints
 from headstart.interfaces.engine import Engine
-from headstart.interfaces.tier import EntryKind
+from headstart.interfaces.tier import KV, STATE, EntryKind
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.prefix_cache.checkpoints import LOOSE, worth
@@ -30,11 +30,12 @@ class KvStore:
     """For the engine thread.
 
     Attributes:
-        seconds: of prefill that a token costs; whoever measures it says so.
+        seconds: measured seconds of prefill per token; the scheduler sets it.
         counters: entries `saved`, `evicted`, `thinned` and `erased`; refusals as `skipped_<reason>`; faults as
             `fault_<reason>`.
-        terms: how long anything may be kept, by `wall`: seconds since 1970.
-        clock: seconds, of no fixed beginning.
+        terms: how long entries may be kept, by the clock `wall`.
+        wall: a clock in seconds since 1970.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(
@@ -43,7 +44,6 @@ class KvStore:
         memory: Memory,
         mode: Mode,
         clock: Callable[[], float],
-        policy: str = "value",
         disk: DiskTier | None = None,
         reply_tokens: ReplyTokensMemo | None = None,
         terms: Terms | None = None,
@@ -58,7 +58,7 @@ class KvStore:
         self.wall = wall
         self.terms = Terms() if terms is None else terms
         self.conversation_fingerprints = ConversationFingerprints()
-        self.retention = Retention(memory.name, self.index, self._saved_per_byte, policy)
+        self.retention = Retention(memory.name, self.index, self._saved_per_byte)
         self._stateful = mode.traits.stateful
         self._kv_bytes_per_token = engine.shape.kv_bytes_per_token
         self._fingerprint = engine.fingerprint
@@ -86,34 +86,34 @@ class KvStore:
         )
 
     def _saved_per_byte(self, entry: Entry) -> float:
-        # In units of one token's prefill. That later tokens cost more is left out: it would rank the end of a long prompt
-        # above the beginning of every other.
-        rows = self._kv_bytes_per_token
+        # The unit is the prefill of one token. Later tokens cost more, but counting that would rank the end of a long prompt
+        # above the beginning of every other prompt.
+        per_token = self._kv_bytes_per_token
         if entry.state:
-            return worth(self.gap(entry), self.memory.state_bytes, rows, protected=entry.protected)
-        if not rows:
+            return worth(self.gap(entry), self.memory.state_bytes, per_token, protected=entry.protected)
+        if not per_token:
             return 0.0
-        return LOOSE / rows if self._stateful else len(entry.tokens) / self.memory.cell_bytes
+        return LOOSE / per_token if self._stateful else len(entry.tokens) / self.memory.cell_bytes
 
     def gap(self, state: Entry) -> int:
-        """Tokens between a checkpoint and the one before it on its line: what it saves."""
+        """Tokens between a checkpoint and the one before it on its chain: the prefill that it saves."""
         if state.gap:
             return state.gap
-        piece = self.index.get(state.parent)
-        while piece is not None and piece.start:
-            if self.marked(piece.parent):
-                return state.stop - piece.start
-            piece = self.index.get(piece.parent)
+        block = self.index.get(state.parent)
+        while block is not None and block.start:
+            if self.marked(block.parent):
+                return state.stop - block.start
+            block = self.index.get(block.parent)
         return state.stop
 
-    def marked(self, piece: BlockId) -> bool:
-        """Whether there is a checkpoint at the end of a block or tail."""
-        return self.index.checkpoint(piece, canonical_only=False) is not None
+    def marked(self, key: BlockId) -> bool:
+        """Whether there is a checkpoint at the end of a block or open tail."""
+        return self.index.checkpoint(key, canonical_only=False) is not None
 
     def publish(self, entry: Entry, cell: Cell, now: float, *, canonical: bool, size: int | None = None) -> None:
-        """An entry is complete in its cell: it is known from now on, and offered to the disk."""
+        """Makes an entry known, which is complete in its cell, and offers it to the disk."""
         for shorter in () if entry.state else self.index.covered(entry.parent, entry.tokens):
-            if not (shorter.pins or self.marked(shorter.id)):  # what has a checkpoint, `thin` decides on
+            if not (shorter.pins or self.marked(shorter.id)):  # `thin` decides about tails with a checkpoint
                 self.memory_budget.drop(shorter)
         if not self.index.add(entry, self.memory.name, canonical=canonical):
             self.memory.release(cell)
@@ -126,37 +126,37 @@ class KvStore:
         self.counters["saved"] += 1
         self.offload.offer(known)
         state = self.index.get(checkpoint_id(entry.id))
-        if state is not None:  # it waited for its rows
+        if state is not None:  # it waited for its block
             self.offload.offer(state)
 
     def label(self, entry: Entry, canonical: bool) -> Label:
-        """What an entry is called on disk."""
+        """The description of an entry on disk."""
         tokens = tuple(entry.tokens.tolist())
         seconds = (self.gap(entry) if entry.state else len(tokens)) * self.seconds
-        kind: EntryKind = "state" if entry.state else "rows"
+        kind: EntryKind = STATE if entry.state else KV
         fingerprint, parent, start = self._fingerprint, entry.parent, entry.start
         return Label(entry.id, parent, fingerprint, start, tokens, canonical, seconds, kind, entry.written, entry.owner)
 
     def spent(self, entry: Entry) -> bool:
-        """Whether a piece has been kept for long enough."""
+        """Whether the time of an entry is over."""
         return entry.written <= self.terms.due(entry.owner, self.wall())
 
     def erase(self, entry: Entry) -> None:
-        """Forgets what memory has of a piece, and that it ever had it."""
+        """Removes an entry from memory, with its ghost."""
         state = self.index.get(checkpoint_id(entry.id))
         self.memory_budget.drop(entry)
         self.retention.forget_ghosts([entry.id] if state is None else [entry.id, state.id])
         self.counters["erased"] += 1
 
     def forget_hints(self) -> None:
-        """Forgets what is remembered of pieces that are not here any more, and how conversations began."""
+        """Forgets all ghosts and the fingerprints of conversations."""
         self.retention.forget_ghosts()
         self.conversation_fingerprints.clear()
         self.disk.keep(())
 
-    def _stored(self, piece: BlockId) -> None:
-        if (request_traits := self.retention.request_traits(piece)) is not UNKNOWN_REQUEST:
-            self.disk.replied([piece], request_traits)
+    def _stored(self, key: BlockId) -> None:
+        if (request_traits := self.retention.request_traits(key)) is not UNKNOWN_REQUEST:
+            self.disk.replied([key], request_traits)
 
     def check(self) -> None:
         """Raises AssertionError if index, retention and memory disagree."""

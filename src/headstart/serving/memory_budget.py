@@ -1,4 +1,4 @@
-"""Room: the memory tier under its budget. What goes, when something else has to come in.
+"""Memory budget: evicts entries from memory to make room for new ones.
 
 Used from the engine thread only.
 """
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from headstart.interfaces.tier import EntryKind
+from headstart.interfaces.tier import KV, STATE, EntryKind
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.prefix_cache.eviction import Retention
@@ -18,18 +18,17 @@ from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits
 from headstart.serving.offload import Offload
 from headstart.tiers.memory import Cell, Memory
-from headstart.units import count
 
 log = logging.getLogger("headstart.cache")
 
 _STEPS = 32
 MIN_CELLS = 8
-"""Cells that the engine's transfer buffer leaves in memory."""
+"""Number of cells that must fit in memory beside the engine's transfer buffer."""
 
 
 @contextmanager
 def pinned(entries: Sequence[Entry]) -> Iterator[None]:
-    """Keeps pieces from being evicted."""
+    """Keeps entries from being evicted."""
     for entry in entries:
         entry.pins += 1
     try:
@@ -40,16 +39,17 @@ def pinned(entries: Sequence[Entry]) -> Iterator[None]:
 
 
 class MemoryBudget:
-    """Evicts before anything is allocated.
+    """Evicts entries before it allocates, so that the budget is never exceeded.
 
     Args:
         ctx: tokens that a slot holds.
-        kv_bytes_per_token: of a token.
-        transfer_bytes: what the engine itself takes to move as many as a slot holds, with their state.
-        release: makes the engine give that back.
+        kv_bytes_per_token: bytes of KV of one token.
+        transfer_bytes: bytes of the engine's transfer buffer for a full slot with its state.
+        release: makes the engine free that buffer.
+        keeps_on: name of the tier below memory.
 
     Attributes:
-        claimed: bytes that the engine's transfer buffer counts for.
+        claimed: bytes of the budget that are reserved for the transfer buffer.
     """
 
     def __init__(
@@ -78,30 +78,31 @@ class MemoryBudget:
         self._release = release
         self.claimed = 0
 
-    def take(self, piece: Entry, now: float, *, needed: bool, request_traits: RequestTraits = UNKNOWN_REQUEST) -> Cell | None:
-        """A cell for `piece`; unless it is needed, nothing goes for it that is worth more and nowhere else.
+    def take(self, entry: Entry, now: float, *, needed: bool, request_traits: RequestTraits = UNKNOWN_REQUEST) -> Cell | None:
+        """A cell for `entry`, or None. Unless it is `needed`, it never evicts an entry that is worth more and is not on disk.
 
-        Beyond the quota nothing goes for it but what is beyond the quota too.
+        An entry whose owner exceeds its quota only evicts entries of owners that exceed theirs.
         """
-        kind: EntryKind = "state" if piece.state else "rows"
+        kind: EntryKind = STATE if entry.state else KV
         while not self.memory.fits(kind):
-            over = self.memory.quota.over(piece.owner, self.memory.size(kind))
+            over = self.memory.quota.over(entry.owner, self.memory.size(kind))
             victim = self.retention.victim(over)
-            if victim is None or (piece.owner in over and victim.owner not in over):
+            if victim is None or (entry.owner in over and victim.owner not in over):
                 return None
-            due = victim.owner in over and piece.owner not in over
-            # A newcomer that is refused is lost; what is on disk too is not.
+            due = victim.owner in over and entry.owner not in over
+            # A refused entry is lost; an evicted one that is also on disk is not.
             if not (
-                needed or due or self._below in victim.copies or self.retention.outranks(piece, victim, now, request_traits)
+                needed or due or self._below in victim.copies or self.retention.outranks(entry, victim, now, request_traits)
             ):
                 return None
             self.evict(victim)
-        return self.memory.allocate(kind, piece.owner)
+        return self.memory.allocate(kind, entry.owner)
 
     def claim(self, tokens: int, beside: int = 0) -> bool:
-        """Counts the engine's transfer buffer for `tokens` tokens against the budget; evicts first.
+        """Reserves the engine's transfer buffer for `tokens` tokens, and evicts as needed. False if it does not fit.
 
-        `beside`: bytes of cells that have to be there at the same time: for them a buffer that is larger gives way.
+        Args:
+            beside: bytes of cells that are needed at the same time. If they do not fit, a larger buffer is freed first.
         """
         need = self.transfer(tokens)
         if need <= self.claimed:
@@ -124,21 +125,22 @@ class MemoryBudget:
         self.claimed = need
         return True
 
-    def movable(self, pieces: Sequence[Entry], state: Entry | None) -> int:
-        """How many of the first pieces can go into a slot at once, with `state`: in cells, beside the engine's copy of them."""
-        room, cell = self.memory.budget - self.size([] if state is None else [state]), self.memory.cell_bytes
-        return sum(self.transfer(piece.stop) + number * cell <= room for number, piece in enumerate(pieces, 1))
+    def movable(self, entries: Sequence[Entry], state: Entry | None) -> int:
+        """How many leading entries can be loaded at once, with `state`: their cells and the transfer buffer must both fit."""
+        free, cell = self.memory.budget - self.size([] if state is None else [state]), self.memory.cell_bytes
+        return sum(self.transfer(entry.stop) + number * cell <= free for number, entry in enumerate(entries, 1))
 
-    def size(self, pieces: Sequence[Entry]) -> int:
-        """Bytes of the cells of pieces."""
-        return sum(self.memory.size("state" if piece.state else "rows") for piece in pieces)
+    def size(self, entries: Sequence[Entry]) -> int:
+        """Bytes of the cells of entries."""
+        return sum(self.memory.size(STATE if entry.state else KV) for entry in entries)
 
     def transfer(self, tokens: int) -> int:
-        """Bytes of the transfer buffer: what state takes at most, and rows in steps, so that a growing conversation claims now
-        and then only.
+        """Bytes of the transfer buffer for `tokens` tokens: the largest state, and the KV.
+
+        The KV is rounded up to steps, so that a growing conversation seldom claims more.
         """
-        rows = min(self._ctx * self._kv_bytes_per_token, self._transfer_bytes)
-        return self._transfer_bytes - rows + -(-_STEPS * tokens // self._ctx) * (-(-rows // _STEPS))
+        kv = min(self._ctx * self._kv_bytes_per_token, self._transfer_bytes)
+        return self._transfer_bytes - kv + -(-_STEPS * tokens // self._ctx) * (-(-kv // _STEPS))
 
     @property
     def most_transfer(self) -> int:
@@ -146,7 +148,7 @@ class MemoryBudget:
         return max(self.claimed, self.memory.budget - least)
 
     def evict(self, entry: Entry) -> None:
-        """A piece has to go; with a line's last checkpoint goes what it alone made useful."""
+        """Evicts an entry. With the last checkpoint of a chain goes the KV that only this checkpoint made useful."""
         self.counters["evicted"] += 1
         self.counters["evicted_tokens"] += 0 if entry.state else len(entry.tokens)
         if self.offload.lacking(entry):
@@ -162,7 +164,7 @@ class MemoryBudget:
         return self.memory.name in entry.copies and not entry.pins and self.retention.is_leaf(entry.id)
 
     def drop(self, entry: Entry) -> None:
-        """Forgets what memory has of a piece, and of the checkpoint at its end."""
+        """Removes an entry from memory, and the checkpoint at its end."""
         name = self.memory.name
         state = None if entry.state else self.index.get(checkpoint_id(entry.id))
         if state is not None and name in state.copies and not state.pins:
@@ -173,22 +175,26 @@ class MemoryBudget:
         if name in entry.copies:
             self.index.remove(entry.id, name)
 
-    def discard(self, piece: BlockId) -> None:
-        """Forgets a piece everywhere, unless it is in use."""
-        entry = self.index.get(piece)
+    def discard(self, key: BlockId) -> None:
+        """Removes an entry from all tiers, unless it is in use."""
+        entry = self.index.get(key)
         if entry is not None and not entry.pins:
             if self.memory.name in entry.copies:
                 self.drop(entry)
             if len(entry.tokens) == self.index.block_size:
-                self.offload.discard(piece)
+                self.offload.discard(key)
             self.counters["thinned"] += 1
 
-    def skip(self, reason: str, pieces: int) -> None:
-        """Counts pieces that were not kept, by reason."""
-        self.counters[f"skipped_{reason}"] += pieces
-        log.info("not saved: %s (%s)", reason, count(pieces, "piece"))
+    def skip(self, reason: str, entries: int) -> None:
+        """Counts entries that were not kept, by reason."""
+        self.counters[f"skipped_{reason}"] += entries
+        log.info("not saved: %s (%s)", reason, _count(entries))
 
-    def fault(self, reason: str, error: Exception, pieces: int = 1) -> None:
-        """Counts pieces that turned out bad, by reason."""
-        self.counters[f"fault_{reason}"] += pieces
-        log.warning("cache fault, treated as a miss: %s (%s; %s)", reason, error, count(pieces, "piece"))
+    def fault(self, reason: str, error: Exception, entries: int = 1) -> None:
+        """Counts bad entries, by reason."""
+        self.counters[f"fault_{reason}"] += entries
+        log.warning("cache fault, treated as a miss: %s (%s; %s)", reason, error, _count(entries))
+
+
+def _count(entries: int) -> str:
+    return "1 entry" if entries == 1 else f"{entries:,} entries"

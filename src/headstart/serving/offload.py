@@ -1,6 +1,6 @@
-"""Spill: what memory hands down to the disk, and what the disk says back.
+"""Offload: offers entries of memory to the disk, and handles the notices that the disk returns.
 
-Used from the engine thread only. What is handed over is pinned until the disk has answered: the writer reads its cell.
+Used from the engine thread only. An offered entry is pinned until the disk has answered, because the writer reads its cell.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from headstart.tiers.notices import (
 )
 
 LATER = 10.0
-"""Seconds after which a derived checkpoint is offered. Mostly it has given way by then, and it is large."""
+"""Seconds after which a derived checkpoint is offered. It is large, and mostly dropped by then."""
 
 
 class Offload:
-    """Whole blocks, and checkpoints at their ends, on their way from memory to disk.
+    """Moves full blocks, and the checkpoints at their ends, from memory to disk.
 
     Args:
-        label: what is written on the outside of an entry's rows, of which the second argument says whether they are canonical.
-        stored: told of each block that has come to disk from here.
+        label: makes the description of an entry on disk; its second argument says whether the entry is canonical.
+        stored: called for each entry that this process has stored on disk.
 
     Attributes:
-        writing: offered, and not answered yet.
-        erased: deleted for good by the disk, here or in another process, and not yet forgotten by memory.
-        wiped: whether somebody wished so of some of these; `before`: of all that was written by then.
+        writing: entries that were offered and not answered yet.
+        erased: entries that were deleted from the disk, by any process, and that memory still has to drop.
+        wiped: whether a user deleted some of these.
+        before: a user deleted everything that was written up to this time.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class Offload:
         self.writing: dict[BlockId, Entry] = {}
         self.erased: set[BlockId] = set()
         self.wiped, self.before = False, -math.inf
-        self._leaving: set[BlockId] = set()  # from memory, as soon as the disk has answered
-        self._owed: dict[BlockId, Entry] = {}  # the disk had no time for them yet
+        self._leaving: set[BlockId] = set()  # to be dropped from memory as soon as the disk has answered
+        self._queued: dict[BlockId, Entry] = {}  # to be offered again: the disk was busy
         self._index = index
         self._memory = memory
         self._disk = disk
@@ -69,66 +70,66 @@ class Offload:
         self._stored = stored
         self._clock = clock
         self._later: deque[tuple[float, Entry]] = deque()
-        self._dead: set[BlockId] = set()  # derived, and nobody is expected to ask for them: not for the disk
+        self._unneeded: set[BlockId] = set()  # derived entries that the disk need not have: no request is expected to use them
 
     def offer(self, entry: Entry) -> None:
-        """Hands a piece to the disk if it lacks these bytes; later, if it has no time now."""
+        """Offers an entry to the disk if the disk lacks it; later, if the disk is busy."""
         if not self.lacking(entry):
             return
         if entry.state and not entry.canonical:
             self._later.append((self._clock() + LATER, entry))
-        elif entry.parent in self._owed or not self._hand_over(entry):
-            self._owed[entry.id] = entry
+        elif entry.parent in self._queued or not self._hand_over(entry):
+            self._queued[entry.id] = entry
 
     def lacking(self, entry: Entry) -> bool:
-        """Whether the disk should have what memory has of a piece."""
+        """Whether the disk lacks an entry that it should have."""
         canonical = entry.copies.get(self._memory.name)
         if canonical is None or not self._disk.on or len(entry.tokens) != self._index.block_size or entry.id in self.writing:
             return False
-        if entry.id in self._leaving or (entry.id in self._dead and not entry.canonical):
+        if entry.id in self._leaving or (entry.id in self._unneeded and not entry.canonical):
             return False
-        if entry.state and not self._has_rows(entry):
+        if entry.state and not self._has_kv(entry):
             return False
         return self._index.wants(entry.id, self._disk.name, canonical=canonical)
 
-    def _has_rows(self, state: Entry) -> bool:
-        """Whether the disk has, or will have before, the block that a checkpoint hangs on."""
-        rows = self._index.get(state.parent)
-        return rows is not None and (self._disk.name in rows.copies or rows.id in self.writing or rows.id in self._owed)
+    def _has_kv(self, state: Entry) -> bool:
+        """Whether the disk has, or will get first, the block before a checkpoint."""
+        block = self._index.get(state.parent)
+        return block is not None and (self._disk.name in block.copies or block.id in self.writing or block.id in self._queued)
 
-    def bury(self, pieces: Collection[BlockId]) -> None:
-        """The disk need not have these pieces as long as they are derived, unless somebody uses them after all."""
-        self._dead.update(pieces)
-        for piece in pieces:
-            self._owed.pop(piece, None)
-        self._disk.discard(pieces)
+    def drop_derived(self, keys: Collection[BlockId]) -> None:
+        """The disk drops these entries as far as they are derived. They are offered again only if a request uses them."""
+        self._unneeded.update(keys)
+        for key in keys:
+            self._queued.pop(key, None)
+        self._disk.discard(keys)
 
-    def revive(self, pieces: Collection[BlockId]) -> None:
-        """Somebody uses these pieces."""
-        self._dead.difference_update(pieces)
+    def revive(self, keys: Collection[BlockId]) -> None:
+        """A request uses these entries, so the disk may have them again."""
+        self._unneeded.difference_update(keys)
 
     def forget(self, entry: Entry) -> None:
-        """The entry has left memory."""
-        self._owed.pop(entry.id, None)
-        self._dead.discard(entry.id)
+        """An entry has left memory."""
+        self._queued.pop(entry.id, None)
+        self._unneeded.discard(entry.id)
         self._leaving.discard(entry.id)
         if entry.state and self._later:
             self._later = deque(one for one in self._later if one[1] is not entry)
 
-    def leave(self, pieces: Collection[BlockId]) -> None:
-        """These leave memory as soon as nothing reads them any more; the disk must not have them either."""
-        self._leaving.update(pieces)
-        for piece in pieces:
-            self.discard(piece)
+    def leave(self, keys: Collection[BlockId]) -> None:
+        """Removes these from the disk. They leave memory as soon as nothing reads them any more."""
+        self._leaving.update(keys)
+        for key in keys:
+            self.discard(key)
 
-    def discard(self, piece: BlockId) -> None:
-        """The disk need not have it any more."""
-        self._owed.pop(piece, None)
-        self._disk.discard([piece])
+    def discard(self, key: BlockId) -> None:
+        """Removes an entry from the disk."""
+        self._queued.pop(key, None)
+        self._disk.discard([key])
 
     def flush(self) -> None:
-        """Offers all that the disk lacks, however much that is: before the end."""
-        for entry in sorted(self._index, key=lambda entry: (entry.start, entry.state)):  # a checkpoint after its block
+        """Offers everything that the disk lacks, without a limit. For the time before the server stops."""
+        for entry in sorted(self._index, key=lambda entry: (entry.start, entry.state)):  # a block before its checkpoint
             if self.lacking(entry):
                 self._hand_over(entry, last=True)
 
@@ -141,10 +142,10 @@ class Offload:
         self.writing[entry.id] = entry
         return True
 
-    # ── what the disk says ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── notices ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def settle(self) -> bool:
-        """Takes note of what the disk has done, here and in other processes; says whether it has done anything."""
+    def take_notices(self) -> bool:
+        """Handles the notices of the disk, also those about other processes. Returns whether there were any."""
         notices = self._disk.notices()
         for notice in notices:
             match notice:
@@ -173,20 +174,20 @@ class Offload:
         while self._later and self._later[0][0] <= self._clock():
             _, entry = self._later.popleft()
             if self._index.get(entry.id) is entry and self.lacking(entry):
-                self._owed[entry.id] = entry
-        for entry in list(self._owed.values()):
+                self._queued[entry.id] = entry
+        for entry in list(self._queued.values()):
             if self.lacking(entry) and not self._hand_over(entry):
                 break
-            del self._owed[entry.id]
+            del self._queued[entry.id]
         return bool(notices)
 
     @property
-    def unsettled(self) -> bool:
-        """Whether the disk has yet to take, or to answer for, something that it was offered."""
-        return bool(self.writing or self._owed or self._later)
+    def pending_notices(self) -> bool:
+        """Whether an entry is still to be offered, or still to be answered."""
+        return bool(self.writing or self._queued or self._later)
 
     def gone(self, key: BlockId) -> None:
-        """The disk does not have it any more."""
+        """The disk has lost an entry."""
         entry = self._index.get(key)
         if entry is not None and self._disk.name in entry.copies:
             self._index.remove(key, self._disk.name)

@@ -1,4 +1,4 @@
-"""Fetch: from disk to memory, for a plan.
+"""Prefetch: reads the entries of a plan from disk to memory.
 
 Used from the engine thread only.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from headstart.interfaces.tokens import BlockId
+from headstart.interfaces.tokens import BlockId, Bytes
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Plan
 from headstart.serving.memory_budget import MemoryBudget, pinned
@@ -19,40 +19,40 @@ from headstart.tiers.parallel_read import Hung
 
 
 class Prefetch:
-    """Reads pieces, several at a time, into cells of memory.
+    """Reads entries, several at a time, into cells of memory.
 
     Args:
-        label: what is written on the outside of an entry, of which the second argument says whether it is canonical.
-        kv_bytes_per_token: of a token.
+        label: makes the description of an entry on disk; its second argument says whether the entry is canonical.
+        kv_bytes_per_token: bytes of KV of one token.
 
     Attributes:
-        fetched: pieces that came for the request at hand, which counts as their use.
+        fetched: entries that were read for the present request. Reading them has counted as their use.
     """
 
     def __init__(
         self,
         disk: DiskTier,
-        room: MemoryBudget,
+        memory_budget: MemoryBudget,
         label: Callable[[Entry, bool], Label],
         kv_bytes_per_token: int,
         clock: Callable[[], float],
     ) -> None:
         self.fetched: set[BlockId] = set()
         self._disk = disk
-        self._room = room
-        self._memory = room.memory
+        self._memory_budget = memory_budget
+        self._memory = memory_budget.memory
         self._label = label
         self._kv_bytes_per_token = kv_bytes_per_token
         self._clock = clock
-        self._cost = 1e-3  # seconds that a piece takes
-        self._lent: list[tuple[threading.Event, Cell]] = []  # to a disk that hangs
+        self._cost = 1e-3  # seconds to read one entry
+        self._lent: list[tuple[threading.Event, Cell]] = []  # to reads that hang
 
     def at_hand(self, entry: Entry) -> bool:
-        """Whether the best that is known of a piece is in memory."""
+        """Whether memory has the best known version of an entry: canonical, if any tier has that."""
         return entry.copies.get(self._memory.name) == entry.canonical
 
     def ahead(self, plan: Plan, seconds: float) -> bool:
-        """Brings pieces of a plan, for about so long; whether that was all, or all there is room for."""
+        """Reads entries of a plan, for about `seconds`. True if nothing is left to read, or memory is full."""
         missing = [entry for entry in plan.entries if not self.at_hand(entry)]
         self._disk.keep([entry.id for entry in plan.entries])
         some = missing[: max(1, int(seconds / self._cost))]
@@ -61,50 +61,46 @@ class Prefetch:
             return self.bring(some) and (len(some) == len(missing) or len(self.fetched) == before)
 
     def bring(self, entries: Sequence[Entry]) -> bool:
-        """Brings pieces, as many from the first on as memory has room for. False if one is bad."""
+        """Reads entries in order, as many as memory has room for. False if one is bad."""
         wanted: list[tuple[Entry, Cell]] = []
         now = self._clock()
         self._take_back()
         for entry in entries:
             if self.at_hand(entry):
                 continue
-            if entry.id in self._room.offload.writing:  # other bytes of it, in a cell that is being read
+            if entry.id in self._memory_budget.offload.writing:  # another version of it: the disk is reading its cell
                 break
-            if (cell := self._room.take(entry, now, needed=True)) is None:
-                self._room.skip("restore", 1)
+            if (cell := self._memory_budget.take(entry, now, needed=True)) is None:
+                self._memory_budget.skip("restore", 1)
                 break
             wanted.append((entry, cell))
         if not wanted:
             return True
-        sizes = [
-            None if entry.state else len(entry.tokens) * self._kv_bytes_per_token for entry, _ in wanted
-        ]  # a checkpoint's varies
-        results = self._disk.read(
-            [
-                (self._label(entry, entry.canonical), self._memory.cell(cell)[:size])
-                for (entry, cell), size in zip(wanted, sizes, strict=True)
-            ]
-        )
+        results = self._disk.read([(self._label(entry, entry.canonical), self._buffer(entry, cell)) for entry, cell in wanted])
         self._cost = (self._clock() - now) / len(wanted)
         bad = [result for result in results if isinstance(result, Exception)]
         if bad:
-            self._room.fault("disk", bad[0], len(bad))
+            self._memory_budget.fault("disk", bad[0], len(bad))
         for (entry, cell), result in zip(wanted, results, strict=True):
             if isinstance(result, Exception):
                 if isinstance(result, Hung):
                     self._lent.append((result.over, cell))
                 else:
                     self._memory.release(cell)
-                self._room.offload.gone(entry.id)
+                self._memory_budget.offload.gone(entry.id)
                 continue
             self._memory.commit(entry.id, cell, result)
-            self._room.index.add(entry, self._memory.name, canonical=entry.copies[self._disk.name])
-            self._room.retention.use(entry, now)
+            self._memory_budget.index.add(entry, self._memory.name, canonical=entry.copies[self._disk.name])
+            self._memory_budget.retention.use(entry, now)
             self.fetched.add(entry.id)
         return not bad
 
+    def _buffer(self, entry: Entry, cell: Cell) -> Bytes:
+        """The part of a cell that is read into: all of it for a checkpoint, whose size varies."""
+        return self._memory.cell(cell)[: None if entry.state else len(entry.tokens) * self._kv_bytes_per_token]
+
     def _take_back(self) -> None:
-        """Frees the cells that a disk that hung does not write into any more."""
+        """Frees the cells of hung reads that have ended."""
         for over, lent in [one for one in self._lent if one[0].is_set()]:
             self._lent.remove((over, lent))
             self._memory.release(lent)

@@ -1,4 +1,4 @@
-"""A request, and what comes back: the events of its life, in order.
+"""Request: the prompt and its parameters, and the events that come back, in this order:
 
 Progress* → Started → Delta* → Finished          (one Started, Deltas and Finished for each choice)
                  any time: Failed                           (last event of the whole request)
@@ -13,47 +13,35 @@ from typing import Literal
 from headstart.errors import HeadstartError
 from headstart.explain.causes import Cause
 from headstart.explain.explain import Explanation
-from headstart.interfaces.conversation import Message
-from headstart.interfaces.engine import Grammar, Logits, Sampling
+from headstart.interfaces.engine import Grammar, Logits
+from headstart.interfaces.generation import GenerationParams
 from headstart.prompt.builder import Prompt
+from headstart.serving.turn import Turn
 
 StopReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to compute.
+    """A prompt to compute, with everything that the scheduler needs to know.
 
     Attributes:
-        max_tokens: most tokens of a reply; None for as many as the context holds; 0 only fills the cache.
-        stop: texts that end a reply and are not part of it.
-        choices: replies to draw; the prompt is computed once.
-        reuse: whether cached rows may be used for this request.
-        ignore_eos: the model's end tokens are never drawn (benchmarks).
         prompt_logprobs: report the log-probability of each prompt token (bypasses the cache).
         keep_logits: return the logits at the end of the prompt.
-        grammar: what a whole reply must be; one that `max_tokens` or a stop text cuts off is its beginning.
+        grammar: a complete reply follows it. A reply that `max_tokens` or a stop text cuts off is a prefix of such a text.
         visible: control tokens whose text is part of the reply.
-        returns: makes of a reply's text, and of whether it was cut, the message that the client will send back; None if its
-            content is the text.
         id: the name under which it can be explained later; "" for none.
-        alias: the id that its answer has for the caller; "" for none.
-        tenant: who asks; "" if nobody knows. Nobody is told of another's requests.
-        session: a hint of the conversation that it belongs to; "" for none.
+        alias: the id of its answer, as the caller sees it; "" for none.
+        tenant: the owner of the request; "" if unknown. Explanations never mention requests of other tenants.
+        session: a hint about the conversation of the request; "" for none.
     """
 
     prompt: Prompt
-    sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    choices: int = 1
-    reuse: bool = True
-    ignore_eos: bool = False
+    params: GenerationParams = field(default_factory=GenerationParams)
     prompt_logprobs: int | None = None
     keep_logits: bool = False
     grammar: Grammar | None = None
     visible: frozenset[int] = frozenset()
-    returns: Callable[[str, bool], Message] | None = None
     id: str = ""
     alias: str = ""
     tenant: str = ""
@@ -72,22 +60,23 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a request (one choice of it) computed, and why. Tokens, and seconds.
+    """What one choice of a request computed, and why, in tokens and seconds.
 
     `prompt` = `live` + `restored` + `computed`; `cached` = `live` + `restored`.
 
     Attributes:
         prompt: all tokens of the prompt.
-        live: prompt tokens that lay in the slot already.
+        live: prompt tokens that were in the slot already.
         restored: prompt tokens that were loaded from memory or disk.
         cached: prompt tokens that were not computed.
         completion: tokens of the reply, the end token included.
         mode: `Settings.reuse`.
-        computed: prompt tokens that entered the engine, counted there.
+        computed: prompt tokens that the engine prefilled, counted at the engine.
         tiers: tokens restored from each tier.
-        explanation: why more was computed than the request newly brought; None if that is all that was.
-        queued: seconds of waiting for a slot.
-        prefill: seconds from the slot to the first token.
+        explanation: why more than the new tokens was computed; None if no more was, or if the cause was not looked for.
+        explained: whether the cause was looked for (`Settings.explain`).
+        queued: seconds in the queue.
+        prefill: seconds from getting a slot to the first token.
         ttft: seconds from arrival to the first token.
         decode: seconds from the first token to the last.
         dropped: messages that were left out of a conversation longer than the context (`overflow="slide"`).
@@ -106,6 +95,7 @@ class Report:
     ttft: float = 0.0
     decode: float = 0.0
     dropped: int = 0
+    explained: bool = True
 
     @property
     def cached(self) -> int:
@@ -113,13 +103,13 @@ class Report:
 
     @property
     def cause(self) -> Cause | None:
-        """That of the explanation, if there is one."""
+        """The cause in the explanation, if there is one."""
         return self.explanation.cause if self.explanation is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Prefill goes on: `done` of `total` prompt tokens are in place, `cached` of them were not computed."""
+    """The prefill continues: `done` of `total` prompt tokens are in the slot. `cached` of them were not computed."""
 
     done: int
     total: int
@@ -128,7 +118,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The prompt of this choice is in place; its first token is next."""
+    """The prompt of this choice is in the slot. Its first token comes next."""
 
     choice: int
     report: Report
@@ -138,9 +128,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More text of a reply: what has become certain (whole characters, no part of a stop text).
+    """More text of a reply. The text is certain: complete characters, and no part of a stop text.
 
-    `tokens`: of the reply so far.
+    Attributes:
+        tokens: number of tokens of the reply so far.
     """
 
     choice: int
@@ -151,27 +142,34 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A choice is complete. `tokens`: what was sampled, the end token included. `stopped_by`: the stop text, if one was hit."""
+    """A choice is complete.
+
+    Attributes:
+        tokens: the sampled tokens, the end token included.
+        stopped_by: the stop text that ended the reply, if one did.
+        turn: for `Runtime.remember`; None if the turn must leave no record.
+    """
 
     choice: int
     reason: StopReason
     report: Report
     tokens: tuple[int, ...] = ()
     stopped_by: str | None = None
+    turn: Turn | None = None
 
     @property
     def cut(self) -> bool:
-        """Whether the reply would have gone on."""
+        """Whether the model would have continued the reply."""
         return self.reason == "length" or self.stopped_by is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request ends here."""
+    """The whole request has failed. No event follows."""
 
     error: HeadstartError
 
 
 Event = Progress | Started | Delta | Finished | Failed
 Sink = Callable[[Event], None]
-"""Receives a request's events, on the engine thread: it must hand over and return at once."""
+"""Receives the events of a request on the engine thread. It must pass them on and return at once."""

@@ -1,4 +1,4 @@
-"""Runtime: one loaded model, ready to serve. What the API, the library and the command line stand on."""
+"""Runtime: one loaded model, ready to serve. The API, the library and the command line use it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from headstart import templates
+from headstart import memory_plan, templates
 from headstart.config import Settings
 from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
 from headstart.explain.explain import Explanation, compare
 from headstart.explain.record import Record
-from headstart.interfaces.conversation import Conversation
+from headstart.interfaces.conversation import Conversation, Message
 from headstart.interfaces.engine import Engine, Grammar, Sampling, Tokenizer
 from headstart.interfaces.tokens import Tokens
 from headstart.model_names import model_name
@@ -28,12 +28,16 @@ from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of, quota
 from headstart.prompt.builder import Prompt, Prompter
 from headstart.prompt.chat_template import Template
+from headstart.prompt.continuation import returned
+from headstart.prompt.reply_tokens import ReplyTokensRecord
 from headstart.serving.cache import Cache
+from headstart.serving.engine_thread import EngineThread
 from headstart.serving.expiry import Erasure
 from headstart.serving.job import Ticket
 from headstart.serving.kv_store import KvStore
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
+from headstart.serving.turn import ReturnedTurn, Turn
 from headstart.tiers.disk import Disk, StoredModel
 from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Memory
@@ -44,9 +48,9 @@ from headstart.units import count
 log = logging.getLogger("headstart.model")
 
 QUEUE_SHARE = 0.25
-"""Most of the memory budget that may wait for the disk: what waits cannot be evicted."""
+"""Largest share of the memory budget that may wait for the disk. Waiting entries cannot be evicted."""
 TRUNCATED_SHARE = 0.75
-"""Share of the context that a sliding conversation may fill; the rest is for the reply."""
+"""Share of the context that a truncated conversation may fill. The rest is for the reply."""
 
 
 class Handle:
@@ -62,7 +66,10 @@ class Handle:
         return self._ticket.begun
 
     def cancel(self) -> None:
-        """Stops it at the next token or block boundary; its finished blocks are kept. Thread-safe, idempotent, immediate."""
+        """Stops the request at the next token or block boundary. Finished blocks are kept.
+
+        Thread-safe and idempotent. Returns at once.
+        """
         self._ticket.cancel()
         self._scheduler.wake()
 
@@ -71,27 +78,38 @@ class Runtime:
     """Owns the engine, the cache and the scheduler of one model.
 
     Args:
-        engine: closed together with the runtime.
-        settings: here matter `reuse`, `overflow`, `queue`, `stall`, `chat_template` and those of the tiers.
-        observe: told of every finished choice, on the engine thread.
-        clock: seconds since 1970, for `expire`.
+        engine: a function that loads the engine; it runs on the thread that later computes with the engine and closes it. Or
+            an engine thread, which the runtime then owns and closes.
+        settings: the runtime uses `reuse`, `overflow`, `queue`, `stall`, `chat_template` and the settings of the tiers.
+        observe: called with every finished choice, on the engine thread.
+        clock: a clock in seconds since 1970, for `expire`.
 
     Attributes:
-        sampling: of requests that do not say how.
-        chat_template: what conversations are rendered with, and where that comes from.
+        sampling: the defaults for requests without sampling options.
+        chat_template: the template that renders conversations, and its origin.
 
     Raises:
-        ConfigError: exact mode was asked of an engine that cannot prove it, or the chat template is broken.
+        ConfigError: the engine cannot prove exact mode, which the settings ask for, or the chat template is broken.
+
+    It also raises whatever `engine` raises. If the engine was loaded, it is closed then.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Callable[[], Engine] | EngineThread,
         settings: Settings | None = None,
         observe: Callable[[Outcome], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        settings = settings or Settings()
+        self._thread = engine if isinstance(engine, EngineThread) else EngineThread(engine)
+        try:
+            self._set_up(settings or Settings(), observe, clock)
+        except BaseException:
+            self._thread.close()
+            raise
+
+    def _set_up(self, settings: Settings, observe: Callable[[Outcome], None] | None, clock: Callable[[], float]) -> None:
+        engine = self._thread.engine
         if settings.reuse == "exact" and not engine.traits.exact:
             reasons = "; ".join(engine.traits.notes)
             raise ConfigError(f"Exact reuse cannot be proved for this model ({reasons}); use {option('reuse', 'fast')}.")
@@ -108,7 +126,9 @@ class Runtime:
         if self.chat_template.origin == "none":
             log.warning("chat template: %s", self.template_facts)
         cell = engine.traits.block_size * engine.shape.kv_bytes_per_token
-        budget = engine.shape.memory if settings.memory_budget is None else settings.memory_budget
+        budget = settings.memory_budget
+        if budget is None:
+            budget = memory_plan.budget(engine.host, engine.shape.ctx, engine.shape.slots)
         memory = Memory(cell, budget, engine.shape.state_bytes, quota(settings.tenant_memory, budget))
         self.clock = clock
         self._terms = Terms(math.inf if settings.expire is None else settings.expire)
@@ -117,10 +137,17 @@ class Runtime:
             *(engine, memory, self._mode, time.monotonic), disk=disk, reply_tokens=reply_tokens, terms=self._terms, wall=clock
         )
         self.cache = Cache(engine, self._mode, store)
-        self.cache.store.offload.settle()  # the first prompt is made before the first request is
+        self.cache.store.offload.take_notices()  # before the first prompt is made, which is earlier than the first request
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
+        self._entrance = threading.Lock()  # so that a request checks the queue and joins it in one step
+        self._watchers: list[Callable[[Request], Sink]] = []
+        self._users = 0  # of the tokenizer
+        self._users_changed = threading.Condition()
+        self._seconds = 1.0  # smoothed seconds a choice holds a slot, for retry-after
+        self._closed = False
+        # Last: from here on the engine thread is busy, and could not close the engine after an error.
         self.scheduler = Scheduler(
-            engine,
+            self._thread,
             self.cache,
             self.prompter,
             self._mode,
@@ -129,18 +156,12 @@ class Runtime:
             explains=settings.explain == "on",
             observe=self._observed,
         )
-        self._entrance = threading.Lock()  # the queue is looked at and joined in one step
-        self._watchers: list[Callable[[Request], Sink]] = []
-        self._users = 0  # of the tokenizer
-        self._users_changed = threading.Condition()
-        self._seconds = 1.0  # smoothed seconds a choice holds a slot, for retry-after
-        self._closed = False
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def template_facts(self) -> OptionText:
-        """One line on the chat template, for people."""
+        """One line about the chat template, for people."""
         return OptionText(self.chat_template.described(control.text for control in self.engine.tokenizer.controls))
 
     @property
@@ -152,7 +173,7 @@ class Runtime:
         """Renders and tokenises a conversation. Thread-safe; takes milliseconds.
 
         Args:
-            spelled: whether earlier replies in it keep the tokens that they were made of.
+            use_reply_tokens: whether earlier replies in it keep the tokens that the model produced.
 
         Raises:
             InvalidRequest: no messages, or the template refuses them.
@@ -168,12 +189,12 @@ class Runtime:
             return self._fitting(prompt, "messages")
 
     def shared_prefix_prompt(self, conversation: Conversation) -> Prompt:
-        """What all continuations of a conversation begin with. Raises what `chat_prompt` raises."""
+        """The prefix that all continuations of a conversation share. Raises what `chat_prompt` raises."""
         with self.tokenizer_open():
             return self._fitting(self.prompter.shared_prefix(conversation), "messages")
 
     def text_prompt(self, text: str | Sequence[int], *, salt: str = "", use_reply_tokens: bool = True) -> Prompt:
-        """Tokenises a raw text (control spellings are control tokens), or takes tokens as they are. Thread-safe.
+        """Tokenises a raw text, or takes tokens as they are. The names of control tokens become these tokens. Thread-safe.
 
         Raises:
             InvalidRequest: an empty prompt, or unknown tokens.
@@ -212,18 +233,19 @@ class Runtime:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def check_grammar(self, grammar: Grammar, *, salt: str = "", param: str | None = "grammar") -> Grammar:
-        """Compiles a grammar ahead of `submit`, which would do it otherwise. Thread-safe; takes up to some seconds, once
-        for each `salt`. Returns it as a request should have it.
+        """Compiles a grammar before `submit`, which does it otherwise. Returns the grammar for the request.
+
+        Thread-safe. It takes up to some seconds, once for each `salt`.
 
         Raises:
-            InvalidRequest: it cannot be followed; the message is about `param`.
-            Overloaded: too many are in use.
+            InvalidRequest: the grammar cannot be followed. The message names `param`.
+            Overloaded: too many grammars are in use.
         """
         with self.tokenizer_open():
             return self.engine.check_grammar(replace(grammar, salt=salt), param)
 
     def submit(self, request: Request, sink: Sink) -> Handle:
-        """Queues a request; its events go to `sink`, on the engine thread. Thread-safe.
+        """Queues a request. `sink` receives its events on the engine thread. Thread-safe.
 
         Raises:
             Overloaded: the queue is full.
@@ -233,17 +255,17 @@ class Runtime:
         """
         self._fitting(request.prompt, "prompt")
         n_vocab = self.engine.tokenizer.n_vocab
-        if strange := [token for token, _ in request.sampling.logit_bias if not 0 <= token < n_vocab]:
+        if strange := [token for token, _ in request.params.sampling.logit_bias if not 0 <= token < n_vocab]:
             raise InvalidRequest(f"Invalid 'logit_bias': token {strange[0]} is not in [0, {n_vocab}).", param="logit_bias")
         if request.grammar is not None:
-            if request.ignore_eos:
+            if request.params.ignore_eos:
                 raise InvalidRequest("Invalid 'ignore_eos': a grammar says where the reply ends.", param="ignore_eos")
             grammar = self.check_grammar(request.grammar, salt=request.prompt.salt)
-            request = replace(request, grammar=grammar)  # which holds what was compiled until it is answered
+            request = replace(request, grammar=grammar)  # which keeps the compiled grammar until the request ends
         if self._closed:
             raise Unavailable("The server is stopping.")
         if request.prompt_logprobs is not None:
-            request = replace(request, reuse=False)
+            request = replace(request, params=replace(request.params, reuse=False))
         with self._entrance:
             waiting = self.scheduler.queued
             if waiting >= self.settings.queue:
@@ -254,10 +276,42 @@ class Runtime:
             self.scheduler.submit(ticket)
         return Handle(ticket, self.scheduler)
 
-    def erase(self, slot: int) -> int | None:
-        """Forgets what a slot holds, and nothing that is stored. Thread-safe; waits for the step under way.
+    def remember(self, turn: Turn | None, message: Message | None = None, *, parsed: Message | None = None) -> None:
+        """Records the message that the client will send back for a finished choice. Call it before the client can do so.
 
-        Returns: how many tokens that was; None if the slot is in use.
+        Then the reply keeps its tokens when it comes back, the turn is settled, and later requests can be explained.
+        Thread-safe. It takes milliseconds, because it renders the conversation once.
+
+        Args:
+            turn: the one in `Finished`; None does nothing.
+            message: the reply as the client will send it back; None if that is its text.
+            parsed: the reply as a parsed message; None parses it here.
+        """
+        if turn is None or self.scheduler.expiry.passed(turn):
+            return
+        back: Message = message or {"role": "assistant", "content": turn.reply}
+        learned: Sequence[ReplyTokensRecord] = ()
+        continuation = None
+        try:
+            with self.tokenizer_open():
+                if turn.settles and turn.prompt.source is not None:
+                    with suppress(InvalidRequest):  # the template refuses the reply
+                        continuation = self.prompter.continued(returned(turn.prompt.source, back), parsed=parsed)
+                learned = self.prompter.remember(
+                    turn.prompt, turn.reply, turn.tokens, back, parsed=parsed, continuation=continuation
+                )
+        except Unavailable:  # the runtime is closed
+            return
+        except Exception:  # a model may write anything. An error here costs only the reply tokens
+            log.exception("a reply could not be read")
+        self.scheduler.remember(ReturnedTurn(turn, back, continuation, tuple(learned)))
+        if self.scheduler.expiry.passed(turn):
+            self.prompter.reply_tokens.drop(learned)
+
+    def erase(self, slot: int) -> int | None:
+        """Empties a slot. Stored entries stay. Thread-safe; waits for the current step.
+
+        Returns: the number of tokens that the slot held; None if the slot is in use.
 
         Raises:
             Unavailable: the runtime is closed.
@@ -267,32 +321,32 @@ class Runtime:
         return self.scheduler.erase(slot).result()
 
     def keep(self, salt: str, seconds: float | None) -> None:
-        """Says how long what is written under a salt of this owner may be kept; None for as long as anybody's. Thread-safe.
+        """Limits how long entries under a salt may be kept; None for no limit of their own. Thread-safe.
 
-        It holds for what other models, engines and settings have left in the folder, too.
+        The limit also holds for entries of other models, engines and settings in the folder.
         """
         for fingerprint in (self.engine.fingerprint, *self.cache.disk.foreign()):
-            self._terms.give(owner_of(root_id(fingerprint, salt)), seconds)
+            self._terms.give(owner_of(root_id(fingerprint, salt)), seconds, self.clock())
 
     def keep_all(self, seconds: float) -> None:
-        """Says that nothing may be kept longer, whoever has written it. Thread-safe."""
+        """Limits how long any entry may be kept, of all owners. Thread-safe."""
         self._terms.cap(seconds)
 
     def due(self, salt: str, written: float) -> bool:
-        """Whether what was written under a salt at a time has been kept for long enough. Thread-safe."""
+        """Whether the time is over for a text that was written under a salt at the time `written`. Thread-safe."""
         owner = owner_of(root_id(self.engine.fingerprint, salt))
         return written <= self._terms.due(owner, self.clock())
 
-    def on_erase(self, tell: Callable[[Erasure], None]) -> None:
-        """Adds somebody who keeps callers' texts; called on the engine thread when some have to go."""
-        self.scheduler.expiry.observe(tell)
+    def on_erase(self, observer: Callable[[Erasure], None]) -> None:
+        """Adds a keeper of callers' texts. It is called on the engine thread when some of them must go."""
+        self.scheduler.expiry.observe(observer)
 
     def observe(self, observer: Callable[[Outcome], None]) -> None:
-        """Adds an observer of finished choices; it is called on the engine thread and must return at once."""
+        """Adds an observer of finished choices. It is called on the engine thread, and must return at once."""
         self._observers.append(observer)
 
     def watch(self, watcher: Callable[[Request], Sink]) -> None:
-        """Gives the events of each later request also to a sink of `watcher`'s making."""
+        """For each later request, `watcher` returns a sink that receives the same events."""
         self._watchers.append(watcher)
 
     def _observed(self, outcome: Outcome) -> None:
@@ -302,7 +356,7 @@ class Runtime:
             observer(outcome)
 
     def snapshot(self) -> dict[str, Any]:
-        """Gauges now. Thread-safe: each value is read once, together they may be a step apart."""
+        """Current gauges. Thread-safe. Each value is read once, so two values may differ by a step."""
         memory, disk = self.cache.memory, self.cache.disk
         return {
             "running": self.scheduler.running,
@@ -321,7 +375,7 @@ class Runtime:
         }
 
     def compare(self, prompt: Prompt, earlier: Prompt | Record) -> Explanation | None:
-        """What `prompt` would compute again right after `earlier`, and why; None for its new text only. Thread-safe."""
+        """Which tokens `prompt` would recompute right after `earlier`, and why. None if only its new text. Thread-safe."""
         with self.tokenizer_open() as tokenizer:
 
             def characters(tokens: Tokens) -> int:
@@ -331,10 +385,10 @@ class Runtime:
             return compare(prompt, earlier, block_size=self.engine.traits.block_size, pace=pace, characters=characters)
 
     def close(self, seconds: float | None = None) -> None:
-        """Fails what is running, and frees the model. Idempotent.
+        """Fails all running requests, and frees the model. Idempotent.
 
         Args:
-            seconds: how long that may take, in all; None to give as long as the settings say to the disk alone.
+            seconds: most seconds for all of this. None limits only the disk, by the setting `drain`.
         """
         ends = None if seconds is None else time.monotonic() + seconds
         with self._users_changed:
@@ -346,7 +400,7 @@ class Runtime:
             self._users_changed.wait_for(lambda: self._users == 0)
         if self.cache.disk.close(self.settings.drain if ends is None else max(0.0, ends - time.monotonic())):
             self.cache.memory.close()
-        self.engine.close()
+        self._thread.close()
 
     def __enter__(self) -> Runtime:
         return self
@@ -356,7 +410,7 @@ class Runtime:
 
 
 def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: Callable[[], float]) -> DiskTier:
-    """The tier below memory. A disk that cannot be used is no reason not to serve."""
+    """The tier below memory. The server also starts if the disk cannot be used."""
     folder = settings.cache_dir
     if folder is None or not engine.traits.movable:
         return NoDisk()
@@ -365,7 +419,7 @@ def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: 
 
     def opened() -> Disk:
         disk = Disk(folder, settings.disk_budget, settings.tenant_disk, clock)
-        with suppress(sqlite3.Error):  # names can wait; what else is wrong is found out soon enough
+        with suppress(sqlite3.Error):  # the names can wait; other errors show themselves soon
             disk.catalog.learn(engine.fingerprint, known)
         return disk
 
@@ -376,8 +430,8 @@ def _both(sinks: Sequence[Sink]) -> Sink:
     if len(sinks) == 1:
         return sinks[0]
 
-    def tell(event: Event) -> None:
+    def send(event: Event) -> None:
         for sink in sinks:
             sink(event)
 
-    return tell
+    return send

@@ -1,11 +1,11 @@
-"""Scheduler: the only thread that touches the engine.
+"""Scheduler: runs the engine, on the engine thread.
 
-    loop:  take in → admit (plan, restore) → one decode call for all running replies → one prefill call for one prompt
+    loop:  take in → admit (plan, restore) → one token for each running reply → one prefill call for one prompt
     idle:  save what is live → settle finished turns
 
-Prefill and decode never share a call, so neither changes the other's bits. Prompts take turns call by call, each call
-sized so that running replies pause for at most the stall target. A request whose prefix is being computed for another one
-right now waits for it. Rows are copied out when someone needs them: before a slot is reused, for another request, when idle.
+Prefill and decode never share a call, so neither changes the other's bits. Prompts take turns, one call each. The size of a
+call is such that running replies pause for at most the stall target. A request waits if another one is computing its prefix.
+KV is saved before a slot is reused, when another request needs it, and when the engine is idle.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ from dataclasses import dataclass
 
 from headstart.errors import EngineError, HeadstartError, Unavailable
 from headstart.explain.history import History, NoHistory, RecentHistory
-from headstart.interfaces.conversation import Message
-from headstart.interfaces.engine import Engine, Step
-from headstart.prefix_cache.checkpoints import PLACEMENTS
+from headstart.interfaces.engine import Step
 from headstart.prefix_cache.planner import Mode, next_call
 from headstart.prompt.builder import Prompter
 from headstart.serving import settle
 from headstart.serving.admission import Admission
 from headstart.serving.cache import Cache
+from headstart.serving.engine_thread import EngineThread
 from headstart.serving.expiry import Expiry
 from headstart.serving.job import Job, Ticket, token_logprob
 from headstart.serving.request import Failed, Report, StopReason, TokenLogprob
 from headstart.serving.slots import Slot
+from headstart.serving.turn import ReturnedTurn, Turn
 
 log = logging.getLogger("headstart.scheduler")
 
 IDLE_SAVE = 0.05
-"""Seconds without work after which live rows are copied out."""
+"""Seconds without work after which live KV is saved."""
 
 IDLE_POLL = 1.0
-"""Most seconds between two looks at the disk while there is nothing else to do."""
+"""Most seconds between two reads of the disk's notices while the engine is idle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished choice, for whoever keeps the statistics."""
+    """A finished choice, for statistics."""
 
     report: Report
     reason: StopReason
 
 
 class Scheduler:
-    """Serves tickets with one engine. `submit` and `cancel` are thread-safe; all else runs on its own thread.
+    """Serves tickets with one engine. `submit` and `cancel` are thread-safe; all else runs on the engine thread.
 
     Args:
+        thread: the engine thread. It runs the scheduler from now until `close`.
         stall: seconds that a prefill call may take while replies are running.
-        patience: the same while none is; twice that for a prompt that nobody waits behind.
-        settles: whether finished turns are made canonical when there is nothing else to do.
-        explains: whether the latest requests are remembered, to explain later ones.
-        placement: a row of `PLACEMENTS`.
-        observe: told of every finished choice, on the engine thread.
+        patience: the same while no reply is running. It is doubled for a prompt that no other request waits behind.
+        settles: whether finished turns are settled while the engine is idle.
+        explains: whether the latest requests are recorded, to explain later ones.
+        observe: called with every finished choice, on the engine thread.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        thread: EngineThread,
         cache: Cache,
         prompter: Prompter,
         mode: Mode,
@@ -75,11 +75,10 @@ class Scheduler:
         patience: float = 1.0,
         settles: bool = True,
         explains: bool = True,
-        placement: str = "lattice",
         observe: Callable[[Outcome], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.engine = engine
+        self.engine = engine = thread.engine
         self.cache = cache
         self.slots = [Slot(number, engine.shape, engine.traits.block_size) for number in range(engine.shape.slots)]
         self.history: History = RecentHistory() if explains else NoHistory()
@@ -90,22 +89,21 @@ class Scheduler:
         self._patience = patience
         self._observe = observe
         self._clock = clock
-        self._inbox: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Ticket | ReturnedTurn | None] = queue.SimpleQueue()
         self._erasures: queue.SimpleQueue[tuple[int, Future[int | None]]] = queue.SimpleQueue()
         self._running: list[Job] = []
-        self._turn = 0
-        self._placement = PLACEMENTS[placement]
+        self._prefill_calls = 0
         template = prompter.template.source
-        self._admission = Admission(engine, cache, self.slots, mode, self._placement, self.history, template, clock)
+        self._admission = Admission(engine, cache, self.slots, mode, self.history, template, clock)
         self.settle: settle.Settling = settle.NoSettle()
         if settles:
-            self.settle = settle.Settle(engine, cache, self.slots, mode, prompter, self._admission, self._placement)
+            self.settle = settle.Settle(engine, cache, self.slots, mode, prompter, self._admission)
         self.expiry = Expiry(engine, cache, self.slots, prompter, self.settle, self.history, self._admission.empty)
         self._arriving = 0
-        self._lock = threading.Lock()  # of _arriving
+        self._returning = 0
+        self._lock = threading.Lock()  # of these two
         self._closed = False
-        self._thread = threading.Thread(target=self._loop, name="headstart-engine", daemon=True)
-        self._thread.start()
+        self._ended = thread.submit(self._loop)
 
     # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -118,12 +116,18 @@ class Scheduler:
         if self._closed:  # the loop may have ended without seeing it
             ticket.emit(Failed(Unavailable("The server is stopping.")))
 
+    def remember(self, returned: ReturnedTurn) -> None:
+        """Queues a returned turn. It is recorded before any request that is submitted later."""
+        with self._lock:
+            self._returning += 1
+        self._inbox.put(returned)
+
     def wake(self) -> None:
-        """Makes an idle loop look at cancelled tickets."""
+        """Wakes an idle loop, so that it sees cancelled tickets."""
         self._inbox.put(None)
 
     def erase(self, number: int) -> Future[int | None]:
-        """Forgets what a slot holds; how many tokens that was, or None if it is in use. Runs between two steps."""
+        """Empties a slot between two steps. The result is the number of its tokens, or None if the slot is in use."""
         done: Future[int | None] = Future()
         self._erasures.put((number, done))
         self.wake()
@@ -132,29 +136,35 @@ class Scheduler:
         return done
 
     def prefills(self, seconds: float) -> int:
-        """About how many tokens are prefilled in so long; 0 as long as nobody knows."""
+        """About how many tokens can be prefilled in `seconds`; 0 if the pace is not known yet."""
         return self._admission.pace.tokens(seconds)
 
     @property
     def pace(self) -> float | None:
-        """Measured seconds of prefill a token; None as long as nobody knows."""
+        """Measured seconds of prefill per token; None if not known yet."""
         return self._admission.pace.prefill or None
 
     def close(self) -> None:
-        """Fails what is running and waiting, and ends the thread. Idempotent."""
+        """Fails all running and waiting requests, and frees the engine thread. Idempotent."""
         self._closed = True
         self._inbox.put(None)
-        self._thread.join()
+        if (error := self._ended.exception()) is not None:
+            log.error("the scheduler failed", exc_info=error)
 
     @property
     def running(self) -> int:
-        """Choices that hold a slot."""
+        """Number of choices that have a slot."""
         return len(self._running)
 
     @property
     def queued(self) -> int:
-        """Choices and requests that wait for one."""
+        """Number of choices and requests that wait for a slot."""
         return len(self.waiting) + self._arriving
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no request, and no turn to settle."""
+        return not (self.running or self.queued or self._returning or self.settle.pending)
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -162,39 +172,45 @@ class Scheduler:
         while not self._closed:
             try:
                 self._take_in()
-                self.cache.store.offload.settle()
+                self.cache.store.offload.take_notices()
                 self._drop_cancelled()
                 self.expiry.step()
                 self._erase()
                 self._admit()
                 self._decode()
                 self._prefill()
-                self.cache.saves.secure(self.slots)
-            except Exception:  # a fault of ours must not leave callers hanging
+                self.cache.kv_save.secure(self.slots)
+            except Exception:  # an internal error must not leave callers without an answer
                 log.exception("the scheduler failed")
                 self._abandon(EngineError("internal error; the log says which"))
         try:
-            self.cache.saves.flush(self.slots)
+            self._take_in()  # turns that callers have returned already
+            self.cache.kv_save.flush(self.slots)
         except Exception:
-            log.exception("not all that is live could be kept")
+            log.exception("the KV of the slots could not be saved")
         self._abandon(Unavailable("The server is stopping."))
 
     def _take_in(self) -> None:
-        busy = bool(self._running or self.waiting)
+        busy = bool(self._running or self.waiting or self._closed)
         while True:
             try:
-                ticket = self._inbox.get_nowait() if busy else self._wait()
+                item = self._inbox.get_nowait() if busy else self._wait()
             except queue.Empty:
                 return
-            if ticket is not None:
-                self.waiting.extend(Job.all_of(ticket, self.engine, self._clock()))
+            if isinstance(item, Ticket):
+                self.waiting.extend(Job.all_of(item, self.engine, self._clock()))
                 with self._lock:
                     self._arriving -= 1
-            elif self._closed:
-                return
+            elif item is not None:
+                try:
+                    self._keep(item)
+                except Exception:  # the request is over, and others must not fail with it
+                    log.exception("a turn could not be recorded")
+                with self._lock:
+                    self._returning -= 1
             busy = True
 
-    def _wait(self) -> Ticket | None:
+    def _wait(self) -> Ticket | ReturnedTurn | None:
         idle: float | None = IDLE_SAVE
         since = self._clock()
         while True:
@@ -204,19 +220,19 @@ class Scheduler:
                 idle = self._idle(since, idle or 0.0)
 
     def _idle(self, since: float, pause: float) -> float | None:
-        """Does what there is to do when nobody waits; how long to sleep then, in seconds, None for until someone comes."""
-        active = self.cache.store.offload.settle()
+        """Does idle work. Returns how many seconds to sleep; None to sleep until something arrives."""
+        active = self.cache.store.offload.take_notices()
         self.expiry.step()
-        if pause:  # not between two calls of settling: a copy for each would be too many
+        if pause:  # not between two calls of settling, which would save the slot each time
             for slot in self.slots:
                 if self._inbox.empty():
-                    self.cache.saves.save(slot)
+                    self.cache.kv_save.save(slot)
         if self.settle.pending:
             wait = since + settle.AFTER - self._clock()
             return wait if wait > 0 else 0.0 if self.settle.step() else IDLE_SAVE
         if not self.cache.disk.on:
             return None if self.expiry.pause == math.inf else self.expiry.pause + IDLE_SAVE
-        return IDLE_SAVE if active and self.cache.store.offload.unsettled else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
+        return IDLE_SAVE if active and self.cache.store.offload.pending_notices else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
 
     def _erase(self) -> None:
         while True:
@@ -237,20 +253,21 @@ class Scheduler:
             self._release(job)
 
     def _abandon(self, error: HeadstartError) -> None:
-        """Fails every job; the engine's state is unknown, so all slots are emptied."""
+        """Fails every job, and empties all slots, because the engine's state is unknown."""
         for job in [*self._running, *self.waiting]:
             job.ticket.emit(Failed(error))
             self._release(job)
         self.waiting.clear()
         while True:
             try:
-                ticket = self._inbox.get_nowait()
+                item = self._inbox.get_nowait()
             except queue.Empty:
                 break
-            if ticket is not None:
-                ticket.emit(Failed(error))
-                with self._lock:
-                    self._arriving -= 1
+            if isinstance(item, Ticket):
+                item.emit(Failed(error))
+            with self._lock:
+                self._arriving -= isinstance(item, Ticket)
+                self._returning -= isinstance(item, ReturnedTurn)
         for slot in self.slots:
             slot.busy = False
             self._admission.empty(slot)
@@ -258,7 +275,7 @@ class Scheduler:
     # ── admit ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _admit(self) -> None:
-        """Gives free slots to waiting jobs, in order; only one at a time while replies run, since moving rows takes time."""
+        """Gives free slots to waiting jobs, in order. While replies run, it starts one job at a time: loading KV takes time."""
         for job in list(self.waiting):
             if all(slot.busy for slot in self.slots):
                 return
@@ -288,7 +305,7 @@ class Scheduler:
         ready = [job for job in self._running if job.token is not None]
         if not ready:
             return
-        # Exact mode decodes one by one unless batches were proved to keep the bits: replies then do not depend on neighbours.
+        # In exact mode, replies must not depend on each other. They share a call only if that was proved to keep the bits.
         alone = self._mode.exact and not self._mode.any_cut
         for batch in ([job] for job in ready) if alone else [ready]:
             steps = [Step(job.slot.number, job.token) for job in batch if job.slot and job.token is not None]
@@ -303,17 +320,17 @@ class Scheduler:
                 assert job.token is not None
                 job.slot.append(job.token, canonical=self._mode.any_cut)
                 if len(job.slot) % self.engine.traits.block_size == 0:
-                    job.mark = self.cache.checkpoints.replace(job.slot, job.mark)
-            # All are drawn before any is delivered: delivering wakes other threads, and they would compete for this one's time.
+                    job.last_checkpoint = self.cache.checkpoints.replace(job.slot, job.last_checkpoint)
+            # All tokens are drawn before any is delivered, because delivering wakes threads that then compete for the CPU.
             for job, drawn in [(job, self._draw(job)) for job in batch]:
                 if drawn is not None:
                     self._accept(job, *drawn)
 
     def _draw(self, job: Job) -> tuple[int, tuple[TokenLogprob, ...]] | None:
-        """The next token of a reply, with its log-probability if asked for; None if the job has failed."""
+        """The next token of a reply, with its log-probability if requested. None if the job has failed."""
         assert job.slot is not None
         assert job.sampler is not None
-        number, top = job.slot.number, job.request.sampling.logprobs
+        number, top = job.slot.number, job.request.params.sampling.logprobs
         logits = self.engine.logits(number) if top is not None else None
         try:
             token = self.engine.sample(number, job.sampler)
@@ -323,13 +340,13 @@ class Scheduler:
         return token, (token_logprob(logits, token, top or 0, self.engine),) if logits is not None else ()
 
     def _accept(self, job: Job, token: int, scored: tuple[TokenLogprob, ...]) -> None:
-        """Takes a drawn token into the reply, and ends the reply if it is the last."""
+        """Appends a drawn token to the reply, and ends the reply if it is the last one."""
         slot, request, reply = job.slot, job.request, job.reply
         assert slot is not None
         if not job.first:
             job.first = self._clock()
         job.token = token
-        limit = request.max_tokens if request.max_tokens is not None else self.engine.shape.ctx
+        limit = request.params.max_tokens if request.params.max_tokens is not None else self.engine.shape.ctx
         if token in self.engine.tokenizer.eog:
             job.deliver(reply.end(token))
             self._finish(job, "stop")
@@ -347,8 +364,8 @@ class Scheduler:
         jobs = [job for job in self._running if job.prefilling]
         if not jobs:
             return
-        self._turn += 1
-        job = jobs[self._turn % len(jobs)]
+        self._prefill_calls += 1
+        job = jobs[self._prefill_calls % len(jobs)]
         slot = job.slot
         assert slot is not None
         alone = len(jobs) == 1 and not self.waiting
@@ -380,14 +397,13 @@ class Scheduler:
             job.progress()
             return
         if any(other.ticket is job.ticket for other in self.waiting):
-            # The rows of exactly this prompt, for its other choices. The logits stay until the engine computes.
-            self.cache.saves.save(slot, needed=True)
+            # The other choices need the KV of exactly this prompt. The logits stay valid until the engine computes again.
+            self.cache.kv_save.save(slot, needed=True)
         landmarks = job.request.prompt.landmarks
-        kept = (landmarks.anchor, landmarks.turn, *landmarks.breakpoints, *self._admission.shared(slot))
-        self.cache.checkpoints.thin(slot, self._placement, kept)
+        self.cache.checkpoints.thin(slot, (*landmarks, *self._admission.shared(slot)))
         logits = self.engine.logits(slot.number) if job.request.keep_logits else None
         job.start(job.report(self._mode_name, self._clock()), logits)
-        if job.request.max_tokens == 0:
+        if job.request.params.max_tokens == 0:
             self._finish(job, "length")
         elif (drawn := self._draw(job)) is not None:
             self._accept(job, *drawn)
@@ -406,55 +422,59 @@ class Scheduler:
 
     def _finish(self, job: Job, reason: StopReason) -> None:
         report = job.report(self._mode_name, self._clock())
-        slot, reply = job.slot, job.reply
-        assert slot is not None
-        delivered = reply.delivered()
-        if reply.stopped_by is not None and self._mode.traits.sliceable and len(slot) > len(job.chain) + len(delivered):
-            # The next turn goes on at what the caller saw, not behind the stop text.
-            self.engine.truncate(slot.number, len(job.chain) + len(delivered))
-            slot.truncate(len(job.chain) + len(delivered))
-        if not self.expiry.late(slot):
-            self._remember(job, slot, reason)  # before its caller can ask about it
-        job.finish(reason, report)
+        assert job.slot is not None
+        if job.reply.stopped_by is not None:
+            self._cut(job, job.slot)
+        job.finish(reason, report, self._turn_of(job, job.slot))
         self._release(job)
+        self._notify(Outcome(report, reason))
+
+    def _cut(self, job: Job, slot: Slot) -> None:
+        """Truncates the slot after the last token that the caller has seen, because the next turn continues there."""
+        seen = len(job.chain) + len(job.reply.delivered())
+        if self._mode.traits.sliceable and len(slot) > seen:
+            self.engine.truncate(slot.number, seen)
+            slot.truncate(seen)
+
+    def _turn_of(self, job: Job, slot: Slot) -> Turn | None:
+        """The turn for `Runtime.remember`; None if it must leave no record."""
+        if self.expiry.late(slot):
+            return None
+        prompt = job.request.prompt
+        turn = job.turn(self._clock(), self.expiry.wipes, settles=self.settle.takes(prompt))
+        slot.request_traits = turn.request_traits()
+        self.history.remember(turn.record)  # before the caller can ask for an explanation
+        conversation_fingerprint = self.history.conversation_fingerprint(prompt, self._prompter.template.source)
+        if conversation_fingerprint is not None and job.request.params.reuse:
+            self.cache.opened(job.chain, conversation_fingerprint)
+        return turn
+
+    def _keep(self, returned: ReturnedTurn) -> None:
+        """Records a returned turn."""
+        turn = returned.turn
+        if self.expiry.passed(turn):
+            return
+        traits = turn.request_traits(bool(returned.message.get("tool_calls")))
+        for slot in self.slots:
+            if tuple(slot.ids) == turn.ids:
+                slot.request_traits = traits
+        self.cache.replied(turn.ids, traits)
+        for record in returned.learned:
+            self.cache.keep_reply_tokens(turn.chain, record)
+        self.history.returned(turn.record, returned.message)
+        self.settle.add(returned)
+
+    def _notify(self, outcome: Outcome) -> None:
         if self._observe is not None:
             try:
-                self._observe(Outcome(report, reason))
+                self._observe(outcome)
             except Exception:
                 log.exception("an observer failed")
 
-    def _remember(self, job: Job, slot: Slot, reason: StopReason) -> None:
-        """Keeps what later requests may want to know of this one."""
-        prompt, reply = job.request.prompt, job.reply
-        returned = self._returned(job, cut=reason == "length" or reply.stopped_by is not None)
-        self.cache.replied(slot, job.request_traits(len(slot.ids), len(reply.tokens), bool(returned.get("tool_calls"))))
-        if job.request.choices == 1 and job.request.reuse and reply.tokens:
-            self.settle.add(prompt, returned, tuple(slot.ids), slot.now)
-        self.history.remember(job.record(returned, self._clock()))
-        conversation_fingerprint = self.history.conversation_fingerprint(prompt, self._prompter.template.source)
-        if conversation_fingerprint is not None and job.request.reuse:
-            self.cache.opened(job.chain, conversation_fingerprint)
-
-    def _returned(self, job: Job, *, cut: bool) -> Message:
-        """The message that the caller will send back of a reply; its spelling is remembered, before it can be sent back.
-
-        What a model writes may be anything, and nothing that goes wrong in reading it is worth more than that one spelling.
-        """
-        prompt, reply = job.request.prompt, job.reply
-        said: Message = {"role": "assistant", "content": reply.text}
-        try:
-            returned = job.request.returns(reply.text, cut) if job.request.returns is not None else said
-            for record in self._prompter.remember(prompt, reply.text, reply.delivered(), returned):
-                self.cache.keep_reply_tokens(job.chain, record)
-        except Exception:
-            log.exception("a reply could not be read")
-            return said
-        return returned
-
     def _fail(self, job: Job, fault: Exception, *, computed: bool = False) -> None:
-        """Something failed for this job: unless all was `computed`, its slot's content is undefined: forgotten, never saved."""
+        """Fails a job. Unless the call was `computed`, the content of its slot is undefined, so the slot is emptied."""
         known = isinstance(fault, HeadstartError)
-        # What other code says of a fault may quote another caller's text: neither this one nor the log is told.
+        # The message of any other exception may quote the text of another caller, so it is not passed on.
         error = fault if isinstance(fault, HeadstartError) else EngineError(f"internal error ({type(fault).__name__})")
         log.error("request failed: %s", error, exc_info=None if known else fault)
         job.ticket.emit(Failed(error))
@@ -468,8 +488,8 @@ class Scheduler:
             job.sampler.close()
             job.sampler = None
         if job.slot is not None:
+            job.slot.dirty |= not job.slot.kept  # while it was busy, its end was not saved
             job.slot.busy = False
-            job.slot.dirty |= not job.slot.kept  # while it was busy its end was left out
             job.slot.last_used = self._clock()
             job.slot = None
         if job in self._running:

@@ -1,4 +1,4 @@
-"""Slot: a live sequence of the engine, and what its rows are worth."""
+"""Slot: a live sequence of the engine, and the state of its KV."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits
 
 
 class Slot:
-    """What one slot of the engine holds. Mirrors the engine: change it only together with the engine's slot.
+    """The content of one slot of the engine. Change it only together with the engine's slot.
 
     Attributes:
-        root: the root id of its content; rows never serve another root.
-        canonical: leading tokens whose rows are canonical.
-        dirty: whether it may hold rows that no tier has, and that nobody has tried to save.
-        kept: whether all that was worth keeping of it has been, so that nothing is lost when it is overwritten.
+        root: the root id of its content. Its KV never serves another root.
+        canonical: leading tokens whose KV is canonical.
+        dirty: whether it may hold KV that is in no tier and was not tried to save.
+        kept: whether everything worth keeping was saved, so that nothing is lost when the slot is overwritten.
         busy: whether a request is using it.
-        secured: when finished blocks were last copied out of it, or its request began.
-        request_traits: what is known of the last request.
-        now: when the text that comes to it was first kept, in seconds since 1970.
-        forsaken: whether what it holds has been erased elsewhere: none of it may be saved.
+        secured: when its finished blocks were last saved, or when its request began.
+        request_traits: the traits of its last request.
+        now: when the text that is added to it was first stored, in seconds since 1970.
+        forsaken: whether its content was erased elsewhere, so that none of it may be saved.
     """
 
     def __init__(self, number: int, shape: Shape, block_size: int) -> None:
@@ -42,7 +42,7 @@ class Slot:
         self.request_traits = UNKNOWN_REQUEST
         self.now = 0.0
         self.forsaken = False
-        self._ends: list[int] = []  # of stretches of tokens that were first kept at the same time
+        self._ends: list[int] = []  # of runs of tokens that were first stored at the same time
         self._times: list[float] = []
         self._block_size = block_size
         self._buffer = np.zeros(shape.ctx, dtype=np.int32)
@@ -59,7 +59,7 @@ class Slot:
 
     @property
     def ids(self) -> list[BlockId]:
-        """Ids of its whole blocks."""
+        """Ids of its full blocks."""
         tokens = self.tokens
         while len(self._ids) < self._length // self._block_size:
             start = len(self._ids) * self._block_size
@@ -71,13 +71,17 @@ class Slot:
         return self.ids[block - 1] if block else self.root
 
     def written(self, start: int = 0, stop: int | None = None) -> float:
-        """When the oldest of these tokens was first kept; infinite if there are none."""
+        """When the oldest of these tokens was first stored; infinite if there are none."""
         stop = self._length if stop is None else stop
         first, last = bisect_right(self._ends, start), bisect_left(self._ends, stop)
         return min(self._times[first : last + 1], default=math.inf) if start < stop else math.inf
 
     def assign(self, chain: Chain, length: int, canonical: int, written: Sequence[tuple[int, float]] = ()) -> None:
-        """Its content is now the first `length` tokens of `chain`, just imported; `written`: up to where it was when."""
+        """Sets the content to the first `length` tokens of `chain`, which were just imported.
+
+        Args:
+            written: pairs of an end position and the time at which the tokens before it were first stored.
+        """
         self.truncate(0)
         self.root = chain.root
         self._ends, self._times = [min(end, length) for end, _ in written], [time for _, time in written]
@@ -90,14 +94,14 @@ class Slot:
         self.request_traits = UNKNOWN_REQUEST
 
     def begin(self, now: float, request_traits: RequestTraits, written: float) -> None:
-        """A request starts to use it; `request_traits`: as far as it is known; `written`: the time of its text."""
+        """A request starts to use the slot. `written`: the time of its text."""
         self.last_used = self.secured = now
         self.request_traits = request_traits
         self.now = written
 
     def _grow(self, length: int) -> None:
         if length == self._length:
-            return  # of no tokens there is no oldest
+            return  # no tokens, no time
         if self._times and self._times[-1] == self.now:
             self._ends[-1] = length
         else:
@@ -106,7 +110,7 @@ class Slot:
         self._length = length
 
     def truncate(self, length: int) -> None:
-        self._buffer[length : self._length] = 0  # what is forgotten is not left lying about
+        self._buffer[length : self._length] = 0  # so that no removed token stays in memory
         self._length = min(self._length, length)
         keep = bisect_left(self._ends, length) + 1 if length else 0
         del self._ends[keep:], self._times[keep:]
@@ -117,7 +121,7 @@ class Slot:
         del self._ids[length // self._block_size :]
 
     def extend(self, tokens: Tokens, *, canonical: bool) -> None:
-        """`tokens` were computed at its end; `canonical` if by a canonical call (or one that gives the same bits)."""
+        """Appends prefilled tokens. `canonical`: the call was canonical, or proved to give the same bits."""
         end = self._length + len(tokens)
         self._buffer[self._length : end] = tokens
         if canonical and self.canonical == self._length:
@@ -126,7 +130,7 @@ class Slot:
         self.dirty, self.kept = True, False
 
     def append(self, token: int, *, canonical: bool) -> None:
-        """One token was decoded at its end."""
+        """Appends a decoded token."""
         if canonical and self.canonical == self._length:
             self.canonical += 1
         self._buffer[self._length] = token

@@ -1,4 +1,7 @@
-"""State checkpoints, of models whose state cannot be truncated: taken at the very moment at which a slot is that long."""
+"""State checkpoints: copies the state of a slot to memory, for models whose state cannot be truncated.
+
+A checkpoint can be taken only at the moment at which the slot has exactly that length.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from headstart.interfaces.engine import Engine
 from headstart.interfaces.landmarks import Landmarks
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import block_id, checkpoint_id
-from headstart.prefix_cache.checkpoints import Placement
+from headstart.prefix_cache.checkpoints import LATTICE
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of
@@ -30,7 +33,7 @@ class StateCheckpoints:
         self._block_size = engine.traits.block_size
 
     def at(self, slot: Slot, landmarks: Landmarks = NOWHERE, *, protected: bool = True) -> Entry | None:
-        """The checkpoint of `slot` as it is now; None if memory has one as good, or it is of no use."""
+        """The checkpoint of `slot` at its present length; None if it is of no use, or memory has an equally good one."""
         if not self._mode.traits.stateful:
             return None
         length = len(slot)
@@ -52,32 +55,33 @@ class StateCheckpoints:
             return None
         stay = {mark // self._block_size for mark in (landmarks.anchor, landmarks.turn)}
         before = (at for at in range(start // self._block_size, 0, -1) if self._store.marked(slot.ids[at - 1]))
-        if protected:  # others may be gone when it is needed
+        if protected:  # the others may be dropped before this one is needed
             before = (at for at in before if at in stay or self._store.index.is_branch_point(slot.ids[at - 1]))
         entry.gap = length - next(before, 0) * self._block_size
         return entry
 
     def replace(self, slot: Slot, before: BlockId | None) -> BlockId | None:
-        """Takes a checkpoint while a reply goes on, in place of the one `before`: only its last block may be left again."""
+        """Takes a checkpoint during a reply, and drops the one `before`. Only the latest is needed."""
         taken = self.take(slot, protected=False)
         known = self._store.index.get(before) if taken is not None and before is not None else None
-        if known is not None and not (known.protected or known.canonical):  # it may be somebody else's by now
+        if known is not None and not (known.protected or known.canonical):  # else another prompt may need it
             self._store.memory_budget.discard(known.id)
         return taken or before
 
     def take(
         self, slot: Slot, landmarks: Landmarks = NOWHERE, *, protected: bool = True, spare: Sequence[Entry] = ()
     ) -> BlockId | None:
-        """Takes the checkpoint of `slot` as it is now, if it has one that memory lacks (or has only derived): its id, then.
+        """Takes the checkpoint of `slot` at its present length. Returns its id; None if there is none to take (see `at`).
 
-        `landmarks` of the prompt, and whether the point is `protected`, say what it is worth: see `prefix_cache/checkpoints`.
+        Args:
+            landmarks: of the prompt. With `protected`, they determine the worth of the checkpoint (`prefix_cache/checkpoints`).
         """
         entry = self.at(slot, landmarks, protected=protected)
         if entry is None:
             return None
         canonical = slot.canonical == len(slot)
-        known = [self._store.index.get(piece) for piece in slot.ids]
-        with pinned([*spare, *(piece for piece in known if piece is not None)]):
+        known = [self._store.index.get(key) for key in slot.ids]
+        with pinned([*spare, *(block for block in known if block is not None)]):
             if not self._store.memory_budget.claim(len(slot)):
                 return None
             now = self._store.clock()
@@ -97,16 +101,16 @@ class StateCheckpoints:
             self._store.publish(entry, cell, now, canonical=canonical, size=size)
             return entry.id
 
-    def thin(self, slot: Slot, placement: Placement, kept: Collection[int]) -> None:
-        """Drops the checkpoints that `slot`'s line need not have any more. `kept`: lengths at which they stay in any case."""
+    def thin(self, slot: Slot, kept: Collection[int]) -> None:
+        """Drops the surplus checkpoints of the slot's chain. `kept`: lengths at which they stay in any case."""
         if not self._mode.traits.stateful:
             return
-        held = {entry.stop: entry for piece in slot.ids if (entry := self._store.index.get(checkpoint_id(piece))) is not None}
+        held = {entry.stop: entry for key in slot.ids if (entry := self._store.index.get(checkpoint_id(key))) is not None}
         stay = {length // self._block_size * self._block_size for length in kept}
         stay |= {length for length, entry in held.items() if entry.pins or self._store.index.is_branch_point(entry.parent)}
-        for length in placement.surplus(sorted(held), max(held, default=0), stay):
+        for length in LATTICE.surplus(sorted(held), max(held, default=0), stay):
             self._store.memory_budget.discard(held[length].id)
-        # Of the ends that the line once had, the last one stays: the client may go on from there after all.
+        # Of the earlier ends of the chain, only the last one stays, because the client may continue from there.
         blocks = (
             (slot.parent_of(number), slot.tokens[number * self._block_size :][: self._block_size])
             for number in range(len(slot.ids) + 1)

@@ -1,19 +1,19 @@
 """Fake: a tiny deterministic engine without a model file, for tests of everything above the engine.
 
-It keeps the one property that matters: what comes out depends on every row that a slot really holds.
-A row has two parts:
+It has the one property that matters: its output depends on all KV that a slot really holds. The KV of a token has two parts:
 
-    high   a digest of the high parts of all rows before it and of its token: which tokens
-    low    a digest of all rows before it and of the call that made it: which kernel, as the last bits of real rows
+    high   a digest of the token and of the high parts before it: it says which tokens were computed
+    low    a digest of the call that computed the token and of all KV before it: it stands for the last bits of real KV,
+           which depend on the kernel
 
-Logits are drawn from all rows held, never from tokens kept aside, so a wrong, stale or shuffled row changes them. High
-parts decide their order (with gaps of `GAP`), low parts move them by less than `NOISE`: greedy replies depend on tokens
-only, while bit-exactness can fail. Low parts are canonical in whole blocks computed from a block boundary on; the rows of a
-shorter or an unaligned call depend on that call, and rows born in decoding on the size of the batch.
+Logits are drawn from all KV in the slot. No tokens are kept aside, so wrong, stale or shuffled KV changes the logits. High
+parts decide the order of the logits, with gaps of `GAP`. Low parts move them by less than `NOISE`. So greedy replies depend
+on the tokens only, while a test of bits can fail. The low part is canonical in whole blocks that are computed from a block
+boundary on. The low part of other tokens depends on the size and position of their call, and in decoding on the batch size.
 
-Where rows cannot be sliced, a slot has a state too: digests, high and low as well, of its earlier self and of each row as it
-is made. New rows and the logits depend on both, so rows beside a state of other tokens, or of another length, show. With
-rows of 0 bytes the state is all there is.
+An engine that is not `sliceable` also has a state in each slot. It has a high and a low part too: digests of the state before
+and of the KV of each token. New KV and the logits depend on the state. So KV beside the state of other tokens, or of another
+length, changes the logits. With KV of 0 bytes the state is everything.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from headstart.interfaces.tokens import Bytes
 
 GAP, NOISE = 0.05, 0.001
 LOW = 4
-"""Bytes of the low part of a row or a state."""
+"""Bytes of the low part of a token's KV, and of a state."""
 _LENGTH = 4
-"""Bytes of a checkpoint that say how long its sequence is."""
+"""Bytes of a checkpoint that hold the length of its sequence."""
 _LEAST_STATE = _LENGTH + LOW + 8
 _DIGEST = 64
-"""Most bytes of a BLAKE2b."""
+"""Bytes of a BLAKE2b digest."""
 
 PRINTABLE = bytes(range(32, 127))
 Operation = Literal["prefill", "decode", "export", "import", "export checkpoint", "import checkpoint", "rewind"]
@@ -75,9 +75,10 @@ START, END, STOP = Control("<|im_start|>", 256), Control("<|im_end|>", 257), Con
 
 
 class FakeTokenizer:
-    """Bytes 0–255, three control tokens, then `words`: longer pieces that the tokenizer prefers (the longest first).
+    """A token for each byte, three control tokens, and a token for each of `words`.
 
-    Without words a text has one spelling; with them the model can spell it as the tokenizer would not.
+    The tokenizer prefers words, the longest first. Without words a text has only one form as tokens. With words the model can
+    write a text with other tokens than the tokenizer chooses.
     """
 
     def __init__(self, words: Sequence[str] = (), *, bos: Control | None = None, chat_template: str | None = CHATML) -> None:
@@ -86,15 +87,15 @@ class FakeTokenizer:
         self.eog = frozenset({END.id, STOP.id})
         self.chat_template = chat_template
         self.names = {"bos_token": bos.text if bos else "", "eos_token": END.text}
-        pieces = [control.text.encode() for control in self.controls] + [word.encode() for word in words]
-        self._pieces = [bytes([value]) for value in range(256)] + pieces
-        self._words = {piece: 256 + number for number, piece in enumerate(pieces) if number >= len(self.controls)}
+        longer = [control.text.encode() for control in self.controls] + [word.encode() for word in words]
+        self._bytes = [bytes([value]) for value in range(256)] + longer
+        self._words = {word: 256 + number for number, word in enumerate(longer) if number >= len(self.controls)}
         longest = sorted(self._words, key=len, reverse=True)
         self._split = re.compile(b"|".join([*map(re.escape, longest), b"."]), re.DOTALL)
 
     @property
     def n_vocab(self) -> int:
-        return len(self._pieces)
+        return len(self._bytes)
 
     def tokenize(self, text: str) -> list[int]:
         data = text.encode("utf-8", "surrogatepass")
@@ -103,7 +104,7 @@ class FakeTokenizer:
         return [self._words.get(found, found[0]) for found in self._split.findall(data)]
 
     def token_bytes(self, token: int) -> bytes:
-        return self._pieces[token]
+        return self._bytes[token]
 
 
 class FakeSampler:
@@ -156,23 +157,24 @@ class _Slot:
 
 
 class FakeEngine(Engine):
-    """Required contract; every trait can be chosen.
+    """The whole contract, with the traits that a test chooses.
 
     Args:
         kv_bytes_per_token: 0 (which needs a state), or at least `2 * LOW`.
-        state_bytes: most bytes of a checkpoint, where rows are not `sliceable`; short sequences have smaller ones.
-        seed: the "weights".
+        state_bytes: most bytes of a checkpoint, if the engine is not `sliceable`. Checkpoints of short sequences are smaller.
+        seed: stands for the weights.
         delay: seconds that each prefill and decode call takes.
-        alphabet: bytes that the model likes to say, its end token beside them.
+        alphabet: bytes that replies are made of; the end token can follow each of them.
 
     Attributes:
-        prefilled: tokens that entered as prompt.
-        decoded: tokens that entered as replies.
+        prefilled: tokens that were prefilled.
+        decoded: tokens that were decoded.
         calls: prefill calls.
         decodes: decode calls.
         largest: most tokens of one prefill call.
-        exported, imported: tokens whose rows were copied.
-        checkpoints, rewinds: checkpoints copied out, and gone back to in place.
+        exported, imported: tokens whose KV was exported or imported.
+        checkpoints: checkpoints that were exported.
+        rewinds: calls of `rewind` that succeeded.
     """
 
     def __init__(
@@ -221,7 +223,7 @@ class FakeEngine(Engine):
         self.delay = delay
         self.prefilled = self.decoded = self.calls = self.decodes = self.largest = self.exported = self.imported = 0
         self.checkpoints = self.rewinds = 0
-        self._width = max(0, kv_bytes_per_token - LOW)  # of a row's high part
+        self._width = max(0, kv_bytes_per_token - LOW)  # bytes of the high part of a token's KV
         self._most_state = state_bytes - _LENGTH - LOW
         self._key = blake2b(repr(seed).encode()).digest()
         self._likes = np.zeros(self.tokenizer.n_vocab, np.float32)
@@ -234,7 +236,7 @@ class FakeEngine(Engine):
         self._busy = threading.Lock()
 
     def fail_next(self, operation: Operation, times: int = 1) -> None:
-        """The next `times` calls of `operation` raise EngineError and leave behind what the contract lets them."""
+        """Makes the next `times` calls of `operation` raise EngineError, and leave what the contract allows then."""
         self._failures += [operation] * times
 
     def prefill(self, slot: int, tokens: npt.NDArray[np.int32], *, logits: bool) -> None:
@@ -318,7 +320,7 @@ class FakeEngine(Engine):
         with self._alone():
             held = self._emptied(slot)
             if not self.traits.sliceable:
-                raise EngineError("rows of this model are worth nothing without a checkpoint")
+                raise EngineError("KV of this model cannot be used without a checkpoint")
             self._check_movable()
             total = self._check_segments(segments)
             self._fail("import")
@@ -367,7 +369,7 @@ class FakeEngine(Engine):
     # ── numerics ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _kernels(self, start: int, count: int) -> list[bytes]:
-        """What made each row of a prefill call; nothing for canonical rows."""
+        """For each token of a prefill call, the name of the kernel that computes it; empty for canonical KV."""
         traits = self.traits
         whole = count // traits.block_size * traits.block_size if start % traits.block_size == 0 else 0
         if not traits.chunking and count != traits.block_size:
@@ -382,17 +384,17 @@ class FakeEngine(Engine):
         low = blake2b(slot.low[:start].tobytes(), key=self._key)
         highs, lows = bytearray(), bytearray()
         for at, token, kernel in zip(range(start, stop), tokens, kernels, strict=True):
-            mine, call = high.copy(), low.copy()
-            mine.update(int(token).to_bytes(4, "little") + slot.state_high)
-            digest = mine.digest()
+            known, call = high.copy(), low.copy()
+            known.update(int(token).to_bytes(4, "little") + slot.state_high)
+            digest = known.digest()
             call.update(digest + kernel + slot.state_low)
             if not self.traits.sliceable:
                 self._advance(slot, at, digest, call.digest())
-            row, bits = digest[: self._width], call.digest()[: slot.low.shape[1]]
-            high.update(row)
-            low.update(bits)
-            highs += row
-            lows += bits
+            tokens_part, kernel_part = digest[: self._width], call.digest()[: slot.low.shape[1]]
+            high.update(tokens_part)
+            low.update(kernel_part)
+            highs += tokens_part
+            lows += kernel_part
         slot.high[start:stop] = np.frombuffer(highs, np.uint8).reshape(slot.high[start:stop].shape)
         slot.low[start:stop] = np.frombuffer(lows, np.uint8).reshape(slot.low[start:stop].shape)
         slot.length = stop
@@ -404,12 +406,12 @@ class FakeEngine(Engine):
         slot.state_low = blake2b(slot.state_low + low, key=self._key, digest_size=LOW).digest()
 
     def _state_high(self, length: int) -> int:
-        """Bytes of a state's high part: it grows for a while, as that of a sliding window does."""
+        """Bytes of a state's high part. It grows up to a limit, as the state of a sliding window does."""
         return min(self._most_state, 8 + length)
 
     def _predict(self, slot: _Slot) -> Logits:
-        def draw(rows: npt.NDArray[np.uint8], state: bytes) -> np.random.Generator:
-            seen = blake2b(rows[: slot.length].tobytes() + state, key=self._key, digest_size=16)
+        def draw(kv: npt.NDArray[np.uint8], state: bytes) -> np.random.Generator:
+            seen = blake2b(kv[: slot.length].tobytes() + state, key=self._key, digest_size=16)
             return np.random.default_rng(int.from_bytes(seen.digest(), "little"))
 
         order = draw(slot.high, slot.state_high).permutation(self.tokenizer.n_vocab).astype(np.float32)

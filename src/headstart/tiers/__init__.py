@@ -1,1 +1,1 @@
-"""Bytes under ids, within hard budgets: memory and disk. A tier knows no tokens and no models."""
+"""Tiers: memory and disk. Each stores bytes under ids, within a hard budget. A tier knows nothing about models."""

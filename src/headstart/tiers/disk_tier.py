@@ -1,4 +1,4 @@
-"""Disk tier: what the tier below memory can do. `WriteBehind` is one; without a disk there is `NoDisk`."""
+"""Disk tier: the contract of the tier below memory. `WriteBehind` fulfils it; without a disk, `NoDisk` does."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class DiskTier(Protocol):
     """The tier below memory. All methods are for the engine thread, and none waits for a write.
 
     Attributes:
-        name: of the tier, as reports and the index have it.
-        counters: what it has done and refused, by reason.
+        name: the name of the tier in reports and in the index.
+        counters: objects that it saved, evicted and refused, and faults, by reason.
     """
 
     name: str
@@ -25,7 +25,7 @@ class DiskTier(Protocol):
 
     @property
     def on(self) -> bool:
-        """Whether offering makes sense at all."""
+        """Whether there is a disk."""
 
     @property
     def used(self) -> int:
@@ -40,12 +40,12 @@ class DiskTier(Protocol):
         """Bytes of the budget that are neither used nor free."""
 
     def __len__(self) -> int:
-        """How many objects it holds."""
+        """Number of objects on disk."""
 
     def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
-        """Takes an object to be stored; `payload` must stay as it is until a notice says `ObjectStored` or `ObjectRefused`.
+        """Queues an object to be stored. `payload` must not change until the notice `ObjectStored` or `ObjectRefused` comes.
 
-        False if it cannot take more just now; then no notice comes. `last`: before the end, however much waits already.
+        False if the queue is full or the disk fails; then no notice comes. `last`: the server stops, so the queue has no limit.
         """
 
     def discard(self, keys: Collection[bytes]) -> None:
@@ -56,28 +56,29 @@ class DiskTier(Protocol):
         """
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
-        """Fills the buffers, several at a time; for each how much of it, in bytes, or what went wrong.
+        """Reads objects into buffers, several at a time. Returns for each the bytes that were read, or the error.
 
-        Rows must fill theirs; a checkpoint may be smaller. A bad object is put aside, a disk that hangs given up: see `Hung`.
+        KV must fill its buffer; a checkpoint may be smaller. A bad object goes into quarantine. If the disk hangs, the read is
+        given up: see `Hung`.
         """
 
     def keep(self, keys: Collection[bytes]) -> None:
-        """For a while nothing of this is evicted, in place of what this was told before: a request waits for it."""
+        """Protects objects from eviction for a while, because a request waits for them. Replaces the keys of earlier calls."""
 
     def use(self, keys: Collection[bytes]) -> None:
         """Counts a use of each object now."""
 
     def replied(self, keys: Collection[bytes], request_traits: RequestTraits) -> None:
-        """Tells of the request that has used these objects last."""
+        """Records the traits of the request that used these objects last."""
 
     def note(self, note: Note) -> None:
-        """Keeps something small beside a block."""
+        """Stores a note with a block."""
 
     def foreign(self) -> Mapping[bytes, Set[bytes]]:
-        """First blocks of other fingerprints' chains, by fingerprint, as far as they were there when it was opened."""
+        """Keys of the first blocks of chains with other fingerprints, by fingerprint, as found when the disk was opened."""
 
     def notices(self) -> list[Notice]:
-        """What has happened since the last call; if that is very much, some of it."""
+        """New notices since the last call. If there are very many, the rest comes with the next calls."""
 
     def close(self, seconds: float) -> bool:
-        """Writes what was offered, for at most so long, and ends. False if it has not ended and may still read payloads."""
+        """Writes the queued objects for at most `seconds`, and ends. False if it is still running and may read payloads."""

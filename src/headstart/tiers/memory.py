@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headstart.errors import ConfigError
-from headstart.interfaces.tier import EntryKind, Store
+from headstart.interfaces.tier import KV, STATE, EntryKind, Store
 from headstart.interfaces.tokens import Bytes
 from headstart.names import option
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits
@@ -52,7 +52,7 @@ class Memory(Store):
         self._cells: dict[bytes, tuple[Cell, int]] = {}  # with the size of its content
         self._open: set[Cell] = set()
         try:
-            self._arenas: dict[EntryKind, Arena] = {"rows": Arena(cell_bytes, budget), "state": Arena(state_bytes, budget)}
+            self._arenas: dict[EntryKind, Arena] = {KV: Arena(cell_bytes, budget), STATE: Arena(state_bytes, budget)}
         except (OSError, OverflowError, ValueError) as error:
             raise ConfigError(f"Cannot reserve {budget} bytes of memory ({error}); lower {option('memory_budget')}.") from error
 
@@ -73,7 +73,7 @@ class Memory(Store):
         """Bytes of a cell."""
         return self._arenas[kind].size
 
-    def fits(self, kind: EntryKind = "rows") -> bool:
+    def fits(self, kind: EntryKind = KV) -> bool:
         """Whether one more cell of a kind can be allocated without evicting."""
         size = self._arenas[kind].size
         return not self._closed and (not size or self.used + size <= self._budget)
@@ -90,7 +90,7 @@ class Memory(Store):
             if not any(arena.shrink() for arena in arenas):
                 return
 
-    def allocate(self, kind: EntryKind = "rows", owner: bytes = b"") -> Cell | None:
+    def allocate(self, kind: EntryKind = KV, owner: bytes = b"") -> Cell | None:
         """A cell to write into; None if the budget is used up. `commit` or `release` must follow."""
         if not self.fits(kind):
             return None
@@ -130,6 +130,7 @@ class Memory(Store):
         return None if found is None else self.cell(found[0])[: found[1]]
 
     def delete(self, key: bytes) -> None:
+        """Frees the cell under `key`. A missing key is no error."""
         found = self._cells.pop(key, None)
         if found is not None:
             self._give(found[0])

@@ -1,4 +1,4 @@
-"""No disk: the tier below memory where there is none."""
+"""No disk: the disk tier of a server without a disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headstart.tiers.notices import Notice
 
 
 class NoDisk:
-    """A `DiskTier` that takes nothing and has nothing."""
+    """A `DiskTier` that refuses and holds nothing."""
 
     name = "disk"
     on = False

@@ -57,7 +57,7 @@ TIDY = 600.0
 """Seconds between two searches for files that crashes of other processes have left."""
 KEEP = 60.0
 """Seconds for which objects that a request waits for are not evicted."""
-SAY = 60.0
+LOG_EVERY = 60.0
 """Seconds between two log lines about refused objects."""
 
 
@@ -65,11 +65,11 @@ class WriteBehind:
     """A `DiskTier` behind a thread. All methods are for the engine thread.
 
     Args:
-        opens: opens the disk; may fail, and is then tried again now and then.
-        fingerprint: whose objects are of interest.
-        limit: bytes that may wait to be written.
-        terms: how long anything may be kept; learns those that the folder knows, and when somebody has deleted everything.
-        clock: seconds since 1970.
+        opens: opens the disk. If it fails, it is tried again later.
+        fingerprint: the fingerprint of the objects that are of interest.
+        limit: most bytes that may wait to be written.
+        terms: how long entries may be kept. It learns the terms that the folder knows, and when a user deleted everything.
+        clock: a clock in seconds since 1970.
     """
 
     name = "disk"
@@ -84,29 +84,30 @@ class WriteBehind:
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._terms = Terms() if terms is None else terms
+        self._terms.share()
         self._clock = clock
-        self._looked, self._terms_seen = -math.inf, -1  # when it was looked for what is too old
-        self._wiped: tuple[float, int] | None = None  # `Ages.wiped`, as it was seen last
-        self._wiped_first = 0.0  # and up to when, at first
+        self._looked, self._terms_seen = -math.inf, -1  # when expired objects were last looked for
+        self._wiped: tuple[float, int] | None = None  # `Ages.wiped` at the last look
+        self._wiped_first = 0.0  # its time at the first look
         self._opens = opens
         self._fingerprint = fingerprint
         self._limit = limit
         self._waiting = 0  # bytes; changed by both threads, under the lock
         self._lock = threading.Lock()
         self._queue: queue.Queue[tuple[Label, Bytes] | frozenset[bytes] | None] = queue.Queue()
-        self._unwanted: set[bytes] = set()  # to be discarded by what is still in the queue; under the lock
-        self._doomed: set[bytes] = set()  # to be deleted next; the thread's own
+        self._unwanted: set[bytes] = set()  # keys of queued discards; under the lock
+        self._to_delete: set[bytes] = set()  # keys to delete next; only for the thread
         self._notices: deque[Notice] = deque()
         self._uses: deque[tuple[bytes, float]] = deque(maxlen=NEWS)
         self._replies: deque[tuple[bytes, RequestTraits]] = deque(maxlen=NEWS)
         self._notes: deque[Note] = deque(maxlen=NEWS)
         self._bad: deque[bytes] = deque()
         self._reading: frozenset[bytes] = frozenset()
-        self._kept: tuple[frozenset[bytes], float] = frozenset(), 0.0  # and until when
+        self._kept: tuple[frozenset[bytes], float] = frozenset(), 0.0  # and the end of their protection
         self._hung: list[threading.Event] = []
-        self._moved, self._again = 0, False  # bytes that were read; whether all that is there has to be told anew
-        self._told = (0, 0)  # of the counters
-        self._told_at = self._tidied = float("-inf")
+        self._moved, self._again = 0, False  # bytes that were read; whether all objects must be reported again
+        self._logged = (0, 0)  # the counters at the last log line
+        self._logged_at = self._tidied = float("-inf")
         self._seen = self._seen_notes = 0
         self._known: set[bytes] = set()
         self._version: tuple[int, ...] = ()
@@ -189,10 +190,10 @@ class WriteBehind:
             return self._put_aside(label, error)
 
     def _count(self, moved: int) -> None:
-        self._moved += moved  # by several threads: that it grows is all that matters
+        self._moved += moved  # several threads do this, so it may be inexact. It only has to grow
 
     def _put_aside(self, label: Label, error: Exception) -> Exception:
-        log.warning("object %s is put aside: %s", label.key.hex()[:16], error)
+        log.warning("object %s goes into quarantine: %s", label.key.hex()[:16], error)
         self._bad.append(label.key)
         return error
 
@@ -234,7 +235,7 @@ class WriteBehind:
         while not closing and time.monotonic() < self._ends:
             batch, discarded, closing = self._collect()
             self._work(self._wanted(batch))
-            self._doomed |= discarded
+            self._to_delete |= discarded
             with self._lock:
                 self._unwanted -= discarded
         if self._disk is not None:
@@ -258,7 +259,7 @@ class WriteBehind:
         return batch, frozenset(), False
 
     def _wanted(self, batch: list[tuple[Label, Bytes]]) -> list[tuple[Label, Bytes]]:
-        """The objects of a batch that were not discarded after they were offered."""
+        """The objects of a batch, without those that were discarded after they were offered."""
         with self._lock:
             unwanted = {label.key for label, _ in batch} & self._unwanted
         for label, payload in batch:
@@ -275,14 +276,14 @@ class WriteBehind:
                 assert disk is not None
                 if time.monotonic() >= self._tidied + min(TIDY, self._terms.look):
                     self._reconcile(disk)
-                while self._bad:  # before anything is written in its place
+                while self._bad:  # before it is written again
                     row = disk.quarantine(self._bad.popleft())
                     if row is not None:
                         self._notices.append(ObjectFound(row.label))
                 self._expire(disk)
-                if self._doomed:
-                    gone = disk.discard(self._doomed)
-                    self._doomed.clear()
+                if self._to_delete:
+                    gone = disk.discard(self._to_delete)
+                    self._to_delete.clear()
                     self.counters["discarded"] += len(gone)
                     self._forget(gone)
                 if batch:
@@ -296,21 +297,21 @@ class WriteBehind:
                         log.warning("the disk works again")
                         self._failing_until = 0.0
                 self._housekeep(disk)
-        except Exception as error:  # whatever it is: this thread must go on, or nothing that is offered gets an answer
+        except Exception as error:  # any error: the thread must go on, or offered objects get no answer
             self._fail(error)
             reason = "fault"
         for label, payload in batch:
             self._end(ObjectRefused(label, reason), payload)
-        self._say()
+        self._log_refused()
 
-    def _say(self) -> None:
+    def _log_refused(self) -> None:
         """Logs from time to time how many objects were refused."""
-        told = self.counters["skipped_full"], self.counters["skipped_budget"]
-        if told != self._told and time.monotonic() >= self._told_at + SAY:
-            full, budget = (now - before for now, before in zip(told, self._told, strict=True))
+        refused = self.counters["skipped_full"], self.counters["skipped_budget"]
+        if refused != self._logged and time.monotonic() >= self._logged_at + LOG_EVERY:
+            full, budget = (now - before for now, before in zip(refused, self._logged, strict=True))
             text = f"{count(full, 'object')} wait until the disk has time, {count(budget, 'object')} not stored"
             log.log(logging.WARNING if budget else logging.INFO, "%s: %s", text, OptionText(option("disk_budget")))
-            self._told, self._told_at = told, time.monotonic()
+            self._logged, self._logged_at = refused, time.monotonic()
 
     def _write(self, disk: Disk, batch: list[tuple[Label, Bytes]]) -> None:
         erased = set[bytes]()
@@ -338,10 +339,10 @@ class WriteBehind:
             self._waiting -= len(payload)
 
     def _reconcile(self, disk: Disk) -> None:
-        """Finds files that crashes have left: of all processes at the start, of other processes later."""
+        """Cleans up after crashes: of all processes at the start, and of other processes later."""
         if self._tidied == float("-inf") or disk.strays():
             found, gone = disk.reconcile()
-            self._looked = -math.inf  # who knows how old that is
+            self._looked = -math.inf  # what was found may be expired
             if found or gone:
                 log.info("after a crash: %s found again, %s dropped", count(len(found), "object"), count(len(gone), "row"))
             self._forget(gone)
@@ -355,23 +356,24 @@ class WriteBehind:
         """Erases expired objects from time to time."""
         if self._terms_seen != self._terms.version:
             self._terms_seen, self._looked = self._terms.version, -math.inf
-            self._agree(disk)
         now = self._clock()
-        if abs(now - self._looked) >= self._terms.look:  # clocks may go back
+        if abs(now - self._looked) >= self._terms.look:  # the clock may be set back
+            self._agree(disk)
             erased, evicted = disk.expire(self._terms, self._spared)
             self.counters.update(["erased"] * len(erased) + ["evicted"] * len(evicted))
             self._forget(erased, ObjectErased)
             self._forget(evicted)
+            self._agree(disk)  # `expire` may have removed some terms
             self._looked = now
 
     def _agree(self, disk: Disk) -> None:
-        """Says the terms that were given here, and learns those that other processes have said."""
+        """Writes the terms that were set here into the catalogue, and reads those of other processes."""
         news = self._terms.news()
-        disk.catalog.ages.keep(news)
+        disk.catalog.ages.keep(news, self._clock())
         self._terms.learn(disk.catalog.ages.terms(), news)
 
     def _erased(self, disk: Disk, label: Label) -> bool:
-        """Whether somebody has deleted, since the folder was opened, what is about to be written."""
+        """Whether a user has deleted this object since the folder was opened, so that it must not be written."""
         wiped, _ = disk.catalog.ages.wiped()
         before = self._terms.before if self._terms.obeyed == wiped else wiped
         if wiped not in (0.0, self._wiped_first) and label.written <= before:
@@ -392,13 +394,13 @@ class WriteBehind:
             disk.catalog.note(self._fingerprint, kept, self._clock(), since=self._wiped[0])
 
     def _look(self, disk: Disk) -> Set[bytes]:
-        """Tells of what has come and gone without this process; what of that was erased."""
+        """Reports objects that other processes have added or removed. Returns the keys of those that were deleted by a user."""
         erased = frozenset[bytes]()
         version, again = disk.catalog.version(), self._again and not self._hangs
         if version == self._version and not again:
             return erased
         self._again, self._seen = self._again and not again, 0 if again else self._seen
-        wiped = disk.catalog.ages.wiped()  # before what vanished: of this all is told first
+        wiped = disk.catalog.ages.wiped()  # read before the keys, so that no deletion is missed
         if self._version and version[0] != self._version[0]:
             vanished = self._known - disk.catalog.keys()
             erased = frozenset(vanished - disk.catalog.ghosts(vanished))
@@ -409,7 +411,7 @@ class WriteBehind:
         self._version = version
         rows = list(disk.catalog.rows(self._fingerprint, self._seen))
         self._seen = max((row.number for row in rows), default=self._seen)
-        for row in sorted(rows, key=lambda row: row.label.start):  # what it hangs on before: it says whose it is
+        for row in sorted(rows, key=lambda row: row.label.start):  # parents first: the owner is known from them
             self._known.add(row.label.key)
             self._notices.append(ObjectFound(row.label))
         for number, note in disk.catalog.notes(self._fingerprint, self._seen_notes):
@@ -427,19 +429,19 @@ class WriteBehind:
             self._notes.clear()
             if wiped[0] != before[0]:
                 self._notices.append(EverythingErased(wiped[0]))
-            if wiped[0] == before[0] or wiped[1] > before[1] + 1:  # several at once: one may have been a chain
+            if wiped[0] == before[0] or wiped[1] > before[1] + 1:  # several deletions at once: one may have been of a chain
                 self._notices.append(EverythingErased(0.0))
 
     def _open(self) -> bool:
         try:
             self._disk = self._opens()
-            self._disk.catalog.ages.keep(self._terms.owners)  # it may be another catalogue than before
+            self._disk.catalog.ages.keep(self._terms.owners, self._clock())  # the catalogue may be a new one
             self._agree(self._disk)
             self._expire(self._disk)
             self._seen, self._seen_notes, self._version, self._tidied = 0, 0, (), float("-inf")
             if self._disk.budget <= RESERVE:
-                said = "nothing fits on %s of disk: free some, or give more %s"
-                log.warning(said, show_size(self._disk.budget), OptionText(option("disk_budget")))
+                warning = "nothing fits on %s of disk: free some, or give more %s"
+                log.warning(warning, show_size(self._disk.budget), OptionText(option("disk_budget")))
             self._look(self._disk)
             self._foreign = self._disk.catalog.foreign(self._fingerprint)
         except Exception as error:
@@ -454,17 +456,17 @@ class WriteBehind:
         self.counters["faults"] += 1
         if self._disk is not None and _only_writing(error):
             with suppress(OSError, sqlite3.Error):
-                self._disk.measure()  # it may have to give way
-                self._forget(self._known - self._disk.catalog.keys())  # evicted for what could not be written then
+                self._disk.measure()  # other files may need the space
+                self._forget(self._known - self._disk.catalog.keys())  # evicted for objects that were then not written
             return
-        disk, self._disk = self._disk, None  # opened anew later: the folder itself may have gone
+        disk, self._disk = self._disk, None  # opened again later: the folder may be gone
         self._forget(list(self._known))
         if disk is not None:
             _close(disk, damaged=damages(error))
 
 
 def _only_writing(error: Exception) -> bool:
-    """Whether the disk can still be read: it is full or read-only, or another process has locked it for long."""
+    """Whether the disk can still be read: it is full, read-only, or locked by another process for long."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EAGAIN)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -478,4 +480,4 @@ def _close(disk: Disk, *, damaged: bool = False) -> None:
         else:
             disk.close()
     except (OSError, sqlite3.Error) as error:
-        log.warning("the disk was not closed well: %s", error)
+        log.warning("the disk could not be closed: %s", error)

@@ -1,4 +1,4 @@
-"""Anthropic dialogue: what a body of /v1/messages says, in the form that all dialects share."""
+"""Anthropic conversation: a body of /v1/messages → the `Conversation` that all dialects share."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ _WRITTEN = frozenset({"text", "document", "search_result"})
 """The types of `Written`."""
 
 FAILED = "Error:"
-"""What a result that `is_error` begins with: templates know no such mark."""
+"""Beginning of a result with `is_error`, because templates have no mark for errors."""
 
 
-def conversation_of(form: CountTokensRequest, salt: str = "") -> Conversation:
-    """Reads a body. Neighbours of one role become one turn; in a user's, results come before text, as templates need it."""
+def conversation_of(body: CountTokensRequest, salt: str = "") -> Conversation:
+    """The conversation of a body. Adjacent messages with one role become one turn. In a user's turn, tool results come before
+    text, because templates need that order."""
     messages: list[Message] = []
-    if form.system:
-        messages.append({"role": "system", "content": _content(form.system)})
-    for role, run in groupby(form.messages, key=lambda message: message["role"]):
+    if body.system:
+        messages.append({"role": "system", "content": _content(body.system)})
+    for role, run in groupby(body.messages, key=lambda message: message["role"]):
         turn = list(run)
         messages += [_assistant(turn)] if role == "assistant" else _others(role, turn)
-    messages[-1] = {**messages[-1], **_mark({"cache_control": form.cache_control})}
+    messages[-1] = {**messages[-1], **_mark({"cache_control": body.cache_control})}
     return Conversation(
         messages=tuple(messages),
-        tools=tuple(_tool(tool) for tool in form.tools or () if not left_out(tool)),
-        choice=form.choice,
-        format=form.format,
-        template_kwargs=_template_kwargs(form),
+        tools=tuple(_tool(tool) for tool in body.tools or () if not left_out(tool)),
+        choice=body.choice,
+        format=body.format,
+        template_kwargs=_template_kwargs(body),
         salt=salt,
-        continues=form.messages[-1]["role"] == "assistant",
+        continues=body.messages[-1]["role"] == "assistant",
     )
 
 
@@ -67,7 +68,7 @@ def _assistant(turn: Iterable[AnyMessage]) -> Message:
     calls: list[dict[str, Any]] = []
     marks: dict[str, Any] = {}
     for message in turn:
-        text = ""  # blocks of one message are one reply, cut where something else was between them
+        text = ""  # the text blocks of one message are one reply
         for block in _blocks(message):
             if block["type"] == "text":
                 text += block["text"]
@@ -142,11 +143,11 @@ def _mark(block: Mapping[str, Any]) -> dict[str, Any]:
     return {} if mark is None else {"cache_control": without_nulls(mark)}
 
 
-def _template_kwargs(form: CountTokensRequest) -> dict[str, Any]:
-    """As templates of reasoning models ask for it; what is not said is left to the template."""
+def _template_kwargs(body: CountTokensRequest) -> dict[str, Any]:
+    """The variables of reasoning models' templates. Options that the body does not set are left to the template."""
     extra: dict[str, Any] = {}
-    if form.thinking is not None and form.thinking.wanted is not None:
-        extra["enable_thinking"] = form.thinking.wanted
-    if form.output_config is not None and form.output_config.effort is not None:
-        extra["reasoning_effort"] = form.output_config.effort
+    if body.thinking is not None and body.thinking.wanted is not None:
+        extra["enable_thinking"] = body.thinking.wanted
+    if body.output_config is not None and body.output_config.effort is not None:
+        extra["reasoning_effort"] = body.output_config.effort
     return extra

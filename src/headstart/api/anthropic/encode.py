@@ -1,4 +1,4 @@
-"""Anthropic wire: events → the events and objects of /v1/messages.
+"""Anthropic's encoder: events → the events and objects of /v1/messages.
 
 message_start · (content_block_start · content_block_delta* · content_block_stop)* · message_delta · message_stop
 """
@@ -25,33 +25,38 @@ from headstart.serving.request import Request, TokenLogprob
 BlockKind = Literal["thinking", "text", "tool_use"]
 
 QUIET = 32
-"""Pieces that are not shown, or not yet, between two signs of life."""
+"""A ping follows after so many deltas that are not sent, or not yet."""
 
 
 def event(name: str, **fields: Any) -> bytes:
-    """An event; clients skip those without a line for their name."""
+    """An event with its name: clients skip events without one."""
     return frame({"type": name, **fields}, name)
 
 
 @dataclass(frozen=True, slots=True)
-class SignatureMarks:
-    """What callers marked to be kept: the last marked token of each time to live; 0 where there is none."""
+class CacheMarks:
+    """The ends of what the caller marked with `cache_control`, in tokens; 0 for none.
+
+    Attributes:
+        hour: of the marks with a time to live of one hour.
+        any: of all marks.
+    """
 
     hour: int = 0
     any: int = 0
 
     @staticmethod
-    def of(prompt: Prompt, hours: int, *, tools: bool) -> SignatureMarks:
-        """The marks of a prompt, `hours` of which are for an hour: these stand first.
+    def of(prompt: Prompt, hours: int, *, tools: bool) -> CacheMarks:
+        """The marks of a prompt. The first `hours` of them are for one hour.
 
-        `tools`: they have a mark. Templates write them around the system message, so it is at the end of both.
+        `tools`: whether tools have a mark. Templates write tools and system message together, so it counts for the end of both.
         """
         landmarks = prompt.landmarks
         found = sorted({*landmarks.breakpoints, *([landmarks.anchor] if tools else [])} - {0})
-        return SignatureMarks(found[min(hours, len(found)) - 1] if hours and found else 0, found[-1] if found else 0)
+        return CacheMarks(found[min(hours, len(found)) - 1] if hours and found else 0, found[-1] if found else 0)
 
     def usage(self, prompt: int, cached: int) -> dict[str, Any]:
-        """Where the prompt's tokens came from, or went to: the three counts add up to all of them."""
+        """Anthropic's usage: three counts (new, written to the cache, read from it) that add up to the prompt's tokens."""
         hour = max(0, self.hour - cached)
         minutes = max(0, self.any - max(self.hour, cached))
         return {
@@ -63,38 +68,39 @@ class SignatureMarks:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """How an answer is told.
+class MessageOptions:
+    """How to write an answer.
 
     Attributes:
         id, model: of the message.
         request_id: of the call, for errors.
         limit: most tokens of the reply.
-        marks: of its prompt.
-        shows: whether reasoning is shown; else only its signature is.
+        marks: of the prompt.
+        shows: whether reasoning is sent; else only its signature is.
         edits: whether the caller asked for edits of the context.
-        compares: whether the caller asked what was missed; `known`: whether the message that it named is one of ours.
-        told: what is told of that, by the request's own explanation.
+        compares: whether the caller asked for the cause of a cache miss.
+        known: False if this server did not send the message to compare with.
+        explain: the explanation to send, from the request's own explanation.
     """
 
     id: str
     model: str
     request_id: str
     limit: int
-    marks: SignatureMarks = SignatureMarks()
+    marks: CacheMarks = CacheMarks()
     shows: bool = True
     edits: bool = False
     compares: bool = False
     known: bool = True
-    told: ExplanationFilter = lambda own: own
+    explain: ExplanationFilter = lambda own: own
 
 
 class MessagesEncoder(Encoder):
     """/v1/messages."""
 
-    def __init__(self, manner: Manner, request: Request, reader: ReplyReader) -> None:
+    def __init__(self, options: MessageOptions, request: Request, reader: ReplyReader) -> None:
         super().__init__([request], reader)
-        self.manner = manner
+        self.options = options
         self._open: BlockKind | None = None
         self._index = -1
         self._hidden = 0
@@ -108,8 +114,8 @@ class MessagesEncoder(Encoder):
         usage = {**self._usage(summary), "output_tokens": 0}
         return event("message_start", message=self._message(summary, content=[], stop=None, sequence=None, usage=usage))
 
-    def pieces(self, builder: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
-        return b"".join(self._piece(builder, piece) for piece in pieces)
+    def more(self, builder: ReplyBuilder, deltas: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+        return b"".join(self._encode_delta(builder, delta) for delta in deltas)
 
     def finish(self, builder: ReplyBuilder, summary: Summary) -> bytes:
         ended = {"stop_reason": self._stop(builder), "stop_sequence": builder.stopped_by, "stop_details": None}
@@ -120,27 +126,27 @@ class MessagesEncoder(Encoder):
         return event("message_stop")
 
     def fail(self, error: Exception) -> bytes:
-        return frame(ANTHROPIC.body(error, self.manner.request_id), "error")
+        return frame(ANTHROPIC.body(error, self.options.request_id), "error")
 
     def beat(self) -> bytes:
         return event("ping")
 
-    def _piece(self, builder: ReplyBuilder, piece: ReplyDelta) -> bytes:
-        match piece:
+    def _encode_delta(self, builder: ReplyBuilder, delta: ReplyDelta) -> bytes:
+        match delta:
             case ToolCallStart():
-                block = {"id": builder.called[piece.index].id, "name": piece.name, "input": {}}
+                block = {"id": builder.calls[delta.index].id, "name": delta.name, "input": {}}
                 closed, self._members = self._close(), Members()
                 return closed + self._start("tool_use", block)
             case ToolCallDelta():
-                valid = self._members.feed(piece.text)
+                valid = self._members.feed(delta.text)
                 return self._delta("input_json_delta", partial_json=valid) if valid else self._silence()
             case ReasoningDelta():
                 begun = self._switch("thinking", {"thinking": "", "signature": ""})
-                if self.manner.shows:
-                    return begun + self._delta("thinking_delta", thinking=piece.text)
+                if self.options.shows:
+                    return begun + self._delta("thinking_delta", thinking=delta.text)
                 return begun + self._silence()
             case TextDelta():
-                return self._switch("text", {"text": "", "citations": None}) + self._delta("text_delta", text=piece.text)
+                return self._switch("text", {"text": "", "citations": None}) + self._delta("text_delta", text=delta.text)
 
     def _silence(self) -> bytes:
         self._hidden += 1
@@ -158,7 +164,7 @@ class MessagesEncoder(Encoder):
         return event("content_block_delta", index=self._index, delta={"type": kind, **fields})
 
     def _close(self) -> bytes:
-        """Ends the block that is open, if one is."""
+        """Ends the open block, if there is one."""
         if self._open is None:
             return b""
         last = b""
@@ -187,16 +193,16 @@ class MessagesEncoder(Encoder):
 
     def _content(self, builder: ReplyBuilder) -> list[dict[str, Any]]:
         content: list[dict[str, Any]] = []
-        for kind, alike in groupby(builder.pieces, key=type):
-            pieces = list(alike)
-            text = "".join(piece.text for piece in pieces if not isinstance(piece, ToolCallStart))
+        for kind, alike in groupby(builder.deltas, key=type):
+            deltas = list(alike)
+            text = "".join(delta.text for delta in deltas if not isinstance(delta, ToolCallStart))
             if kind is TextDelta:
                 content.append({"type": "text", "text": text, "citations": None})
             elif kind is ReasoningDelta:
-                thinking = text if self.manner.shows else ""
+                thinking = text if self.options.shows else ""
                 content.append({"type": "thinking", "thinking": thinking, "signature": self._signature(len(content))})
-            for one in (builder.called[piece.index] for piece in pieces if isinstance(piece, ToolCallStart)):
-                content.append({"type": "tool_use", "id": one.id, "name": one.name, "input": input_of(one.arguments)})
+            for call in (builder.calls[delta.index] for delta in deltas if isinstance(delta, ToolCallStart)):
+                content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": input_of(call.arguments)})
         return content
 
     # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -211,10 +217,10 @@ class MessagesEncoder(Encoder):
         usage: dict[str, Any],
     ) -> dict[str, Any]:
         return {
-            "id": self.manner.id,
+            "id": self.options.id,
             "type": "message",
             "role": "assistant",
-            "model": self.manner.model,
+            "model": self.options.model,
             "content": content,
             "stop_reason": stop,
             "stop_sequence": sequence,
@@ -228,25 +234,25 @@ class MessagesEncoder(Encoder):
             return "stop_sequence"
         if builder.finish == "length":
             assert builder.report is not None
-            return "max_tokens" if builder.report.completion >= self.manner.limit else "model_context_window_exceeded"
+            return "max_tokens" if builder.report.completion >= self.options.limit else "model_context_window_exceeded"
         return "tool_use" if builder.finish == "tool_calls" else "end_turn"
 
     def _usage(self, summary: Summary) -> dict[str, Any]:
-        return {**self.manner.marks.usage(summary.prompt, summary.cached), "service_tier": "standard"}
+        return {**self.options.marks.usage(summary.prompt, summary.cached), "service_tier": "standard"}
 
     def _output(self, builder: ReplyBuilder, summary: Summary) -> dict[str, Any]:
         thinking = min(builder.reasoning_tokens, summary.completion)
         return {"output_tokens": summary.completion, "output_tokens_details": {"thinking_tokens": thinking}}
 
     def _edits(self) -> dict[str, Any]:
-        return {"context_management": {"applied_edits": []}} if self.manner.edits else {}
+        return {"context_management": {"applied_edits": []}} if self.options.edits else {}
 
     def _diagnostics(self, summary: Summary) -> dict[str, Any] | None:
-        if not self.manner.compares:
+        if not self.options.compares:
             return None
-        found = diagnostics.anthropic(self.manner.told(summary.explanation), known=self.manner.known)
+        found = diagnostics.anthropic(self.options.explain(summary.explanation), known=self.options.known)
         return {"cache_miss_reason": found} if found is not None else None
 
     def _signature(self, index: int) -> str:
-        """What clients want to see and to send back with reasoning; nobody looks at it again."""
-        return base64.b64encode(f"headstart/{self.manner.id}/{index}".encode()).decode()
+        """A signature for reasoning: clients require it and send it back. This server does not read it."""
+        return base64.b64encode(f"headstart/{self.options.id}/{index}".encode()).decode()

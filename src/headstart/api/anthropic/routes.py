@@ -1,4 +1,4 @@
-"""Anthropic's routes: messages, and their tokens counted."""
+"""Anthropic's routes: messages, and counting their tokens."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from headstart.api.anthropic.conversation import conversation_of
-from headstart.api.anthropic.encode import Manner, MessagesEncoder, SignatureMarks
+from headstart.api.anthropic.encode import CacheMarks, MessageOptions, MessagesEncoder
 from headstart.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from headstart.api.body import parse
 from headstart.api.handler import answer
 from headstart.api.openapi import ANTHROPIC_ERRORS, ANTHROPIC_STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service, service_of
-from headstart.api.understood import Understood, compared, remember
-from headstart.chat.chat_model import GenerationParams
+from headstart.api.understood import Understood, compared
 from headstart.interfaces.engine import Sampling
+from headstart.interfaces.generation import GenerationParams
 from headstart.serving.runtime import Runtime
 
 router = APIRouter(route_class=Route)
@@ -34,22 +34,22 @@ async def messages(request: HttpRequest) -> Response:
 
 @router.post("/v1/messages/count_tokens", openapi_extra=takes(CountTokensRequest), responses=ANTHROPIC_ERRORS)
 async def count_tokens(request: HttpRequest) -> Response:
-    """Counts the tokens of a conversation, also of one that is too long to be continued."""
+    """Counts the tokens of a conversation, even if it is too long for a reply."""
     service = service_of(request)
     service.ready()
     data = await service.body(request)
 
     def counted() -> int:
-        form = parse(CountTokensRequest, data)
-        service.check_model(form.model)
-        return service.chat.count(conversation_of(form, salt_of(service, request, form)))
+        body = parse(CountTokensRequest, data)
+        service.check_model(body.model)
+        return service.chat.count(conversation_of(body, salt_of(service, request, body)))
 
     return JSONResponse({"input_tokens": await asyncio.to_thread(counted)})
 
 
 @router.post("/api/event_logging/{kind:path}", include_in_schema=False)
 async def event_logging(request: HttpRequest, kind: str) -> Response:
-    """Claude Code's telemetry, thrown away. Refused, it would be sent again and again."""
+    """Discards Claude Code's telemetry. The client would resend it after an error."""
     await service_of(request).body(request)
     return JSONResponse({})
 
@@ -58,39 +58,34 @@ async def event_logging(request: HttpRequest, kind: str) -> Response:
 
 
 def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
-    form = parse(MessagesRequest, data)
-    service.check_model(form.model)
-    salt = salt_of(service, request, form)
+    body = parse(MessagesRequest, data)
+    service.check_model(body.model)
+    salt = salt_of(service, request, body)
     message_id = f"msg_{uuid.uuid4().hex[:24]}"
-    made, reader = service.chat.request(conversation_of(form, salt), _params(form, runtime.sampling), message_id)
-    previous = form.diagnostics.previous_message_id if form.diagnostics is not None else None
-    manner = Manner(
+    built, reader = service.chat.request(conversation_of(body, salt), _params(body, runtime.sampling), message_id)
+    previous = body.diagnostics.previous_message_id if body.diagnostics is not None else None
+    options = MessageOptions(
         id=message_id,
         model=service.model_id,
         request_id=request.scope.get("request_id", ""),
-        limit=form.max_tokens,
-        marks=SignatureMarks.of(made.prompt, form.hours, tools=any(tool.get("cache_control") for tool in form.tools or ())),
-        shows=form.thinking is None or form.thinking.display != "omitted",
-        edits=form.context_management is not None,
+        limit=body.max_tokens,
+        marks=CacheMarks.of(built.prompt, body.hours, tools=any(tool.get("cache_control") for tool in body.tools or ())),
+        shows=body.thinking is None or body.thinking.display != "omitted",
+        edits=body.context_management is not None,
         compares=previous is not None,
-        known=previous is None or service.chat.reply_memory.has_told(salt, previous),
-        told=compared(runtime, request, made, previous),
+        known=previous is None or service.chat.reply_memory.was_sent(salt, previous),
+        explain=compared(runtime, request, built, previous),
     )
-    encoder = MessagesEncoder(manner, made, reader)
-
-    def done() -> None:
-        remember(service, encoder)
-        service.chat.reply_memory.told(salt, message_id)
-
-    return Understood(form, [made], encoder, bool(form.stream), done)
+    encoder = MessagesEncoder(options, built, reader)
+    return Understood(body, [built], encoder, bool(body.stream), lambda: service.chat.reply_memory.mark_sent(salt, message_id))
 
 
-def salt_of(service: Service, request: HttpRequest, form: CountTokensRequest) -> str:
-    """The salt of a body's prompt."""
-    return service.salt(request, form.metadata.user_id if form.metadata is not None else None, form.cache_salt)
+def salt_of(service: Service, request: HttpRequest, body: CountTokensRequest) -> str:
+    """The salt for a body's prompt."""
+    return service.salt(request, body.metadata.user_id if body.metadata is not None else None, body.cache_salt)
 
 
-def _params(form: MessagesRequest, usual: Sampling) -> GenerationParams:
-    given = {name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(form, name)) is not None}
-    stop = tuple(text for text in form.stop_sequences or () if text)
-    return GenerationParams(replace(usual, **given), form.max_tokens, stop)
+def _params(body: MessagesRequest, usual: Sampling) -> GenerationParams:
+    given = {name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(body, name)) is not None}
+    stop = tuple(text for text in body.stop_sequences or () if text)
+    return GenerationParams(replace(usual, **given), body.max_tokens, stop)

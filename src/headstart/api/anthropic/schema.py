@@ -1,7 +1,5 @@
-"""Anthropic schema: what a caller of /v1/messages may send. As strict, and as deaf to unknown fields, as `schema`.
-
-Betas are headers and fields that nobody has to understand: those that are not named here are passed over (`ignored`).
-"""
+"""Anthropic's schema: the bodies of /v1/messages. Types are strict. Unknown fields, such as those of betas, are ignored (see
+`ignored`)."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from headstart.interfaces.conversation import Format, ToolChoice
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
 
 LEFT_OUT = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
-"""What the types of tools begin with that the vendor's servers run. A reply can do without them, so they are left out."""
+"""Beginnings of the types of tools that the vendor's servers run. A reply does not need them, so they are left out."""
 
 _READABLE = frozenset("text thinking redacted_thinking tool_use tool_result document search_result".split())
 
@@ -47,14 +45,14 @@ def _textual(value: Any) -> Any:
 
 @with_config(MANY)
 class CacheControl(TypedDict, total=False):
-    """The end of what will come again. A hint: what it says changes no prompt, so anything may be said."""
+    """A cache breakpoint. It is a hint and changes no prompt, so all values are accepted."""
 
     type: Required[str]
     ttl: str | None
 
 
 class Marked(TypedDict, total=False):
-    """What may carry a breakpoint."""
+    """An object that may have a cache breakpoint."""
 
     cache_control: CacheControl | None
 
@@ -73,7 +71,7 @@ AnyText = Annotated[TextBlock, BeforeValidator(_readable)]
 
 @with_config(MANY)
 class ThinkingBlock(TypedDict, total=False):
-    """Reasoning. Its signature is not looked at: nothing here depends on who thought it."""
+    """Reasoning. Its signature is not checked: nothing depends on who wrote the reasoning."""
 
     type: Required[Literal["thinking"]]
     thinking: Required[str]
@@ -82,7 +80,7 @@ class ThinkingBlock(TypedDict, total=False):
 
 @with_config(MANY)
 class RedactedThinkingBlock(TypedDict, total=False):
-    """Another server's reasoning, which cannot be read."""
+    """Encrypted reasoning of another server. It cannot be read."""
 
     type: Required[Literal["redacted_thinking"]]
     data: str | None
@@ -90,7 +88,7 @@ class RedactedThinkingBlock(TypedDict, total=False):
 
 @with_config(MANY)
 class ToolUseBlock(Marked):
-    """A call that a reply made. A model may make up names, and call with what is no object."""
+    """A tool call of a reply. Models may invent names, and send an input that is not an object."""
 
     type: Required[Literal["tool_use"]]
     id: Required[Annotated[str, StringConstraints(min_length=1)]]
@@ -127,7 +125,7 @@ class SearchResultBlock(Marked):
 
 
 Written = TextBlock | DocumentBlock | SearchResultBlock
-"""What is text, or can be written as text."""
+"""Blocks that are text, or can be written as text."""
 
 
 @with_config(MANY)
@@ -172,11 +170,11 @@ _CALLABLE: list[JsonDict] = [
     {"required": ["name", "input_schema"], "properties": {"name": {"type": "string"}, "input_schema": {"type": "object"}}},
     {"required": ["type"], "properties": {"type": {"type": "string", "pattern": f"^({'|'.join(LEFT_OUT)})"}}},
 ]
-"""What `_can_be_called` asks, for the document."""
+"""The condition of `_can_be_called` as a JSON schema, for the OpenAPI document."""
 
 
 def left_out(tool: ClientTool) -> bool:
-    """Whether a tool is one that a server would run."""
+    """Whether the vendor's servers run this tool."""
     return tool.get("input_schema") is None and (tool.get("type") or "").startswith(LEFT_OUT)
 
 
@@ -192,7 +190,7 @@ def _can_be_called(tool: ClientTool) -> ClientTool:
 
 @with_config({**MANY, "json_schema_extra": {"anyOf": [*_CALLABLE]}})
 class ClientTool(Marked, total=False):
-    """A tool with a schema is a function, whatever its type. Without one a type that nobody here runs is left out."""
+    """A tool. With a schema it is a function, whatever its type. Without one it is left out if the vendor's servers run it."""
 
     type: str | None
     name: Name | None
@@ -216,7 +214,7 @@ class NamedToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """`budget_tokens` is not kept: `max_tokens` bounds reasoning and reply together. An unknown type says nothing."""
+    """`budget_tokens` has no effect: `max_tokens` limits reasoning and answer together. An unknown `type` has none either."""
 
     type: str
     budget_tokens: Whole | None = None
@@ -224,7 +222,7 @@ class Thinking(Strict):
 
     @property
     def wanted(self) -> bool | None:
-        """Whether to think; None if that is left to the template."""
+        """Whether to think; None leaves it to the template."""
         return {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}.get(self.type)
 
 
@@ -247,7 +245,7 @@ class Diagnostics(Strict):
 
 
 class ContextManagement(Strict):
-    """Edits that a server may make. None is made here (docs/clients.md says why), and answers say so."""
+    """Edits of the context that the caller asks for. This server makes none (reasons: docs/clients.md), and answers say so."""
 
     edits: list[dict[str, Any]] | None = None
 
@@ -270,7 +268,7 @@ class CountTokensRequest(Body):
 
     @property
     def choice(self) -> ToolChoice:
-        """What the reply may call."""
+        """The tools that the reply may call."""
         given = self.tool_choice
         if given is None:
             return ToolChoice()
@@ -281,23 +279,23 @@ class CountTokensRequest(Body):
 
     @property
     def format(self) -> Format | None:
-        """What the text of the reply must be. `output_format` is how a beta spelled it."""
+        """The format of the reply's text. `output_format` was the name of the field in a beta."""
         given = (self.output_config.format if self.output_config is not None else None) or self.output_format
         return Format("json_schema", json.dumps(given.json_schema), strict=True) if given is not None else None
 
     @property
     def hours(self) -> int:
-        """Marks that ask for an hour."""
+        """How many breakpoints ask for a time to live of one hour."""
         contents = [self.system, *(message["content"] for message in self.messages)]
         blocks = [block for content in contents if isinstance(content, list) for block in content]
-        marks = [self.cache_control, *(one.get("cache_control") for one in (*(self.tools or ()), *blocks))]
+        marks = [self.cache_control, *(marked.get("cache_control") for marked in (*(self.tools or ()), *blocks))]
         return sum(mark.get("ttl") == "1h" for mark in marks if mark is not None)
 
     @model_validator(mode="after")
     def _something_to_call(self) -> CountTokensRequest:
         if self.tools and all(map(left_out, self.tools)):
             kind = (self.tools[0]["type"] or "")[:40]
-            raise InvalidRequest(f"Invalid 'tools': this server does not run '{kind}', and there is no other.", param="tools")
+            raise InvalidRequest(f"Invalid 'tools': no tool can be called: this server does not run '{kind}'.", param="tools")
         return self
 
 

@@ -1,4 +1,4 @@
-"""Admin: what an owner may ask of the server itself. Why a request computed what it computed."""
+"""Explain: why a request computed what it computed. Callers see their own requests only."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Pair(Strict):
 @router.get("/headstart/explain", responses=ERRORS)
 async def explain_last(request: HttpRequest, cache_salt: Salt = "", user: Salt = "") -> Response:
     """Why the latest request computed what it computed."""
-    return _told(request, None, cache_salt, user)
+    return _answer(request, None, cache_salt, user)
 
 
 @router.get("/headstart/explain/{request_id}", responses=ERRORS)
 async def explain_one(request: HttpRequest, request_id: str, cache_salt: Salt = "", user: Salt = "") -> Response:
     """Why a request computed what it computed; its id is in the header `x-request-id` of its answer."""
-    return _told(request, request_id, cache_salt, user)
+    return _answer(request, request_id, cache_salt, user)
 
 
 @router.post(
@@ -66,14 +66,14 @@ async def explain_pair(request: HttpRequest) -> Response:
     return JSONResponse(await asyncio.to_thread(_compared, service, runtime, request, pair))
 
 
-def _told(request: HttpRequest, request_id: str | None, cache_salt: str, user: str) -> Response:
+def _answer(request: HttpRequest, request_id: str | None, cache_salt: str, user: str) -> Response:
     service = service_of(request)
     history = service.ready().scheduler.history
     salt = service.salt(request, user or None, cache_salt or None)
-    tenant = tenancy.told(request.scope.get("tenant", tenancy.OPEN), salt)
+    tenant = tenancy.viewer_of(request.scope.get("tenant", tenancy.OPEN), salt)
 
     def seen(record: Record) -> bool:
-        # Where nobody knows who asks, salts are all that tells tenants apart.
+        # Without keys only the salt separates tenants.
         mine = record.tenant == tenant and (tenant != "" or record.salt == salt)
         return mine and request_id in (None, record.id)
 
@@ -81,7 +81,7 @@ def _told(request: HttpRequest, request_id: str | None, cache_salt: str, user: s
     if record is None:
         which = f"request '{request_id[:200]}'" if request_id is not None else "request of yours"
         raise NotFound(f"No {which} is among the latest ones.", param="request_id", code="request_not_found")
-    prompts = {id(one.reports): [*one.reports.values()] for one in history.beside(record)}.values()
+    prompts = {id(other.reports): [*other.reports.values()] for other in history.beside(record)}.values()
     summary = summarise([[report for report in reports if isinstance(report, Report)] for reports in prompts])
     return JSONResponse(
         {

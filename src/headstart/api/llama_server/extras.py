@@ -1,4 +1,4 @@
-"""Extras: llama-server's routes around the chat, and the operator's: health, metrics, slots, tokens, templates."""
+"""Extras: llama-server's other routes: health, metrics, slots, properties, tokens, templates."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ router = APIRouter()
 @router.head("/", include_in_schema=False)
 @router.get("/", responses=ERRORS)
 async def root(request: HttpRequest) -> Response:
-    """Who answers here. Some clients ask before they send anything else."""
+    """The server's name and version. Some clients ask for it first."""
     return JSONResponse({"name": "headstart", "version": __version__, "docs": "/docs"})
 
 
 @router.get("/health", responses=ERRORS)
 @router.get("/v1/health", responses=ERRORS)
 async def health(request: HttpRequest) -> Response:
-    """Whether the model is ready. Needs no key."""
+    """Whether the model is ready. It needs no key."""
     service = service_of(request)
     if service.drain.begun:
         return _llama_error(503, "unavailable_error", STOPPING)
@@ -48,7 +48,7 @@ async def health(request: HttpRequest) -> Response:
     if service.failure is not None:
         why = f": {service.failure}" if request.scope["operator"] else "; the server's log says why."
         message = f"The model could not be loaded{why}"
-    return _llama_error(503, "unavailable_error", message)  # what its clients wait for
+    return _llama_error(503, "unavailable_error", message)  # llama-server's clients wait for this answer
 
 
 @router.get(
@@ -63,7 +63,7 @@ async def metrics(request: HttpRequest) -> Response:
 
 @router.get("/slots", responses=ERRORS)
 async def slots(request: HttpRequest, fail_on_no_slot: str = "") -> Response:
-    """The live sequences. With `fail_on_no_slot=1` it is an error if all are in use."""
+    """The live sequences. With `fail_on_no_slot=1` it is an error if all slots are in use."""
     found = service_of(request).ready().snapshot()["slots"]
     if fail_on_no_slot not in ("", "0") and all(slot["is_processing"] for slot in found):
         return _llama_error(503, "unavailable_error", "no slot available")
@@ -77,11 +77,11 @@ async def slots(request: HttpRequest, fail_on_no_slot: str = "") -> Response:
 async def slot(
     request: HttpRequest, slot: int, action: Annotated[str, Query(json_schema_extra={"enum": ["erase"]})]
 ) -> Response:
-    """Forgets what a slot holds; what is stored stays."""
+    """Clears a slot. Entries in memory and on disk stay."""
     runtime = service_of(request).ready()
     if action in ("save", "restore"):
-        remedy = "conversations are kept by themselves, in memory and under --cache-dir, and found again in any slot"
-        return _llama_error(501, "not_supported_error", f"There is no need to {action} a slot: {remedy}.")
+        remedy = "conversations are kept automatically, in memory and under --cache-dir, and are found from any slot"
+        return _llama_error(501, "not_supported_error", f"You need not {action} a slot: {remedy}.")
     if action != "erase":
         return _llama_error(400, "invalid_request_error", "Invalid action: it must be erase.")
     if not 0 <= slot < runtime.engine.shape.slots:
@@ -93,14 +93,14 @@ async def slot(
 
 
 def _llama_error(code: int, kind: str, message: str) -> Response:
-    """An error in llama-server's form, whose code is a number."""
+    """An error in llama-server's format, whose code is a number."""
     headers = {"retry-after": f"{RETRY_AFTER:.0f}"} if code == 503 else {}
     return JSONResponse({"error": {"code": code, "message": message, "type": kind}}, code, headers)
 
 
 @router.get("/props", responses=ERRORS)
 async def props(request: HttpRequest) -> Response:
-    """What is served, and how."""
+    """The served model and its settings."""
     service = service_of(request)
     runtime = service.ready()
     defaults = runtime.sampling
@@ -122,7 +122,7 @@ async def props(request: HttpRequest) -> Response:
             "is_sleeping": False,
             "headstart": {
                 "reuse": runtime.reuse,
-                "chat_template": runtime.chat_template.told,
+                "chat_template": runtime.chat_template.as_json,
                 "overflow": runtime.overflow,
                 "block_size": runtime.engine.traits.block_size,
                 "notes": list(runtime.engine.traits.notes),
@@ -134,7 +134,7 @@ async def props(request: HttpRequest) -> Response:
 
 @router.post("/apply-template", openapi_extra=takes(TemplateRequest), responses=ERRORS)
 async def apply_template(request: HttpRequest) -> Response:
-    """The text that a conversation renders to."""
+    """The text of a rendered conversation."""
     service, conversation = await posted(request)
     _, prompt = await asyncio.to_thread(lambda: service.chat.prompt(conversation()))
     return JSONResponse({"prompt": prompt.text})
@@ -145,8 +145,8 @@ async def tokenize(request: HttpRequest) -> Response:
     """Text → tokens."""
     service = service_of(request)
     runtime = service.ready()
-    form = parse(TokenizeRequest, await service.body(request))
-    return JSONResponse({"tokens": await asyncio.to_thread(_tokens, runtime, form, service.salt(request))})
+    body = parse(TokenizeRequest, await service.body(request))
+    return JSONResponse({"tokens": await asyncio.to_thread(_tokens, runtime, body, service.salt(request))})
 
 
 @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest), responses=ERRORS)
@@ -154,37 +154,37 @@ async def detokenize(request: HttpRequest) -> Response:
     """Tokens → text."""
     service = service_of(request)
     runtime = service.ready()
-    form = parse(DetokenizeRequest, await service.body(request))
-    return JSONResponse({"content": await asyncio.to_thread(_text, runtime, form)})
+    body = parse(DetokenizeRequest, await service.body(request))
+    return JSONResponse({"content": await asyncio.to_thread(_text, runtime, body)})
 
 
-def _text(runtime: Runtime, form: DetokenizeRequest) -> str:
+def _text(runtime: Runtime, body: DetokenizeRequest) -> str:
     with runtime.tokenizer_open() as tokenizer:
-        if any(token >= tokenizer.n_vocab for token in form.tokens):
+        if any(token >= tokenizer.n_vocab for token in body.tokens):
             raise InvalidRequest(f"Invalid 'tokens': they must lie in [0, {tokenizer.n_vocab}).", param="tokens")
-        return b"".join(map(tokenizer.token_bytes, form.tokens)).decode("utf-8", "replace")
+        return b"".join(map(tokenizer.token_bytes, body.tokens)).decode("utf-8", "replace")
 
 
-def _tokens(runtime: Runtime, form: TokenizeRequest, salt: str) -> list[Any]:
+def _tokens(runtime: Runtime, body: TokenizeRequest, salt: str) -> list[Any]:
     with runtime.tokenizer_open() as tokenizer:
-        tokens = _split(runtime, tokenizer, form, salt)
-        if not form.with_pieces:
+        tokens = _split(runtime, tokenizer, body, salt)
+        if not body.with_pieces:
             return tokens
         return [{"id": token, "piece": _readable(tokenizer.token_bytes(token))} for token in tokens]
 
 
-def _split(runtime: Runtime, tokenizer: Tokenizer, form: TokenizeRequest, salt: str) -> list[int]:
+def _split(runtime: Runtime, tokenizer: Tokenizer, body: TokenizeRequest, salt: str) -> list[int]:
     bos = tokenizer.bos
-    if not form.parse_special:
-        plain = tokenizer.tokenize(form.content)
-        return [bos.id, *plain] if form.add_special and bos is not None else plain
-    tokens: list[int] = runtime.prompter.text(form.content, salt=salt, use_reply_tokens=False).tokens.tolist()
-    added = bos is not None and not form.content.startswith(bos.text)
-    return tokens[1:] if added and not form.add_special else tokens
+    if not body.parse_special:
+        plain = tokenizer.tokenize(body.content)
+        return [bos.id, *plain] if body.add_special and bos is not None else plain
+    tokens: list[int] = runtime.prompter.text(body.content, salt=salt, use_reply_tokens=False).tokens.tolist()
+    added = bos is not None and not body.content.startswith(bos.text)
+    return tokens[1:] if added and not body.add_special else tokens
 
 
-def _readable(piece: bytes) -> Any:
+def _readable(token: bytes) -> Any:
     try:
-        return piece.decode()
+        return token.decode()
     except UnicodeDecodeError:
-        return list(piece)
+        return list(token)

@@ -1,4 +1,4 @@
-"""llama: llama-server's own way to complete texts, POST /completion."""
+"""llama-server's route for completions: POST /completion."""
 
 from __future__ import annotations
 
@@ -35,33 +35,28 @@ router = APIRouter(route_class=Route)
 @router.post("/completion", openapi_extra=takes(LlamaRequest), responses={**ERRORS, **STREAMED})
 @router.post("/completions", openapi_extra=takes(LlamaRequest), responses={**ERRORS, **STREAMED})
 async def completion(request: HttpRequest) -> Response:
-    """Continues texts or tokens, in llama-server's form."""
+    """Continues texts or tokens, in llama-server's format."""
     return await answer(request, _completion)
 
 
 def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
-    form = parse(LlamaRequest, data)
-    service.check_model(form.model)
-    scored = form.n_probs or (0 if form.return_tokens else None)  # a token's id comes with its score
-    limit = form.n_predict if form.n_predict is not None else form.max_tokens
-    wanted = params_of(form, runtime.sampling, scored, limit)
-    salt = service.salt(request, form.safety_identifier or form.user, form.cache_salt)
+    body = parse(LlamaRequest, data)
+    service.check_model(body.model)
+    scored = body.n_probs or (0 if body.return_tokens else None)  # token ids come with the log-probabilities
+    limit = body.n_predict if body.n_predict is not None else body.max_tokens
+    wanted = params_of(body, runtime.sampling, scored, limit)
+    salt = service.salt(request, body.safety_identifier or body.user, body.cache_salt)
     requests = [
         Request(
             _prompt(runtime, given, salt, use_reply_tokens=wanted.reuse),
-            wanted.sampling,
-            wanted.max_tokens,
-            wanted.stop,
-            form.n_cmpl or wanted.choices,
-            wanted.reuse,
-            wanted.ignore_eos,
+            replace(wanted, choices=body.n_cmpl or wanted.choices),
         )
-        for given in form.prompts
+        for given in body.prompts
     ]
-    if form.format is not None:
-        grammar = service.chat.plain_grammar(form.format)
-        requests = [replace(one, grammar=grammar) for one in requests]
-    return Understood(form, requests, LlamaEncoder(service.model_id, requests, form), bool(form.stream))
+    if body.format is not None:
+        grammar = service.chat.plain_grammar(body.format)
+        requests = [replace(made, grammar=grammar) for made in requests]
+    return Understood(body, requests, LlamaEncoder(service.model_id, requests, body), bool(body.stream))
 
 
 def _prompt(runtime: Runtime, given: str | Sequence[str | int], salt: str, *, use_reply_tokens: bool) -> Prompt:
@@ -74,7 +69,7 @@ def _prompt(runtime: Runtime, given: str | Sequence[str | int], salt: str, *, us
 
 
 def _tokens(runtime: Runtime, text: str, salt: str, *, first: bool) -> list[int]:
-    """A text among tokens. What begins a sequence does so only in front of all."""
+    """The tokens of a text in a list of texts and tokens. Only the first text gets the BOS token."""
     with runtime.tokenizer_open() as tokenizer:
         tokens: list[int] = runtime.prompter.text(text, salt=salt, use_reply_tokens=False).tokens.tolist()
         added = tokenizer.bos is not None and not text.startswith(tokenizer.bos.text)
@@ -84,19 +79,19 @@ def _tokens(runtime: Runtime, text: str, salt: str, *, first: bool) -> list[int]
 class LlamaEncoder(Encoder):
     """/completion."""
 
-    def __init__(self, model: str, requests: Sequence[Request], form: LlamaRequest) -> None:
-        super().__init__(requests, None, **wanted_beside(form))
+    def __init__(self, model: str, requests: Sequence[Request], body: LlamaRequest) -> None:
+        super().__init__(requests, None, **wanted_beside(body))
         self._model = model
         self._prompts = [request.prompt.text for request in requests]
-        self._scores = bool(form.n_probs)
-        self._tokens = bool(form.return_tokens)
-        self._settings = _settings(form, requests[0])
+        self._scores = bool(body.n_probs)
+        self._tokens = bool(body.return_tokens)
+        self._settings = _settings(body, requests[0])
 
     def begin(self, builder: ReplyBuilder) -> bytes:
         return b""
 
-    def pieces(self, builder: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
-        text = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
+    def more(self, builder: ReplyBuilder, deltas: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+        text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
         return frame(self._part(builder, text, logprobs))
 
     def progress(self, builder: ReplyBuilder, event: Progress, seconds: float) -> bytes:
@@ -127,7 +122,7 @@ class LlamaEncoder(Encoder):
             "tokens": [item.token for item in logprobs] if self._tokens else [],
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": builder.deltas,
+            "tokens_predicted": builder.tokens,
         }
 
     def _part(self, builder: ReplyBuilder, text: str, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -166,17 +161,17 @@ def _stop_type(builder: ReplyBuilder) -> str:
     return "limit" if builder.finish == "length" else "eos"
 
 
-def _settings(form: LlamaRequest, request: Request) -> dict[str, Any]:
+def _settings(body: LlamaRequest, request: Request) -> dict[str, Any]:
     """`generation_settings`."""
-    sampling: Sampling = request.sampling
+    sampling: Sampling = request.params.sampling
     names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
     return {
         **{name: getattr(sampling, name) for name in names},
         "seed": -1 if sampling.seed is None else sampling.seed,
-        "n_predict": -1 if request.max_tokens is None else request.max_tokens,
-        "stop": list(request.stop),
-        "ignore_eos": request.ignore_eos,
-        "n_probs": form.n_probs or 0,
-        "stream": bool(form.stream),
-        "timings_per_token": bool(form.timings_per_token),
+        "n_predict": -1 if request.params.max_tokens is None else request.params.max_tokens,
+        "stop": list(request.params.stop),
+        "ignore_eos": request.params.ignore_eos,
+        "n_probs": body.n_probs or 0,
+        "stream": bool(body.stream),
+        "timings_per_token": bool(body.timings_per_token),
     }

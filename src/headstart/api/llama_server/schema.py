@@ -1,4 +1,4 @@
-"""Llama schema: the body of llama-server's own endpoint."""
+"""llama-server's schema: the bodies of its routes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LlamaPrompt = Annotated[
 
 
 class LlamaRequest(Generation):
-    """Body of POST /completion, in llama-server's own form. `n_predict` 0 only fills the cache."""
+    """Body of POST /completion. `n_predict` 0 only fills the cache."""
 
     prompt: LlamaPrompt
     n_probs: Annotated[Whole, Field(ge=0, le=100)] | None = None
@@ -61,7 +61,7 @@ class LlamaRequest(Generation):
 
     @property
     def prompts(self) -> list[str | list[str | int]]:
-        """Each prompt, as a text or as tokens and texts."""
+        """Each prompt, as a text or as a list of tokens and texts."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if any(isinstance(part, int) for part in self.prompt):

@@ -1,6 +1,6 @@
-"""Wire: events → the bytes and objects of OpenAI's two endpoints for chats and texts.
+"""OpenAI's encoders: events → the bytes and objects of chat completions and completions.
 
-Chunks are put together by hand: a chunk costs one string format and one JSON string.
+Chunks are not built as dicts: a chunk costs one string format and one JSON string.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What all chunks of an answer share."""
+    """The fields that all chunks of an answer share."""
 
     id: str
     created: int
@@ -42,7 +42,7 @@ class Head:
 
 
 class OpenAIEncoder(Encoder):
-    """What both endpoints share. `usage`: the caller wants a usage chunk at the end."""
+    """What both endpoints share. `usage`: whether the caller wants a usage chunk at the end."""
 
     kind: str
     part: str
@@ -66,18 +66,18 @@ class OpenAIEncoder(Encoder):
         self._front = f'data: {start},"choices":[{{"index":'
         self._end = ',"usage":null}\n\n' if usage else "}\n\n"
 
-    # one endpoint's own
+    # an endpoint's own
 
     def empty(self) -> str:
-        """The part of a choice that carries text, where there is none."""
+        """The text field of a chunk's choice without text."""
         raise NotImplementedError
 
     def scores(self, builder: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """The `logprobs` object of some tokens."""
+        """The `logprobs` object of these tokens."""
         raise NotImplementedError
 
     def choice(self, builder: ReplyBuilder) -> dict[str, Any]:
-        """What a whole answer's choice has beside its index and its end."""
+        """The fields of a complete choice beside `index` and `finish_reason`."""
         raise NotImplementedError
 
     # common to both
@@ -96,9 +96,9 @@ class OpenAIEncoder(Encoder):
 
     def progress(self, builder: ReplyBuilder, event: Progress, seconds: float) -> bytes:
         """llama-server's `prompt_progress`."""
-        told = super().progress(builder, event, seconds)
+        data = super().progress(builder, event, seconds)
         if not self.wants_progress:
-            return told
+            return data
         state = {
             "total": event.total,
             "cache": event.cached,
@@ -106,7 +106,7 @@ class OpenAIEncoder(Encoder):
             "time_ms": round(1e3 * seconds),
         }
         extra = ',"prompt_progress":' + json.dumps(state, separators=(",", ":"))
-        return told + self._chunk(builder.index, self.empty(), extra=extra)
+        return data + self._chunk(builder.index, self.empty(), extra=extra)
 
     def whole(self, summary: Summary) -> dict[str, Any]:
         return {
@@ -127,8 +127,8 @@ class OpenAIEncoder(Encoder):
         return (f'{self._front}{index},{body},"logprobs":{logprobs},"finish_reason":{finish}}}]{extra}{self._end}').encode()
 
     def _timings(self, builder: ReplyBuilder) -> str:
-        told = json.dumps(timings_so_far(builder, self.seconds), separators=(",", ":")) if self.timed else ""
-        return f',"timings":{told}' if told else ""
+        data = json.dumps(timings_so_far(builder, self.seconds), separators=(",", ":")) if self.timed else ""
+        return f',"timings":{data}' if data else ""
 
     def _scores(self, builder: ReplyBuilder, logprobs: Sequence[TokenLogprob]) -> str:
         return json.dumps(self.scores(builder, logprobs), separators=(",", ":")) if self.logprobs else "null"
@@ -143,25 +143,25 @@ class ChatEncoder(OpenAIEncoder):
     def begin(self, builder: ReplyBuilder) -> bytes:
         return self._chunk(builder.index, '"delta":{"role":"assistant","content":""}')
 
-    def pieces(self, builder: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+    def more(self, builder: ReplyBuilder, deltas: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
         scores = self._scores(builder, logprobs)
-        told = b""
-        for piece in pieces:
-            told += self._chunk(builder.index, f'"delta":{self._delta(builder, piece)}', scores, extra=self._timings(builder))
+        data = b""
+        for delta in deltas:
+            data += self._chunk(builder.index, f'"delta":{self._delta(builder, delta)}', scores, extra=self._timings(builder))
             scores = "null"
-        return told or self._chunk(builder.index, '"delta":{"content":""}', scores, extra=self._timings(builder))
+        return data or self._chunk(builder.index, '"delta":{"content":""}', scores, extra=self._timings(builder))
 
-    def _delta(self, builder: ReplyBuilder, piece: ReplyDelta) -> str:
-        if isinstance(piece, TextDelta):
-            return f'{{"content":{json.dumps(piece.text)}}}'
-        if isinstance(piece, ReasoningDelta):
-            return f'{{"reasoning_content":{json.dumps(piece.text)}}}'
-        call: dict[str, Any] = {"index": piece.index}
-        if isinstance(piece, ToolCallStart):
-            call |= {"id": builder.called[piece.index].id, "type": "function"}
-            call["function"] = {"name": piece.name, "arguments": ""}
+    def _delta(self, builder: ReplyBuilder, delta: ReplyDelta) -> str:
+        if isinstance(delta, TextDelta):
+            return f'{{"content":{json.dumps(delta.text)}}}'
+        if isinstance(delta, ReasoningDelta):
+            return f'{{"reasoning_content":{json.dumps(delta.text)}}}'
+        call: dict[str, Any] = {"index": delta.index}
+        if isinstance(delta, ToolCallStart):
+            call |= {"id": builder.calls[delta.index].id, "type": "function"}
+            call["function"] = {"name": delta.name, "arguments": ""}
         else:
-            call["function"] = {"arguments": piece.text}
+            call["function"] = {"arguments": delta.text}
         return json.dumps({"tool_calls": [call]}, separators=(",", ":"))
 
     def empty(self) -> str:
@@ -172,16 +172,16 @@ class ChatEncoder(OpenAIEncoder):
 
     def choice(self, builder: ReplyBuilder) -> dict[str, Any]:
         message = {"role": "assistant", "content": builder.text, "refusal": None}
-        if builder.thought:
+        if builder.thoughts:
             message["reasoning_content"] = builder.reasoning
-        if builder.called:
+        if builder.calls:
             message["content"] = builder.text or None
             message["tool_calls"] = builder.message["tool_calls"]
         return {"message": message, "logprobs": self.scores(builder, builder.logprobs) if self.logprobs else None}
 
 
 class CompletionEncoder(OpenAIEncoder):
-    """/v1/completions. `echoed`: the prompts, if they are part of the answer; `firsts`: their first tokens, if scored."""
+    """/v1/completions. `echoed`: the prompts, if the answer repeats them; `firsts`: their first tokens, if scored."""
 
     kind = part = "text_completion"
 
@@ -205,8 +205,8 @@ class CompletionEncoder(OpenAIEncoder):
         scores = json.dumps(self._prompt_scores(builder), separators=(",", ":")) if self._firsts else "null"
         return self._chunk(builder.index, f'"text":{json.dumps(self._echoed[builder.index])}', scores)
 
-    def pieces(self, builder: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
-        text = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
+    def more(self, builder: ReplyBuilder, deltas: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+        text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
         scores = self._scores(builder, logprobs)
         return self._chunk(builder.index, f'"text":{json.dumps(text)}', scores, extra=self._timings(builder))
 
@@ -225,7 +225,7 @@ class CompletionEncoder(OpenAIEncoder):
         return {"text": echoed + builder.text, "logprobs": scores}
 
     def _prompt_scores(self, builder: ReplyBuilder) -> dict[str, Any]:
-        # Nothing precedes the first token, so it has no probability.
+        # The first token has no probability, because nothing precedes it.
         items = [(self._firsts[builder.index], False), *((item, True) for item in builder.prompt_logprobs)]
         return self._columns[builder.index].of(items)
 

@@ -19,7 +19,7 @@ from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest
 from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service
-from headstart.api.understood import Understood, posted, remember
+from headstart.api.understood import Understood, posted
 from headstart.chat.messages import conversation_of
 from headstart.serving.request import Request, TokenLogprob
 from headstart.serving.runtime import Runtime
@@ -41,7 +41,7 @@ async def completions(request: HttpRequest) -> Response:
 
 @router.post("/v1/chat/completions/input_tokens", openapi_extra=takes(TemplateRequest), responses=ERRORS)
 async def input_tokens(request: HttpRequest) -> Response:
-    """Counts the tokens of a conversation, also of one that is too long to be continued."""
+    """Counts the tokens of a conversation, even if it is too long for a reply."""
     service, conversation = await posted(request)
 
     def counted() -> int:
@@ -54,40 +54,35 @@ async def input_tokens(request: HttpRequest) -> Response:
 
 
 def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
-    form = parse(ChatRequest, data)
-    service.check_model(form.model)
+    body = parse(ChatRequest, data)
+    service.check_model(body.model)
     head = _head(service, runtime, "chatcmpl-")
-    top = (form.top_logprobs or 0) if form.logprobs else None
-    limits = (form.max_completion_tokens, form.max_tokens, form.n_predict)
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    limits = (body.max_completion_tokens, body.max_tokens, body.n_predict)
     limit = next((limit for limit in limits if limit is not None), None)
-    conversation = conversation_of(form, _salt(service, request, form))
-    conversation = replace(conversation, choice=form.choice, format=next(iter(form.formats), None))
-    made, reader = service.chat.request(conversation, params_of(form, runtime.sampling, top, limit), head.id)
-    how = {"usage": _wants_usage(form), "logprobs": top is not None, **wanted_beside(form)}
-    encoder = ChatEncoder(head, [made], reader, **how)
-    return Understood(form, [made], encoder, bool(form.stream), lambda: remember(service, encoder))
+    conversation = conversation_of(body, _salt(service, request, body))
+    conversation = replace(conversation, choice=body.choice, format=next(iter(body.formats), None))
+    built, reader = service.chat.request(conversation, params_of(body, runtime.sampling, top, limit), head.id)
+    how = {"usage": _wants_usage(body), "logprobs": top is not None, **wanted_beside(body)}
+    encoder = ChatEncoder(head, [built], reader, **how)
+    return Understood(body, [built], encoder, bool(body.stream))
 
 
 def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
-    form = parse(CompletionRequest, data)
-    service.check_model(form.model)
-    limit = next((limit for limit in (form.max_tokens, form.n_predict) if limit is not None), 16)  # the endpoint's own default
-    wanted = params_of(form, runtime.sampling, form.logprobs, limit)
-    scored = form.logprobs if form.echo else None
+    body = parse(CompletionRequest, data)
+    service.check_model(body.model)
+    limit = next((limit for limit in (body.max_tokens, body.n_predict) if limit is not None), 16)  # the endpoint's own default
+    wanted = params_of(body, runtime.sampling, body.logprobs, limit)
+    scored = body.logprobs if body.echo else None
     use_reply_tokens = wanted.reuse and scored is None
-    salt = _salt(service, request, form)
-    prompts = [runtime.text_prompt(prompt, salt=salt, use_reply_tokens=use_reply_tokens) for prompt in form.prompts]
+    salt = _salt(service, request, body)
+    prompts = [runtime.text_prompt(prompt, salt=salt, use_reply_tokens=use_reply_tokens) for prompt in body.prompts]
     requests = [
         Request(
             prompt,
-            wanted.sampling,
-            wanted.max_tokens,
-            wanted.stop,
-            wanted.choices,
-            wanted.reuse,
-            wanted.ignore_eos,
+            wanted,
             prompt_logprobs=scored,
-            grammar=service.chat.plain_grammar(next(iter(form.formats), None)),
+            grammar=service.chat.plain_grammar(next(iter(body.formats), None)),
         )
         for prompt in prompts
     ]
@@ -99,13 +94,13 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     encoder = CompletionEncoder(
         _head(service, runtime, "cmpl-"),
         requests,
-        echoed=[prompt.text for prompt in prompts] if form.echo else (),
+        echoed=[prompt.text for prompt in prompts] if body.echo else (),
         firsts=firsts,
-        usage=_wants_usage(form),
-        logprobs=form.logprobs is not None,
-        **wanted_beside(form),
+        usage=_wants_usage(body),
+        logprobs=body.logprobs is not None,
+        **wanted_beside(body),
     )
-    return Understood(form, requests, encoder, bool(form.stream))
+    return Understood(body, requests, encoder, bool(body.stream))
 
 
 def _head(service: Service, runtime: Runtime, prefix: str) -> Head:
@@ -113,10 +108,10 @@ def _head(service: Service, runtime: Runtime, prefix: str) -> Head:
     return Head(prefix + uuid.uuid4().hex, int(time.time()), service.model_id, fingerprint)
 
 
-def _salt(service: Service, request: HttpRequest, form: Generation) -> str:
-    return service.salt(request, form.safety_identifier or form.user, form.cache_salt)
+def _salt(service: Service, request: HttpRequest, body: Generation) -> str:
+    return service.salt(request, body.safety_identifier or body.user, body.cache_salt)
 
 
-def _wants_usage(form: Generation) -> bool:
-    options = form.stream_options
-    return bool(form.stream and options is not None and options.include_usage)
+def _wants_usage(body: Generation) -> bool:
+    options = body.stream_options
+    return bool(body.stream and options is not None and options.include_usage)

@@ -1,8 +1,8 @@
-"""Schema: what a caller may send. Strict about types and ranges; unknown fields are passed over, as clients send many, and
-named in the answer where they might have changed it (`ignored`).
+"""OpenAI's schema: the bodies of chat completions and completions.
 
-Fields that only carry identities or hints (`user`, `prompt_cache_key`, `metadata`, …) are accepted and never become part of a
-prompt; of them only those that headstart reads are named here.
+Types and ranges are strict. Clients send many other fields. Those are ignored, and named in the answer if they might have
+changed it (`ignored`). Identities and hints (`user`, `prompt_cache_key`, `metadata`, …) are accepted and never become part of a
+prompt. Only those that headstart reads are declared here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class AllowedTools(Strict):
 
 
 class AllowedChoice(Strict):
-    """Tools that may be called. The others stay in the prompt, which is the same for every choice."""
+    """The tools that may be called. All tools stay in the prompt, so the choice does not change it."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -70,7 +70,7 @@ class ChatRequest(Generation, ChatBody, Constrained):
 
     @property
     def choice(self) -> ToolChoice:
-        """What the reply may call."""
+        """The tools that the reply may call."""
         parallel = self.parallel_tool_calls is not False
         if isinstance(self.tool_choice, NamedTool):
             return ToolChoice("required", self.tool_choice.function.name, parallel)

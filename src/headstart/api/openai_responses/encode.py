@@ -1,4 +1,4 @@
-"""Responses' wire: events → the stream and the object of POST /v1/responses."""
+"""Responses' encoder: events → the stream and the object of POST /v1/responses."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from headstart.observe.report import Summary
 from headstart.output.parser import ReplyDelta, TextDelta
 from headstart.serving.request import Delta, Event, Finished, Progress, Request, Started, TokenLogprob
 
-PATIENCE = 15.0
-"""Seconds without an event after which one is told again: some clients take comments for silence, and give up."""
+REPEAT_AFTER = 15.0
+"""Seconds without an event after which one is repeated: some clients ignore comments, and give up."""
 
 
 class ResponseEncoder(Encoder):
-    """A response.
+    """Encodes a response.
 
     Args:
-        head: what its object says from the beginning.
-        output: of its reply.
-        keep: given the object when it is complete, before it is told.
-        known: whether the response that it is to be compared with is known; None if there is none.
-        told: what is told of that, by the request's own explanation.
+        head: the fields of its object that are known from the start.
+        summarised: whether reasoning is sent as a summary.
+        sealed: whether reasoning comes with its `encrypted_content`.
+        known: whether this server sent the response to compare with; None without comparison.
+        explain: the explanation to send, from the request's own explanation.
+        keep: called with the complete object, before it is sent.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class ResponseEncoder(Encoder):
         sealed: bool,
         logprobs: bool,
         known: bool | None,
-        told: ExplanationFilter,
+        explain: ExplanationFilter,
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
         super().__init__([request], reader)
@@ -54,11 +55,11 @@ class ResponseEncoder(Encoder):
         self._tools = tools
         self._logprobs = logprobs
         self._known = known
-        self._told = told
+        self._explain = explain
         self._keep = keep
-        self._fills = request.max_tokens == 0
+        self._fills = request.params.max_tokens == 0
         self._number = 0
-        self._spoke = 0.0
+        self._last_event = 0.0
         self._opened = False
         self._scores: list[TokenLogprob] = []
         self._output = Output(
@@ -80,8 +81,8 @@ class ResponseEncoder(Encoder):
     def beat(self) -> bytes:
         return self._alive(comment("waiting"))
 
-    def pieces(self, builder: ReplyBuilder, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
-        return b"".join(map(self._frame, self._grow(pieces, logprobs)))
+    def more(self, builder: ReplyBuilder, deltas: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> bytes:
+        return b"".join(map(self._frame, self._grow(deltas, logprobs)))
 
     def finish(self, builder: ReplyBuilder, summary: Summary) -> bytes:
         return b"".join(map(self._frame, self._end(builder)))
@@ -95,7 +96,7 @@ class ResponseEncoder(Encoder):
         code = "invalid_prompt" if isinstance(error, ContextTooLong) else code
         fault = {"code": code, "message": message_of(error)}
         opening = self._opening()
-        begun = b"".join(map(self._frame, self._output.end("incomplete")))  # what was said of an item is all of it
+        begun = b"".join(map(self._frame, self._output.end("incomplete")))  # ends the open item
         failed = {**self._head, "status": "failed", "error": fault, "output": self._output.items}
         return opening + begun + self._frame({"type": "response.failed", "response": failed})
 
@@ -125,7 +126,7 @@ class ResponseEncoder(Encoder):
             **self.account(summary),
         }
         if self._known is not None:
-            whole["prompt_cache_diagnostics"] = responses(self._told(summary.explanation), known=self._known)
+            whole["prompt_cache_diagnostics"] = responses(self._explain(summary.explanation), known=self._known)
         if self._tools.ignored:
             whole["headstart"]["ignored_tools"] = list(self._tools.ignored)
         self._keep(whole)
@@ -140,15 +141,15 @@ class ResponseEncoder(Encoder):
     def _cut(self, builder: ReplyBuilder) -> bool:
         return builder.finish == "length" and not self._fills
 
-    def _grow(self, pieces: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> list[Emitted]:
-        told: list[Emitted] = []
+    def _grow(self, deltas: Sequence[ReplyDelta], logprobs: Sequence[TokenLogprob]) -> list[Emitted]:
+        events: list[Emitted] = []
         self._scores += logprobs if self._logprobs else ()
-        for piece in pieces:
-            # What was not said has no place for its scores.
-            scores = token_scores(self._scores) if isinstance(piece, TextDelta) else []
+        for delta in deltas:
+            # Only text has a place for scores.
+            scores = token_scores(self._scores) if isinstance(delta, TextDelta) else []
             self._scores = []
-            told += self._output.take(piece, scores)
-        return told
+            events += self._output.take(delta, scores)
+        return events
 
     def _end(self, builder: ReplyBuilder) -> list[Emitted]:
         return [] if self._fills else list(self._output.end("incomplete" if self._cut(builder) else "completed"))
@@ -165,17 +166,17 @@ class ResponseEncoder(Encoder):
     def _alive(self, otherwise: bytes) -> bytes:
         if not self._opened:
             return self._opening()
-        return self._going_on() if time.monotonic() - self._spoke > PATIENCE else otherwise
+        return self._going_on() if time.monotonic() - self._last_event > REPEAT_AFTER else otherwise
 
-    def _frame(self, told: Emitted) -> bytes:
-        self._spoke = time.monotonic()
-        value = {**told, "sequence_number": self._number}
+    def _frame(self, event: Emitted) -> bytes:
+        self._last_event = time.monotonic()
+        value = {**event, "sequence_number": self._number}
         self._number += 1
-        return frame(value, told["type"])
+        return frame(value, event["type"])
 
 
 def usage(summary: Summary, reasoning: int) -> dict[str, Any]:
-    """`usage` in this endpoint's words. What was found cached is part of the input, and so is what is new in the cache."""
+    """`usage` of this endpoint. The input tokens include cached tokens and tokens that are new in the cache."""
     return {
         "input_tokens": summary.prompt,
         "input_tokens_details": {"cached_tokens": summary.cached, "cache_write_tokens": summary.computed},

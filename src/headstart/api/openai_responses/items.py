@@ -1,7 +1,7 @@
-"""Responses' items: from what a body holds to the messages and tools of a dialogue.
+"""Responses' items: a body's items and tools → the messages and tools of a conversation.
 
-A reply is several items here and one message in a template: reasoning, text and calls that follow each other are one
-message again, the same that the chat endpoint makes of it.
+Here a reply consists of several items, but templates take one message. So reasoning, text and calls in a row become one
+message, the same as in the chat endpoint.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SEAL = b"headstart.reasoning.1\n"
 
 
 def seal(text: str) -> str:
-    """`encrypted_content` of some reasoning: not secret, but opaque, and all there is to know of it."""
+    """`encrypted_content` for some reasoning. It is not secret, only encoded, and contains all of the text."""
     return base64.b64encode(_SEAL + text.encode("utf-8", "surrogatepass")).decode()
 
 
 def unseal(sealed: str) -> str | None:
-    """What `seal` was given; None if it is not ours."""
+    """The text that `seal` encoded; None if `sealed` comes from another server."""
     try:
         data = base64.b64decode(sealed, validate=True)
         return data.removeprefix(_SEAL).decode("utf-8", "surrogatepass") if data.startswith(_SEAL) else None
@@ -38,11 +38,11 @@ def unseal(sealed: str) -> str | None:
 
 
 _SILENT: dict[str, ResponsesItem] = {"function_call": {"arguments": ""}, "custom_tool_call": {"input": ""}}
-"""What items of a kind have where nothing is said."""
+"""Default fields of items, by their type."""
 
 
 def whole(given: Mapping[str, Any]) -> ResponsesItem:
-    """An item of a body as it is kept: without nulls, and with all that clients expect of one that they get back."""
+    """An item of a body in the form in which it is stored: without nulls, and with all fields that clients expect."""
     item = without_nulls(given, "content", "output", "summary")
     kind = item.get("type", "message" if "role" in item else None)
     return {**({"type": kind} if kind else {}), **_SILENT.get(kind or "", {}), **item}
@@ -52,7 +52,7 @@ def whole(given: Mapping[str, Any]) -> ResponsesItem:
 
 
 def messages_of(items: Iterable[ResponsesItem]) -> list[Message]:
-    """The messages that items make."""
+    """The messages of some items."""
     messages: list[Message] = []
     reply: dict[str, Any] | None = None  # the assistant's message that is still growing
     for item in items:
@@ -73,7 +73,7 @@ def messages_of(items: Iterable[ResponsesItem]) -> list[Message]:
 
 
 def _begins_another(kind: str, reply: dict[str, Any]) -> bool:
-    """Whether an item is of another reply: text behind text, or reasoning behind text. Calls have to be answered first."""
+    """Whether an item begins another reply: text or reasoning after text. After a call, the call's output ends the reply."""
     return kind in ("message", "reasoning") and bool(reply["content"]) and "tool_calls" not in reply
 
 
@@ -104,18 +104,18 @@ _GROW = {
     "function_call": _grow_call,
     "custom_tool_call": _grow_call,
 }
-"""How an assistant's message grows by an item of each kind."""
+"""Adds an item of each type to an assistant's message."""
 
 
 def _content(content: Any) -> Any:
-    """A content as chat has it: a text, or text parts."""
+    """Content in the format of chats: a text, or text parts."""
     if isinstance(content, str):
         return content
     return [{"type": "text", "text": part.get("text") or part.get("refusal") or "", **_hints(part)} for part in content]
 
 
 def _plain(content: Any) -> str:
-    # The parts of a reply are its text, cut; they were never joined by anything.
+    # The parts of a reply are sections of one text, so nothing separates them.
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
@@ -130,16 +130,16 @@ def _hints(value: Mapping[str, Any]) -> dict[str, Any]:
 # ── tools ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"], "additionalProperties": False}
-"""The parameters of a custom tool, which takes a text."""
+"""The parameters of a custom tool. Its input is one text."""
 
 
 def as_arguments(text: str) -> str:
-    """The arguments of a call of a custom tool."""
+    """The arguments of a custom tool's call with this text."""
     return json.dumps({"input": text}, ensure_ascii=False)
 
 
 def as_text(arguments: str) -> str:
-    """The text that the arguments of a custom tool's call hold; the arguments themselves if they are something else."""
+    """The text in the arguments of a custom tool's call; the arguments themselves if they have another form."""
     try:
         return str(json_value(arguments)["input"])
     except (ValueError, KeyError, TypeError):
@@ -152,7 +152,7 @@ def _full_name(namespace: str | None, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredCall:
-    """A tool as a body names it. `custom`: it takes a text."""
+    """A tool as the body declares it. `custom`: its input is a text."""
 
     name: str
     namespace: str | None = None
@@ -161,19 +161,19 @@ class DeclaredCall:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """A body's tools. `offered`: to the model; `named`: the full names of those; `ignored`: kinds that are not offered."""
+    """A body's tools. `offered`: to the model; `named`: the same by full name; `ignored`: types that are not offered."""
 
     offered: tuple[Tool, ...]
     named: Mapping[str, DeclaredCall]
     ignored: tuple[str, ...]
 
     def called(self, name: str) -> DeclaredCall:
-        """What a model means by a name; it may make one up."""
+        """The tool that a model means by a name. Models may invent names."""
         return self.named.get(name) or DeclaredCall(name)
 
 
 def tools_of(given: Sequence[ResponsesTool]) -> Tools:
-    """What a body's tools are to a model."""
+    """A body's tools in the form that the model sees."""
     offered: list[Tool] = []
     named: dict[str, DeclaredCall] = {}
     ignored: list[str] = []
@@ -206,7 +206,7 @@ def _function(tool: ResponsesTool, name: str) -> dict[str, Any]:
 
 
 def _grammar_of(tool: ResponsesTool) -> str | None:
-    """What a custom tool says about its text."""
-    form = (tool.model_extra or {}).get("format")
-    definition = form.get("definition") if isinstance(form, dict) else None
+    """The grammar that a custom tool declares for its input."""
+    syntax = (tool.model_extra or {}).get("format")
+    definition = syntax.get("definition") if isinstance(syntax, dict) else None
     return f"The input follows this grammar:\n{definition}" if isinstance(definition, str) else None

@@ -1,4 +1,4 @@
-"""Responses' output: the items of a reply as they grow, and the events that tell of it.
+"""Responses' output: the items of a growing reply, and their events.
 
 output_item.added → (content_part.added → output_text.delta* → output_text.done → content_part.done) → output_item.done
 """
@@ -14,11 +14,11 @@ from headstart.chat.partial_json import is_object
 from headstart.output.parser import ReasoningDelta, ReplyDelta, TextDelta, ToolCallDelta, ToolCallStart
 
 Emitted = dict[str, Any]
-"""An event without its number."""
+"""An event without its sequence number."""
 
 
 class Growing:
-    """An item of the output that is not complete yet. `at`: its place in the output."""
+    """An unfinished item of the output. `at`: its place in the output."""
 
     kind: str
 
@@ -41,7 +41,7 @@ class Growing:
         self.item["status"] = status
         yield {"type": "response.output_item.done", "output_index": self.at, "item": self.item}
 
-    def _told(self, what: str, **fields: Any) -> Emitted:
+    def _event(self, what: str, **fields: Any) -> Emitted:
         return {"type": f"response.{what}", "item_id": self.item["id"], "output_index": self.at, **fields}
 
 
@@ -54,18 +54,18 @@ class MessageOutput(Growing):
 
     def begin(self) -> Iterator[Emitted]:
         yield from super().begin()
-        yield self._told("content_part.added", content_index=0, part=self._part())
+        yield self._event("content_part.added", content_index=0, part=self._part())
 
     def more(self, text: str, scores: Sequence[Any]) -> Iterator[Emitted]:
         self._texts.append(text)
         self._scores += scores
-        yield self._told("output_text.delta", content_index=0, delta=text, logprobs=scores)
+        yield self._event("output_text.delta", content_index=0, delta=text, logprobs=scores)
 
     def end(self, status: Status) -> Iterator[Emitted]:
         part = self._part()
         self.item = {**self.item, "content": [part]}
-        yield self._told("output_text.done", content_index=0, text=part["text"], logprobs=self._scores)
-        yield self._told("content_part.done", content_index=0, part=part)
+        yield self._event("output_text.done", content_index=0, text=part["text"], logprobs=self._scores)
+        yield self._event("content_part.done", content_index=0, part=part)
         yield from super().end(status)
 
     def _part(self) -> Emitted:
@@ -73,7 +73,7 @@ class MessageOutput(Growing):
 
 
 class ReasoningOutput(Growing):
-    """Its text is its content. `sealed`: also in `encrypted_content`."""
+    """Reasoning as the item's content. `sealed`: also in `encrypted_content`."""
 
     kind = "reasoning"
 
@@ -83,16 +83,16 @@ class ReasoningOutput(Growing):
 
     def begin(self) -> Iterator[Emitted]:
         yield from super().begin()
-        yield self._told("content_part.added", content_index=0, part={"type": "reasoning_text", "text": ""})
+        yield self._event("content_part.added", content_index=0, part={"type": "reasoning_text", "text": ""})
 
     def more(self, text: str, scores: Sequence[Any]) -> Iterator[Emitted]:
         self._texts.append(text)
-        yield self._told("reasoning_text.delta", content_index=0, delta=text)
+        yield self._event("reasoning_text.delta", content_index=0, delta=text)
 
     def end(self, status: Status) -> Iterator[Emitted]:
         part = {"type": "reasoning_text", "text": self.text}
-        yield self._told("reasoning_text.done", content_index=0, text=self.text)
-        yield self._told("content_part.done", content_index=0, part=part)
+        yield self._event("reasoning_text.done", content_index=0, text=self.text)
+        yield self._event("content_part.done", content_index=0, part=part)
         yield from self._finished(status, {"content": [part]})
 
     def _finished(self, status: Status, fields: ResponsesItem) -> Iterator[Emitted]:
@@ -101,26 +101,26 @@ class ReasoningOutput(Growing):
 
 
 class Summarised(ReasoningOutput):
-    """Its text is its summary: nobody makes a shorter one here."""
+    """Reasoning as the item's summary. It is the whole reasoning, not shortened."""
 
     def begin(self) -> Iterator[Emitted]:
         yield from Growing.begin(self)
         part = {"type": "summary_text", "text": ""}
-        yield self._told("reasoning_summary_part.added", summary_index=0, part=part)
+        yield self._event("reasoning_summary_part.added", summary_index=0, part=part)
 
     def more(self, text: str, scores: Sequence[Any]) -> Iterator[Emitted]:
         self._texts.append(text)
-        yield self._told("reasoning_summary_text.delta", summary_index=0, delta=text)
+        yield self._event("reasoning_summary_text.delta", summary_index=0, delta=text)
 
     def end(self, status: Status) -> Iterator[Emitted]:
         part = {"type": "summary_text", "text": self.text}
-        yield self._told("reasoning_summary_text.done", summary_index=0, text=self.text)
-        yield self._told("reasoning_summary_part.done", summary_index=0, part=part)
+        yield self._event("reasoning_summary_text.done", summary_index=0, text=self.text)
+        yield self._event("reasoning_summary_part.done", summary_index=0, part=part)
         yield from self._finished(status, {"summary": [part]})
 
 
 class CallOutput(Growing):
-    """A call; `incomplete` if it breaks off, or if its arguments are no JSON object."""
+    """A tool call; `incomplete` if it breaks off, or if its arguments are not a JSON object."""
 
     def end(self, status: Status) -> Iterator[Emitted]:
         yield from super().end(status if is_object(self.text) else "incomplete")
@@ -134,16 +134,16 @@ class FunctionCallOutput(CallOutput):
 
     def more(self, text: str, scores: Sequence[Any]) -> Iterator[Emitted]:
         self._texts.append(text)
-        yield self._told("function_call_arguments.delta", delta=text)
+        yield self._event("function_call_arguments.delta", delta=text)
 
     def end(self, status: Status) -> Iterator[Emitted]:
         self.item = {**self.item, "arguments": self.text}
-        yield self._told("function_call_arguments.done", name=self.item["name"], arguments=self.text)
+        yield self._event("function_call_arguments.done", name=self.item["name"], arguments=self.text)
         yield from super().end(status)
 
 
 class CustomCallOutput(CallOutput):
-    """A text comes as JSON arguments, so it is told when it is complete."""
+    """A custom tool's call. The model writes its text as JSON arguments, so it is sent when they are complete."""
 
     kind = "custom_tool_call"
 
@@ -157,8 +157,8 @@ class CustomCallOutput(CallOutput):
     def end(self, status: Status) -> Iterator[Emitted]:
         text = as_text(self.text)
         self.item = {**self.item, "input": text}
-        yield self._told("custom_tool_call_input.delta", delta=text)
-        yield self._told("custom_tool_call_input.done", input=text)
+        yield self._event("custom_tool_call_input.delta", delta=text)
+        yield self._event("custom_tool_call_input.done", input=text)
         yield from super().end(status)
 
 
@@ -166,10 +166,10 @@ class Output:
     """The items of one reply.
 
     Args:
-        name: gives an item's id, by its kind and place.
+        name: the id of an item, by its type and place.
         call_id: the id of the n-th call.
-        summarised: reasoning is told as a summary.
-        sealed: reasoning comes with its `encrypted_content`.
+        summarised: whether reasoning is sent as a summary.
+        sealed: whether reasoning comes with its `encrypted_content`.
     """
 
     def __init__(
@@ -193,21 +193,21 @@ class Output:
     def items(self) -> list[ResponsesItem]:
         return [*self.complete, *([self._open.item] if self._open is not None else [])]
 
-    def take(self, piece: ReplyDelta, scores: Sequence[Any] = ()) -> Iterator[Emitted]:
-        """The events of one more piece."""
-        if isinstance(piece, TextDelta):
+    def take(self, delta: ReplyDelta, scores: Sequence[Any] = ()) -> Iterator[Emitted]:
+        """The events of one delta."""
+        if isinstance(delta, TextDelta):
             yield from self._in(MessageOutput, self._message)
-            yield from self._more(piece.text, scores)
-        elif isinstance(piece, ReasoningDelta):
+            yield from self._more(delta.text, scores)
+        elif isinstance(delta, ReasoningDelta):
             yield from self._in(ReasoningOutput, self._reasoning)
-            yield from self._more(piece.text, ())
-        elif isinstance(piece, ToolCallStart):
-            yield from self._begin(self._called(piece))
-        elif isinstance(piece, ToolCallDelta):
-            yield from self._more(piece.text, ())
+            yield from self._more(delta.text, ())
+        elif isinstance(delta, ToolCallStart):
+            yield from self._begin(self._called(delta))
+        elif isinstance(delta, ToolCallDelta):
+            yield from self._more(delta.text, ())
 
     def end(self, status: Status) -> Iterator[Emitted]:
-        """The reply is over. One that holds nothing is a message without text."""
+        """The events at the end of the reply. An empty reply becomes a message without text."""
         if not self.items and status == "completed":
             yield from self._begin(self._message())
         yield from self._close(status)
@@ -242,12 +242,12 @@ class Output:
         kind = Summarised if self._summarised else ReasoningOutput
         return kind({"id": self._name("reasoning", self._next)}, self._next, sealed=self._sealed)
 
-    def _called(self, piece: ToolCallStart) -> Growing:
-        called = self._tools.called(piece.name)
+    def _called(self, delta: ToolCallStart) -> Growing:
+        called = self._tools.called(delta.name)
         kind = CustomCallOutput if called.custom else FunctionCallOutput
         item = {
             "id": self._name(kind.kind, self._next),
-            "call_id": self._call_id(piece.index),
+            "call_id": self._call_id(delta.index),
             "name": called.name,
             **({"namespace": called.namespace} if called.namespace is not None else {}),
         }

@@ -1,4 +1,4 @@
-"""Responses: OpenAI's newer endpoint, with items for messages and a store for those who send only what is new."""
+"""Responses: OpenAI's newer endpoint. It has items in place of messages, and a store for clients that send only new items."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from starlette.responses import JSONResponse, Response
 from headstart.api.body import parse
 from headstart.api.generation import params_of
 from headstart.api.handler import answer
-from headstart.api.openai_responses.encode import ResponseEncoder as Told
+from headstart.api.openai_responses.encode import ResponseEncoder
 from headstart.api.openai_responses.items import ResponsesItem, Tools, messages_of, tools_of, whole
 from headstart.api.openai_responses.schema import ResponsesInput, ResponsesRequest
 from headstart.api.openai_responses.store import PREFIX, StoredResponse, UnknownResponse, identified, listed
 from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service, service_of
-from headstart.api.understood import Understood, compared, remember
+from headstart.api.understood import Understood, compared
 from headstart.chat.messages import effort
 from headstart.errors import InvalidRequest, RequestError
 from headstart.interfaces.conversation import Conversation, ToolChoice
@@ -36,8 +36,8 @@ Who = Annotated[str | None, Query(max_length=1024)]
 
 
 def _whose(request: HttpRequest, cache_salt: Who = None, user: Who = None) -> str:
-    """Whose a stored response is: without the `cache_salt` of the body that made it, it is another tenant's; where users
-    are kept apart, without its `user` too."""
+    """The salt of a stored response. The query needs the `cache_salt` of the body that made it and, if users are isolated, its
+    `user`."""
     service = service_of(request)
     service.ready()
     return service.salt(request, user or None, cache_salt or None)
@@ -59,7 +59,7 @@ async def responses(request: HttpRequest) -> Response:
 
 @router.post("/v1/responses/input_tokens", openapi_extra=takes(ResponsesInput), responses=ERRORS)
 async def input_tokens(request: HttpRequest) -> Response:
-    """Counts the tokens of what a response would answer, also of what is too long for one."""
+    """Counts the tokens of a response's prompt, even if it is too long for a reply."""
     service = service_of(request)
     service.ready()
     data = await service.body(request)
@@ -74,14 +74,14 @@ async def input_tokens(request: HttpRequest) -> Response:
 @router.post("/v1/responses/compact", openapi_extra=takes(ResponsesInput), responses=ERRORS)
 async def compact(request: HttpRequest) -> Response:
     """Not supported: says what to do instead."""
-    raise NotHere("Compaction is not supported: have the model sum up the conversation, and send the summary as a message.")
+    raise NotHere("Compaction is not supported: ask the model for a summary of the conversation, and send it as a message.")
 
 
 @router.get("/v1/responses/{response_id}", responses=ERRORS)
 async def retrieve(request: HttpRequest, response_id: str, owner: Whose, stream: bool = False) -> Response:
     """A stored response."""
     if stream:
-        raise InvalidRequest("Invalid 'stream': a response that is complete is not streamed again.", param="stream")
+        raise InvalidRequest("Invalid 'stream': a complete response cannot be streamed again.", param="stream")
     return JSONResponse(service_of(request).responses.get(owner, response_id).response)
 
 
@@ -119,42 +119,49 @@ async def input_items(
 
 
 class ResponsesInputReader:
-    """What a body says. `id`: of the response that will answer it. `before`: what it goes on from.
+    """Reads the conversation of a body.
+
+    Args:
+        id: of the response that will answer it.
+
+    Attributes:
+        before: the response that it continues, or None.
+        own: the items of the body itself.
 
     Raises:
-        UnknownResponse: it goes on from a response, or refers to an item, that is not stored.
-        InvalidRequest: it says nothing.
+        UnknownResponse: it continues a response, or refers to an item, that is not stored.
+        InvalidRequest: it has nothing to answer.
     """
 
-    def __init__(self, service: Service, request: HttpRequest, form: ResponsesInput, id: str = PREFIX) -> None:
-        service.check_model(form.model)
-        self.form = form
-        self.salt = service.salt(request, form.safety_identifier or form.user, form.cache_salt)
+    def __init__(self, service: Service, request: HttpRequest, body: ResponsesInput, id: str = PREFIX) -> None:
+        service.check_model(body.model)
+        self.body = body
+        self.salt = service.salt(request, body.safety_identifier or body.user, body.cache_salt)
         self.before: StoredResponse | None = None
-        if form.previous_response_id is not None:
-            self.before = service.responses.get(self.salt, form.previous_response_id, "previous_response_id")
+        if body.previous_response_id is not None:
+            self.before = service.responses.get(self.salt, body.previous_response_id, "previous_response_id")
         self.own = identified(self._items(service), id)
-        self.tools = tools_of(form.tools or ())
+        self.tools = tools_of(body.tools or ())
 
     def conversation(self) -> tuple[Conversation, Tools]:
-        form = self.form
+        body = self.body
         messages = messages_of((*(self.before.context if self.before is not None else ()), *self.own))
-        if form.instructions:
-            messages.insert(0, {"role": "system", "content": form.instructions})
+        if body.instructions:
+            messages.insert(0, {"role": "system", "content": body.instructions})
         if not messages:
             raise InvalidRequest("Missing 'input': there is nothing to answer.", param="input")
         conversation = Conversation(
             messages=tuple(messages),
             tools=self.tools.offered,
-            choice=_choice(form.choice, self.tools),
-            format=form.format,
-            template_kwargs={**effort(form.effort), **(form.chat_template_kwargs or {})},
+            choice=_choice(body.choice, self.tools),
+            format=body.format,
+            template_kwargs={**effort(body.effort), **(body.chat_template_kwargs or {})},
             salt=self.salt,
         )
         return conversation, self.tools
 
     def _items(self, service: Service) -> list[ResponsesItem]:
-        given = self.form.input
+        given = self.body.input
         if given is None:
             return []
         if isinstance(given, str):
@@ -168,7 +175,7 @@ def _refers(item: ResponsesItem) -> bool:
 
 
 def _choice(choice: ToolChoice, tools: Tools) -> ToolChoice:
-    """A choice in the names that the model knows: a tool in a namespace may be called by its own name."""
+    """A tool choice with full names. In the body, a tool in a namespace may have its short name."""
 
     def full(name: str) -> str:
         found = [known for known, called in tools.named.items() if called.name == name]
@@ -179,46 +186,46 @@ def _choice(choice: ToolChoice, tools: Tools) -> ToolChoice:
 
 
 def _response(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
-    form = parse(ResponsesRequest, data)
+    body = parse(ResponsesRequest, data)
     id = PREFIX + uuid.uuid4().hex
-    said = ResponsesInputReader(service, request, form, id)
-    conversation, tools = said.conversation()
-    options, reasoning = form.prompt_cache_options, form.reasoning
-    limit = 0 if options is not None and options.prewarm else form.max_output_tokens
-    params = replace(params_of(form, runtime.sampling, form.logprobs, limit), choices=1)
-    made, reader = service.chat.request(conversation, params, id)
+    source = ResponsesInputReader(service, request, body, id)
+    conversation, tools = source.conversation()
+    options, reasoning = body.prompt_cache_options, body.reasoning
+    limit = 0 if options is not None and options.prewarm else body.max_output_tokens
+    params = replace(params_of(body, runtime.sampling, body.logprobs, limit), choices=1)
+    built, reader = service.chat.request(conversation, params, id)
     summary = (reasoning.summary or reasoning.generate_summary) if reasoning is not None else None
     summary = None if summary == "none" else summary
     moment = service.chat.moment()
     compared_id = options.comparison_response_id if options is not None else None
 
     def keep(response: dict[str, Any]) -> None:
-        service.responses.meet(said.salt, id)
-        stored = StoredResponse.of(response, said.own, said.before, moment.time)
-        if form.store is not False and not service.late(said.salt, replace(moment, time=stored.written)):
-            service.responses.put(said.salt, stored)
+        service.responses.meet(source.salt, id)
+        stored = StoredResponse.of(response, source.own, source.before, moment.time)
+        if body.store is not False and not service.late(source.salt, replace(moment, time=stored.written)):
+            service.responses.put(source.salt, stored)
 
-    encoder = Told(
-        _head(service, runtime, form, made, id, summary),
-        made,
+    encoder = ResponseEncoder(
+        _head(service, runtime, body, built, id, summary),
+        built,
         reader,
         tools,
         summarised=summary is not None,
-        sealed=form.includes("reasoning.encrypted_content"),
-        logprobs=form.logprobs is not None,
-        known=None if compared_id is None else service.responses.met(said.salt, compared_id),
-        told=compared(runtime, request, made, compared_id),
+        sealed=body.includes("reasoning.encrypted_content"),
+        logprobs=body.logprobs is not None,
+        known=None if compared_id is None else service.responses.met(source.salt, compared_id),
+        explain=compared(runtime, request, built, compared_id),
         keep=keep,
     )
-    return Understood(form, [made], encoder, bool(form.stream), lambda: remember(service, encoder))
+    return Understood(body, [built], encoder, bool(body.stream))
 
 
 def _head(
-    service: Service, runtime: Runtime, form: ResponsesRequest, made: Request, id: str, summary: str | None
+    service: Service, runtime: Runtime, body: ResponsesRequest, built: Request, id: str, summary: str | None
 ) -> dict[str, Any]:
-    """What a response's object says from the beginning."""
-    text = form.text.model_dump(by_alias=True, exclude_none=True) if form.text is not None else {}
-    chosen = form.tool_choice
+    """The fields of a response's object that are known from the start."""
+    text = body.text.model_dump(by_alias=True, exclude_none=True) if body.text is not None else {}
+    chosen = body.tool_choice
     return {
         "id": id,
         "object": "response",
@@ -227,25 +234,25 @@ def _head(
         "background": False,
         "error": None,
         "incomplete_details": None,
-        "instructions": form.instructions,
-        "max_output_tokens": form.max_output_tokens,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
         "model": service.model_id,
         "output": [],
-        "parallel_tool_calls": form.parallel_tool_calls is not False,
-        "previous_response_id": form.previous_response_id,
-        "prompt_cache_key": form.prompt_cache_key,
-        "reasoning": {"effort": form.effort, "summary": summary},
-        "safety_identifier": form.safety_identifier,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": body.effort, "summary": summary},
+        "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "store": form.store is not False,
-        "temperature": made.sampling.temperature,
+        "store": body.store is not False,
+        "temperature": built.params.sampling.temperature,
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": (chosen or "auto") if isinstance(chosen, str | None) else chosen.model_dump(exclude_none=True),
-        "tools": [tool.model_dump(exclude_none=True) for tool in form.tools or ()],
-        "top_logprobs": form.top_logprobs or 0,
-        "top_p": made.sampling.top_p,
+        "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": built.params.sampling.top_p,
         "truncation": "auto" if runtime.overflow == "slide" else "disabled",
         "usage": None,
-        "user": form.user,
-        "metadata": form.metadata or {},
+        "user": body.user,
+        "metadata": body.metadata or {},
     }

@@ -1,4 +1,4 @@
-"""Responses' schema: the body of POST /v1/responses. What it is made of is read in `responses_items`."""
+"""Responses' schema: the bodies of /v1/responses. `items` turns their items into messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headstart.interfaces.conversation import Format, ToolChoice
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Word = Annotated[str, StringConstraints(max_length=32)]
-"""One of a list that grows from one client's version to the next."""
+"""A value of an open list: newer clients send new ones."""
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
 
 PASSED_OVER = frozenset(
@@ -49,7 +49,7 @@ PASSED_OVER = frozenset(
         "ghost_snapshot",
     }
 )
-"""Kinds of items that record what another server did: a client that changed servers still has them, and no model needs them."""
+"""Types of items that record work of another server. Clients that changed servers still send them; models do not need them."""
 
 
 def _only_text(value: Any) -> Any:
@@ -66,7 +66,7 @@ def _has_text(part: ResponsesPart) -> ResponsesPart:
 
 @with_config(MANY)
 class ResponsesPart(Hints, total=False):
-    """A part of a message, or of a tool's result. Only text can be read."""
+    """A part of a message or of a tool's result. Only text is supported."""
 
     type: Required[
         Annotated[
@@ -84,7 +84,7 @@ Content = str | Parts
 
 @with_config(MANY)
 class MessageItem(Hints, total=False):
-    """What somebody said."""
+    """A message."""
 
     type: Literal["message"]
     id: str | None
@@ -94,7 +94,7 @@ class MessageItem(Hints, total=False):
 
 @with_config(MANY)
 class FunctionCallItem(TypedDict, total=False):
-    """A call that a reply made."""
+    """A tool call of a reply."""
 
     type: Required[Literal["function_call"]]
     id: str | None
@@ -106,7 +106,7 @@ class FunctionCallItem(TypedDict, total=False):
 
 @with_config(MANY)
 class CustomCallItem(TypedDict, total=False):
-    """A call of a tool that takes a text."""
+    """A custom tool's call, whose input is a text."""
 
     type: Required[Literal["custom_tool_call"]]
     id: str | None
@@ -118,7 +118,7 @@ class CustomCallItem(TypedDict, total=False):
 
 @with_config(MANY)
 class CallOutputItem(Hints, total=False):
-    """What a call came to."""
+    """The result of a tool call."""
 
     type: Required[Literal["function_call_output", "custom_tool_call_output"]]
     id: str | None
@@ -128,7 +128,7 @@ class CallOutputItem(Hints, total=False):
 
 @with_config(MANY)
 class ReasoningItem(TypedDict, total=False):
-    """What a reply thought, in any of three places."""
+    """The reasoning of a reply, in any of three fields."""
 
     type: Required[Literal["reasoning"]]
     id: str | None
@@ -139,7 +139,7 @@ class ReasoningItem(TypedDict, total=False):
 
 @with_config(MANY)
 class ReferenceItem(TypedDict, total=False):
-    """An item that the server has."""
+    """A reference to an item that the server has stored."""
 
     type: Literal["item_reference"] | None
     id: Required[str]
@@ -154,7 +154,7 @@ class PassedOverItem(TypedDict, total=False):
 
 
 def _kind(value: Any) -> str | None:
-    """The tag of an item: its type in brackets, so that no key of an item is called the same."""
+    """The tag of an item: its type in angle brackets, so that it cannot equal a key of the item."""
     if not isinstance(value, dict):
         return None
     kind = value.get("type")
@@ -184,7 +184,7 @@ InputItem = Annotated[
 
 
 class ResponsesTool(Strict):
-    """A tool. Functions, custom tools and namespaces of both can be called; others are never, see docs/clients.md."""
+    """A tool. Functions, custom tools and namespaces of them can be called. Other types cannot, see docs/clients.md."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -208,7 +208,7 @@ class ChosenName(Strict):
 
 
 class ChosenTool(Strict):
-    """A tool that must be called, or those that may be."""
+    """The tool that must be called, or the tools that may be called."""
 
     type: Literal["function", "custom", "allowed_tools"]
     name: str | None = None
@@ -230,7 +230,7 @@ class ChosenTool(Strict):
 
 
 class TextFormat(Strict):
-    """What a reply must be."""
+    """The format of a reply."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -257,14 +257,14 @@ class ReasoningOptions(Strict):
 
 
 class CacheOptions(Strict):
-    """Hints, but for two: `prewarm` only fills the cache, `comparison_response_id` asks what was missed and why."""
+    """`prewarm` only fills the cache. `comparison_response_id` asks for the cause of a cache miss. Other fields are hints."""
 
     comparison_response_id: str | None = None
     prewarm: bool | None = None
 
 
 class ResponsesInput(Strict):
-    """What makes the prompt of a response; also the body of POST /v1/responses/input_tokens."""
+    """The fields that make the prompt of a response; also the body of POST /v1/responses/input_tokens."""
 
     model: str | None = None
     input: str | list[InputItem] | None = None
@@ -295,7 +295,7 @@ class ResponsesInput(Strict):
 
     @property
     def format(self) -> Format | None:
-        """What the reply must be."""
+        """The format of the reply."""
         given = self.text.format if self.text is not None else None
         if given is None or given.type == "text":
             return None
@@ -305,7 +305,7 @@ class ResponsesInput(Strict):
 
     @property
     def choice(self) -> ToolChoice:
-        """What the reply may call; names as `responses_items.Tools` gives them."""
+        """The tools that the reply may call, by the names in the body."""
         parallel, chosen = self.parallel_tool_calls is not False, self.tool_choice
         if not isinstance(chosen, ChosenTool):
             return ToolChoice(chosen or "auto", None, parallel)
@@ -334,7 +334,7 @@ class ResponsesRequest(Generation, ResponsesInput):
     @model_validator(mode="after")
     def _in_front(self) -> ResponsesRequest:
         if self.background:
-            raise InvalidRequest("Invalid 'background': responses are not made in the background here.", param="background")
+            raise InvalidRequest("Invalid 'background': responses cannot run in the background here.", param="background")
         return self
 
     @property
@@ -347,7 +347,7 @@ class ResponsesRequest(Generation, ResponsesInput):
 
     @property
     def logprobs(self) -> int | None:
-        """How many alternatives to each token are asked for; None for no log-probabilities."""
+        """How many alternatives to return for each token; None for no log-probabilities."""
         asked = self.top_logprobs is not None or self.includes("message.output_text.logprobs")
         return (self.top_logprobs or 0) if asked else None
 

@@ -1,4 +1,4 @@
-"""Responses' store: what was answered, for those who go on from it by its id. In memory, bounded, each salt on its own."""
+"""Responses' store: keeps responses, so that later requests can continue them by id. In memory, bounded, separate by salt."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ class UnknownResponse(NotFound):
 
 @dataclass(eq=False, slots=True)
 class ResponseLine:
-    """A line of responses up to one of them; its beginning is shared with all that go on from there.
+    """A conversation up to one response. Responses that continue the same one share its line.
 
     Attributes:
-        items: what the last one added.
-        size: characters of these, about; `total`: of all.
-        users: how many stored responses end here, or held lines go on from here.
+        items: the items that this response added.
+        size: the approximate characters of these items.
+        before: the line that it continues, or None.
+        total: the size of all items of the conversation.
+        users: how many stored responses end here, plus how many held lines continue this one.
     """
 
     items: tuple[ResponsesItem, ...]
@@ -44,7 +46,7 @@ class ResponseLine:
             part = part.before
 
     def hold(self) -> int:
-        """Takes part in the line; characters that nobody has held before."""
+        """Adds a user to the line. Returns the characters that no one held before."""
         new = 0
         for part in self.parts():
             part.users += 1
@@ -54,7 +56,7 @@ class ResponseLine:
         return new
 
     def release(self) -> int:
-        """Undoes `hold`; characters that nobody holds any more."""
+        """Undoes `hold`. Returns the characters that no one holds any more."""
         gone = 0
         for part in self.parts():
             part.users -= 1
@@ -69,10 +71,11 @@ class StoredResponse:
     """An answered response.
 
     Attributes:
-        response: as it was answered; `size`: its characters, about.
+        response: the response's object.
+        size: its approximate characters.
         input: the items of its own body.
-        line: what a response that follows it begins with.
-        written: when the first of that was first kept, in seconds since 1970.
+        line: the conversation up to and including this response.
+        written: when the conversation's first response was stored, in seconds since 1970.
     """
 
     response: dict[str, Any]
@@ -85,19 +88,19 @@ class StoredResponse:
     def of(
         cls, response: dict[str, Any], input: tuple[ResponsesItem, ...], before: StoredResponse | None, now: float
     ) -> StoredResponse:
-        """What is to be stored now of a response that goes on from `before`."""
+        """The entry for a response that continues `before`, stored at the time `now`."""
         new = (*input, *response["output"])
         line = ResponseLine(new, sum(len(str(item)) for item in new), before.line if before is not None else None)
         return cls(response, len(str(response)), input, line, now if before is None else before.written)
 
     @property
     def context(self) -> tuple[ResponsesItem, ...]:
-        """The items of all before it, its own, its output."""
+        """All items of the conversation, including this response's input and output."""
         return tuple(item for part in reversed([*self.line.parts()]) for item in part.items)
 
 
 class _Lines(Lru[tuple[str, str], StoredResponse]):
-    """Stored responses. What several share is counted once."""
+    """Stored responses. Shared items are counted once."""
 
     def _enter(self, value: StoredResponse) -> int:
         return value.size + value.line.hold()
@@ -107,11 +110,11 @@ class _Lines(Lru[tuple[str, str], StoredResponse]):
 
 
 class Responses:
-    """The responses that were used last.
+    """The most recently used responses.
 
     Args:
-        limit: most of them.
-        size: most characters of all together. A line of responses shares its items, and they are counted once.
+        limit: most responses.
+        size: most characters of all responses together. Shared items are counted once.
     """
 
     def __init__(self, limit: int = 4096, size: int = 64_000_000) -> None:
@@ -119,22 +122,22 @@ class Responses:
         self._met: Lru[tuple[str, str], bool] = Lru(limit, limit)
 
     def meet(self, salt: str, id: str) -> None:
-        """Remembers that there was such a response, and nothing of it."""
+        """Remembers the id of a response, and none of its content."""
         self._met.put((salt, id), True)
 
     def met(self, salt: str, id: str) -> bool:
-        """Whether there was such a response, stored or not."""
+        """Whether this server made such a response lately, stored or not."""
         return self._met.get((salt, id)) is not None
 
     def put(self, salt: str, stored: StoredResponse) -> None:
         self._stored.put((salt, stored.response["id"]), stored)
 
     def get(self, salt: str, id: str, param: str | None = None) -> StoredResponse:
-        """Raises UnknownResponse, about `param`."""
+        """A stored response. Raises UnknownResponse, with `param`."""
         found = self._stored.get((salt, id))
         if found is None:
             raise UnknownResponse(
-                f"Response with id '{id[:100]}' not found: it was not stored, or had to go.",
+                f"Response with id '{id[:100]}' not found: it was not stored, or it was removed.",
                 param=param,
                 code="previous_response_not_found" if param == "previous_response_id" else None,
             )
@@ -146,7 +149,7 @@ class Responses:
         self._stored.drop((salt, id))
 
     def forget(self, gone: Callable[[str, str, float], bool], *, hints: bool) -> None:
-        """Forgets the responses of whose salt, id and time `gone` is true; with `hints` also which there ever were."""
+        """Forgets the responses for which `gone(salt, id, time)` is true; with `hints` also all remembered ids."""
         self._stored.forget(lambda key, stored: gone(*key, stored.written))
         if hints:
             self._met.forget(lambda *_: True)
@@ -162,25 +165,25 @@ class Responses:
 
 
 _DIGITS = 32
-"""Of a response's id, which the ids of its items begin with."""
+"""Characters of a response's id with which the ids of its items begin."""
 
 _NAMES = {"function_call": "fc", "custom_tool_call": "ctc", "reasoning": "rs", "message": "msg"}
 
 
 def item_id(kind: str, response: str, place: str) -> str:
-    """The id of an item of a response; `place` tells it from the others."""
+    """The id of an item of a response; `place` is unique in the response."""
     return f"{_NAMES.get(kind, 'item')}_{response.removeprefix(PREFIX)}{place}"
 
 
 def identified(items: Sequence[ResponsesItem], response: str) -> tuple[ResponsesItem, ...]:
-    """Items of a body, each with an id by which the response can be asked for it."""
+    """A body's items, each with an id under which it can be referred to."""
     return tuple(
         {**item, "id": item_id(item.get("type", "message"), response, f"i{number:x}")} for number, item in enumerate(items)
     )
 
 
 def listed(item: ResponsesItem) -> ResponsesItem:
-    """An item as the list of a response's input has it: whole, its text in parts."""
+    """An item in the format of the list of input items: with all fields, and its text in parts."""
     kind = item.get("type", "message")
     if kind == "reasoning":
         return {"summary": [], **item}

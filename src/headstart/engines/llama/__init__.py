@@ -1,10 +1,10 @@
-"""llama.cpp through llama-cpp-python's low-level C API. In reading order: `file`, `digest`, `load`, `fit`, `vocab`, `batch`,
-`padding`, `sampler`, `blob`, `part`, `rows`, `identity`, `engine`."""
+"""llama.cpp through llama-cpp-python's low-level C API. In reading order: `file`, `digest`, `load`, `vocab`, `batch`,
+`padding`, `sampler`, `blob`, `part`, `kv_transfer`, `identity`, `engine`."""
 
 import os
 
-# libgomp reads it once, when llama.cpp is loaded. Its workers would turn 300,000 times behind each call, on the cores on which
-# the answer is sent and the next request is read; with 2,000 turns decoding is as fast (docs/benchmarks.md).
+# libgomp reads this once, when llama.cpp is loaded. By default its workers spin 300,000 times after each call, on the cores
+# that send the answer and read the next request. With 2,000 times decoding is as fast (docs/benchmarks.md).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 

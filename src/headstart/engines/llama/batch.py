@@ -1,4 +1,4 @@
-"""Batch: the arrays of one `llama_decode` call, kept and reused, so that a step costs a few writes in Python."""
+"""Batch: the arrays of one `llama_decode` call. They are reused, so that a step costs a few writes in Python."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Batch:
         )
 
     def prompt(self, slot: int, tokens: npt.NDArray[np.int32], start: int, *, logits: bool, padding: int = 0) -> Any:
-        """Tokens of one sequence from position `start`, and the last of them so many times more."""
+        """Tokens of one sequence from position `start`, with the last one repeated `padding` times."""
         n, size = len(tokens), len(tokens) + padding
         self._tokens[:n] = tokens
         self._tokens[n:size] = tokens[-1]

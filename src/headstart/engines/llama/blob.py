@@ -1,29 +1,28 @@
 """The blob of `llama_state_seq_get_data_ext`, as llama.cpp writes it for one sequence.
 
-    blob            u32 magic, i32 sequence, then of these parts those that the model has: rows, window, recurrence
-    partial blob    the same without the rows: what cannot be cut
+    blob            u32 magic, i32 sequence, then those of these parts that the model has: KV, window, recurrence
+    partial blob    the same without the KV: state, which cannot be truncated
 
-    rows, window    u32 streams, then for each stream: u32 cells: 0, or in the one that holds the sequence
+    KV, window      u32 streams, then for each stream: u32 cells: 0, or in the one that holds the sequence
                         cells × {i32 position, u32 1, [12 bytes of the token, with M-RoPE], i32 sequence}
                         u32 v_trans (0), u32 layers
                         layers × K {i32 type, u64 row, cells × row bytes}
                         layers × V {i32 type, u64 row, cells × row bytes}          (as many as the model keeps)
     recurrence      u32 1, i32 position, u32 0, then always the same number of bytes
 
-The rows are those of all tokens; the window those of the last ones, as far back as sliding windows look. A *plane* is
-what K or V of one layer holds. Rows of `n` tokens are cut as ``[plane][token][row]``: one buffer, in which every plane's
-part is contiguous; before them come the 12 bytes of each token, where its cell has them.
+The KV is that of all tokens. The window is that of the last tokens, as far back as sliding windows see. A *plane* is K or V of
+one layer, and a *row* is one token's bytes in a plane. The KV of `n` tokens is exported as ``[plane][token][row]``: one buffer
+in which each plane is contiguous. If cells have 12 bytes of the token, these come first.
 
-    checkpoint      u32 length of the sequence, u32 cells of the window, the window's rows cut as above, recurrence
+    checkpoint      u32 length of the sequence, u32 cells of the window, the window's KV exported as above, recurrence
 
-It is what a partial blob holds, without what depends on the slot and on their number.
+It holds the content of a partial blob, without what depends on the slot and on the number of slots.
 
-A window is put back with a cell for *every* earlier token, those that it no longer sees being **blank** (zeros). Each token
-then lies in the cell where a cold run has it. That decides bits: llama.cpp's attention takes 64 cells together, and where
-several threads decode one token it gives each an equal share of all cells up to the last one in use.
+A window is imported with a cell for *every* earlier token. Cells of tokens that it no longer sees are **blank** (zeros). So
+each token is in the cell where a cold run has it. That matters for the bits: llama.cpp's attention takes 64 cells together,
+and if several threads decode one token, each gets an equal share of all cells up to the last one in use.
 
-The blob has neither a version nor a checksum, so nothing but this form is accepted, and the engine proves at load that it
-is the form in use.
+The blob has neither a version nor a checksum. So only this layout is accepted, and the engine proves at load that it is in use.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class BlobLayout:
-    """What the blobs of one context are made of.
+    """The layout of the blobs of one context.
 
     Attributes:
-        rows, window: None where the model has none.
-        recurrence: its bytes; 0 where the model has none.
+        kv, window: None if the model has none.
+        recurrence: bytes of the recurrent state; 0 if the model has none.
     """
 
     magic: int
@@ -128,11 +127,11 @@ class BlobLayout:
         self._check_recurrence(checkpoint[len(checkpoint) - self.recurrence :], tokens)
 
     def join(self, segments: Sequence[KVSegment] | None, checkpoint: Bytes | None, out: Bytes) -> int:
-        """Writes the blob of rows, end to end from position 0, and the checkpoint at their end to the front of `out`.
+        """Writes a blob to the front of `out`: KV segments without gaps from position 0, and the checkpoint at their end.
 
         Args:
-            pieces: None makes a partial blob.
-            checkpoint: a checked one; None where the model has rows only.
+            segments: None makes a partial blob.
+            checkpoint: a checked one; None if the model has only KV.
             out: at least `size(tokens, tokens)` bytes, all of them zero if anything is `blank`.
 
         Returns:
@@ -154,14 +153,15 @@ class BlobLayout:
 
 
 def learn(full: Bytes, partial: Bytes, tokens: int, *, each: int, each_partial: int) -> BlobLayout:
-    """The form of a context's blobs, from those of a sequence of `tokens`, which a window still holds all.
+    """The layout of a context's blobs, learnt from the blobs of a sequence that a window still sees whole.
 
     Args:
-        partial: of a model that has rows only, nothing.
-        each, each_partial: bytes by which they grow with a token.
+        full, partial: the blobs; `partial` is empty for a model that has KV only.
+        tokens: of the sequence.
+        each, each_partial: bytes that one more token adds to them.
 
     Raises:
-        LayoutError: it is not the known one.
+        LayoutError: it is not the known layout.
     """
     state = partial[_HEAD:]
     end = len(full) - len(state)

@@ -1,7 +1,7 @@
-"""Digest: what a file contains.
+"""Digest: a hash of a file's content.
 
-To read all of a large model takes a while, so a digest is remembered for as long as the file looks the same: its path, size,
-times (that of its last change of any kind included, which cannot be set) and inode.
+Reading a large model takes a while. So its digest is stored, and used as long as the file's path, size, inode and times are the
+same. The times include that of the last change of any kind, which cannot be set.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def digest(path: Path, memo: Path | None = None, progress: Callable[[int], None]
     """BLAKE3 of a file's bytes.
 
     Args:
-        memo: folder where it is remembered for later processes; this one remembers it anyway.
-        progress: told how many bytes are done, piece by piece.
+        memo: folder that stores it for later processes; this process keeps it anyway.
+        progress: receives numbers of bytes, each since the call before.
 
     Raises:
         OSError: the file cannot be read.
@@ -58,7 +58,7 @@ def _read(path: Path, progress: Callable[[int], None] | None) -> bytes:
 
 
 def _remembered(folder: Path | None) -> dict[str, tuple[list[int], bytes]]:
-    """What earlier processes found."""
+    """Digests that earlier processes stored."""
     try:
         return {name: (list(map(int, look)), bytes.fromhex(found)) for name, (look, found) in recall(folder, MEMO).items()}
     except (ValueError, TypeError, OverflowError):

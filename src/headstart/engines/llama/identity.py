@@ -1,4 +1,4 @@
-"""What a loaded model is: to a person (facts), and to the cache (a fingerprint)."""
+"""Identity of a loaded model: facts for people, and what the fingerprint is made of."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from blake3 import blake3
 from llama_cpp import llama_cpp as lib
 from llama_cpp._ctypes_extensions import load_shared_library
 
-from headstart.config import Settings
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.load import BATCH, has_amx
 from headstart.engines.llama.padding import Work
+from headstart.engines.options import EngineOptions
 from headstart.interfaces.engine import Facts, Shape
 from headstart.model_names import model_name
 
@@ -49,12 +49,12 @@ def _build() -> str:
 
 
 def environment(*prefixes: str) -> dict[str, str]:
-    """What the environment tells the engine."""
+    """Environment variables with these prefixes, which change how the engine computes."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 
 
 def devices() -> list[str]:
-    """All but the processor."""
+    """Descriptions of all devices but the CPU."""
     return [name for kind, name in _devices() if kind != _CPU]
 
 
@@ -78,7 +78,7 @@ def _devices() -> list[tuple[int, str]]:
     ]
 
 
-def identity(model: Any, settings: Settings, weights: bytes, adapter: bytes | None, *, ctx: int) -> dict[str, Any]:
+def identity(model: Any, options: EngineOptions, weights: bytes, adapter: bytes | None, *, ctx: int) -> dict[str, Any]:
     """Everything that changes the bits of KV, except the block size. Threads and slots do not change prefill's bits."""
     architecture = metadata(model, "general.architecture")
     original = metadata(model, f"{architecture}.rope.scaling.original_context_length")
@@ -89,26 +89,26 @@ def identity(model: Any, settings: Settings, weights: bytes, adapter: bytes | No
         "build": _build(),
         "system": lib.llama_print_system_info().decode("utf-8", "replace"),
         "extra_buffers": not has_amx(),
-        "devices": devices(),  # without any layer on a GPU too: llama.cpp may still compute large batches there
-        "gpu_layers": settings.gpu_layers,
-        "kv_type": settings.kv_type,
+        "devices": devices(),  # even with no layer on a GPU: llama.cpp may still compute large batches there
+        "gpu_layers": options.gpu_layers,
+        "kv_type": options.kv_type,
         "flash_attention": True,
         "swa_full": True,
         "batch": BATCH,
         # Some models choose their rope factors by whether a conversation may exceed the original context.
         "long_rope": original is not None and ctx > int(original),
-        # Mostly there is nothing; then the digest is as it always was.
-        **({"environment": told} if (told := environment("GGML_")) else {}),
+        # Left out if there are none, so that the fingerprints of most machines never change.
+        **({"environment": found} if (found := environment("GGML_")) else {}),
     }
 
 
 def work(model: Any) -> Work:
-    """What a token is multiplied with, where all layers are alike; of experts those that it is sent to."""
+    """The size of one token's computation, if all layers are alike. Of experts only those that a token uses count."""
     architecture = metadata(model, "general.architecture")
 
     def number(name: str, default: int) -> int:
-        told = metadata(model, f"{architecture}.{name}")
-        return int(told) if told is not None and told.isdecimal() else default
+        text = metadata(model, f"{architecture}.{name}")
+        return int(text) if text is not None and text.isdecimal() else default
 
     width, layers, heads = (int(of(model)) for of in (lib.llama_model_n_embd, lib.llama_model_n_layer, lib.llama_model_n_head))
     weights = int(lib.llama_model_n_params(model)) - width * int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
@@ -125,8 +125,8 @@ def digest_of(identity: dict[str, Any]) -> bytes:
     return blake3(json.dumps(identity, sort_keys=True).encode()).digest()
 
 
-def facts(model: Any, path: Path, settings: Settings, shape: Shape, **details: Any) -> Facts:
-    """What `headstart doctor` and the log show."""
+def facts(model: Any, path: Path, options: EngineOptions, shape: Shape, **details: Any) -> Facts:
+    """Facts that `headstart doctor` and the log show."""
     return Facts(
         name=metadata(model, "general.name") or model_name(path.name),
         description=describe(model),
@@ -140,12 +140,12 @@ def facts(model: Any, path: Path, settings: Settings, shape: Shape, **details: A
             "ctx_train": int(lib.llama_model_n_ctx_train(model)),
             "slots": shape.slots,
             "batch": shape.batch,
-            "gpu_layers": settings.gpu_layers,
-            "kv_type": settings.kv_type,
+            "gpu_layers": options.gpu_layers,
+            "kv_type": options.kv_type,
             "row_bytes": shape.kv_bytes_per_token,
             "transfer_bytes": shape.transfer_bytes,
             "state_bytes": shape.state_bytes,
-            "lora": str(settings.lora) if settings.lora is not None else None,
+            "lora": str(options.lora) if options.lora is not None else None,
             **details,
         },
     )

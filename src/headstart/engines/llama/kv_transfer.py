@@ -1,5 +1,5 @@
-"""Rows and checkpoints in and out of a llama.cpp context, through one host buffer that is reused: a fresh one costs ten
-times the copy."""
+"""Moves KV and checkpoints out of and into a llama.cpp context, through one host buffer. It is reused, because a fresh buffer
+costs ten times the copy."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def read(context: Any, slot: int, out: Bytes, flags: int = WHOLE) -> int:
 
 
 def write(context: Any, slot: int, blob: Bytes, flags: int = WHOLE) -> int:
-    """Replaces the content of `slot`, or the parts of it that a partial blob has; returns how many bytes were read."""
+    """Replaces the content of `slot`, or the parts of it that a partial blob has; returns the number of bytes read."""
     return int(lib.llama_state_seq_set_data_ext(context, blob.ctypes.data_as(_Pointer), len(blob), slot, flags))
 
 
 def learn(context: Any, slot: int, tokens: int, sizes: tuple[int, int], *, sliceable: bool) -> BlobLayout:
-    """The form of this context's blobs, proved on `slot`: cut, joined, loaded, and the same bytes again.
+    """The layout of this context's blobs. It is proved on `slot`: cutting, joining and loading a blob gives the same bytes.
 
     Args:
-        tokens: how many `slot` holds: at least 2, and few enough for every window.
-        sizes: what its whole and its partial blob had with one token less.
-        sliceable: whether the model has rows only.
+        tokens: in `slot`: at least 2, and few enough for every window.
+        sizes: bytes of its whole and its partial blob with one token less.
+        sliceable: whether the model has KV only.
 
     Raises:
-        LayoutError: it is not the known one.
-        EngineError: it could not be loaded.
+        LayoutError: it is not the known layout.
+        EngineError: a blob could not be loaded.
     """
 
     def blobs() -> list[Bytes]:
@@ -80,7 +80,7 @@ def learn(context: Any, slot: int, tokens: int, sizes: tuple[int, int], *, slice
 
 
 class Transfer:
-    """Moves rows and checkpoints of one context. Holds `bytes` of host memory: the largest blob that llama.cpp writes.
+    """Moves KV and checkpoints of one context. Holds `bytes` of host memory: the largest blob that llama.cpp writes.
 
     Args:
         ctx: tokens that a slot can hold.
@@ -94,11 +94,11 @@ class Transfer:
 
     @property
     def only_windows(self) -> bool:
-        """Whether a checkpoint holds nothing that is not in the cells of the slot itself, while these are not blank."""
+        """Whether a checkpoint holds windows only. The cells of the slot have the same content, unless they are blank."""
         return self._form.recurrence == 0
 
     def blank(self, state: Bytes) -> int:
-        """How many of the first tokens have blank cells in the windows of a slot into which this checkpoint is put."""
+        """Number of first tokens with blank cells in the windows of a slot that imported this checkpoint."""
         return self._form.blank(state)
 
     @property
@@ -106,7 +106,7 @@ class Transfer:
         return len(self._buffer)
 
     def release(self) -> None:
-        """Gives the buffer's pages back; the next move touches as many as it needs."""
+        """Gives the buffer's pages back to the system; the next move takes as many as it needs."""
         self._buffer = np.empty(len(self._buffer), np.uint8)
 
     def export(self, slot: int, tokens: int, spans: Sequence[Span]) -> None:
@@ -134,17 +134,19 @@ class Transfer:
             raise EngineError(f"this is {error}") from error
 
     def restore(self, slot: int, tokens: int, segments: Sequence[KVSegment] | None, state: Bytes | None) -> None:
-        """Replaces the content of `slot` by the pieces and the checked checkpoint at their end; without pieces, its state.
+        """Replaces the content of `slot` by the segments and the checked checkpoint at their end.
+
+        Without segments it replaces the state only.
 
         Args:
-            tokens: how many `slot` then holds.
+            tokens: in `slot` afterwards.
 
         Raises EngineError; the slot's content is then unknown.
         """
         flags = PARTIAL if segments is None else WHOLE
         out = self._buffer
         if state is not None and self._form.blank(state):
-            # Fresh pages are zeros, and take memory only where something is written, which is less than the buffer gives back.
+            # Fresh pages are zeros and take memory only where they are written, which is less than the buffer gives back.
             self.release()
             try:
                 out = np.zeros(self._form.size(tokens, tokens), np.uint8)
@@ -152,12 +154,12 @@ class Transfer:
                 raise EngineError(f"there is no room to put {tokens} tokens into slot {slot}") from error
         blob = out[: self._form.join(segments, state, out)]
         if write(self._context, slot, blob, flags) != len(blob):
-            raise EngineError(f"llama.cpp could not take what was to go into slot {slot}: {llama_log.cause()}")
+            raise EngineError(f"llama.cpp could not load the content of slot {slot}: {llama_log.cause()}")
 
     def _open(self, slot: int, tokens: int, flags: int) -> Opened:
         blob = self._buffer[: read(self._context, slot, self._buffer, flags)]
         if not len(blob):
-            raise EngineError(f"llama.cpp could not give the content of slot {slot}: {llama_log.cause()}")
+            raise EngineError(f"llama.cpp could not copy the content of slot {slot}: {llama_log.cause()}")
         try:
             return self._form.open(blob, tokens, partial=flags == PARTIAL)
         except LayoutError as error:

@@ -1,11 +1,10 @@
-"""Loading: model file, context and adapter in llama.cpp's own terms; what goes wrong becomes one clear line."""
+"""Loading: model file, context and adapter in llama.cpp's own terms. An error becomes one clear line."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,17 @@ from llama_cpp import llama_cpp as lib
 
 from headstart.engines.llama import log as llama_log
 from headstart.errors import ConfigError, ModelError
+from headstart.interfaces.engine import HostMemory
 from headstart.names import option
 
 BATCH = 512
-"""Most tokens of one call; llama.cpp's n_batch and n_ubatch, so that it never splits a call itself."""
+"""Most tokens of one call; llama.cpp's n_batch and n_ubatch, so that it never splits a call."""
 # GGML_TYPE_BF16 (30) has no name in the bindings.
 _KV_TYPES = {"f16": lib.GGML_TYPE_F16, "bf16": 30, "q8_0": lib.GGML_TYPE_Q8_0}
+
+CTX_STEP = 256
+"""llama.cpp rounds a sequence's context up to a multiple of this."""
+_BUFFERS = 128 << 20  # for computing, and the interpreter
 
 LoadProgress = Callable[[float], None]
 
@@ -30,11 +34,11 @@ def _backend() -> None:
 
 
 def open_model(path: Path, gpu_layers: int, progress: LoadProgress) -> Any:
-    """Loads the weights. `progress` gets fractions.
+    """Loads the weights. `progress` receives the progress, from 0 to 1.
 
     Raises:
-        ConfigError: a GPU is asked for that this build cannot use.
-        ModelError: llama.cpp cannot load the file, or it is no model that can chat.
+        ConfigError: this build cannot use a GPU, but `gpu_layers` is not 0.
+        ModelError: llama.cpp cannot load the file, or it is not a decoder-only language model.
     """
     llama_log.capture()
     _backend()
@@ -64,7 +68,7 @@ def open_model(path: Path, gpu_layers: int, progress: LoadProgress) -> Any:
 
 
 def open_vocabulary(path: Path) -> Any:
-    """A model without its weights, which can do nothing but tell text from tokens. Raises ModelError."""
+    """A model without its weights, for its vocabulary alone. Raises ModelError."""
     llama_log.capture()
     _backend()
     params = lib.llama_model_default_params()
@@ -76,8 +80,8 @@ def open_vocabulary(path: Path) -> Any:
 
 
 def has_amx() -> bool:
-    """Whether this build lays quantised weights out for AMX, which it then crashes on: compilers leave out what it stores to
-    the tile configuration (llama.cpp's issue 20824)."""
+    """Whether this build would lay quantised weights out for AMX. It then crashes, because compilers drop its stores to the
+    tile configuration (llama.cpp's issue 20824)."""
     return b"AMX_INT8 = 1" in lib.llama_print_system_info()
 
 
@@ -85,7 +89,7 @@ def open_context(model: Any, *, ctx: int, slots: int, kv_type: str, threads: int
     """A context of `slots` separate streams of `ctx` tokens.
 
     Raises:
-        ModelError: llama.cpp refuses, mostly for want of memory.
+        ModelError: llama.cpp refuses, mostly because memory is short.
     """
     llama_log.capture()
     params = lib.llama_context_default_params()
@@ -129,16 +133,11 @@ def open_adapter(model: Any, context: Any, path: Path) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StateSize:
-    """Bytes of live state: of each token, and of a slot besides."""
+def measure_memory(model: Any, kv_type: str, available: int) -> HostMemory:
+    """What the model and its slots take, measured in a minute context.
 
-    row: int
-    slot: int
-
-
-def measure_state(model: Any, kv_type: str) -> StateSize:
-    """Bytes that live sequences take, by asking a minute context.
+    Args:
+        available: bytes that were free before the model was loaded.
 
     Raises:
         ModelError: the model cannot compute.
@@ -153,5 +152,5 @@ def measure_state(model: Any, kv_type: str) -> StateSize:
             sizes.append(int(lib.llama_state_seq_get_size(context, 0)))
     finally:
         lib.llama_free(context)
-    row = max(0, sizes[1] - sizes[0] - 12)  # without the token's cell
-    return StateSize(row, sizes[0] - row)
+    kv = max(0, sizes[1] - sizes[0] - 12)  # without the token's cell
+    return HostMemory(available, int(lib.llama_model_size(model)), _BUFFERS, kv, sizes[0] - kv, CTX_STEP)

@@ -1,4 +1,4 @@
-"""llama.cpp's log: goes to Python's `logging` at DEBUG, and its last errors are kept to be quoted."""
+"""llama.cpp's log. It goes to Python's `logging` at DEBUG, and its last errors are kept for error messages."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def capture() -> None:
 
 
 def cause(default: str = "no reason given") -> str:
-    """What llama.cpp complained of since the last call, in one line; `default` if it said nothing."""
+    """llama.cpp's first useful error since the last call, as one line; `default` if there is none."""
     lines = [_WHERE.sub("", line) for line in _errors]
     _errors.clear()
-    telling = [line for line in lines if line and not line.startswith(_EMPTY)]
-    return (telling or lines or [default])[0].rstrip(".")
+    useful = [line for line in lines if line and not line.startswith(_EMPTY)]
+    return (useful or lines or [default])[0].rstrip(".")

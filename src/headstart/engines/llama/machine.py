@@ -1,4 +1,4 @@
-"""Machine: what of it this process may use, in a container too (Linux control groups)."""
+"""Machine: the cores and the memory that this process may use, also in a container (Linux control groups)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _MEMORY = (
     ("", "memory.max", "memory.current", ("inactive_file", "active_file")),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 )
-"""Of versions 2 and 1: the controller; the most bytes, those that are used, and of those the files, which would give way (so
-that the model's own, read before, does not count twice)."""
+"""For versions 2 and 1 of control groups: the controller, the limit, the bytes in use, and the cached files among them. Cached
+files give way, so they count as free; otherwise the model's file, which was just read, would count twice."""
 
 
 def cores() -> int:
@@ -42,7 +42,7 @@ def memory() -> int:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """The control group of this process, and all above it. In a container its own may be the uppermost there is."""
+    """The control group of this process and all above it. In a container its own group may be the top."""
     for line in _read(_OWN).splitlines():
         _, controllers, own = line.split(":", 2)
         if controller in controllers.split(","):

@@ -1,4 +1,4 @@
-"""Part: the keys and values of consecutive tokens in a blob; `blob` says what they look like."""
+"""Part: the KV of consecutive tokens in a blob. `blob` describes the layout and the words *plane*, *row* and *cell*."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_ROW = 1 << 24
 
 
 class LayoutError(ValueError):
-    """The blob is not of the known form."""
+    """The blob does not have the known layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the same part of all blobs of one context has in common.
+    """The layout of the same part of all blobs of one context.
 
     Attributes:
-        layers: planes of K; the rest are of V.
-        planes: element type and bytes of a row, of each plane.
-        extra: bytes of a cell that belong to the token, as rows do.
+        streams: of the context.
+        layers: number of planes of K; the rest are of V.
+        planes: element type and bytes of a row, for each plane.
+        extra: bytes of a cell that belong to the token, as its KV does.
     """
 
     streams: int
@@ -54,7 +55,7 @@ class Layout:
 
     @cached_property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of one token's rows: in all planes, and in its cell."""
+        """Bytes of one token: in all planes, and in its cell."""
         return self.extra + sum(row for _, row in self.planes)
 
     @cached_property
@@ -80,7 +81,7 @@ class Layout:
         return 4 + 4 * self.streams + 8 + _HEAD * len(self.planes) + (_CELL + self.kv_bytes_per_token) * tokens
 
     def planes_of(self, data: Bytes, body: int, tokens: int, run: Run, skip: int, width: int) -> Bytes:
-        """View of `width` bytes, `skip` bytes behind the start of each plane of a run: (plane, bytes)."""
+        """View of `width` bytes, `skip` bytes after the start of each plane of a run: (plane, bytes)."""
         at = body + self._cell.itemsize * tokens + 8 + _HEAD * run.first + run.before * tokens + skip
         pitch = _HEAD + run.row * tokens
         assert at + (run.count - 1) * pitch + width <= len(data)
@@ -94,10 +95,10 @@ class Layout:
         """Checks that `data` is a part of positions `first` … `first + tokens - 1`, in order.
 
         Raises:
-            LayoutError: it is not, or it is of another form.
+            LayoutError: it is not, or it has another layout.
         """
         if len(data) != self.size(tokens):
-            raise LayoutError(f"a part of {len(data)} bytes where {self.size(tokens)} were due")
+            raise LayoutError(f"a part of {len(data)} bytes instead of {self.size(tokens)}")
         streams, count, body = find(data)
         if (streams, count) != (self.streams, tokens):
             raise LayoutError(f"a part of {count} tokens in {streams} streams")
@@ -112,10 +113,10 @@ class Layout:
         return Part(self, data, body, tokens)
 
     def join(self, segments: Sequence[KVSegment], out: Bytes, *, blank: int = 0) -> int:
-        """Writes the part of the pieces, end to end, to the front of `out`; returns its bytes.
+        """Writes the segments, one after the other, as a part to the front of `out`; returns its bytes.
 
         Args:
-            blank: positions before the pieces whose cells are there, with rows that stay as they are in `out`: zeros.
+            blank: positions before the segments. Their cells are written; their KV stays as it is in `out`, which is zeros.
         """
         tokens = blank + sum(segment.take for segment in segments)
         size = self.size(tokens)
@@ -146,7 +147,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part that was found to be of its layout; `body` is where its cells begin."""
+    """A part that was checked against its layout. Its cells begin at `body`."""
 
     layout: Layout
     data: Bytes
@@ -154,7 +155,7 @@ class Part:
     tokens: int
 
     def cut(self, start: int, stop: int, out: Bytes) -> None:
-        """Copies the rows of the tokens [start, stop), counted from the part's first, to the front of `out`."""
+        """Copies the KV of the tokens [start, stop), counted from the part's first, to the front of `out`."""
         layout, taken = self.layout, stop - start
         extra = out[: layout.extra * taken].reshape(taken, layout.extra)
         extra[:] = layout.cells_of(self.data, self.body, self.tokens)["extra"][start:stop]
@@ -165,17 +166,17 @@ class Part:
 
 
 def parse(data: Bytes, tokens: int, each: int) -> Layout:
-    """The layout of the part that `data` begins with, of positions 0 … `tokens - 1`.
+    """The layout of the part at the start of `data`, which has the positions 0 … `tokens - 1`.
 
     Args:
-        each: bytes by which a part grows with a token.
+        each: bytes that one more token adds to the part.
 
     Raises:
-        LayoutError: the part is not of the known form.
+        LayoutError: the part does not have the known layout.
     """
     streams, count, body = find(data)
     if count != tokens:
-        raise LayoutError(f"a part of {count} tokens where {tokens} were due")
+        raise LayoutError(f"a part of {count} tokens instead of {tokens}")
     for extra in _EXTRAS:
         cells = data[body : body + (_CELL + extra) * tokens]
         if len(cells) == (_CELL + extra) * tokens and _in_order(cells.view(_cell(extra)), 0):
@@ -194,7 +195,7 @@ def parse(data: Bytes, tokens: int, each: int) -> Layout:
         row = low | high << 32
         at += _HEAD + row * tokens
         if not 0 < row <= min(left, _MAX_ROW):
-            raise LayoutError("a part with planes of another form")
+            raise LayoutError("a part with planes of another layout")
         planes.append((kind, row))
         left -= row
     if left or not layers <= len(planes) <= 2 * layers:
@@ -205,14 +206,14 @@ def parse(data: Bytes, tokens: int, each: int) -> Layout:
 
 
 def words(data: Bytes, at: int, count: int) -> list[int]:
-    """Unsigned 32-bit words. Raises LayoutError if `data` ends before."""
+    """Unsigned 32-bit words. Raises LayoutError if `data` ends too early."""
     if at < 0 or at + 4 * count > len(data):
         raise LayoutError("a blob that ends early")
     return [int(word) for word in data[at : at + 4 * count].view("<u4")]
 
 
 def find(data: Bytes) -> tuple[int, int, int]:
-    """Number of streams of a part, cells of the one that is in use, and where they begin."""
+    """Number of streams of a part, number of cells in the stream that is in use, and where these cells begin."""
     (streams,) = words(data, 0, 1)
     for stream in range(streams):
         at = 4 + 4 * stream

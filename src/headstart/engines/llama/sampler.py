@@ -13,7 +13,7 @@ from headstart.engines.constraint import Constraint
 from headstart.interfaces.engine import SEEDS, Logits, Sampling
 
 _COLDEST = 1e-6
-"""Below it logits divided by the temperature overflow; it is greedy then."""
+"""At lower temperatures logits divided by the temperature would overflow, so sampling is greedy."""
 
 _CANDIDATE = np.dtype(lib.llama_token_data)
 
@@ -22,8 +22,8 @@ class LlamaSampler:
     """One reply's chain. Its penalties see the tokens that it drew itself, and no prompt.
 
     Args:
-        constraint: what the reply must be, whose tokens only `draw` chooses from.
-        ctx: tokens a sequence can hold: what a penalty over the whole reply looks at.
+        constraint: limits the reply to a grammar; only `draw` obeys it.
+        ctx: tokens a sequence can hold, which a penalty over the whole reply looks at.
     """
 
     def __init__(self, sampling: Sampling, constraint: Constraint | None = None, *, n_vocab: int, ctx: int) -> None:

@@ -26,7 +26,7 @@ class LlamaTokenizer:
         template = lib.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         attributes = [int(lib.llama_vocab_get_attr(self._vocab, token)) for token in range(self.n_vocab)]
-        # What llama.cpp itself leaves as text unless it is told to parse special tokens.
+        # llama.cpp itself leaves these as text, unless it is asked to parse special tokens.
         special = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
         self.controls: tuple[Control, ...] = tuple(
             Control(

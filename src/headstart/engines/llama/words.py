@@ -1,4 +1,4 @@
-"""Words: text of tokens, by the vocabulary of a model file alone."""
+"""Words: the text of tokens, from the vocabulary of a model file alone."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Words:
         self._controls = {control.id for control in self._tokenizer.controls}
 
     def text(self, tokens: Iterable[int]) -> str:
-        """What tokens say, without control tokens and without any that are not in the vocabulary."""
+        """The text of tokens. A control token becomes a space; tokens that are not in the vocabulary are left out."""
         known = (token for token in tokens if 0 <= token < self._tokenizer.n_vocab)
-        return b"".join(self._piece(token) for token in known).decode("utf-8", "replace")
+        return b"".join(self._bytes(token) for token in known).decode("utf-8", "replace")
 
-    def _piece(self, token: int) -> bytes:
+    def _bytes(self, token: int) -> bytes:
         return b" " if token in self._controls else self._tokenizer.token_bytes(token)
 
     def close(self) -> None:

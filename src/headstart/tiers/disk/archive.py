@@ -1,4 +1,4 @@
-"""Archive: objects in a tar file, to be taken to another machine. What is derived never leaves this one."""
+"""Archive: a tar file of objects, for another machine. Derived objects are not exported."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from headstart.tiers.disk.format import FormatError, Label, checksum, decode, he
 from headstart.tiers.disk.store import Disk
 
 BATCH = 32 << 20
-"""Bytes that are taken in at once."""
+"""Bytes that are imported in one batch."""
 _FIRST = 32
-"""Bytes that say how large a header is."""
+"""The first bytes of an object, which contain the size of its header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of an archive's good objects.
+    """The result of an import.
 
     Attributes:
-        stored: that were not there, or only damaged or derived.
-        known: how many were there already.
-        refused: that found no room.
+        stored: objects that were missing before, or only there as damaged or derived ones.
+        known: number of objects that were there already.
+        refused: objects for which there was no room.
     """
 
     stored: tuple[Label, ...]
@@ -42,13 +42,13 @@ class Taken:
 
 
 def pack(disk: Disk, rows: Iterable[Row], file: Path) -> tuple[list[Label], list[Label]]:
-    """Writes objects, each behind what it hangs on; which, and which were left out.
+    """Writes objects to an archive, parents first. Returns the labels of those written and of those left out.
 
-    Left out is what is derived or has been evicted meanwhile, with what hangs on it. Of what is erased meanwhile nothing is in
-    the file: it is written anew without. Until it is whole it has no name, so a crash leaves nothing of it.
+    Derived objects, and objects that are evicted meanwhile, are left out, with all that follow them. If an object is deleted
+    meanwhile, the file is written again without it. The file has no name until it is complete, so a crash leaves nothing.
 
     Raises:
-        ConfigError: the file cannot be written, or an object not be read.
+        ConfigError: the file cannot be written, or an object cannot be read.
     """
     wanted, left = list[Row](), dict[bytes, Label]()
 
@@ -60,10 +60,10 @@ def pack(disk: Disk, rows: Iterable[Row], file: Path) -> tuple[list[Label], list
     with _nameless(file) as (stream, place):
         packed = _written(disk, stream, noted(), left)
         while True:
-            with disk.writing():  # nothing is erased between this look and the name
+            with disk.writing():  # nothing is deleted between this check and the naming
                 keys = {label.key for label in packed}
                 erased = keys - disk.catalog.keys()
-                erased -= disk.catalog.ghosts(erased)  # which were evicted
+                erased -= disk.catalog.ghosts(erased)  # these were evicted, not deleted
                 if not erased:
                     place()
                     return packed, list(left.values())
@@ -75,7 +75,7 @@ def pack(disk: Disk, rows: Iterable[Row], file: Path) -> tuple[list[Label], list
 
 
 def _written(disk: Disk, stream: BinaryIO, rows: Iterable[Row], left: dict[bytes, Label]) -> list[Label]:
-    """Writes all rows but those that are `left` out; which."""
+    """Writes the objects of all rows, and returns the labels. Objects that cannot go are added to `left`."""
     packed: list[Label] = []
     with tarfile.open(fileobj=stream, mode="w") as tar:
         for row in rows:
@@ -85,7 +85,7 @@ def _written(disk: Disk, stream: BinaryIO, rows: Iterable[Row], left: dict[bytes
                 left[row.label.key] = row.label
                 continue
             with source:
-                entry = tarfile.TarInfo(disk.path(row.label.key).name)  # which names no user and no time
+                entry = tarfile.TarInfo(disk.path(row.label.key).name)  # it contains no user and no time
                 entry.size, entry.mode = os.fstat(source.fileno()).st_size, 0o600
                 tar.addfile(entry, source)
             packed.append(row.label)
@@ -94,7 +94,7 @@ def _written(disk: Disk, stream: BinaryIO, rows: Iterable[Row], left: dict[bytes
 
 @contextlib.contextmanager
 def _nameless(file: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
-    """A file for its owner only, and what gives it the name `file`, in place of what had it."""
+    """A file that only its owner may read, and a function that names it `file`. An older file of that name is replaced."""
     try:
         if file.exists() and not file.is_file():
             raise ConfigError(f"Cannot write {file}: it is no plain file.")
@@ -120,7 +120,7 @@ def _nameless(file: Path) -> Iterator[tuple[BinaryIO, Callable[[], None]]]:
 
 
 def _open_nameless(folder: Path) -> int | None:
-    """A file in a folder that has no name; None where that cannot be had."""
+    """A file without a name in a folder; None if the system has no such files."""
     if not (hasattr(os, "O_TMPFILE") and Path("/proc/self/fd").is_dir()):
         return None
     try:
@@ -141,13 +141,13 @@ def _open(path: Path) -> BinaryIO | None:
 
 
 def unpack(stream: BinaryIO, bad: Callable[[str, FormatError], None]) -> Iterator[tuple[Label, Bytes]]:
-    """Reads objects, and checks all of each; those that must not be used are told to `bad`, by their names.
+    """Reads and checks objects. `bad` is called with the name of each object that must not be used.
 
     Raises:
-        ConfigError: it is no archive; or later, it cannot be read further.
+        ConfigError: the file is no archive, or (later) reading it failed.
     """
     try:
-        tar = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115  (it holds nothing but `stream`)
+        tar = tarfile.open(fileobj=stream, mode="r:")  # noqa: SIM115  (it has no file of its own)
     except (OSError, tarfile.TarError):
         raise ConfigError(f"{stream.name} is no tar file of `headstart cache export`.") from None
     return _objects(tar, stream.name, bad)
@@ -178,10 +178,10 @@ def _object(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> tuple[Label, Bytes]
 
 
 def take(disk: Disk, objects: Iterable[tuple[Label, Bytes]]) -> Taken:
-    """Stores objects where there are none, or none as good. Evicts nothing: it stops storing when there is no room.
+    """Stores the objects that are missing, or only there in a worse version. Evicts nothing: it stops when there is no room.
 
     Raises:
-        OSError, sqlite3.Error: the latest batch is not stored.
+        OSError, sqlite3.Error: the last batch is not stored.
     """
     stored, refused, known = list[Label](), list[Label](), 0
     pinned = {row.label.key for row in disk.catalog.rows() if row.pinned}
@@ -189,7 +189,7 @@ def take(disk: Disk, objects: Iterable[tuple[Label, Bytes]]) -> Taken:
         new = [one for one in batch if not _held(disk, one[0])]
         known += len(batch) - len(new)
         done = [] if refused else disk.write(new, spared=disk.catalog.keys)[0]
-        disk.catalog.pin([label.key for label in done if label.key in pinned], True)  # those that were put aside were not
+        disk.catalog.pin([label.key for label in done if label.key in pinned], True)  # objects in quarantine lost their pins
         stored += done
         keys = {label.key for label in done}
         refused += (label for label, _ in new if label.key not in keys)
@@ -197,7 +197,7 @@ def take(disk: Disk, objects: Iterable[tuple[Label, Bytes]]) -> Taken:
 
 
 def _held(disk: Disk, label: Label) -> bool:
-    """Whether this object, or a better one, is there and good. What is damaged is put aside."""
+    """Whether this object, or a better one, is there and good. A damaged object goes into quarantine."""
     row = disk.quarantine(label.key)
     return row is not None and row.label.canonical >= label.canonical
 

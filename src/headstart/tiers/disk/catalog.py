@@ -1,31 +1,28 @@
-"""Catalogue: which objects there are, how much they occupy and how they are used, in SQLite.
+"""Catalogue: a SQLite file that lists the objects, their sizes and their uses.
 
-The objects are the truth; this can be rebuilt from them. Every process has a catalogue of its own on the same file.
+The catalogue can be rebuilt from the objects. Every process has its own connection to the file.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
 import os
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
-from headstart.interfaces.tier import EntryKind
+from headstart.interfaces.tier import KV, EntryKind
+from headstart.prefix_cache.eviction_order import StoredEntry, victims
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits, owner_of
 from headstart.prefix_cache.reuse_model import (
     KINDS,
     MEMORY,
     OCTAVES,
-    POLICIES,
     REQUEST_BUCKETS,
     RequestTraits,
     ReuseModel,
@@ -36,22 +33,19 @@ from headstart.tiers.disk.ages import Ages
 from headstart.tiers.disk.format import Label
 
 GHOSTS = 1 << 15
-"""Objects whose uses are remembered after they have gone."""
+"""Most ghosts that are kept: the latest."""
 NOTES = 1 << 15
-"""Notes that are kept: the latest."""
+"""Most notes that are kept: the latest."""
 WAIT = 3600.0
-"""Seconds for which rows may wait for a checkpoint behind them, where they are useless without."""
+"""Seconds for which KV may wait for a checkpoint after it, in models where it is useless without one."""
 
-_USED = "used, uses, heat, sort, weight"
+_USED = "used, uses, bucket, weight"
 _DERIVED = "FROM objects WHERE key = ? AND NOT canonical"
-
-_RankedKey = tuple[float, float, int, bytes]
-"""Rank, last use, the deeper first; the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An object as the catalogue knows it; `allocated` in bytes, times in seconds since 1970."""
+    """An object in the catalogue. `allocated` is in bytes, times are in seconds since 1970."""
 
     number: int
     label: Label
@@ -63,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something small that is to be known again, under `key`, for as long as the block `block` is there."""
+    """A small value under `key`. It is kept as long as the block `block` is there."""
 
     key: bytes
     block: bytes
@@ -72,11 +66,11 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """What objects of a fingerprint belong to, as people call it. Decides nothing.
+    """The model of a fingerprint, for display only.
 
     Attributes:
         file: path of the weights.
-        mark: what changes with that file; "" if it is not there.
+        mark: a text that changes when the file changes; "" if there is no file.
     """
 
     name: str
@@ -85,7 +79,7 @@ class StoredModel:
 
     @classmethod
     def of(cls, name: str, file: str) -> StoredModel:
-        """The model as it is now."""
+        """The model with the present mark of its file."""
         try:
             found = os.stat(file)
         except (OSError, ValueError):
@@ -94,25 +88,19 @@ class StoredModel:
 
     @property
     def at_hand(self) -> bool:
-        """Whether its file is still the one that it was."""
+        """Whether the file is there and unchanged."""
         return bool(self.mark) and self.of(self.name, self.file) == self
 
 
 class Catalog:
     """A connection to the catalogue. For one thread at a time.
 
-    Args:
-        half_life: seconds in which a use halves in weight, for policies that count uses.
-        policy: a row of `POLICIES`.
-
     Raises:
         sqlite3.Error: it cannot be opened, is damaged, or of a later version.
     """
 
-    def __init__(self, path: Path, half_life: float, policy: str = "value") -> None:
-        self._half_life = half_life
-        self._policy = POLICIES[policy]
-        self._db = schema.connect(path)
+    def __init__(self, path: Path, alone: schema.Alone = lambda _: nullcontext()) -> None:
+        self._db = schema.connect(path, alone)
         self.ages = Ages(self._db)
 
     def close(self) -> None:
@@ -120,12 +108,12 @@ class Catalog:
 
     @contextmanager
     def _change(self) -> Iterator[None]:
-        """A transaction that nobody else's comes between."""
+        """A transaction that no other connection can interrupt."""
         with schema.change(self._db):
             yield
 
     def add(self, objects: Iterable[tuple[Label, int]], now: float | None = None) -> None:
-        """Records objects with their allocated bytes, in one transaction; a canonical one takes a derived one's place."""
+        """Adds objects with their allocated bytes, in one transaction. A canonical object replaces a derived one."""
         now = time.time() if now is None else now
         with self._change():
             values, better = [], []
@@ -136,63 +124,62 @@ class Catalog:
                 values.append(
                     (
                         *(label.key, label.parent, label.fingerprint, label.start, _packed(label.tokens)),
-                        *(int(label.canonical), label.seconds, allocated, now, stats.last, stats.heat, stats.uses, label.kind),
+                        *(int(label.canonical), label.seconds, allocated, stats.last, stats.uses, label.kind),
                         *(stats.request_traits.bucket, stats.request_traits.weight, label.written or now, label.owner),
                     )
                 )
             self._db.executemany(
-                "INSERT INTO objects (key, parent, fingerprint, start, tokens, canonical, seconds, allocated, created, used,"
-                " heat, uses, kind, sort, weight, written, owner)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                "INSERT INTO objects (key, parent, fingerprint, start, tokens, canonical, seconds, allocated, used,"
+                " uses, kind, bucket, weight, written, owner)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (key) DO UPDATE SET canonical = excluded.canonical, allocated = excluded.allocated",
                 values,
             )
-            for key in better:  # to other processes they are new
+            for key in better:  # other processes must see them as new
                 self._db.execute("UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'objects'")
                 query = "UPDATE objects SET number = (SELECT seq FROM sqlite_sequence WHERE name = 'objects') WHERE key = ?"
                 self._db.execute(query, (key,))
 
     def remove(self, keys: Collection[bytes], now: float | None = None) -> None:
-        """Forgets objects, but not how they were used, should they come again."""
+        """Removes objects, and leaves ghosts of them."""
         now = time.time() if now is None else now
         with self._change():
             self._db.executemany(
-                f"INSERT OR REPLACE INTO gone (key, {_USED}, written, owner)"
+                f"INSERT OR REPLACE INTO ghosts (key, {_USED}, written, owner)"
                 f" SELECT key, {_USED}, written, owner FROM objects WHERE key = ?",
                 [(key,) for key in keys],
             )
             self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key in keys])
             self._db.executemany("DELETE FROM notes WHERE block = ?", [(key,) for key in keys])
-            oldest = "FROM gone WHERE number <= (SELECT MAX(number) FROM gone) - ?"
+            oldest = "FROM ghosts WHERE number <= (SELECT MAX(number) FROM ghosts) - ?"
             for used in self._db.execute(f"SELECT {_USED} {oldest}", (GHOSTS,)).fetchall():
                 self._count(1, _stats(used), now)
             self._db.execute(f"DELETE {oldest}", (GHOSTS,))
-            self._db.execute("UPDATE spells SET count = count / 2 WHERE (SELECT SUM(count) FROM spells) > ?", (MEMORY / 2,))
+            halve = "UPDATE intervals SET count = count / 2 WHERE (SELECT SUM(count) FROM intervals) > ?"
+            self._db.execute(halve, (MEMORY / 2,))
 
     def ghosts(self, keys: Collection[bytes]) -> set[bytes]:
-        """Which of these are remembered as having made room, rather than having been erased."""
-        return {key for key in keys if self._stats("gone", key) is not None}
+        """The keys that have a ghost: these objects were evicted, not deleted by a user."""
+        return {key for key in keys if self._stats("ghosts", key) is not None}
 
     def use(self, uses: Collection[tuple[bytes, float]]) -> None:
-        """Counts uses: keys with their times."""
+        """Counts uses. `uses`: keys with times."""
         with self._change():
             for key, now in uses:
                 stats = self._stats("objects", key)
                 if stats is not None:
                     self._count(0, stats, now)
-                    stats.use(now, self._half_life)
-                    self._db.execute(
-                        "UPDATE objects SET heat = ?, used = ?, uses = ? WHERE key = ?", (stats.heat, now, stats.uses, key)
-                    )
+                    stats.use(now)
+                    self._db.execute("UPDATE objects SET used = ?, uses = ? WHERE key = ?", (now, stats.uses, key))
 
     def replied(self, replies: Collection[tuple[bytes, RequestTraits]]) -> None:
-        """Tells of the requests that have used objects last: keys with those."""
+        """Records the traits of the latest requests. `replies`: keys with traits."""
         values = [(request_traits.bucket, request_traits.weight, key) for key, request_traits in replies]
         with self._change():
-            self._db.executemany("UPDATE objects SET sort = ?, weight = ? WHERE key = ?", values)
+            self._db.executemany("UPDATE objects SET bucket = ?, weight = ? WHERE key = ?", values)
 
     def note(self, fingerprint: bytes, notes: Collection[Note], now: float | None = None, since: float | None = None) -> None:
-        """Keeps notes, in place of those under the same keys. `since`: only if it is still `Ages.wiped` up to when."""
+        """Stores notes, and replaces those with the same keys. `since`: do so only if `Ages.wiped` still returns this time."""
         now = time.time() if now is None else now
         with self._change():
             if since is not None and self.ages.wiped()[0] != since:
@@ -204,44 +191,44 @@ class Catalog:
             self._db.execute("DELETE FROM notes WHERE number <= (SELECT MAX(number) FROM notes) - ?", (NOTES,))
 
     def notes(self, fingerprint: bytes, after: int = 0) -> Iterator[tuple[int, Note]]:
-        """Notes of a fingerprint with their numbers, in the order of their coming, behind number `after`."""
+        """Notes of a fingerprint after number `after`, with their numbers, oldest first."""
         query = "SELECT number, key, block, value FROM notes WHERE fingerprint = ? AND number > ? ORDER BY number"
         for number, *note in self._db.execute(query, (fingerprint, after)):
             if not all(isinstance(one, bytes) for one in note):
-                raise sqlite3.DatabaseError("a note that nobody here has written")
+                raise sqlite3.DatabaseError("a note that headstart did not write")
             yield number, Note(*note)
 
     def learn(self, fingerprint: bytes, model: StoredModel) -> None:
-        """Remembers what a fingerprint is of."""
+        """Stores the model of a fingerprint."""
         if self.models().get(fingerprint) != model:
             with self._change():
                 values = fingerprint, model.name, model.file, model.mark
                 self._db.execute("INSERT OR REPLACE INTO models (fingerprint, name, file, mark) VALUES (?, ?, ?, ?)", values)
 
     def models(self) -> dict[bytes, StoredModel]:
-        """What is known of fingerprints."""
+        """The models of fingerprints."""
         found = self._db.execute("SELECT fingerprint, name, file, mark FROM models").fetchall()
-        return {bytes(fingerprint): StoredModel(*map(str, said)) for fingerprint, *said in found}
+        return {bytes(fingerprint): StoredModel(*map(str, values)) for fingerprint, *values in found}
 
     def _stats(self, table: str, key: bytes) -> ReuseStats | None:
-        """How an object was, or a ghost had been, used. What it saves is left out."""
+        """The statistics of an object or ghost, without the seconds that it saves."""
         found = self._db.execute(f"SELECT {_USED} FROM {table} WHERE key = ?", (key,)).fetchone()
         return None if found is None else _stats(found)
 
     def _revived(self, key: bytes, now: float) -> ReuseStats:
-        """The usage of an object that comes now; its ghost, if it has one, is gone then."""
-        stats = self._stats("gone", key)
+        """The statistics of an object that is added now. They continue those of its ghost, which is removed."""
+        stats = self._stats("ghosts", key)
         if stats is None:
-            return ReuseStats(1.0, now, 1, now / self._half_life)
-        self._db.execute("DELETE FROM gone WHERE key = ?", (key,))
+            return ReuseStats(1.0, now, 1)
+        self._db.execute("DELETE FROM ghosts WHERE key = ?", (key,))
         self._count(0, stats, now)
-        stats.use(now, self._half_life)
+        stats.use(now)
         return stats
 
     def _count(self, row: int, stats: ReuseStats, now: float) -> None:
-        """Counts a spell: 0, it has ended; 1, nobody follows it any more."""
+        """Counts an interval of reuse. `row`: 0 if it ended with a use, 1 if it is no longer watched."""
         self._db.execute(
-            "INSERT INTO spells (row, kind, octave, count) VALUES (?, ?, ?, ?)"
+            "INSERT INTO intervals (row, kind, octave, count) VALUES (?, ?, ?, ?)"
             " ON CONFLICT (row, kind, octave) DO UPDATE SET count = count + excluded.count",
             (row, stats.kind, stats.age(now), stats.request_traits.weight),
         )
@@ -250,7 +237,7 @@ class Catalog:
         reuse = ReuseModel()
         numbers = [reuse.counts.shape[0] - 1, KINDS - 1, OCTAVES - 1, MEMORY]
         for row, kind, octave, count in self._db.execute(
-            "SELECT row, kind, octave, count FROM spells WHERE typeof(row) = 'integer' AND typeof(kind) = 'integer'"
+            "SELECT row, kind, octave, count FROM intervals WHERE typeof(row) = 'integer' AND typeof(kind) = 'integer'"
             " AND typeof(octave) = 'integer' AND row BETWEEN 0 AND ? AND kind BETWEEN 0 AND ? AND octave BETWEEN 0 AND ?"
             " AND count BETWEEN 0 AND ?",
             numbers,
@@ -259,27 +246,27 @@ class Catalog:
         return reuse
 
     def pin(self, keys: Collection[bytes], pinned: bool) -> int:
-        """Pins or unpins; says how many objects that were."""
+        """Pins or unpins objects. Returns how many there were."""
         with self._change():
             return sum(
                 self._db.execute("UPDATE objects SET pinned = ? WHERE key = ?", (int(pinned), key)).rowcount for key in keys
             )
 
     def children(self, key: bytes) -> set[bytes]:
-        """Keys of the objects that hang on this one."""
+        """Keys of the objects whose parent is this one."""
         return {child for (child,) in self._db.execute("SELECT key FROM objects WHERE parent = ?", (key,))}
 
     def get(self, key: bytes) -> Row | None:
         return next(self._rows("WHERE key = ?", key), None)
 
     def rows(self, fingerprint: bytes | None = None, after: int = 0) -> Iterator[Row]:
-        """Objects of a fingerprint (or all), in the order of their coming, behind number `after`."""
+        """Objects of a fingerprint (or all) after number `after`, oldest first."""
         if fingerprint is None:
             return self._rows("WHERE number > ? ORDER BY number", after)
         return self._rows("WHERE fingerprint = ? AND number > ? ORDER BY number", fingerprint, after)
 
     def foreign(self, fingerprint: bytes) -> dict[bytes, set[bytes]]:
-        """Keys of the first blocks of all other fingerprints' chains, by fingerprint; also where no first block is left."""
+        """Keys of the first blocks of chains with other fingerprints, by fingerprint. The set may be empty."""
         others = self._db.execute("SELECT DISTINCT fingerprint FROM objects WHERE fingerprint != ?", (fingerprint,))
         found = {other: set[bytes]() for (other,) in others.fetchall()}
         query = "SELECT fingerprint, key FROM objects WHERE start = 0 AND kind = 'rows' AND fingerprint != ?"
@@ -291,19 +278,19 @@ class Catalog:
         return {key for (key,) in self._db.execute("SELECT key FROM objects")}
 
     def owners(self, labels: Iterable[Label]) -> dict[bytes, bytes]:
-        """The owners of objects, by key, each behind what it hangs on."""
+        """The owners of objects, by key. `labels`: parents first."""
         found: dict[bytes, bytes] = {}
         for label in labels:
             owner = label.owner or found.get(label.parent, b"")
             if not owner and (above := self._above(label.parent)) is not None:
                 owner = above[2]
-            elif not owner and label.start == 0 and label.kind == "rows":
-                owner = owner_of(label.parent)  # a root, which says so
+            elif not owner and label.start == 0 and label.kind == KV:
+                owner = owner_of(label.parent)  # the parent is a root, which names the owner
             found[label.key] = owner
         return found
 
     def _above(self, key: bytes) -> tuple[bytes, int, bytes] | None:
-        """What an object hangs on, the bytes that it occupies itself, and whose it is."""
+        """The parent of an object, its allocated bytes, and its owner."""
         found: tuple[bytes, int, bytes] | None = self._db.execute(
             "SELECT parent, allocated, owner FROM objects WHERE key = ?", (key,)
         ).fetchone()
@@ -312,67 +299,32 @@ class Catalog:
     def victims(
         self, spare: Collection[bytes], need: int, now: float | None = None, shares: OwnerLimits | None = None
     ) -> list[Row]:
-        """What to evict so that `need` bytes come free: the lowest ranks first, and nothing before what hangs on it.
+        """Objects to evict so that `need` bytes become free, in the order of `prefix_cache/eviction_order`.
 
-        Of models that have checkpoints, rows without any at their end or behind go first of all, once they have waited long.
-        Neither pinned objects nor those in `spare` are among them, so it may be less than `need`.
+        Pinned objects stay, so it may be less. In models with state, KV that has waited long for a checkpoint goes first.
 
-        `shares`: what those will hold beside for whom room is made; it is told of all that is here. What is theirs who are
-        beyond their quota goes first.
+        Args:
+            spare: objects that stay too.
+            shares: counts what each owner will hold of new objects; it counts all stored ones too.
         """
         now = time.time() if now is None else now
-        reuse = self._learned()
-        known: dict[bytes, tuple[bytes, int, int]] = {}
-        used: dict[bytes, tuple[ReuseStats, bool, int]] = {}
-        children: dict[bytes, int] = {}
-        owner: dict[bytes, bytes] = {}
         with_state = {one for (one,) in self._db.execute("SELECT DISTINCT fingerprint FROM objects WHERE kind = 'state'")}
-        for key, parent, fingerprint, kind, start, seconds, allocated, pinned, whose, *how in self._db.execute(
-            f"SELECT key, parent, fingerprint, kind, start, seconds, allocated, pinned, owner, {_USED} FROM objects"
-        ):
-            owner[key] = whose
-            known[key] = (parent, allocated, pinned)
-            stats = _stats(how, max(seconds, 1e-9) / max(1, allocated))
-            useless = kind == "rows" and fingerprint in with_state and stats.last < now - WAIT  # once nothing hangs on it
-            used[key] = stats, useless, start
-            children[parent] = children.get(parent, 0) + 1
-        gone = map(_stats, self._db.execute(f"SELECT {_USED} FROM gone"))
-        reuse.learn(chain((stats for stats, *_ in used.values()), gone), now)
-        order = {
-            key: (-math.inf if useless else self._policy(stats, reuse, now), stats.last, -start)
-            for key, (stats, useless, start) in used.items()
-        }
-        shares = NoQuota() if shares is None else shares
-        owner = owner if shares.on else {}
-        for key, who in owner.items():
-            shares.hold(who, known[key][1])
-        first, rest = list[_RankedKey](), list[_RankedKey]()
-        for key in known.keys() - children.keys():
-            (first if owner.get(key) in shares.over() else rest).append((*order[key], key))
-        found: list[bytes] = []
-        for leaves in (first, rest):
-            heapq.heapify(leaves)
-            while need > 0 and leaves:
-                item = heapq.heappop(leaves)
-                key = item[-1]
-                if leaves is first and owner[key] not in shares.over():
-                    rest.append(item)  # its owner has given enough
-                    continue
-                parent, allocated, pinned = known[key]
-                if pinned or key in spare:
-                    continue
-                found.append(key)
-                need -= allocated
-                shares.hold(owner.get(key, b""), -allocated)
-                children[parent] -= 1
-                if parent in known and not children[parent]:
-                    heapq.heappush(leaves, (*order[parent], parent))
+        query = f"SELECT key, parent, fingerprint, kind, start, seconds, allocated, pinned, owner, {_USED} FROM objects"
+
+        def entries() -> Iterator[StoredEntry]:
+            for key, parent, fingerprint, kind, start, seconds, allocated, pinned, owner, *used in self._db.execute(query):
+                stats = _stats(used, max(seconds, 1e-9) / max(1, allocated))
+                useless = kind == KV and fingerprint in with_state and stats.last < now - WAIT
+                yield StoredEntry(key, parent, owner, start, allocated, bool(pinned) or key in spare, useless, stats)
+
+        ghosts = map(_stats, self._db.execute(f"SELECT {_USED} FROM ghosts"))
+        found = victims(entries(), ghosts, self._learned(), need, now, NoQuota() if shares is None else shares)
         return [row for key in found if (row := self.get(key)) is not None]
 
     def kept(self, spare: Collection[bytes], shares: OwnerLimits | None = None) -> int:
-        """Bytes that `victims` never brings: of what is pinned or in `spare`, and of all that it hangs on.
+        """Bytes that `victims` never frees: objects that are pinned or in `spare`, and all their ancestors.
 
-        `shares` is told whose they are.
+        `shares` counts them for their owners.
         """
         seen: set[bytes] = set()
         total = 0
@@ -386,7 +338,7 @@ class Catalog:
         return total
 
     def version(self) -> tuple[int, int]:
-        """Numbers of which the first changes with what other connections write, the second with what this one does."""
+        """Two numbers: the first changes when other connections write, the second when this one does."""
         return int(self._db.execute("PRAGMA data_version").fetchone()[0]), self._db.total_changes
 
     def used(self) -> int:
@@ -417,7 +369,7 @@ class Catalog:
         ) in self._db.execute(query, values):
             ids = all(isinstance(one, bytes) and len(one) == 32 for one in (key, parent, fingerprint))
             if not (ids and isinstance(start, int) and kind in get_args(EntryKind) and isinstance(owner, bytes)):
-                raise sqlite3.DatabaseError("a row that nobody here has written")
+                raise sqlite3.DatabaseError("a row that headstart did not write")
             label = Label(
                 *(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical)), seconds, kind, float(written), owner
             )
@@ -426,11 +378,9 @@ class Catalog:
 
 
 def _stats(columns: Sequence[Any], saved_per_byte: float = 1.0) -> ReuseStats:
-    """What the columns `_USED` say."""
-    last, uses, heat, bucket, weight = columns
-    return ReuseStats(
-        saved_per_byte, last, uses, heat, RequestTraits(int(bucket) % REQUEST_BUCKETS, min(max(weight, 0.0), 1.0))
-    )
+    """The statistics in the columns `_USED`."""
+    last, uses, bucket, weight = columns
+    return ReuseStats(saved_per_byte, last, uses, RequestTraits(int(bucket) % REQUEST_BUCKETS, min(max(weight, 0.0), 1.0)))
 
 
 def _packed(tokens: tuple[int, ...]) -> bytes:

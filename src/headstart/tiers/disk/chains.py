@@ -1,4 +1,4 @@
-"""Chains: what is on disk as people think of it, by conversations rather than by blocks and checkpoints."""
+"""Chains: the objects on disk grouped by conversation, as people think of them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.errors import ConfigError
+from headstart.interfaces.tier import KV, STATE
 from headstart.tiers.disk.catalog import Row
 
 
 @dataclass(frozen=True)
 class StoredChain:
-    """The blocks from the first to one that no block hangs on (or that was asked for), with the checkpoints at their ends.
+    """The blocks from the first to one without children (or to a given one), with the checkpoints at their ends.
 
     Attributes:
-        rows: of the blocks, in order; the first may hang on a block that is not there any more.
-        shared: how many of the leading blocks other chains have too.
-        checkpoints: by the block that they hang on.
+        rows: the rows of the blocks, in order. The parent of the first one may be missing.
+        shared: number of leading blocks that other chains have too.
+        checkpoints: by the block at whose end they are.
     """
 
     rows: tuple[Row, ...]
@@ -31,7 +32,7 @@ class StoredChain:
 
     @property
     def complete(self) -> bool:
-        """Whether it begins at its beginning: otherwise nothing of it can be used."""
+        """Whether its first block is there. Otherwise nothing of it can be used."""
         return self.rows[0].label.start == 0
 
     @property
@@ -45,7 +46,7 @@ class StoredChain:
 
     @property
     def objects(self) -> tuple[Row, ...]:
-        """Its blocks and checkpoints, each behind what it hangs on."""
+        """Its blocks and checkpoints, parents first."""
         return self._with_checkpoints(self.rows)
 
     @property
@@ -74,7 +75,7 @@ class StoredChain:
         }
 
     def blocks(self) -> list[dict[str, Any]]:
-        """Its blocks in figures, each with the checkpoint at its end, or None."""
+        """Its blocks in figures, ready for JSON. Each has the checkpoint at its end, or None."""
         found = []
         for row in self.rows:
             state = self.checkpoints.get(row.label.key)
@@ -96,7 +97,7 @@ def _figures(row: Row) -> dict[str, Any]:
 
 def totals(rows: Collection[Row]) -> dict[str, Any]:
     """Objects in figures, as `StoredChain.data` has them; `used` is the latest time, None if there are none."""
-    blocks, states = ([row for row in rows if row.label.kind == kind] for kind in ("rows", "state"))
+    blocks, states = ([row for row in rows if row.label.kind == kind] for kind in (KV, STATE))
     return {
         "blocks": len(blocks),
         "checkpoints": len(states),
@@ -113,12 +114,12 @@ class StoredChains:
 
     def __init__(self, rows: Iterable[Row]) -> None:
         everything = list(rows)
-        self._rows = {row.label.key: row for row in everything if row.label.kind == "rows"}
-        self._states = {row.label.parent: row for row in everything if row.label.kind == "state"}
+        self._rows = {row.label.key: row for row in everything if row.label.kind == KV}
+        self._states = {row.label.parent: row for row in everything if row.label.kind == STATE}
         self._children = Counter(row.label.parent for row in self._rows.values())
 
     def all(self) -> list[StoredChain]:
-        """One chain for each block that no block hangs on, the latest used first."""
+        """One chain for each block without children. The latest used comes first."""
         ends = [key for key in self._rows if key not in self._children]
         return sorted((self.of(key) for key in ends), key=lambda chain: -chain.rows[-1].used)
 
@@ -136,25 +137,25 @@ class StoredChains:
         return StoredChain(tuple(rows), shared, {key: self._states[key] for key in keys if key in self._states})
 
     def lost(self) -> list[Row]:
-        """What can no longer be used, as something that it hangs on is not there."""
+        """Objects that can no longer be used, because an ancestor is missing."""
         broken = {row.label.key: row for chain in self.all() if not chain.complete for row in chain.objects}
         return [*broken.values(), *(state for block, state in self._states.items() if block not in self._rows)]
 
     def _up(self, key: bytes) -> Iterator[Row]:
-        """The block, what it hangs on, and so on."""
+        """A block, its parent, and so on up to the first one that is there."""
         row = self._rows.get(key)
         while row is not None:
             yield row
             above = self._rows.get(row.label.parent)
-            # Ever nearer to the beginning: a damaged catalogue must not lead in circles.
+            # The start must decrease: a damaged catalogue must not lead in circles.
             row = above if above is not None and above.label.start < row.label.start else None
 
     def needed(self, without: Collection[bytes] = ()) -> set[bytes]:
-        """Keys of what is pinned, but for `without`, of all blocks that it hangs on, and of the checkpoints at their ends."""
+        """Keys of pinned objects except `without`, of all their ancestors, and of the checkpoints at the ends of these."""
         found: set[bytes] = set()
         for row in (*self._rows.values(), *self._states.values()):
             if row.pinned and row.label.key not in without:
-                block = row.label.key if row.label.kind == "rows" else row.label.parent
+                block = row.label.key if row.label.kind == KV else row.label.parent
                 for above in self._up(block):
                     if above.label.key in found:
                         break

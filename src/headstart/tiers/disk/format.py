@@ -2,7 +2,7 @@
 
     ┌─ 0 ──────┬─ 8 ─────┬─ 12 ────────────┬─ 16 ─────────────┬─ 32 ────────┬───────────────┬─ multiple of 4096 ─┐
     │ magic    │ version │ size of the     │ XXH3-128 of the  │ description │ zeros         │ payload            │
-    │ headstrt │ u32     │ description u32 │ description      │ JSON        │               │ rows, or state     │
+    │ headstrt │ u32     │ description u32 │ description      │ JSON        │               │ KV, or state       │
     └──────────┴─────────┴─────────────────┴──────────────────┴─────────────┴───────────────┴────────────────────┘
 
 The description names the entry and everything that must match before the payload may be used. It also has the payload's size
@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 import xxhash
 
-from headstart.interfaces.tier import EntryKind
+from headstart.interfaces.tier import KV, EntryKind
 from headstart.interfaces.tokens import Bytes
 
 MAGIC = b"headstrt"
@@ -64,7 +64,7 @@ class Label:
     tokens: tuple[int, ...]
     canonical: bool
     seconds: float = 0.0
-    kind: EntryKind = "rows"
+    kind: EntryKind = KV
     written: float = field(default=0.0, compare=False)
     owner: bytes = field(default=b"", compare=False)
 
@@ -155,24 +155,24 @@ def decode(head: bytes, file_size: int) -> Header:
         raise FormatError("truncated", f"{len(head)} of {at} bytes")
     _, _, size, digest = _HEAD.unpack_from(head)
     end = _HEAD.size + size
-    description = head[_HEAD.size : end]
-    if xxhash.xxh3_128_digest(description) != digest or head[end:at] != bytes(at - end):
+    packed = head[_HEAD.size : end]
+    if xxhash.xxh3_128_digest(packed) != digest or head[end:at] != bytes(at - end):
         raise FormatError("corrupt", "its header is not what was written")
     try:
-        said = json.loads(description.decode())
+        description = json.loads(packed.decode())
         label = Label(
-            bytes.fromhex(said["key"]),
-            bytes.fromhex(said["parent"]),
-            bytes.fromhex(said["fingerprint"]),
-            int(said["start"]),
-            tuple(map(int, said["tokens"])),
-            bool(said["canonical"]),
-            float(said["seconds"]),
-            _KINDS[_KINDS.index(said.get("kind", "rows"))],  # version 1 has only rows
-            _time(said.get("written", 0.0)),
-            bytes.fromhex(said.get("owner", "")),
+            bytes.fromhex(description["key"]),
+            bytes.fromhex(description["parent"]),
+            bytes.fromhex(description["fingerprint"]),
+            int(description["start"]),
+            tuple(map(int, description["tokens"])),
+            bool(description["canonical"]),
+            float(description["seconds"]),
+            _KINDS[_KINDS.index(description.get("kind", KV))],  # version 1 has only KV
+            _time(description.get("written", 0.0)),
+            bytes.fromhex(description.get("owner", "")),
         )
-        found = Header(label, at, int(said["size"]), bytes.fromhex(said["checksum"]))
+        found = Header(label, at, int(description["size"]), bytes.fromhex(description["checksum"]))
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError("corrupt", f"its description makes no sense ({type(error).__name__})") from None
     if file_size != at + found.size:
@@ -180,9 +180,9 @@ def decode(head: bytes, file_size: int) -> Header:
     return found
 
 
-def _time(said: Any) -> float:
-    """Raises ValueError if it is none: nobody could tell when that is over."""
-    found = float(said)
+def _time(value: Any) -> float:
+    """A time in seconds since 1970. Raises ValueError if it is negative or not finite."""
+    found = float(value)
     if not 0 <= found < math.inf:
         raise ValueError("not a time")
     return found

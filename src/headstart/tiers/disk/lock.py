@@ -1,4 +1,4 @@
-"""Lock: one process at a time writes into a folder. It must still be the folder that the process has opened."""
+"""Lock: lets one process at a time write into a folder, if it is still the folder that the process has opened."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from headstart.tiers.disk import files
@@ -25,10 +25,18 @@ class Lock:
     """A file that is locked while a process writes. Raises OSError if it cannot be opened."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._path = path
         self._locked = threading.Lock()
         self._opened: dict[Path, files.Identity] = {}
-        self.watch(path)
+        self._use(_open(path))
+
+    def _use(self, file: int) -> None:
+        try:
+            found = os.fstat(file)
+        except BaseException:
+            os.close(file)
+            raise
+        self._file, self._opened[self._path] = file, (found.st_dev, found.st_ino)
 
     def watch(self, path: Path) -> None:
         """From now on `held` fails if `path` is another file than now. Raises OSError if there is no such file."""
@@ -41,20 +49,52 @@ class Lock:
         Raises:
             OSError: the lock was not free in time, or the folder is not the one that was opened.
         """
+        with self._exclusive():
+            for path, opened in self._opened.items():
+                if files.identity(path) != opened:
+                    raise OSError(errno.ESTALE, "the folder was replaced by another one", str(path))
+            yield
+
+    @contextlib.contextmanager
+    def renewed(self, needed: Callable[[], bool]) -> Iterator[None]:
+        """Excludes others, like `held`. If `needed` is true, it also excludes for good all processes that have opened the
+        folder before: their `held` fails, and they must open the folder again. `needed` is called under the lock. If another
+        process has renewed the lock meanwhile, the new one is taken.
+
+        Raises:
+            OSError: the lock was not free in time, or the file cannot be replaced.
+        """
+        with self._exclusive():
+            if files.identity(self._path) != self._opened[self._path]:
+                self.reopen()
+                _acquire(self._file)
+            elif needed():
+                self._replace()
+            yield
+
+    def _replace(self) -> None:
+        new = self._path.with_suffix(".new")
+        file, before = _open(new), self._file
+        try:
+            _acquire(file)
+            os.replace(new, self._path)
+        except BaseException:
+            os.close(file)
+            raise
+        self._use(file)
+        os.close(before)
+
+    def reopen(self) -> None:
+        """Uses the present lock file. Another process may have `renewed` it while the folder was being opened."""
+        before = self._file
+        self._use(_open(self._path))
+        os.close(before)
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
         with self._locked:
-            until = time.monotonic() + WAIT
-            while fcntl is not None:
-                try:
-                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > until:
-                        raise
-                    time.sleep(0.005)
+            _acquire(self._file)
             try:
-                for path, opened in self._opened.items():
-                    if files.identity(path) != opened:
-                        raise OSError(errno.ESTALE, "the folder has been made anew", str(path))
                 yield
             finally:
                 if fcntl is not None:
@@ -62,3 +102,19 @@ class Lock:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+
+def _acquire(file: int) -> None:
+    until = time.monotonic() + WAIT
+    while fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.005)

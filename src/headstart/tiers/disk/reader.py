@@ -1,10 +1,11 @@
-"""Reader: one object, read and checked. Thread-safe."""
+"""Reader: reads and checks one object. Thread-safe."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 
+from headstart.interfaces.tier import KV
 from headstart.interfaces.tokens import Bytes
 from headstart.tiers.disk import format
 from headstart.tiers.disk.format import FormatError, Header, Label
@@ -14,22 +15,22 @@ _STEP = 16 << 20
 
 
 def read(path: str, label: Label, out: Bytes, count: Callable[[int], None]) -> int:
-    """Reads exactly this object into `out`, and checks all of it; its bytes. `count` is told of each step.
+    """Reads an object into `out`, and checks all of it. Returns its bytes. `count` is called with the bytes of each step.
 
-    Rows must fill `out`; a checkpoint may be smaller. Where derived is asked for, canonical that took its place is as good.
+    KV must fill `out`; a checkpoint may be smaller. In place of a derived object, a canonical one that replaced it is read.
 
     Raises:
-        FileNotFoundError: it is not there (any more).
-        FormatError: it must not be used; `out` is then undefined.
-        OSError: it cannot be read.
+        FileNotFoundError: the object is missing.
+        FormatError: the object must not be used; `out` is then undefined.
+        OSError: the object cannot be read.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         header = _header(file)
         if not header.label.serves(label):
-            raise FormatError("other", "it is another object than the one asked for")
-        if header.size > len(out) or (header.size < len(out) and label.kind == "rows"):
-            raise FormatError("other", f"{header.size} bytes where {len(out)} were asked for")
+            raise FormatError("other", "it is another object than the wanted one")
+        if header.size > len(out) or (header.size < len(out) and label.kind == KV):
+            raise FormatError("other", f"{header.size} bytes, but {len(out)} were expected")
         out = out[: header.size]
         view, done = out.data, 0
         while done < header.size:

@@ -1,166 +1,205 @@
-"""Schema: the catalogue's tables, how older ones become them, and which errors say that a catalogue is damaged."""
+"""Schema: the tables of the catalogue, their conversion from older versions, and the errors of a damaged catalogue."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 
-VERSION = 4
-_SOILED = """
-CREATE TABLE IF NOT EXISTS soiled (            -- a row, if something was erased and may still lie about in the files
-    id INTEGER PRIMARY KEY CHECK (id = 1)
-);
-"""
-_TABLES = f"""
-CREATE TABLE IF NOT EXISTS objects (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows: what others have added is behind the last one seen
-    key BLOB NOT NULL UNIQUE,
-    parent BLOB NOT NULL,
-    fingerprint BLOB NOT NULL,
-    start INTEGER NOT NULL,
-    tokens BLOB NOT NULL,
-    canonical INTEGER NOT NULL,
-    seconds REAL NOT NULL,
-    allocated INTEGER NOT NULL,                -- bytes on disk
-    created REAL NOT NULL,
-    used REAL NOT NULL,                        -- last time
-    heat REAL NOT NULL,                        -- log2 of the decayed sum of uses, at time 0
-    pinned INTEGER NOT NULL DEFAULT 0,
-    uses INTEGER NOT NULL DEFAULT 1,
-    kind TEXT NOT NULL DEFAULT 'rows',         -- or 'state'
-    sort INTEGER NOT NULL DEFAULT 0,           -- prefix_cache/reuse_model: what is known of the latest request
-    weight REAL NOT NULL DEFAULT {UNKNOWN_REQUEST.weight},
-    written REAL NOT NULL DEFAULT 0,           -- when its tokens were first kept
-    owner BLOB NOT NULL DEFAULT x''            -- whose it is; empty if nobody knows
-);
-CREATE INDEX IF NOT EXISTS by_owner ON objects (owner, written);
-CREATE INDEX IF NOT EXISTS by_age ON objects (written);
-CREATE INDEX IF NOT EXISTS by_parent ON objects (parent);
-CREATE INDEX IF NOT EXISTS by_fingerprint ON objects (fingerprint, number);
-CREATE TABLE IF NOT EXISTS gone (              -- objects, the latest
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    key BLOB NOT NULL UNIQUE,
-    used REAL NOT NULL,
-    heat REAL NOT NULL,
-    uses INTEGER NOT NULL,
-    sort INTEGER NOT NULL,
-    weight REAL NOT NULL,
-    written REAL NOT NULL DEFAULT 0,
-    owner BLOB NOT NULL DEFAULT x''
-);
-CREATE TABLE IF NOT EXISTS notes (             -- what is to be known again beside a block, and is gone with it
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    fingerprint BLOB NOT NULL,
-    key BLOB NOT NULL,
-    block BLOB NOT NULL,
-    value BLOB NOT NULL,
-    written REAL NOT NULL DEFAULT 0,
-    UNIQUE (fingerprint, key)
-);
-CREATE INDEX IF NOT EXISTS by_block ON notes (block);
-CREATE TABLE IF NOT EXISTS models (            -- what fingerprints are of, for people
-    fingerprint BLOB PRIMARY KEY,
-    name TEXT NOT NULL,
-    file TEXT NOT NULL,
-    mark TEXT NOT NULL                         -- by which it is seen that the file is still the same
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS terms (             -- how long what is whose may be kept
-    owner BLOB PRIMARY KEY,
-    seconds REAL NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS erased (            -- by somebody's wish: running servers forget it too
-    id INTEGER PRIMARY KEY CHECK (id = 1),
-    before REAL NOT NULL,                      -- all that was written by then
-    times INTEGER NOT NULL                     -- how often that, or a chain, was
-);
-{_SOILED}
-CREATE TABLE IF NOT EXISTS spells (            -- prefix_cache/reuse_model: its counts, where there are any
-    row INTEGER NOT NULL,
-    kind INTEGER NOT NULL,
-    octave INTEGER NOT NULL,
-    count REAL NOT NULL,
-    PRIMARY KEY (row, kind, octave)
-) WITHOUT ROWID;
-"""
+VERSION = 5
+_TABLES = {
+    "objects": f"""(
+        number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows: others find what is new behind the last number they have seen
+        key BLOB NOT NULL UNIQUE,
+        parent BLOB NOT NULL,
+        fingerprint BLOB NOT NULL,
+        start INTEGER NOT NULL,
+        tokens BLOB NOT NULL,
+        canonical INTEGER NOT NULL,
+        seconds REAL NOT NULL,
+        allocated INTEGER NOT NULL,                -- bytes on disk
+        used REAL NOT NULL,                        -- last time
+        pinned INTEGER NOT NULL DEFAULT 0,
+        uses INTEGER NOT NULL DEFAULT 1,
+        kind TEXT NOT NULL DEFAULT 'rows',         -- or 'state'
+        bucket INTEGER NOT NULL DEFAULT 0,         -- with weight: the traits of the latest request (prefix_cache/reuse_model)
+        weight REAL NOT NULL DEFAULT {UNKNOWN_REQUEST.weight},
+        written REAL NOT NULL DEFAULT 0,           -- when its tokens were stored first
+        owner BLOB NOT NULL DEFAULT x''            -- empty if unknown
+    )""",
+    "ghosts": f"""(                                -- the latest objects that had to make room
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        key BLOB NOT NULL UNIQUE,
+        used REAL NOT NULL,
+        uses INTEGER NOT NULL,
+        bucket INTEGER NOT NULL DEFAULT 0,
+        weight REAL NOT NULL DEFAULT {UNKNOWN_REQUEST.weight},
+        written REAL NOT NULL DEFAULT 0,
+        owner BLOB NOT NULL DEFAULT x''
+    )""",
+    "notes": """(                                  -- small values that are kept beside a block, and deleted with it
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        fingerprint BLOB NOT NULL,
+        key BLOB NOT NULL,
+        block BLOB NOT NULL,
+        value BLOB NOT NULL,
+        written REAL NOT NULL DEFAULT 0,
+        UNIQUE (fingerprint, key)
+    )""",
+    "intervals": """(                              -- the counts of prefix_cache/reuse_model that are not 0
+        row INTEGER NOT NULL,
+        kind INTEGER NOT NULL,
+        octave INTEGER NOT NULL,
+        count REAL NOT NULL,
+        PRIMARY KEY (row, kind, octave)
+    ) WITHOUT ROWID""",
+    "models": """(                                 -- what fingerprints belong to, for people
+        fingerprint BLOB PRIMARY KEY,
+        name TEXT NOT NULL,
+        file TEXT NOT NULL,
+        mark TEXT NOT NULL                         -- changes with the file
+    ) WITHOUT ROWID""",
+    "terms": """(                                  -- how long the objects of an owner may be kept
+        owner BLOB PRIMARY KEY,
+        seconds REAL NOT NULL
+    ) WITHOUT ROWID""",
+    "given": """(                                  -- when the owner of a term sent a request that was noted last
+        owner BLOB PRIMARY KEY,
+        at REAL NOT NULL
+    ) WITHOUT ROWID""",
+    "erased": """(                                 -- deleted on request: running servers forget it too
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        before REAL NOT NULL,                      -- everything that was written up to this time
+        times INTEGER NOT NULL                     -- number of such requests, those for one chain included
+    )""",
+    "soiled": """(                                 -- a row, if parts of deleted text may still be in the files
+        id INTEGER PRIMARY KEY CHECK (id = 1)
+    )""",
+}
+_INDEXES = {
+    "by_owner": "objects (owner, written)",
+    "by_age": "objects (written)",
+    "by_parent": "objects (parent)",
+    "by_fingerprint": "objects (fingerprint, number)",
+    "by_block": "notes (block)",
+}
+_REBUILT = {"objects": ("objects",), "ghosts": ("gone", "ghosts"), "notes": ("notes",), "intervals": ("spells",)}
+"""Tables that differ in older versions: what they were called there, the later name first."""
+_COLUMNS = {"bucket": "sort", "written": "created"}
+"""Columns by what they were called in older versions."""
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """A connection to a catalogue, which is made, or altered, as it has to be.
+Alone = Callable[[Callable[[], bool]], AbstractContextManager[None]]
+"""Excludes other processes, and those of older versions for good if that is needed: see `lock.Lock.renewed`."""
+
+
+def connect(path: Path, alone: Alone = lambda _: nullcontext()) -> sqlite3.Connection:
+    """A connection to a catalogue. It is created if there is none, and rebuilt if it is of an older version.
+
+    Args:
+        alone: excludes processes of older versions. They would take the rebuilt tables for damage.
 
     Raises:
         sqlite3.Error: it cannot be opened, is damaged, or of a later version.
+        OSError: `alone` has failed.
     """
     database = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
     try:
-        version = database.execute("PRAGMA user_version").fetchone()[0]
+        version = _version(database)
         if version > VERSION:
             raise sqlite3.NotSupportedError(f"the catalogue is of version {version}; this headstart reads {VERSION}")
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
-        database.execute("PRAGMA secure_delete=ON")  # what is deleted is overwritten: it says what people typed
-        database.execute("PRAGMA temp_store=MEMORY")  # and no copy of it comes to lie elsewhere
-        if version < VERSION:
-            _migrate(database)
-        database.executescript(_TABLES)
+        database.execute("PRAGMA secure_delete=ON")  # deleted rows are overwritten: they contain what people typed
+        database.execute("PRAGMA temp_store=MEMORY")  # and no copy of them is written to another file
+        if 0 < version < VERSION:
+            with alone(lambda: _version(database) < VERSION):
+                _rebuild(database)
+        elif not version:
+            with change(database):
+                _create(database)
+                database.execute(f"PRAGMA user_version={VERSION}")
+        _create(database)
     except BaseException:
         database.close()
         raise
     return database
 
 
+def _version(database: sqlite3.Connection) -> int:
+    return int(database.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _create(database: sqlite3.Connection) -> None:
+    """Creates the tables and indexes that are missing."""
+    for name, definition in _TABLES.items():
+        database.execute(f"CREATE TABLE IF NOT EXISTS {name} {definition}")
+    for name, columns in _INDEXES.items():
+        database.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {columns}")
+
+
 @contextmanager
 def change(database: sqlite3.Connection) -> Iterator[None]:
-    """A transaction that nobody else's comes between."""
+    """A transaction that no other connection can interrupt."""
     with database:
         database.execute("BEGIN IMMEDIATE")
         yield
 
 
-def _migrate(database: sqlite3.Connection) -> None:
+def _rebuild(database: sqlite3.Connection) -> None:
+    """Copies all rows of an older version into the present tables. `ALTER TABLE … DROP COLUMN` would be shorter, but some
+    systems have a SQLite that is too old for it.
+    """
     with change(database):
-        columns = _columns(database, "objects")
-        if "number" in columns and "kind" not in columns:  # it is of version 1, and no other process was faster
-            database.execute("ALTER TABLE objects ADD COLUMN kind TEXT NOT NULL DEFAULT 'rows'")
-        if "number" in columns and "sort" not in columns:  # of version 2 or before
-            # Its column `reply` and its tables `ghosts` and `learned` stay: an older process may have it open.
-            database.execute("ALTER TABLE objects ADD COLUMN sort INTEGER NOT NULL DEFAULT 0")
-            database.execute(f"ALTER TABLE objects ADD COLUMN weight REAL NOT NULL DEFAULT {UNKNOWN_REQUEST.weight}")
-        for table, names in (("objects", ("written", "owner")), ("gone", ("written", "owner")), ("notes", ("written",))):
-            known = _columns(database, table)
-            for name in set(names) - known if "number" in known else ():  # of version 3 or before
-                kind = "REAL NOT NULL DEFAULT 0" if name == "written" else "BLOB NOT NULL DEFAULT x''"
-                database.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
-        if "number" in columns and "written" not in columns:
-            database.execute("UPDATE objects SET written = created")
-            found = _owners(database.execute("SELECT key, parent, start FROM objects"))
-            database.executemany("UPDATE objects SET owner = ? WHERE key = ?", [(who, key) for key, who in found.items()])
-        if columns:  # older versions did not overwrite what they deleted
-            database.execute(_SOILED)
-            soil(database)
+        if _version(database) == VERSION:  # another process was faster
+            return
+        there = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        before = {name: next((was for was in names if was in there), "") for name, names in _REBUILT.items()}
+        for was in filter(None, before.values()):
+            database.execute(f"ALTER TABLE {was} RENAME TO old_{was}")
+        for index in _INDEXES:
+            database.execute(f"DROP INDEX IF EXISTS {index}")
+        for name in ("ghosts", "learned"):  # left over from versions 1 and 2
+            database.execute(f"DROP TABLE IF EXISTS {name}")
+        _create(database)
+        for name, was in before.items():
+            if was:
+                _move(database, f"old_{was}", name)
+        soil(database)  # versions before 4 did not overwrite what they deleted
         database.execute(f"PRAGMA user_version={VERSION}")
-    if columns:
-        with suppress(sqlite3.OperationalError):  # others have it open
-            scrub(database)
+    with suppress(sqlite3.OperationalError):  # others have it open
+        scrub(database)
+
+
+def _move(database: sqlite3.Connection, old: str, new: str) -> None:
+    """Moves the rows of a table. Missing columns keep their defaults, except the owners of objects, which are computed."""
+    known = _columns(database, old)
+    pairs = [(name, was) for name in _columns(database, new) if (was := name if name in known else _COLUMNS.get(name)) in known]
+    names, values = (", ".join(column) for column in zip(*pairs, strict=True))
+    database.execute(f"INSERT INTO {new} ({names}) SELECT {values} FROM {old}")
+    database.execute(f"DROP TABLE {old}")
+    if new == "objects" and "written" not in known:  # versions 1 to 3
+        found = _owners(database.execute("SELECT key, parent, start FROM objects"))
+        database.executemany("UPDATE objects SET owner = ? WHERE key = ?", [(owner, key) for key, owner in found.items()])
 
 
 def soil(database: sqlite3.Connection) -> None:
-    """Notes, in a transaction that erases something, that it may still lie about in the files."""
+    """Records, in a transaction that deletes rows, that parts of them may still be in the files."""
     database.execute("INSERT OR IGNORE INTO soiled (id) VALUES (1)")
 
 
 def clean(database: sqlite3.Connection) -> bool:
-    """Whether nothing lies about there."""
+    """Whether no deleted text is left in the files."""
     return database.execute("SELECT 1 FROM soiled").fetchone() is None
 
 
 def scrub(database: sqlite3.Connection) -> None:
-    """Leaves nothing of what was erased in the files. SQLite overwrites it (`connect`), but not what lies about in pages whose
-    rows it has moved. If others read them for too long it is not `clean` afterwards.
+    """Removes deleted text from the files. SQLite overwrites deleted rows (see `connect`), but not old copies of rows that it
+    has moved between pages. If other processes read the files for too long, the catalogue is not `clean` afterwards.
     """
     database.execute("VACUUM")
     busy, *_ = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -173,7 +212,7 @@ def _columns(database: sqlite3.Connection, table: str) -> set[str]:
 
 
 def _owners(objects: Iterable[tuple[bytes, bytes, int]]) -> dict[bytes, bytes]:
-    """Whose each object is, of which this says its key, what it hangs on, and where it starts."""
+    """The owner of each object. `objects`: keys, parents and starts."""
     above = {key: (parent, start) for key, parent, start in objects}
     owner: dict[bytes, bytes] = {}
     for key in above:
@@ -182,7 +221,7 @@ def _owners(objects: Iterable[tuple[bytes, bytes, int]]) -> dict[bytes, bytes]:
             owner[at] = b""  # a damaged catalogue may lead in circles
             path.append(at)
             at = above[at][0]
-        first = at not in above and path and above[path[-1]][1] == 0  # it hangs on a root, which says whose it is
+        first = at not in above and path and above[path[-1]][1] == 0  # its parent is a root, which names the owner
         owner.update(dict.fromkeys(path, owner_of(at) if first else owner.get(at, b"")))
     return owner
 
@@ -194,9 +233,9 @@ def drop(path: Path) -> None:
 
 
 def damages(error: Exception) -> bool:
-    """Whether an error of the catalogue says that it holds garbage, rather than that it cannot be used just now."""
+    """Whether an error means that the catalogue is damaged, and not only unusable at the moment."""
     if isinstance(error, sqlite3.OperationalError):
-        # Tables other than ours; or, without a code, values of a type that ours do not have.
+        # Other tables than ours, or (without a code) values of another type.
         return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_ERROR
     return isinstance(error, sqlite3.DatabaseError | ValueError | TypeError) and not isinstance(
         error, sqlite3.NotSupportedError

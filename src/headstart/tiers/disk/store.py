@@ -1,12 +1,12 @@
-"""Disk: the tier itself. Objects are written once, whole, and checked each time they are read.
+"""Disk: stores objects in files. Each object is written once, completely, and checked at every read.
 
     write   temporary file ─▶ fsync ─▶ rename ─▶ fsync of the folder ─▶ row in the catalogue
     delete  row in the catalogue ─▶ unlink
 
-So a crash leaves a temporary file, or an object without a row; never a row whose object is not complete. `reconcile` finds
-what crashes left. One process writes at a time (a lock on the folder); reading needs no lock.
+So a crash can leave a temporary file, or an object without a row. It never leaves a row without a complete object. `reconcile`
+cleans up after crashes. One process writes at a time, under a lock on the folder. Reading needs no lock.
 
-Everything in the folder is within the budget: objects as the catalogue knows them, the rest as it is found.
+The budget covers everything in the folder. Objects count with their sizes in the catalogue, other files with their real sizes.
 """
 
 from __future__ import annotations
@@ -40,15 +40,13 @@ from headstart.tiers.disk.schema import damages, drop
 log = logging.getLogger("headstart.disk")
 
 RESERVE = 32 << 20
-"""Bytes of the budget that are kept for the catalogue; should it need more, objects give way."""
-HALF_LIFE = 6 * 3600.0
-"""Seconds in which a use halves in weight."""
+"""Bytes of the budget that are reserved for the catalogue. If it needs more, objects are evicted."""
 SLACK = 256
-"""For so many objects one more than needed is evicted."""
+"""Evict one object more than needed for every `SLACK` stored ones, so that the next write does not have to."""
 _SUFFIX = ".rows"
 _INDEX = "index.sqlite"
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Faults that say nothing of the file."""
+"""Errors of this process, which do not mean that a file is bad."""
 
 
 class Disk(Store):
@@ -57,13 +55,13 @@ class Disk(Store):
     `read_into` may be called from any thread; everything else from one thread at a time.
 
     Args:
-        budget: bytes; at most half of what is free (and already ours), as found at each writing.
-        portion: of that, an owner's quota: see `prefix_cache/quota`.
-        clock: seconds since 1970.
+        budget: most bytes. At each write it is limited to half of the free space and the objects' space together.
+        portion: the share of the budget that is the quota of one owner (`prefix_cache/quota`).
+        clock: a clock in seconds since 1970.
 
     Raises:
-        OSError: the folder cannot be made or read.
-        sqlite3.Error: the catalogue cannot be opened (a damaged one is deleted and made anew).
+        OSError: the folder cannot be created or read.
+        sqlite3.Error: the catalogue cannot be opened. A damaged one is deleted and created again.
     """
 
     name = "disk"
@@ -78,12 +76,13 @@ class Disk(Store):
             files.make(path)
         self._quarantine = Quarantine(folder / "quarantine")
         self._serial = itertools.count()
-        self._strange: Collection[bytes] = ()  # objects that get no row: of a later version
+        self._strange: Collection[bytes] = ()  # objects without a row: those of a later version
         with contextlib.ExitStack() as undo:
             self._lock = Lock(folder / "lock")
             undo.callback(self._lock.close)
             self.catalog = self._open_catalog(folder / _INDEX)
             undo.callback(self.catalog.close)
+            self._lock.reopen()
             self._lock.watch(folder / _INDEX)
             self._unit = files.unit(folder)
             self._given = budget
@@ -92,16 +91,16 @@ class Disk(Store):
             undo.pop_all()
 
     def measure(self) -> None:
-        """Finds out anew how much may be used: others may need the room. Raises OSError, sqlite3.Error."""
+        """Computes the budget again, because other programs may need the space. Raises OSError, sqlite3.Error."""
         self._budget = min(self._given, (shutil.disk_usage(self.folder).free + self.catalog.used()) // 2)
 
     def _open_catalog(self, path: Path) -> Catalog:
-        # Made here if it is not there: SQLite would let others read it. Never opened if it is: closing a file drops the
-        # locks of all who have it open in this process.
+        # If the file is missing, it is created here: SQLite would let other users read it. If it exists, it is not opened here:
+        # closing a file drops all locks that this process has on it.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         try:
-            catalog = Catalog(path, HALF_LIFE)
+            catalog = Catalog(path, self._lock.renewed)
             try:
                 catalog.used()  # reads the whole table
             except BaseException:
@@ -111,14 +110,14 @@ class Disk(Store):
         except Exception as error:
             if not damages(error):
                 raise
-            log.warning("the catalogue is damaged and will be made anew from the objects, without pins: %s", error)
+            log.warning("the catalogue is damaged and will be rebuilt from the objects, without pins: %s", error)
             drop(path)
             return self._open_catalog(path)
 
     def abandon_catalog(self) -> None:
-        """Closes for good, and deletes a damaged catalogue: who opens the folder next makes it anew. Raises OSError."""
+        """Closes the disk, and deletes a damaged catalogue. Opening the folder again rebuilds it. Raises OSError."""
         try:
-            with self.writing():  # which fails if another process has done so already
+            with self.writing():  # fails if another process has done this already
                 drop(self.folder / _INDEX)
         finally:
             self.close()
@@ -140,14 +139,14 @@ class Disk(Store):
 
     @property
     def reserved(self) -> int:
-        """Bytes of the budget that are neither used nor free: the catalogue may need them."""
+        """Bytes of the budget that are neither used nor free, because the catalogue may need them."""
         return max(0, RESERVE - files.occupied(self.folder))
 
     def path(self, key: bytes) -> Path:
         return Path(self._where(key))
 
     def _where(self, key: bytes) -> str:
-        """A string: to build a Path takes longer than to open the file."""
+        """The path as a string. Building a Path takes longer than opening the file."""
         return f"{self._objects}{key.hex()}{_SUFFIX}"
 
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -158,11 +157,11 @@ class Disk(Store):
         spared: Callable[[], Collection[bytes]] = frozenset,
         wanted: Callable[[Label], bool] = lambda _: True,
     ) -> tuple[list[Label], list[bytes]]:
-        """Stores objects, evicting first; returns the labels that are stored, and the keys that had to go.
+        """Stores objects, after evicting others. Returns the labels of the stored objects, and the keys of the evicted ones.
 
-        Fewer are stored than given if some are not `wanted` any more, or the budget has no room for them besides what is pinned
-        or `spared` (both asked when nobody else is writing); nothing is evicted for what will not fit all the same. What is
-        there already is not written again, and derived never replaces canonical.
+        An object is not stored if it is no longer `wanted`, or if it does not fit beside the pinned and `spared` ones. Both
+        functions are called under the lock. No object is evicted for one that does not fit anyway. An object that is there
+        already is not written again, and a derived one never replaces a canonical one.
 
         Raises:
             OSError, sqlite3.Error: none of the batch is stored.
@@ -180,18 +179,18 @@ class Disk(Store):
         return [label for label, _ in asked if label.key not in missing], gone
 
     def _sealed(self, lacking: Sequence[tuple[Label, Bytes]]) -> list[Sealed]:
-        """Objects as they will lie there: it is said whose they are, and since when their text has been kept."""
+        """The objects as they will be written, with their owners and with the times at which their text was first stored."""
         owners = self.catalog.owners([label for label, _ in lacking])
         new: list[Sealed] = []
         for label, data in lacking:
-            row = self.catalog.get(label.key)  # whose place it takes: no younger for that
+            row = self.catalog.get(label.key)  # replacing an object does not make its text younger
             written = min(label.written or self._clock(), math.inf if row is None else row.label.written)
             label = replace(label, written=written, owner=owners[label.key])
             new.append(Sealed(label, format.encode(label, data), data))
         return new
 
     def _holds(self, label: Label) -> bool:
-        """Whether there is this object, or a better one."""
+        """Whether this object, or a better one, is there."""
         row = self.catalog.get(label.key)
         if row is None or row.label.canonical < label.canonical:
             return False
@@ -207,9 +206,9 @@ class Disk(Store):
         return quota(self._portion, max(0, self._budget - RESERVE))
 
     def _fitting(self, new: Sequence[Sealed], spare: Collection[bytes]) -> list[Sealed]:
-        """The objects for which there is room, or can be made; not those that hang on one for which there is none.
+        """The objects that fit, if necessary after evicting others. Children of an object that does not fit are left out too.
 
-        If room has to be made, nobody is given any beyond its quota.
+        If others must be evicted, no owner gets more than its quota.
         """
         need = sum(map(self._need, new))
         room = self._free(need)
@@ -229,7 +228,7 @@ class Disk(Store):
         return fitting
 
     def _free(self, need: int) -> int:
-        """Bytes that are free; what was put aside gives way if they are fewer than `need`."""
+        """Free bytes. If they are fewer than `need`, the quarantine is emptied first."""
         if need > self._left:
             self._quarantine.tidy(0)
         return self._left
@@ -239,11 +238,11 @@ class Disk(Store):
         return self._budget - self.used - self.reserved
 
     def _make_room(self, need: int, spare: Collection[bytes], coming: Sequence[Sealed] = ()) -> list[bytes]:
-        """Evicts until `need` bytes are free for what is coming, or nothing more can go; the keys that went."""
+        """Evicts until `need` bytes are free for new objects, or nothing more can go. Returns the evicted keys."""
         spare, gone = set(spare), list[bytes]()
         while (missing := need - self._free(need)) > 0:
             count = len(self.catalog)
-            spared = count // SLACK * (self.catalog.used() // max(1, count))  # to rank very many takes a while
+            spared = count // SLACK * (self.catalog.used() // max(1, count))  # ranking very many objects takes time
             shares = self._quota()
             for file in coming:
                 shares.hold(file.label.owner, self._need(file))
@@ -251,11 +250,11 @@ class Disk(Store):
             if not victims:
                 break
             gone += self._remove(victims)
-            spare.update(victims)  # what cannot be deleted must not be tried again and again
+            spare.update(victims)  # an object that cannot be deleted is not tried again
         return gone
 
     def _place(self, new: Sequence[Sealed]) -> int:
-        """Writes as many objects as there is room for, in order, and gives them rows; how many."""
+        """Writes objects in order, as many as fit, and adds their rows. Returns how many."""
         room = self._left
         temporary: list[Path] = []
         placed: list[Label] = []
@@ -265,7 +264,7 @@ class Disk(Store):
                     break
                 temporary.append(self._write_temporary(file))
                 room -= files.allocated(temporary[-1])
-                if room < 0:  # it occupies more than its bytes
+                if room < 0:  # it occupies more than its size
                     temporary.pop().unlink()
                     break
             for path, file in zip(temporary, new, strict=False):
@@ -278,7 +277,7 @@ class Disk(Store):
             for path in temporary:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError, sqlite3.Error):  # else they would not be counted
+            with contextlib.suppress(OSError, sqlite3.Error):  # files without a row would not be counted
                 for label in placed:
                     if self.catalog.get(label.key) is None:
                         self.path(label.key).unlink()
@@ -287,7 +286,7 @@ class Disk(Store):
 
     def _write_temporary(self, whole: Sealed) -> Path:
         path = self._temporary / f"{os.getpid()}-{next(self._serial)}{_SUFFIX}"
-        # Under the lock nobody else is writing: what has this name was left by a process of the same number.
+        # No other process writes now: an existing file of this name was left by a dead process with the same id.
         files.write(path, (memoryview(whole.head), whole.payload.data), whole.label.written)
         return path
 
@@ -298,7 +297,7 @@ class Disk(Store):
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def read_into(self, label: Label, out: Bytes, count: Callable[[int], None] = lambda _: None) -> int:
-        """Reads exactly this object into `out`; its bytes. Thread-safe. See `reader.read`, also for what it raises."""
+        """Reads an object into `out`. Returns its bytes. Thread-safe. See `reader.read`, also for the errors."""
         return reader.read(self._where(label.key), label, out, count)
 
     def inspect(self, key: bytes) -> Header:
@@ -307,18 +306,15 @@ class Disk(Store):
 
     # ── delete ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def delete(self, key: bytes) -> None:
-        self.remove([key])
-
     def remove(self, keys: Collection[bytes]) -> list[bytes]:
-        """Deletes objects for good, in one transaction; returns the keys of those that are gone."""
+        """Removes objects, in one transaction. Returns the keys of those that are gone."""
         with self.writing():
             gone = self._remove(keys)
             files.sync(self.objects)
         return gone
 
     def discard(self, keys: Collection[bytes]) -> list[bytes]:
-        """Deletes objects for good, but for pinned ones and all that others hang on; the keys of those that are gone."""
+        """Removes objects, except pinned ones and parents of remaining ones. Returns the keys of those that are gone."""
         going = {key for key in keys if (row := self.catalog.get(key)) is not None and not row.pinned}
         while stays := {key for key in going if not going.issuperset(self.catalog.children(key))}:
             going -= stays
@@ -327,9 +323,11 @@ class Disk(Store):
     def erase(
         self, keys: Collection[bytes], before: float = -math.inf, spared: Callable[[], Collection[bytes]] = frozenset
     ) -> list[Row]:
-        """Deletes objects with all that is known and left of them elsewhere in the folder, all that was put aside (it may be of
-        any chain), and everything else that was written `before`, but what is `spared` (asked when nobody else is writing).
-        Running servers forget it too. The rows that went. If it raises, `reconcile` finishes what was begun.
+        """Deletes objects on request of a user, with every trace of them in the folder. Returns the rows that went.
+
+        It also empties the quarantine, which may hold parts of any chain, and deletes everything that was written up to
+        the time `before`. Objects that are `spared` stay; this function is called under the lock. Running servers forget the
+        objects too. If this raises, `reconcile` finishes the work.
         """
         with self.writing():
             keys = ({*keys} | self.catalog.ages.old(before)) - {*spared()}
@@ -342,8 +340,9 @@ class Disk(Store):
         return [row for row in rows if row.label.key in gone]
 
     def expire(self, terms: Terms, spared: Callable[[], Collection[bytes]] = frozenset) -> tuple[list[bytes], list[bytes]]:
-        """Erases what has been kept for long enough; the keys of those objects that are gone, and of those that had to make
-        room meanwhile, which what is `spared` does not.
+        """Deletes expired objects. Returns their keys, and the keys of objects that were evicted meanwhile.
+
+        Objects that are `spared` are not evicted.
         """
         if terms.shortest == math.inf:
             return [], []
@@ -355,23 +354,25 @@ class Disk(Store):
             before = terms.cut(b"", now)
             self._quarantine.drop({self.path(key).name for key in keys}, before)
             evicted = self._sweep(before, spared())
+            self.catalog.ages.forget_terms(now)
         return gone, evicted
 
     def _sweep(self, before: float, spare: Collection[bytes] = ()) -> list[bytes]:
-        """Deletes what no row of the catalogue speaks of, and makes all of it durable; the keys that had to make room."""
+        """Deletes files without a row, and makes all deletions durable. Returns the keys of objects evicted for it."""
         for key in self._strange:
             with contextlib.suppress(FileNotFoundError):
                 if self.path(key).stat().st_mtime <= before:
                     self.path(key).unlink()
-        files.clear(self._temporary)  # nobody else is writing: a crash has left it
+        files.clear(self._temporary)  # no other process writes now, so a crash has left them
         files.sync(self.objects)
         return self._scrub(spare)
 
     def _scrub(self, spare: Collection[bytes] = ()) -> list[bytes]:
-        """Leaves nothing of what was erased in the catalogue's files; the keys that had to make room."""
+        """Removes deleted text from the catalogue's files. Returns the keys of objects that were evicted for it."""
         if self.catalog.ages.clean:
             return []
-        evicted = self._make_room(max(0, files.occupied(self.folder) - self.reserved), spare)  # for a while there are two
+        # While it is rewritten, there are two copies of it.
+        evicted = self._make_room(max(0, files.occupied(self.folder) - self.reserved), spare)
         self.catalog.ages.scrub()
         return evicted
 
@@ -385,14 +386,14 @@ class Disk(Store):
             except OSError as error:
                 log.warning("cannot delete %s: %s", self.path(key).name, error)
                 stuck.add(key)
-        if stuck:  # they still occupy what they did
+        if stuck:  # they still occupy space
             self.catalog.add([(row.label, row.allocated) for row in rows if row.label.key in stuck])
         return [key for key in keys if key not in stuck]
 
     def quarantine(self, key: bytes) -> Row | None:
-        """Puts an object aside that could not be used, so that it can be looked at; the latest few are kept.
+        """Moves a bad object into quarantine.
 
-        Returns its row if it is good after all: another process may have written it anew.
+        Returns its row if the object is good after all: another process may have written it again.
         """
         with self.writing():
             row = self.catalog.get(key)
@@ -404,7 +405,7 @@ class Disk(Store):
         return None
 
     def _newer(self, key: bytes) -> bool:
-        """Whether an object is of a later version, and so not ours to touch."""
+        """Whether an object is of a later version. It must then stay as it is."""
         try:
             self.inspect(key)
         except FormatError as error:
@@ -425,16 +426,17 @@ class Disk(Store):
         return True
 
     def empty_quarantine(self) -> int:
-        """Deletes all that was put aside; how many. Raises OSError."""
+        """Deletes all objects in quarantine. Returns how many. Raises OSError."""
         with self.writing():
             return self._quarantine.tidy(0)
 
-    # ── what crashes left ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── after a crash ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def reconcile(self, *, evict: bool = True) -> tuple[list[Label], list[bytes]]:
-        """Brings folder and catalogue together: temporary files go, objects without a row get one, rows without an object
-        go, and with `evict` so does what is beyond the budget. Deleting is finished where it was broken off. Returns what was
-        found and what went.
+        """Makes folder and catalogue consistent. Returns the labels of found objects, and the keys of removed ones.
+
+        Temporary files and rows without an object are deleted. Objects without a row get one. With `evict`, objects beyond the
+        budget are evicted. Interrupted deletions are finished.
         """
         with self.writing():
             files.clear(self._temporary)
@@ -442,7 +444,7 @@ class Disk(Store):
             known = {row.label.key: row for row in self.catalog.rows()}
             gone = sorted(known.keys() - there.keys())
             self.catalog.remove(gone)
-            # A row may also be older than its object: when what is derived was being replaced.
+            # A row may also be older than its object, if a derived object was being replaced.
             changed = [
                 key for key, row in known.items() if there.get(key, row.allocated) != row.allocated or not row.label.canonical
             ]
@@ -450,9 +452,9 @@ class Disk(Store):
             found = [
                 (label, there[key]) for key in sorted(there.keys() - known.keys()) if (label := self._label(key)) is not None
             ]
-            found.sort(key=lambda one: one[0].start)  # as they were written: what they hang on is known before them
+            found.sort(key=lambda one: one[0].start)  # parents first
             self.catalog.add(current + found)
-            self.measure()  # what was found is ours too
+            self.measure()  # the found objects belong to the budget too
             if evict:
                 gone += self._make_room(0, ())
             gone += self._scrub()
@@ -460,7 +462,7 @@ class Disk(Store):
         return [label for label, _ in found if label.key not in gone], gone
 
     def strays(self) -> bool:
-        """Whether there seem to be objects that the catalogue does not know, as a crash leaves them."""
+        """Whether there are objects without a row, as a crash leaves them."""
         return not self.catalog.keys().union(self._strange).issuperset(self._scan())
 
     def _scan(self) -> dict[bytes, int]:
@@ -475,12 +477,12 @@ class Disk(Store):
         return there
 
     def _label(self, key: bytes) -> Label | None:
-        """What an object says it is; None if it cannot be used, and is put aside."""
+        """The label in an object. None if the object cannot be used; it then goes into quarantine."""
         try:
             label = self.inspect(key).label
             if label.key != key:
                 raise FormatError("other", "its name is not its key")
-            if not label.written:  # older versions did not say
+            if not label.written:  # older versions did not store it
                 label = replace(label, written=self.path(key).stat().st_mtime)
         except (FormatError, OSError) as error:
             if isinstance(error, OSError) and error.errno in _OURS:

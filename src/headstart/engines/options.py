@@ -1,0 +1,39 @@
+"""Engine options: what an engine must know to load a model, and nothing else of what a user chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+KvType = Literal["f16", "bf16", "q8_0"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How to load a model. None leaves the choice to the engine.
+
+    Attributes:
+        model: path of the model, or `demo`.
+        ctx: tokens a slot must hold, at least 1; None for the model's own context, less if memory is short.
+        slots: live sequences, at least 1; None for as many as fit.
+        threads: CPU threads; None for the number of physical cores.
+        gpu_layers: layers to put on a GPU; -1 for all.
+        kv_type: type of keys and values in memory.
+        lora: adapter file.
+        reserve: bytes of host memory that must stay free beside the model and its slots, because the caller will use them.
+            None for what the engine's caller needs at least to store conversations.
+        exact: whether decoding must give the same bits every time, even if that makes it slower.
+        state_dir: folder that remembers what was proved of engines and the digests of model files; None remembers nothing.
+    """
+
+    model: str
+    ctx: int | None = None
+    slots: int | None = None
+    threads: int | None = None
+    gpu_layers: int = 0
+    kv_type: KvType = "f16"
+    lora: Path | None = None
+    reserve: int | None = None
+    exact: bool = False
+    state_dir: Path | None = None

@@ -1,0 +1,171 @@
+"""Eviction order: which entry of a full tier is dropped next. Memory and disk have the same order.
+
+Entries are ranked by one currency: seconds of prefill saved per byte, times the expected rate of reuse (`reuse_model`). The
+entry with the lowest rank is evicted first. An entry with children in the tier (entries that follow it) is never evicted:
+without it, they would be useless. Entries of owners above their quota (`quota`) are evicted before all others.
+
+Example: a tier holds the chain A ─▶ B ─▶ C and the chain A ─▶ D. Only C and D may be evicted. When C is gone, B may be evicted.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.quota import OwnerLimits
+from headstart.prefix_cache.reuse_model import ReuseModel, ReuseStats
+
+_RankedEntry = tuple[float, float, int, BlockId, bytes]
+# Rank, last use, minus the position (of equals the deeper one goes first), id, owner.
+
+
+class EvictionOrder:
+    """The entries of a tier that may be evicted, the next one first. All tiers use it; it knows no entries, only ids.
+
+    An entry is a *leaf* if it has no children in the tier. Only leaves may be evicted. Whoever evicts one calls `remove` and
+    `unlink`, and `push`es its parent if that is a leaf now.
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[BlockId, int] = {}  # number, by parent
+        self._leaves: dict[BlockId, _RankedEntry] = {}  # as they are in the heaps
+        self._heap: list[_RankedEntry] = []
+        self._own: dict[bytes, list[_RankedEntry]] | None = None  # by owner; built when they are asked for
+
+    def link(self, parent: BlockId) -> None:
+        """An entry after `parent` has come to the tier."""
+        self._children[parent] = self._children.get(parent, 0) + 1
+        self._leaves.pop(parent, None)
+
+    def unlink(self, parent: BlockId) -> None:
+        """An entry after `parent` has left the tier."""
+        left = self._children[parent] - 1
+        if left:
+            self._children[parent] = left
+        else:
+            del self._children[parent]
+
+    def is_leaf(self, key: BlockId) -> bool:
+        """Whether an entry has no children in the tier."""
+        return key not in self._children
+
+    def push(self, key: BlockId, rank: float, last: float, start: int, owner: bytes) -> None:
+        """A leaf may be evicted, or its rank has changed. `last`: time of its last use. `start`: its position."""
+        item = self._leaves[key] = (rank, last, -start, key, owner)
+        heapq.heappush(self._heap, item)
+        if self._own is not None:
+            heapq.heappush(self._own.setdefault(owner, []), item)
+        if len(self._heap) > 64 + 4 * len(self._leaves):
+            self._rebuild()
+
+    def remove(self, key: BlockId) -> None:
+        """An entry has left the tier."""
+        self._leaves.pop(key, None)
+
+    def rerank(self, rank: Callable[[BlockId], float]) -> None:
+        """Computes all ranks again."""
+        for key, (_, last, depth, _, owner) in self._leaves.items():
+            self._leaves[key] = (rank(key), last, depth, key, owner)
+        self._rebuild()
+
+    def lowest(self, owners: Collection[bytes] = (), may_go: Callable[[BlockId], bool] = lambda _: True) -> BlockId | None:
+        """The entry to evict next; None if there is none that `may_go`. It stays in the order.
+
+        Args:
+            owners: if one of their entries may be evicted, it is one of theirs.
+        """
+        if owners and self._own is None:
+            self._own = {}
+            for item in self._leaves.values():
+                self._own.setdefault(item[4], []).append(item)
+            for heap in self._own.values():
+                heapq.heapify(heap)
+        own = self._own or {}
+        found = [first for owner in owners if owner in own and (first := self._first(own[owner], may_go)) is not None]
+        lowest = min(found) if found else self._first(self._heap, may_go)
+        return None if lowest is None else lowest[3]
+
+    def _first(self, heap: list[_RankedEntry], may_go: Callable[[BlockId], bool]) -> _RankedEntry | None:
+        """The lowest item of a heap whose entry may be evicted. It stays in the heap."""
+        skipped: list[_RankedEntry] = []
+        found: _RankedEntry | None = None
+        while heap and found is None:
+            item = heap[0]
+            if self._leaves.get(item[3]) is not item:
+                heapq.heappop(heap)  # the entry was used again, has left, or has children; its present item is another one
+            elif may_go(item[3]):
+                found = item
+            else:
+                skipped.append(heapq.heappop(heap))
+        for item in skipped:
+            heapq.heappush(heap, item)
+        return found
+
+    def _rebuild(self) -> None:
+        self._heap = list(self._leaves.values())
+        heapq.heapify(self._heap)
+        self._own = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """An entry of a tier that knows its entries by records only, for `victims`.
+
+    Attributes:
+        size: bytes that it occupies.
+        kept: whether it must not be evicted.
+        useless: whether nothing can come of it once no entry follows it. It goes before all others.
+    """
+
+    key: BlockId
+    parent: BlockId
+    owner: bytes
+    start: int
+    size: int
+    kept: bool
+    useless: bool
+    stats: ReuseStats
+
+
+def victims(
+    entries: Iterable[StoredEntry], ghosts: Iterable[ReuseStats], reuse: ReuseModel, need: int, now: float, limits: OwnerLimits
+) -> list[BlockId]:
+    """What to evict from a tier so that `need` bytes come free, in order; less than that if the rest is kept.
+
+    Args:
+        entries: all entries of the tier.
+        ghosts: the statistics of those that have left it.
+        reuse: the counts of the tier. It learns from entries and ghosts first.
+        limits: what the owners will hold of other entries. It counts all these entries too, less what is evicted. Entries of
+            owners above their quota go first.
+    """
+    known = {entry.key: entry for entry in entries}
+    reuse.learn(chain((entry.stats for entry in known.values()), ghosts), now)
+    order = EvictionOrder()
+
+    def push(entry: StoredEntry) -> None:
+        if not entry.kept:
+            rank = -math.inf if entry.useless else reuse.value(entry.stats, now)
+            order.push(entry.key, rank, entry.stats.last, entry.start, entry.owner)
+
+    for entry in known.values():
+        order.link(entry.parent)
+        limits.hold(entry.owner, entry.size)
+    for entry in known.values():
+        if order.is_leaf(entry.key):
+            push(entry)
+    found: list[BlockId] = []
+    while need > 0 and (key := order.lowest(limits.over())) is not None:
+        entry = known[key]
+        found.append(key)
+        need -= entry.size
+        limits.hold(entry.owner, -entry.size)
+        order.remove(key)
+        order.unlink(entry.parent)
+        if entry.parent in known and order.is_leaf(entry.parent):
+            push(known[entry.parent])
+    return found

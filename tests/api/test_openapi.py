@@ -1,0 +1,103 @@
+"""schemathesis over the server's own OpenAPI document: the document is true, and nothing is a 5xx."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from effort import SLOW
+from harness import check
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
+from live import serving
+
+EXAMPLES = 1000 if SLOW else 2
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+ROUTES = [
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions/input_tokens"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("POST", "/v1/responses/compact"),
+    ("GET", "/v1/responses/{response_id}"),
+    ("DELETE", "/v1/responses/{response_id}"),
+    ("GET", "/v1/responses/{response_id}/input_items"),
+    ("POST", "/completion"),
+    ("POST", "/completions"),
+    ("POST", "/slots/{slot}"),
+    ("POST", "/apply-template"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/headstart/explain"),
+    ("GET", "/headstart/explain"),
+    ("GET", "/headstart/explain/{request_id}"),
+    ("GET", "/v1/models/{model_id}"),
+    *(("GET", path) for path in ("/", "/v1/models", "/health", "/v1/health", "/metrics", "/slots", "/props")),
+]
+
+
+@pytest.fixture(scope="module")
+def schema() -> Iterator[Any]:
+    """The document of a server whose replies are short: a context of 192 tokens."""
+    with Runtime(lambda: FakeEngine(slots=4, ctx=192)) as runtime:
+        with serving(runtime, model_id="fake") as server:
+            yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+        check(runtime)
+
+
+def test_every_route_is_fuzzed(schema: Any) -> None:
+    assert {(found.ok().method.upper(), found.ok().path) for found in schema.get_all_operations()} == set(ROUTES)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "positive"),
+    [(method, path, positive) for method, path in ROUTES for positive in (True, False) if positive or method == "POST"],
+)
+def test_the_document_is_true_and_nothing_is_a_server_error(schema: Any, method: str, path: str, positive: bool) -> None:
+    mode = schemathesis.GenerationMode.POSITIVE if positive else schemathesis.GenerationMode.NEGATIVE
+    operation = schema[path][method]
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def run(case: Any) -> None:
+        case.call_and_validate(checks=CHECKS, timeout=30)
+
+    run()
+
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HI, "max_tokens": 4}),
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 4}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 4}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 4}),
+    ],
+)
+def test_a_stream_is_what_the_document_says(schema: Any, path: str, body: dict[str, Any]) -> None:
+    case = schema[path]["POST"].Case(body={**body, "stream": True}, media_type="application/json")
+    response = case.call_and_validate(checks=CHECKS, timeout=30)
+    assert response.headers["content-type"][0].startswith("text/event-stream")

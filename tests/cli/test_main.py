@@ -1,0 +1,329 @@
+"""The command line as a user runs it: in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import typer.main
+
+import tiny
+from headstart.cli.foreign import COMMANDS, HINTS, MODEL, SAME, translate
+from headstart.cli.main import app, main
+from headstart.observe.prefill import PrefillLog
+from headstart.serving.request import Progress, Request
+from headstart.units import parse_size, show_size
+from process import BUNDLED, environment, run, serving
+
+SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "16MiB", "--port", "0")
+# ── a server ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", ["tiny", pytest.param("bundled", marks=pytest.mark.slow)])
+def test_serves_a_model_and_ends_well(tiny_model: Path, kind: str) -> None:
+    """By default `make demo` is what serves the bundled model: see test_demo."""
+    model = [] if kind == "bundled" else [str(tiny_model)]
+    with serving(*model, *BUNDLED, "--port", "0", "--log-format", "json") as server:
+        ready = json.loads(server.line('"ready"'))
+        assert (ready["slots"], ready["ctx"], ready["threads"]) == (2, 512, 2)
+        assert ready["memory_budget_bytes"] == 256 << 20
+        assert ready["memory_budget_tokens"] == (256 << 20) // ready["kv_bytes_per_token"]
+        assert ready["disk_budget_bytes"] > ready["disk_blocks"] >= 0
+        assert (ready["kv_type"], ready["reuse"]) == ("f16", "fast")
+        numbers = ("ctx_train", "weights_bytes", "slots_bytes", "gpu_layers", "block_size", "checkpoint_bytes")
+        assert all(isinstance(ready[name], int) for name in numbers)
+        url = json.loads(server.line('"listening"'))["url"]
+        chat: list[dict[str, str]] = [{"role": "user", "content": "Say hello."}]
+        body: dict[str, Any] = {"messages": chat, "max_tokens": 8, "temperature": 0}
+        first = httpx.post(f"{url}/chat/completions", json=body, timeout=60).json()
+        chat += [first["choices"][0]["message"], {"role": "user", "content": "Again."}]
+        second = httpx.post(f"{url}/chat/completions", json=body, timeout=60).json()
+        assert second["headstart"]["cached"] >= first["usage"]["prompt_tokens"]
+        assert server.end() == 0
+
+
+def test_environment_keys_and_ctrl_c(tiny_model: Path) -> None:
+    environment = {
+        "HEADSTART_MODEL": str(tiny_model),
+        "HEADSTART_PORT": "0",
+        "HEADSTART_CTX": "512",
+        "HEADSTART_SLOTS": "2",
+        "HEADSTART_THREADS": "1",
+        "HEADSTART_MEMORY_BUDGET": "8MiB",
+        "HEADSTART_API_KEY": "one two",
+        "HEADSTART_ALIAS": "local/coder",
+    }
+    with serving(**environment) as server:
+        assert "2 conversations at a time, 512 tokens each" in server.line("slots")
+        assert "8 MiB" in server.line("cache")
+        url = server.line("listening").split("url=")[1].split()[0]
+        for key, status in (("one", 200), ("two", 200), ("three", 401)):
+            models = httpx.get(f"{url}/models", headers={"authorization": f"Bearer {key}"})
+            assert models.status_code == status
+            assert status == 401 or models.json()["data"][0]["id"] == "local/coder"
+        assert server.end(signal.SIGINT) == 0
+
+
+def test_one_thread_is_one_thread(tiny_model: Path) -> None:
+    with serving(str(tiny_model), *SMALL, "--no-disk") as server:
+        server.line("listening")
+        assert server.end() == 0
+        told = "".join(server.lines)
+    assert "1 conversation at a time, 512 tokens each" in told
+    assert "1 thread\n" in told
+    assert not re.search(r"\b1 (threads|conversations|blocks|tokens)\b", told)
+
+
+# ── one line that names the remedy, and exit code 2 ────────────────────────────────────────────────────────────────────
+
+
+def complaint(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("headstart: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mend"),
+    [
+        (["no-such.gguf"], "give the path of a .gguf file"),
+        ([*SMALL, "--ctx", "2000000000"], "--ctx"),
+        ([*SMALL, "--host", "192.0.2.1"], "--host"),
+    ],
+)
+def test_what_a_user_can_mend(arguments: list[str], mend: str, tiny_model: Path) -> None:
+    model = [str(tiny_model)] if arguments[0].startswith("-") else []
+    assert mend in complaint(run("serve", *model, *arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mend"),
+    [
+        (["."], "give the path of a .gguf file"),
+        (["--memory-budget", "4XB"], "4GiB"),
+        (["--cors", "localhost:3000"], "--cors must be an origin like http://localhost:3000"),
+        (["--cors", "http://localhost:3000/"], "--cors must be an origin like http://localhost:3000"),
+        (["--api-key", ""], "--api-key"),
+        (["--no-such-option"], "--no-such-option"),
+        (["--api-key-file", "no-such.keys"], "No such file or directory"),
+        ([__file__], "download it as .gguf"),
+        (["--memory-budget", "-1"], "4GiB"),
+        (["--memory-budget", "9" * 400], "more than any machine"),
+        (["--stall", "inf"], "--stall"),
+        (["--port", "70000"], "'--port'"),
+        (["--slots", "0"], "'--slots'"),
+        (["--kv-type", "q2"], "f16 or bf16 or q8_0"),
+        (["--reuse", "perhaps"], "fast or exact"),
+        (["--log-format", "xml"], "console or json"),
+        (["-hf", "ggml-org/gemma-3-1b"], "headstart downloads nothing: download the .gguf file"),
+        (["--flash-attn=on"], "leave it out: headstart always does that"),
+        (["-ctk", "q8_0"], "--kv-type"),
+        (["-c"], "-c needs a value"),
+        (["-np", "0"], "'--slots'"),
+        (["--lora", "no-such.gguf"], "There is no adapter 'no-such.gguf'; give the path of its .gguf file."),
+        (["--chat-template", "no-such.jinja"], "No such file or directory"),
+        ([*SMALL, "--chat-template", "no-such.jinja"], "--chat-template"),
+    ],
+)
+def test_what_a_user_can_mend_before_anything_is_started(
+    arguments: list[str], mend: str, tiny_model: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has changed in the process by then: so this one will do."""
+    for name in set(os.environ) - set(environment()):
+        monkeypatch.delenv(name)
+    given = ["serve", *([str(tiny_model)] if arguments[0].startswith("-") else []), *arguments]
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    assert isinstance(ended.value.code, int)
+    assert mend in complaint(subprocess.CompletedProcess(given, ended.value.code, *capfd.readouterr()))
+
+
+def test_options_of_llama_server() -> None:
+    typed = "serve -m a.gguf -c 4096 -ngl 99 -np=2 --ctx-size=512 --n-gpu-layers 3 --port 1 -- -m"
+    ours = "serve a.gguf --ctx 4096 --gpu-layers 99 --slots 2 --ctx 512 --gpu-layers 3 --port 1 -- -m"
+    assert translate(typed.split()) == ours.split()
+    assert translate("serve -c 0 -ngl auto -a x -a y".split()) == "serve --alias x --alias y".split()
+    assert translate("serve -ngl all --gpu-layers 7".split()) == "serve --gpu-layers -1 --gpu-layers 7".split()
+    for other in ([], ["cache", "-m"], ["doctor", "-c", "5"], ["--help"]):
+        assert translate(other) == other
+    commands: Any = typer.main.get_command(app)
+    for command in COMMANDS:
+        options = {option for parameter in commands.commands[command].params for option in parameter.opts}
+        assert not options & {*SAME, *HINTS}, "an option of our own means what it says"
+        assert options >= {*SAME.values()} - {MODEL}
+
+
+def test_variables_that_nothing_reads_are_named(tiny_model: Path) -> None:
+    strange = {"HEADSTART_CTXX": "7", "HEADSTART_ZZZZ": "1"}
+    told = run("cache", "ls", **strange).stderr.splitlines()
+    assert told[0] == "headstart: There is no variable HEADSTART_CTXX: did you mean HEADSTART_CTX?"
+    assert told[1].startswith("headstart: There is no variable HEADSTART_ZZZZ: it has no effect")
+    assert "There is no variable" not in run("cache", "ls").stderr
+    foreign = ("-m", str(tiny_model), "-c", "512", "-np", "1", "-t", "1", "--port", "0")
+    with serving(*foreign, HEADSTART_LOG_FORMAT="json", **strange) as server:
+        server.line("listening")
+        said = [json.loads(line) for line in server.lines]
+    assert [line["level"] for line in said if "HEADSTART_CTXX" in line["event"]] == ["warning"]
+    (ready,) = [line for line in said if line["event"] == "ready"]
+    assert (ready["ctx"], ready["slots"]) == (512, 1)
+
+
+def test_a_broken_file(tiny_model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(tiny_model.read_bytes()[:200_000])
+    assert "download it again" in complaint(run("serve", str(broken), *SMALL))
+
+
+def test_a_port_in_use(tiny_model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert "choose another with --port" in complaint(run("serve", str(tiny_model), *SMALL, "--port", port))
+
+
+def test_exact_reuse_is_refused_where_it_is_not_proved(tiny_model: Path) -> None:
+    code = f"""
+from headstart.cli.main import main
+from headstart.testing.fake_engine import FakeEngine
+from headstart.engines.llama import LlamaEngine
+LlamaEngine.load = classmethod(lambda cls, options, progress=None, anew=False: FakeEngine(canonical=False))
+main(["serve", {str(tiny_model)!r}, "--reuse", "exact", "--port", "0"])
+"""
+    assert "use --reuse fast" in complaint(run(code=code))
+
+
+@pytest.mark.parametrize(("every", "seconds"), [(1, "0"), pytest.param(3, "5", marks=pytest.mark.slow)])
+def test_doctor_fails_where_rows_do_not_survive(tiny_model: Path, every: int, seconds: str) -> None:
+    """The checks can fail: some bytes of what is restored are changed; the long one finds what the first does not meet."""
+    perturbed = f"""
+from headstart.cli.main import main
+from headstart.engines.llama import LlamaEngine
+load = LlamaEngine.load
+def spoil(options, **more):
+    engine = load(options, **more)
+    inner, times = engine.import_kv, []
+    def import_kv(slot, pieces):
+        times.append(slot)
+        for piece in pieces[:1] if len(times) % {every} == 0 else ():
+            piece.data[:: 997] ^= 1
+        inner(slot, pieces)
+    engine.import_kv = import_kv
+    return engine
+LlamaEngine.load = spoil
+main(["doctor", {str(tiny_model)!r}, "--ctx", "512", "--threads", "1", "--memory-budget", "16MiB", "--seconds", {seconds!r}])
+"""
+    result = run(code=perturbed)
+    assert result.returncode == 1, result.stderr
+    assert "check failed" in result.stdout
+
+
+# ── the other commands ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", ["llama", pytest.param("lfm2", marks=pytest.mark.slow), "mamba2"])
+def test_doctor(kind: str, tmp_path: Path) -> None:
+    model = tiny.write(tmp_path / "model.gguf", kind)
+    options = ("--ctx", "512", "--slots", "2", "--threads", "1", "--memory-budget", "16MiB", "--seconds", "1")
+    result = run("doctor", str(model), *options, COLUMNS="300")
+    assert result.returncode == 0, result.stdout + result.stderr
+    for topic in ("machine", "instructions", "model", "slots", "traits", "proof", "--reuse exact", "warm = cold"):
+        assert topic in result.stdout
+    assert ("keys and values" in result.stdout) is (kind != "mamba2")
+    assert ("checkpoints" in result.stdout) is (kind != "llama")
+    assert "equal to the last bit after restoring 192 tokens" in result.stdout
+    assert re.search(
+        r"[1-9]\d* prompts compared with cold runs, [1-9][\d,]* of their tokens from the cache: equal", result.stdout
+    )
+
+
+def test_version() -> None:
+    result = run("version")
+    assert result.stdout == run("--version").stdout
+    assert result.returncode == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["headstart", "llama-cpp-python", "Python"]
+
+
+def test_help_is_light() -> None:
+    heavy = ("fastapi", "headstart.library", "jinja2", "llama_cpp", "numpy", "pydantic", "uvicorn")
+    code = f"import sys, headstart.cli.main; print([name for name in {heavy} if name in sys.modules])"
+    assert run(code=code).stdout == "[]\n"
+
+
+def test_every_option_is_in_the_environment_and_explained() -> None:
+    commands: Any = typer.main.get_command(app)
+    for command in ("serve", "doctor"):
+        for parameter in commands.commands[command].params:
+            if parameter.name != "help":
+                assert parameter.envvar == "HEADSTART_" + parameter.opts[0].removeprefix("--").replace("-", "_").upper()
+                assert parameter.help
+    options = {option for parameter in commands.commands["serve"].params for option in parameter.opts}
+    assert options >= {
+        *("--host", "--port", "--ctx", "--slots", "--threads", "--gpu-layers", "--kv-type", "--chat-template", "--lora"),
+        *("--memory-budget", "--reuse", "--overflow", "--api-key", "--log-format", "--queue", "--stall"),
+    }
+
+
+def test_the_help_of_serve_names_all_that_is_served() -> None:
+    commands: Any = typer.main.get_command(app)
+    for name in ("responses", "chat completions", "completions", "models", "Anthropic's (messages)", "llama-server's"):
+        assert name in commands.commands["serve"].help
+
+
+# ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GiB", 4 << 30),
+        ("512 MiB", 512 << 20),
+        ("2G", 2 << 30),
+        ("1.5g", 3 << 29),
+        ("2kb", 2000),
+        ("3GB", 3_000_000_000),
+        ("1000000", 1_000_000),
+        ("12B", 12),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "4XB", "-1", "GiB", "4iB", "1e9", "nan", "4 Gi B"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)
+
+
+def test_sizes_as_shown() -> None:
+    assert [show_size(size) for size in (12, 23_040, 96_576_768, 4 << 30, 5 << 40)] == [
+        *("12 B", "22.5 KiB", "92.1 MiB", "4 GiB", "5,120 GiB")
+    ]
+
+
+def test_a_long_prefill_is_logged_at_intervals() -> None:
+    now, lines = 0.0, []
+
+    class Log:
+        def info(self, event: str, **fields: Any) -> None:
+            lines.append((now, event, fields))
+
+    tell = PrefillLog(Log(), lambda: now)(Request.__new__(Request))
+    for second in range(1, 14):
+        now = float(second)
+        tell(Progress(done=100 + 50 * second, total=1000, cached=100))
+    assert [time for time, *_ in lines] == [3.0, 8.0, 13.0]
+    assert lines[1][1:] == (
+        "prefill",
+        {"done": 500, "total": 1000, "cached": 100, "percent": 50, "tokens_per_s": 50, "seconds_left": 10},
+    )

@@ -1,0 +1,74 @@
+"""The options of settings come from the table in `config`, for every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from headstart.cli.options import SERVED, takes_settings
+from headstart.config import SETTINGS, Settings, default_cache_dir
+from headstart.names import as_flag, as_variable, option
+
+WRITTEN = {
+    "model": "a.gguf",
+    "chat_template": "own.jinja",
+    "lora": "b.gguf",
+    "cache_dir": "folder",
+    "kv_type": "q8_0",
+    "reuse": "exact",
+    "settle": "off",
+    "explain": "off",
+    "overflow": "slide",
+    "disk_budget": "5GiB",
+    "memory_budget": "512MiB",
+    "tenant_memory": "25%",
+    "tenant_disk": "2GiB",
+    "expire": "7d",
+}
+"""Values other than the defaults; of all other settings it is 1."""
+
+
+def chosen(*arguments: str, **environment: str) -> Settings:
+    """What a command with all options of settings gets."""
+    app, found = typer.Typer(), list[Settings]()
+
+    @app.command()
+    @takes_settings(*SERVED)
+    def command(settings: Settings) -> None:
+        found.append(settings)
+
+    result = CliRunner().invoke(app, arguments, env=environment, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+def test_what_is_not_given_has_the_default() -> None:
+    assert chosen() == Settings(cache_dir=default_cache_dir())
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_setting_is_the_same_by_option_by_variable_and_in_the_library(name: str) -> None:
+    written = WRITTEN.get(name, "1")
+    typed = {} if name in WRITTEN else {name: type(getattr(Settings(), name) or 1)(1)}
+    wanted = Settings(**{"cache_dir": default_cache_dir(), name: written, **typed})  # type: ignore[arg-type]
+    assert wanted != Settings(cache_dir=default_cache_dir())
+    assert chosen(*([] if name == "model" else [as_flag(option(name))]), written) == wanted
+    assert chosen(**{as_variable(name): written}) == wanted
+
+
+def test_everything_is_said_of_every_setting() -> None:
+    for name, row in SETTINGS.items():
+        assert row.help.endswith("."), name
+        assert f"{name}: " in (Settings.__doc__ or "")
+        assert row.kind.metavar.isupper() or "|" in row.kind.metavar
+
+
+def test_a_setting_that_may_be_none_says_what_that_means() -> None:
+    plain = Settings()
+    for name, row in SETTINGS.items():
+        if getattr(plain, name) is None and name != "lora":
+            assert row.none or row.unset, name
+    assert isinstance(Settings(cache_dir="a").cache_dir, Path)  # type: ignore[arg-type]

@@ -1,0 +1,15 @@
+"""How much is tried: a quarter by default, of what `--slow` tries."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+
+SLOW = bool(os.environ.get("HEADSTART_SLOW"))
+"""Whether tests may take real time: `--slow` sets it before a test file is imported."""
+
+
+def examples(most: int, **options: int) -> hypothesis.settings:
+    """Hypothesis' settings with `most` examples when slow, and a quarter of them by default."""
+    return hypothesis.settings(max_examples=most if SLOW else most // 4, deadline=None, **options)

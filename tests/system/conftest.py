@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from headstart.config import Settings
+from headstart.engines.llama import LlamaEngine
+from headstart.serving.runtime import Runtime
+from live import Server, serving
+
+
+@pytest.fixture(scope="session")
+def real() -> Iterator[Server]:
+    """A server on the bundled model."""
+    settings = Settings(model="demo", ctx=2048, slots=2, threads=2, memory_budget=256 << 20)
+
+    def load() -> Runtime:
+        return Runtime(lambda: LlamaEngine.load(settings.engine_options(), block_size=64), settings)
+
+    with serving(load, model_id="demo") as server:
+        yield server

@@ -1,0 +1,205 @@
+"""A server that is killed, started again, and goes on where it was: the real engine and real files.
+
+By default of a tiny model; of the bundled one it is `slow`.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sqlite3
+import threading
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from harness import ask as ask_runtime
+from headstart.config import Settings
+from headstart.engines.llama import LlamaEngine
+from headstart.interfaces.engine import GREEDY
+from headstart.serving.runtime import Runtime
+from headstart.tiers.disk import Disk
+from headstart.tiers.disk.format import checksum, decode, header_size
+from live import wait_until
+from process import SHARED, serving
+
+Messages = list[dict[str, str]]
+OPTIONS = (*SHARED, "--port", "0")
+WORDS = "the house water garden letter market window bridge captain summer winter travel music paper stone river".split()
+
+
+def text(seed: int, words: int) -> str:
+    return " ".join(random.Random(seed).choices(WORDS, k=words))
+
+
+def post(url: str, messages: Messages, **options: Any) -> dict[str, Any]:
+    body = {"messages": messages, "max_tokens": 24, "temperature": 0, **options}
+    found: dict[str, Any] = httpx.post(f"{url}/chat/completions", json=body, timeout=120).raise_for_status().json()
+    return found
+
+
+def address(line: str) -> str:
+    return next(word.removeprefix("url=") for word in line.split() if word.startswith("url="))
+
+
+def known_objects(folder: Path) -> int:
+    """Objects with a row in the catalogue. One that has none yet is found after a crash, but not before the first request."""
+    with closing(sqlite3.connect(folder / "index.sqlite")) as db:
+        return int(db.execute("SELECT COUNT(*) FROM objects").fetchone()[0])
+
+
+@pytest.fixture(params=["tiny", pytest.param("demo", marks=pytest.mark.slow)])
+def model(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.getfixturevalue(f"{request.param}_model")
+    return found
+
+
+@pytest.mark.parametrize("reuse", ["exact", pytest.param("fast", marks=pytest.mark.slow)])
+def test_killed_and_started_again(tmp_path: Path, model: Path, reuse: str) -> None:
+    options = (str(model), *OPTIONS, "--cache-dir", str(tmp_path), "--reuse", reuse)
+    chat: Messages = [{"role": "system", "content": text(1, 400)}, {"role": "user", "content": "Say something."}]
+    with serving(*options) as server:
+        url = address(server.line("listening"))
+        first = post(url, chat)
+        blocks = first["usage"]["prompt_tokens"] // 64
+        wait_until(lambda: known_objects(tmp_path) >= blocks, 60)
+        server.end(signal.SIGKILL)
+    reply = first["choices"][0]["message"]["content"]
+    chat += [{"role": "assistant", "content": reply}, {"role": "user", "content": "Go on."}]
+    with serving(*options) as server:
+        url = address(server.line("listening"))
+        second = post(url, chat)
+        assert server.end() == 0
+    new = second["usage"]["prompt_tokens"] - first["usage"]["prompt_tokens"]
+    assert second["headstart"]["computed"] <= new + 64
+    assert second["headstart"]["tiers"]["disk"] >= first["usage"]["prompt_tokens"] - 64
+
+
+def test_a_restart_changes_no_bit(tmp_path: Path, model: Path) -> None:
+    settings = Settings(str(model), ctx=1024, slots=1, memory_budget=64 << 20, reuse="exact", cache_dir=tmp_path)
+    chat: list[dict[str, Any]] = [{"role": "system", "content": text(2, 300)}, {"role": "user", "content": "Say something."}]
+    logits = []
+    for folder in (tmp_path, tmp_path, None):
+        chosen = Settings(**_with(settings, cache_dir=folder))
+        with Runtime(lambda: LlamaEngine.load(settings.engine_options(), block_size=64), chosen) as rt:
+            answer = ask_runtime(rt, chat, sampling=GREEDY, max_tokens=4, keep_logits=True)
+            logits.append(answer)
+    kept, restored, cold = logits
+    assert restored.report.tiers["disk"] >= 256
+    assert cold.report.cached == 0
+    assert all(one.logits is not None for one in logits)
+    assert kept.logits.tobytes() == restored.logits.tobytes() == cold.logits.tobytes()  # type: ignore[union-attr]
+
+
+def _with(settings: Settings, **changes: Any) -> dict[str, Any]:
+    import dataclasses
+
+    return {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)} | changes
+
+
+def check_objects(folder: Path) -> set[bytes]:
+    """The keys of all objects; each must be whole, whatever interrupted its making."""
+    keys = set()
+    for path in (folder / "objects").iterdir():
+        data = np.frombuffer(path.read_bytes(), np.uint8)
+        header = decode(data[: header_size(data[:32].tobytes())].tobytes(), len(data))
+        assert checksum(data[header.at :]) == header.checksum
+        assert path.stem == header.label.key.hex()
+        keys.add(header.label.key)
+    return keys
+
+
+class Load:
+    """Three clients that ask without a pause, until their server is gone: for something new, or again for what they know.
+
+    Attributes:
+        sent: the prompts, in their order; what a kill interrupts is among the last.
+    """
+
+    def __init__(self, url: str, seed: int) -> None:
+        self.sent: list[Messages] = []
+        self._url, self._dice, self._lock = url, random.Random(seed), threading.Lock()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(3)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self) -> None:
+        with httpx.Client(timeout=60) as http, suppress(httpx.TransportError):
+            while True:
+                with self._lock:
+                    if self.sent and self._dice.random() < 0.3:
+                        chat = self._dice.choice(self.sent)
+                    else:
+                        words = text(self._dice.getrandbits(60), self._dice.randint(20, 400))
+                        self.sent.append(chat := [{"role": "user", "content": words}])
+                    body = {"messages": chat, "max_tokens": self._dice.randint(1, 12), "temperature": 0}
+                http.post(f"{self._url}/chat/completions", json=body).raise_for_status()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(60)
+
+
+@pytest.mark.parametrize("kill", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 50))])
+def test_killed_under_load(tmp_path: Path, tiny_model: Path, kill: int) -> None:
+    """Whatever the kill interrupts, nothing that was stored is lost, and what comes back is the answer: exact mode against a
+    server that has no disk.
+    """
+    dice = random.Random(kill)
+    options = (str(tiny_model), *OPTIONS, "--threads", "1", "--reuse", "exact")
+    with serving(*options, "--cache-dir", str(tmp_path)) as server:
+        load = Load(address(server.line("listening")), kill)
+        time.sleep(dice.uniform(0.3, 1.5))
+        server.end(signal.SIGKILL)
+        load.join()
+    intact = check_objects(tmp_path)
+    with serving(*options, "--cache-dir", str(tmp_path)) as server, serving(*options, "--no-disk") as cold:
+        urls = [address(one.line("listening")) for one in (server, cold)]
+        restored = 0
+        for chat in [*load.sent[:3], *load.sent[-3:]]:
+            warm, fresh = (post(url, chat, logprobs=True, top_logprobs=5) for url in urls)
+            assert warm["choices"] == fresh["choices"]
+            restored += warm["headstart"]["tiers"].get("disk", 0)
+        with closing(Disk(tmp_path, 1 << 40)) as disk:
+            assert disk.catalog.keys() >= intact
+        assert server.end() == 0
+    assert not list((tmp_path / "tmp").iterdir())
+    assert len(intact) < 4 or restored
+
+
+def test_stopped_with_rows_that_were_nowhere_else(tmp_path: Path, tiny_model: Path) -> None:
+    """SIGTERM right behind a reply: what only the slot held is on disk when the process is gone."""
+    options = (str(tiny_model), *OPTIONS, "--threads", "1", "--cache-dir", str(tmp_path))
+    chat: Messages = [{"role": "user", "content": text(5, 400)}]
+    with serving(*options) as server:
+        first = post(address(server.line("listening")), chat)
+        assert server.end(signal.SIGTERM) == 0
+    chat += [{"role": "assistant", "content": first["choices"][0]["message"]["content"]}, {"role": "user", "content": "Go on."}]
+    with serving(*options) as server:
+        second = post(address(server.line("listening")), chat)
+        assert second["headstart"]["tiers"]["disk"] >= first["usage"]["prompt_tokens"] - 64
+        assert server.end() == 0
+
+
+def test_two_servers_share_a_folder(tmp_path: Path, tiny_model: Path) -> None:
+    """What one of them has computed, the other finds, while both are running."""
+    options = (str(tiny_model), *OPTIONS, "--threads", "1", "--reuse", "exact", "--cache-dir", str(tmp_path))
+    with serving(*options) as one, serving(*options) as other:
+        urls = [address(server.line("listening")) for server in (one, other)]
+        for first, second in (urls, urls[::-1]):
+            until = time.monotonic() + 60
+            while True:
+                chat: Messages = [{"role": "user", "content": text(time.monotonic_ns(), 400)}]
+                computed = post(first, chat)
+                time.sleep(0.5)
+                found = post(second, chat)
+                assert found["choices"][0]["message"] == computed["choices"][0]["message"]
+                if found["headstart"]["tiers"].get("disk", 0) >= computed["usage"]["prompt_tokens"] - 64:
+                    break
+                assert time.monotonic() < until, found["headstart"]
+        assert [one.end(), other.end()] == [0, 0]

@@ -1,0 +1,640 @@
+"""Objects on disk: whatever happens to them, what is read is what was written, or a fault."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import sqlite3
+import struct
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from effort import examples
+from headstart.interfaces.tier import EntryKind
+from headstart.interfaces.tokens import Bytes
+from headstart.prefix_cache.reuse_model import RequestTraits
+from headstart.tiers.disk import Disk, FormatError, Label
+from headstart.tiers.disk import files as disk_files
+from headstart.tiers.disk import lock as disk_lock
+from headstart.tiers.disk import store as disk_store
+from headstart.tiers.disk.format import ALIGN, VERSION, decode, encode, header_size
+from headstart.tiers.disk.quarantine import KEPT
+
+SIZE = 10_000
+BIG = 1 << 40
+
+
+def label(number: int, parent: int | None = None, *, seconds: float = 1.0, canonical: bool = True) -> Label:
+    above = bytes(32) if parent is None else bytes([parent] * 32)
+    start = 0 if parent is None else (parent + 1) * 8
+    return Label(bytes([number] * 32), above, b"f" * 32, start, tuple(range(number, number + 8)), canonical, seconds)
+
+
+def state(block: Label) -> Label:
+    """The checkpoint at a block's end."""
+    return replace(block, key=bytes([block.key[0] ^ 0x80] * 32), parent=block.key, kind="state")
+
+
+def rows(number: int, size: int = SIZE) -> Bytes:
+    return np.random.default_rng(number).integers(0, 256, size, np.uint8)
+
+
+def filled(folder: Path, count: int = 4, **options: Any) -> Disk:
+    disk = Disk(folder, BIG)
+    disk.write([(label(number, number - 1 if number else None, **options), rows(number)) for number in range(count)])
+    return disk
+
+
+def read(disk: Disk, wanted: Label, size: int = SIZE) -> Bytes:
+    out = np.empty(size, np.uint8)
+    return out[: disk.read_into(wanted, out)]
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    disk = filled(tmp_path)
+    block = label(3, 2)
+    sizes = {state(label(0)): 3 * SIZE, state(block): 1, label(9, 3): 0}  # rows of a model that has state only
+    disk.write([(one, rows(one.key[0], size)) for one, size in sizes.items()])
+    disk.close()
+    disk = Disk(tmp_path, BIG)
+    assert len(disk) == 7
+    for row in disk.catalog.rows():
+        number = row.label.key[0]
+        assert row.label in sizes or row.label == label(number, number - 1 if number else None)
+        size = sizes.get(row.label, SIZE)
+        assert (read(disk, row.label, size) == rows(number, size)).all()
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0, f"{path} is open to others"
+
+
+@given(
+    key=st.binary(min_size=32, max_size=32),
+    tokens=st.lists(st.integers(0, 2**31 - 1), max_size=600),
+    start=st.integers(0, 2**40),
+    canonical=st.booleans(),
+    kind=st.sampled_from(["rows", "state"]),
+)
+@examples(100)
+def test_a_header_survives(key: bytes, tokens: list[int], start: int, canonical: bool, kind: EntryKind) -> None:
+    written = Label(key, key[::-1], key, start, tuple(tokens), canonical, 0.125, kind)
+    payload = rows(1, 100)
+    head = encode(written, payload)
+    assert header_size(head[:32]) == len(head)
+    assert len(head) % ALIGN == 0
+    found = decode(head, len(head) + 100)
+    assert (found.label, found.at, found.size) == (written, len(head), 100)
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["rows", "state"])
+def test_no_damage_goes_unseen(tmp_path: Path, count: int, kind: EntryKind) -> None:
+    """Fault: no checksum. Random bits, cuts and swaps: each is seen, none is served."""
+    disk, dice = filled(tmp_path, 3), random.Random(0)
+    block = label(1, 0)
+    disk.write([(state(block), rows(1))])
+    wanted, neighbour = (block, label(0)) if kind == "rows" else (state(block), block)
+    path, whole = disk.path(wanted.key), disk.path(wanted.key).read_bytes()
+    other = disk.path(neighbour.key).read_bytes()
+    described = whole.index(b"}", 32) + 1
+    parts = ((0, 32), (32, described), (described, ALIGN), (ALIGN, len(whole)))
+    for _ in range(count):
+        data = bytearray(whole)
+        match dice.choice(("bit", "cut", "grow", "swap", "splice", "zero")):
+            case "bit":
+                data[dice.randrange(*dice.choice(parts))] ^= 1 << dice.randrange(8)
+            case "cut":
+                del data[dice.randrange(len(data)) :]
+            case "grow":
+                data += bytes(dice.randint(1, 5000))
+            case "swap":
+                data = bytearray(other)
+            case "splice":  # a page of the neighbour: its rows are those of the checkpoint, which may stand there
+                at = dice.randrange(0, len(data), ALIGN) if kind == "rows" else 0
+                data[at : at + ALIGN] = other[at : at + ALIGN]
+            case "zero":  # a page that never reached the disk
+                at = dice.randrange(0, len(data), ALIGN)
+                data[at : at + ALIGN] = bytes(len(data[at : at + ALIGN]))
+        path.write_bytes(data)
+        with pytest.raises(FormatError):
+            read(disk, wanted)
+    path.write_bytes(whole)
+    assert (read(disk, wanted) == rows(1)).all()
+
+
+def test_first_blocks_of_others_are_known(tmp_path: Path) -> None:
+    disk = filled(tmp_path, 2)
+    disk.write([(state(label(0)), rows(9))])
+    assert disk.catalog.foreign(b"g" * 32) == {b"f" * 32: {label(0).key}}
+    assert disk.catalog.foreign(b"f" * 32) == {}
+
+
+def as_version_1(path: Path) -> None:
+    """Makes an object what an earlier headstart has written: its description says no kind."""
+    data = path.read_bytes()
+    header = decode(data[: header_size(data[:32])], len(data))
+    said = json.loads(data[32 : 32 + int.from_bytes(data[12:16], "little")])
+    for later in ("kind", "written", "owner"):
+        del said[later]
+    description = json.dumps(said, separators=(",", ":")).encode()
+    head = struct.pack("<8sII16s", b"headstrt", 1, len(description), xxhash.xxh3_128_digest(description)) + description
+    path.write_bytes(head.ljust(-(-len(head) // ALIGN) * ALIGN, b"\0") + data[header.at :])
+
+
+def test_objects_of_version_1_are_rows(tmp_path: Path) -> None:
+    disk = filled(tmp_path, 3)
+    for path in disk.objects.iterdir():
+        as_version_1(path)
+    wanted = label(1, 0)
+    assert (read(disk, wanted) == rows(1)).all()
+    with pytest.raises(FormatError, match="another object"):
+        read(disk, replace(wanted, kind="state"))
+    disk.catalog.remove([wanted.key])
+    assert disk.reconcile() == ([wanted], [])
+    assert {row.label.kind for row in disk.catalog.rows()} == {"rows"}
+
+
+def test_an_object_of_a_later_version_is_left_where_it_is(tmp_path: Path) -> None:
+    disk, wanted = filled(tmp_path, 2), label(1, 0)
+    data = bytearray(disk.path(wanted.key).read_bytes())
+    data[8:12] = (VERSION + 1).to_bytes(4, "little")
+    disk.path(wanted.key).write_bytes(data)
+    with pytest.raises(FormatError, match=f"newer: version {VERSION + 1}, and this headstart reads up to version {VERSION}"):
+        read(disk, wanted)
+    assert disk.quarantine(wanted.key) is None
+    assert disk.reconcile() == ([], [])
+    assert wanted.key not in disk
+    assert disk.path(wanted.key).read_bytes() == data
+
+
+def test_only_what_was_asked_for_is_read(tmp_path: Path) -> None:
+    disk, wanted = filled(tmp_path), label(1, 0)
+    disk.write([(state(wanted), rows(7))])
+    changes: dict[str, Any] = {"tokens": (1,), "fingerprint": b"g" * 32, "parent": b"p" * 32, "start": 16, "key": b"k" * 32}
+    assert {*changes, "kind", "canonical", "seconds", "written", "owner"} == {field.name for field in fields(Label)}
+    for one, other in ((wanted, "state"), (state(wanted), "rows")):
+        disk.path(changes["key"]).write_bytes(disk.path(one.key).read_bytes())
+        for change in [*changes.items(), ("kind", other)]:
+            with pytest.raises(FormatError, match="another object"):
+                read(disk, replace(one, **dict([change])))
+        with pytest.raises(FormatError, match="expected"):
+            read(disk, one, SIZE - 1)
+    with pytest.raises(FormatError, match="expected"):
+        read(disk, wanted, SIZE + 1)
+    assert (read(disk, state(wanted), SIZE + 1) == rows(7)).all(), "a checkpoint may be smaller than the room for it"
+    disk.write([(label(7, canonical=False), rows(7))])
+    with pytest.raises(FormatError, match="another object"):
+        read(disk, label(7))
+
+
+# ── budget ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_budget_is_hard_and_what_others_hang_on_stays(tmp_path: Path) -> None:
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk = Disk(tmp_path, disk_store.RESERVE + 5 * cell)
+    disk.write([(label(0), rows(0)), (label(1, 0), rows(1)), (label(2, 1), rows(2))])
+    disk.catalog.use([(label(2, 1).key, 4e9)])  # the inner ones are used less, and yet they stay
+    for number in range(10, 30):
+        stored, _ = disk.write([(label(number), rows(number))])
+        assert stored
+        assert sum(path.stat().st_blocks * 512 for path in disk.objects.iterdir()) <= 5 * cell
+        assert disk.used + disk.reserved <= disk.budget
+        for kept in (label(0), label(1, 0), label(2, 1)):
+            assert kept.key in disk
+    assert label(29).key in disk, "the newest is not the first victim"
+
+
+def test_pinned_and_needed_objects_stay(tmp_path: Path) -> None:
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk = Disk(tmp_path, disk_store.RESERVE + 3 * cell)
+    disk.write([(label(number), rows(number)) for number in range(3)])
+    disk.catalog.pin([label(0).key], True)
+    stored, gone = disk.write([(label(9), rows(9))], spared=lambda: [label(1).key])
+    assert [one.key for one in stored] == [label(9).key]
+    assert gone == [label(2).key]
+    stored, gone = disk.write([(label(10), rows(10)), (label(11), rows(11))], spared=lambda: [label(1).key])
+    assert len(stored) == 1
+    assert gone == [label(9).key]
+
+
+def test_what_is_spared_is_asked_when_nobody_else_writes(tmp_path: Path) -> None:
+    """Another process may write for seconds; meanwhile a request has begun to wait for an object."""
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk, other = (Disk(tmp_path, disk_store.RESERVE + 2 * cell) for _ in range(2))
+    disk.write([(label(number), rows(number)) for number in range(2)])
+    needed: set[bytes] = set()
+    with ThreadPoolExecutor(1) as pool:
+        with other.writing():
+            written = pool.submit(disk.write, [(label(9), rows(9))], lambda: needed)
+            time.sleep(0.05)
+            needed.add(label(0).key)
+        assert written.result()[1] == [label(1).key]
+
+
+def test_half_of_what_is_free_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when others fill the disk while it is open, and when they leave it again."""
+    free = 1 << 30
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    disk = Disk(tmp_path, BIG)
+    assert disk.budget == free // 2
+    disk.write([(label(number), rows(number, 1 << 20)) for number in range(40)])
+    assert len(disk) == 40
+    free = 2 * disk_store.RESERVE - disk.catalog.used() + (20 << 20)
+    disk.write([(label(50), rows(50))])
+    assert disk.used + disk.reserved <= disk.budget == disk_store.RESERVE + (10 << 20)
+    assert label(50).key in disk
+    assert 5 < len(disk) < 15
+    free = 1 << 30
+    disk.write([(label(number), rows(number, 1 << 20)) for number in range(51, 80)])
+    assert all(label(number).key in disk for number in range(50, 80))
+    assert Disk(tmp_path, 1 << 20).budget == 1 << 20, "nor more than was given"
+
+
+def test_a_new_catalogue_costs_no_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is ours already counts as room when the catalogue is made anew from it, as it does otherwise."""
+    disk = Disk(tmp_path, BIG)
+    disk.write([(label(number), rows(number, 1 << 20)) for number in range(60)])
+    free = disk.catalog.used() + 2 * disk_store.RESERVE
+    disk.close()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    for path in tmp_path.glob("index.sqlite*"):
+        path.unlink()
+    again = Disk(tmp_path, BIG)
+    found, gone = again.reconcile()
+    assert (len(found), gone, len(again)) == (60, [], 60)
+
+
+def test_canonical_rows_in_place_of_derived_ones_are_news_to_others(tmp_path: Path) -> None:
+    disk, other = Disk(tmp_path, BIG), Disk(tmp_path, BIG)
+    disk.write([(label(number, canonical=False), rows(number)) for number in range(3)])
+    seen = max(row.number for row in other.catalog.rows())
+    disk.catalog.pin([label(1).key], True)
+    disk.catalog.add([(label(2, canonical=False), 4096)])
+    assert not list(other.catalog.rows(after=seen)), "nothing is better than before"
+    disk.write([(label(1), rows(9))])
+    (row,) = other.catalog.rows(after=seen)
+    assert (row.label, row.pinned) == (label(1), True)
+    disk.remove([label(1).key])
+    disk.write([(label(4), rows(4))])
+    assert [one.number > row.number for one in other.catalog.rows(after=seen)] == [True], "no number is used twice"
+
+
+def test_what_cannot_fit_displaces_nothing(tmp_path: Path) -> None:
+    """Fault: one oversized entry drains the cache. What it comes with is stored, but for what hangs on it."""
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk = Disk(tmp_path, disk_store.RESERVE + 4 * cell)
+    disk.write([(label(number), rows(number)) for number in range(3)])
+    disk.catalog.pin([label(number).key for number in range(2)], True)
+    giant = label(9, 8)
+    batch = [(label(8), rows(8)), (giant, rows(9, 3 * cell)), (state(giant), rows(1, 1)), (state(label(8)), rows(1, 1))]
+    assert disk.write([batch[1]]) == ([], [])
+    stored, gone = disk.write(batch)
+    assert stored == [label(8), state(label(8))]
+    assert gone == [label(2).key]
+    assert disk.catalog.keys() == {label(0).key, label(1).key, label(8).key, state(label(8)).key}
+
+
+def test_what_is_discarded_goes_unless_it_is_pinned(tmp_path: Path) -> None:
+    disk = filled(tmp_path, 3)
+    one, other = state(label(1, 0)), state(label(2, 1))
+    disk.write([(one, rows(5)), (other, rows(6, 2 * SIZE))])
+    disk.catalog.pin([other.key], True)
+    assert disk.discard([one.key, other.key, b"x" * 32]) == [one.key]
+    assert not disk.path(one.key).exists()
+    assert other.key in disk
+    assert disk.discard([other.key]) == []
+    line = [label(0).key, label(1, 0).key, label(2, 1).key]
+    assert disk.discard(line) == [], "a pinned checkpoint hangs on them"
+    disk.catalog.pin([other.key], False)
+    assert disk.discard(line) == []
+    assert set(disk.discard([*line[1:], other.key])) == {*line[1:], other.key}
+    assert disk.catalog.keys() == {line[0]}
+
+
+def test_a_checkpoint_goes_before_its_block(tmp_path: Path) -> None:
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk, block = Disk(tmp_path, disk_store.RESERVE + 4 * cell), label(0)
+    disk.write([(block, rows(0)), (label(1), rows(1)), (state(block), rows(2, 2 * SIZE))])
+    disk.catalog.use([(state(block).key, 4e9)])
+    assert disk.write([(label(2), rows(2))])[1] == [label(1).key], "what is used most stays, and keeps its block"
+    disk.catalog.use([(label(2).key, 5e9)])
+    assert disk.write([(label(3), rows(3))])[1] == [state(block).key]
+    assert block.key in disk
+
+
+def test_a_failing_unlink_does_not_stop_eviction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be deleted still counts, and something else goes."""
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk = Disk(tmp_path, disk_store.RESERVE + 3 * cell)
+    disk.write([(label(number), rows(number)) for number in range(3)])
+    stuck, real = {disk.path(label(0).key), disk.path(label(1).key)}, os.unlink
+
+    def unlink(path: Any, **options: Any) -> None:
+        if Path(path) in stuck:
+            raise PermissionError("no")
+        real(path, **options)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    stored, gone = disk.write([(label(9), rows(9))])
+    assert [one.key for one in stored] == [label(9).key]
+    assert gone == [label(2).key]
+    stuck.add(disk.path(label(9).key))
+    assert disk.write([(label(10), rows(10))]) == ([], [])
+    assert disk.catalog.keys() == {label(number).key for number in (0, 1, 9)}
+    assert occupied(tmp_path) <= 3 * cell
+    stuck.clear()
+    assert disk.write([(label(11), rows(11))])[0]
+    assert occupied(tmp_path) <= 3 * cell
+
+
+def occupied(folder: Path) -> int:
+    """Bytes of everything but the catalogue."""
+    files = [path for name in ("objects", "tmp", "quarantine") for path in (folder / name).iterdir()]
+    return sum(path.stat().st_blocks * 512 for path in files)
+
+
+@contextmanager
+def watched(folder: Path, most: int) -> Iterator[None]:
+    """Looks after every call that changes a file whether all is within the budget."""
+
+    def watching(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            found = real(*args, **options)
+            assert occupied(folder) <= most
+            assert sum(path.lstat().st_blocks * 512 for path in folder.iterdir()) <= disk_store.RESERVE
+            return found
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("open", "write", "fsync", "replace", "unlink"):
+            patch.setattr(os, name, watching(getattr(os, name)))
+        yield
+
+
+def test_nothing_ever_exceeds_the_budget(tmp_path: Path) -> None:
+    """Not within a write, nor with what is put aside, what a killed process left, or what a smaller budget finds."""
+    dice, room = random.Random(0), 60 * 4096
+    disk = Disk(tmp_path, disk_store.RESERVE + room)
+    (tmp_path / "tmp" / "1-1.rows").write_bytes(bytes(9_000))
+    with watched(tmp_path, room):
+        for number in range(60):
+            first = dice.randrange(200)
+            disk.write([(label(one), rows(one, dice.randint(1, 40_000))) for one in range(first, first + dice.randint(1, 6))])
+            if number % 3 == 0:
+                key = dice.choice(sorted(disk.catalog.keys()))
+                disk.path(key).write_bytes(bytes(disk.path(key).stat().st_size))
+                assert disk.quarantine(key) is None
+                assert list((tmp_path / "quarantine").iterdir())
+            assert disk.used + disk.reserved <= disk.budget
+    assert room // 2 < occupied(tmp_path) == disk.used + disk.reserved - disk_store.RESERVE
+    known = disk.catalog.keys()
+    disk.catalog.remove([key for key in known if key[0] % 2])  # a crash came before these rows
+    disk.close()
+    disk = Disk(tmp_path, disk_store.RESERVE + room // 2)
+    disk.reconcile()
+    assert 0 < occupied(tmp_path) == disk.used + disk.reserved - disk_store.RESERVE <= room // 2
+
+
+def test_a_file_system_that_takes_more_than_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is counted is what a file occupies, not how long it is."""
+    monkeypatch.setattr(disk_files, "unit", lambda _: 1)
+    disk = Disk(tmp_path, disk_store.RESERVE + 3 * 8192)
+    for number in range(3):
+        disk.write([(label(one), rows(one, 1)) for one in range(4 * number, 4 * number + 4)])
+        assert occupied(tmp_path) == disk.used + disk.reserved - disk_store.RESERVE <= 3 * 8192
+    assert len(disk) == 3
+
+
+def test_derived_rows_never_take_the_place_of_canonical_ones(tmp_path: Path) -> None:
+    """Nor is what is there already written again: another process may have been faster."""
+    disk = filled(tmp_path, 2)
+    before = {path: path.stat().st_ino for path in disk.objects.iterdir()}
+    batch = [(label(1, 0, canonical=False), rows(7)), (label(0), rows(0)), (label(2, 1, canonical=False), rows(7))]
+    assert disk.write(batch) == ([one for one, _ in batch], [])
+    assert before.items() <= {path: path.stat().st_ino for path in disk.objects.iterdir()}.items()
+    assert (read(disk, label(1, 0)) == rows(1)).all()
+    assert (read(disk, label(1, 0, canonical=False)) == rows(1)).all(), "canonical ones are as good"
+    disk.write([(label(2, 1), rows(2))])
+    assert (read(disk, label(2, 1)) == rows(2)).all()
+    disk.path(label(0).key).unlink()
+    disk.write([(label(0), rows(0))])
+    assert (read(disk, label(0)) == rows(0)).all(), "a row without an object keeps nothing out"
+
+
+def test_only_a_bad_object_is_put_aside(tmp_path: Path) -> None:
+    """Another process may have put it aside and written it anew since."""
+    disk = filled(tmp_path, 2)
+    found = disk.quarantine(label(1, 0).key)
+    assert found is not None
+    assert found.label == label(1, 0)
+    assert label(1, 0).key in disk
+    disk.path(label(1, 0).key).write_bytes(b"garbage")
+    assert disk.quarantine(label(1, 0).key) is None
+    assert label(1, 0).key not in disk
+    assert [path.read_bytes() for path in (tmp_path / "quarantine").iterdir()] == [b"garbage"]
+
+
+def test_what_is_put_aside_keeps_nothing_out(tmp_path: Path) -> None:
+    """The latest few are kept, as long as they leave room."""
+    cell = -(-SIZE // 4096) * 4096 + ALIGN
+    disk = Disk(tmp_path, disk_store.RESERVE + KEPT * cell)
+    for number in range(KEPT + 2):
+        assert disk.write([(label(number), rows(number))])[0]
+        disk.path(label(number).key).write_bytes(bytes(SIZE + ALIGN))
+        disk.quarantine(label(number).key)
+        assert 0 < len(list((tmp_path / "quarantine").iterdir())) <= KEPT
+        assert occupied(tmp_path) <= KEPT * cell
+
+
+def test_a_lack_of_open_files_condemns_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = filled(tmp_path, 2)
+    disk.catalog.remove([label(1, 0).key])
+
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", fail)
+        patch.setattr(os, "pread", fail)
+        with pytest.raises(OSError, match="open files"):
+            disk.quarantine(label(0).key)
+        with pytest.raises(OSError, match="open files"):
+            disk.reconcile()
+    assert [one.key for one in disk.reconcile()[0]] == [label(1, 0).key]
+    assert len(disk) == 2
+
+
+def test_strange_things_in_the_folder_stop_nothing(tmp_path: Path) -> None:
+    disk = filled(tmp_path, 1)
+    disk.path(label(5).key).mkdir()
+    (disk.objects / "AB.rows").write_text("x")
+    (disk.objects / "ab.rows").write_text("x")
+    (disk.objects / ".hidden").write_text("x")
+    (tmp_path / "tmp" / "folder").mkdir()
+    disk.reconcile()
+    disk.write([(label(5), rows(5))])
+    assert (read(disk, label(5)) == rows(5)).all()
+    assert len(disk) == 2
+
+
+def test_a_folder_made_anew_is_not_written_to_by_those_who_knew_the_old_one(tmp_path: Path) -> None:
+    old = filled(tmp_path / "cache", 1)
+    shutil.rmtree(tmp_path / "cache")
+    new = filled(tmp_path / "cache", 1)
+    with pytest.raises(OSError, match="replaced"):
+        old.write([(label(1), rows(1))])
+    with pytest.raises(OSError, match="replaced"):
+        old.abandon_catalog()
+    new.write([(label(1), rows(1))])
+    assert len(new) == 2
+
+
+# ── faults and crashes ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EACCES])
+def test_a_fault_while_writing_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int) -> None:
+    disk = filled(tmp_path, 2)
+    real = getattr(os, call)
+    for at in range(8):
+        calls = 0
+
+        def fail(*args: Any, at: int = at, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > at:
+                raise OSError(code, os.strerror(code))
+            return real(*args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fail)
+            fault: OSError | None = None
+            try:
+                disk.write([(label(5), rows(5)), (label(6, 5), rows(6))])
+            except OSError as error:
+                fault = error
+        assert (fault is not None) == (calls > at)
+        if fault is None:
+            break
+        assert fault.errno == code
+        assert label(5).key not in disk
+        assert {path.stem for path in disk.objects.iterdir()} == {row.label.key.hex() for row in disk.catalog.rows()}
+        assert not list((tmp_path / "tmp").iterdir()) or call == "open"
+    disk.reconcile()
+    for row in disk.catalog.rows():
+        number = row.label.key[0]
+        assert (read(disk, row.label) == rows(number)).all()
+    assert {label(0).key, label(1, 0).key} <= disk.catalog.keys()
+
+
+def test_what_a_crash_leaves_is_found(tmp_path: Path) -> None:
+    disk = filled(tmp_path)
+    lost = disk.path(label(3, 2).key)
+    lost.unlink()  # a row without an object
+    shutil.copy(disk.path(label(0).key), tmp_path / "tmp" / "1-1.rows")
+    disk.catalog.remove([label(2, 1).key])  # an object without a row
+    (disk.objects / ("ab" * 32 + ".rows")).write_bytes(b"garbage")
+    found, gone = disk.reconcile()
+    assert [one.key for one in found] == [label(2, 1).key]
+    assert gone == [label(3, 2).key]
+    assert not list((tmp_path / "tmp").iterdir())
+    assert {row.label.key for row in disk.catalog.rows()} == {label(0).key, label(1, 0).key, label(2, 1).key}
+    assert (read(disk, label(2, 1)) == rows(2)).all()
+
+
+def test_a_dead_process_of_the_same_number_is_not_in_the_way(tmp_path: Path) -> None:
+    """In a container the server is always process 1."""
+    disk = Disk(tmp_path, BIG)
+    for number in range(3):
+        (tmp_path / "tmp" / f"{os.getpid()}-{number}.rows").write_bytes(bytes(3 * SIZE))
+    disk.write([(label(0), rows(0))])
+    assert (read(disk, label(0)) == rows(0)).all()
+
+
+def test_a_catalogue_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    with sqlite3.connect(tmp_path / "index.sqlite") as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(sqlite3.NotSupportedError, match="version 99"):
+        Disk(tmp_path, BIG)
+    assert (tmp_path / "index.sqlite").stat().st_size
+
+
+_OLD = """
+DROP TABLE ghosts;
+DROP TABLE intervals;
+ALTER TABLE objects RENAME TO whole;
+CREATE TABLE objects (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, parent BLOB NOT NULL, fingerprint BLOB NOT NULL,
+    start INTEGER NOT NULL, tokens BLOB NOT NULL, canonical INTEGER NOT NULL, seconds REAL NOT NULL,
+    allocated INTEGER NOT NULL, created REAL NOT NULL, used REAL NOT NULL, heat REAL NOT NULL,
+    pinned INTEGER NOT NULL DEFAULT 0, uses INTEGER NOT NULL DEFAULT 1, reply INTEGER NOT NULL DEFAULT -1{kind}
+);
+CREATE TABLE ghosts (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, used REAL NOT NULL, heat REAL NOT NULL,
+    uses INTEGER NOT NULL, reply INTEGER NOT NULL
+);
+CREATE TABLE learned (one INTEGER PRIMARY KEY CHECK (one = 1), counts BLOB NOT NULL);
+INSERT INTO learned VALUES (1, x'00');
+INSERT INTO objects SELECT
+    number, key, parent, fingerprint, start, tokens, canonical, seconds, allocated, written, used, 0, pinned, uses, 7{row}
+FROM whole;
+DROP TABLE whole;
+PRAGMA user_version = {version};
+"""
+_VERSIONS = {1: ("", ""), 2: (", kind TEXT NOT NULL DEFAULT 'rows'", ", kind")}
+"""What the table of objects had then, behind the rest."""
+
+
+@pytest.mark.parametrize("version", _VERSIONS)
+def test_a_catalogue_of_an_earlier_version_is_kept(tmp_path: Path, version: int) -> None:
+    """With uses and pins, which the objects do not tell; whoever opens it first alters it."""
+    disk = filled(tmp_path, 3)
+    disk.catalog.pin([label(1, 0).key], True)
+    disk.catalog.use([(label(2, 1).key, 4e9)])
+    before = list(disk.catalog.rows())
+    disk.close()
+    kind, row = _VERSIONS[version]
+    with sqlite3.connect(tmp_path / "index.sqlite") as db:
+        db.executescript(_OLD.format(kind=kind, row=row, version=version))
+    db.close()
+    with ThreadPoolExecutor(8) as pool:
+        opened = list(pool.map(lambda _: Disk(tmp_path, BIG), range(8)))
+    for disk in opened:
+        assert list(disk.catalog.rows()) == before
+        disk.close()
+    disk = Disk(tmp_path, BIG)
+    disk.write([(state(label(2, 1)), rows(9))])
+    assert [row.label.kind for row in disk.catalog.rows()] == ["rows", "rows", "rows", "state"]
+    disk.catalog.replied([(label(2, 1).key, RequestTraits.of(3, new=9000, siblings=1, reply=700, called=True))])
+    leaf = disk.catalog.victims((), 1)[0]
+    disk.catalog.remove([leaf.label.key])
+    assert len(disk) == 3
+
+
+def test_two_processes_do_not_write_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_lock, "WAIT", 0.1)
+    one, two = Disk(tmp_path, BIG), Disk(tmp_path, BIG)
+    with one.writing(), pytest.raises(BlockingIOError):
+        two.write([(label(0), rows(0))])
+    two.write([(label(0), rows(0))])
+    one.write([(label(0), rows(0)), (label(1, 0), rows(1))])
+    assert len(one) == len(two) == 2
