@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from headstart.interfaces.tokens import Bytes
 from headstart.tiers import parallel_read, write_behind
 from headstart.tiers.disk import Disk, FormatError, Label
 from headstart.tiers.disk import reader as disk_reader
+from headstart.tiers.disk.catalog import Catalog
 from headstart.tiers.disk.format import ALIGN, VERSION, checksum
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.no_disk import NoDisk
@@ -119,6 +122,27 @@ def test_what_is_discarded_while_it_waits_is_never_written(tmp_path: Path, gate:
     assert written == [label(0).key, label(1).key, label(3).key]
     assert ObjectRefused(label(2), "discarded") in found
     assert found.index(ObjectStored(label(0))) < found.index(ObjectGone(label(0).key))
+
+
+def test_an_error_that_somebody_keeps_holds_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fault: a log that keeps its records keeps the error, its frames, and in them a statement that was not finished."""
+    tier = WriteBehind(lambda: Disk(tmp_path, RESERVE + 4 * 8192), FINGERPRINT, BIG)
+    for number in range(6):  # each evicts an older one, which leaves a ghost
+        tier.offer(label(number), rows(number))
+        waited(tier, [], lambda found: bool(found))
+    assert tier.counters["evicted"]
+
+    def learned(_: Catalog) -> Any:
+        raise sqlite3.NotSupportedError("the disk fails, and nothing is damaged")
+
+    monkeypatch.setattr(Catalog, "_learned", learned)
+    tier.offer(label(9), rows(9))
+    waited(tier, [], lambda found: any(isinstance(one, ObjectRefused) for one in found))
+    assert tier.close(30)
+    assert any(isinstance(one, sqlite3.NotSupportedError) for record in caplog.records for one in record.args or ())
+    assert not [file.path for file in psutil.Process().open_files() if Path(file.path).is_relative_to(tmp_path)]
 
 
 def test_what_is_offered_again_is_stored(tmp_path: Path, gate: Gate) -> None:

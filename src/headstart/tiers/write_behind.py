@@ -14,6 +14,7 @@ import queue
 import sqlite3
 import threading
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
@@ -452,6 +453,7 @@ class WriteBehind:
     def _fail(self, error: Exception) -> None:
         if not self._failing_until:
             log.warning("the disk fails, serving goes on without it: %s", error)
+        _clear_frames(error)
         self._failing_until = time.monotonic() + PATIENCE
         self.counters["faults"] += 1
         if self._disk is not None and _only_writing(error):
@@ -463,6 +465,15 @@ class WriteBehind:
         self._forget(list(self._known))
         if disk is not None:
             _close(disk, damaged=damages(error))
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Drops the local variables of the calls that failed. One may be a statement that has rows left, and SQLite keeps its files
+    open until the statement is gone. Logs, for example, can keep an error for long.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def _only_writing(error: Exception) -> bool:
