@@ -1,0 +1,226 @@
+"""Envelopes: how an object is sealed for a shared store, so that a wrong one is a miss and never an answer.
+
+    ┌─ 0 ──────┬─ 8 ─────┬─ 10 ───┬─ 12 ──────┬─ 20 ───┬─ 28 ───┬─ 36 ────┬─ 44 ──┬─ 56 ────┬─────┐
+    │ magic    │ version │ cipher │ size of   │ key id │ writer │ subject │ nonce │ content │ tag │
+    │ headseal │ u16     │ u8     │ all  u64  │        │        │         │       │         │     │
+    └──────────┴─────────┴────────┴───────────┴────────┴────────┴─────────┴───────┴─────────┴─────┘
+
+The tag covers the object's name (so its owner, kind and id), the bytes before it, and the content. It is a keyed BLAKE3 hash of
+32 bytes; or, if the key encrypts, the 16 bytes of AES-256-GCM, and the content is encrypted. The *subject* is a digest of the
+name: it tells an object at a wrong place from a damaged one. The *writer* is the random id of the server that sealed it.
+
+The content of an entry is the header of `tiers/disk/format` without its padding and without a checksum, then the payload. The
+content of a note is its own: see `seal_note`.
+
+Only canonical entries may be sealed: derived KV never leaves the machine.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from blake3 import blake3
+
+from headstart.interfaces.tier import KV
+from headstart.interfaces.tokens import Bytes
+from headstart.tiers.disk import FormatError, Label, Note
+from headstart.tiers.disk.format import describe, header_size, pack_head, unpack_head
+from headstart.tiers.shared.keys import KEY_ID, Cipher, SealKey
+from headstart.tiers.shared.store import Blob, room
+
+MAGIC: Final = b"headseal"
+VERSION: Final = 1
+WRITER: Final = 8
+"""Bytes that name the server that sealed an object: random, new at each start."""
+_HEAD = struct.Struct("<8sHBxQ8s8s8s12s")
+_NOTE = struct.Struct("<HH")
+_CIPHERS: Final[dict[Cipher, tuple[int, int]]] = {"blake3": (1, 32), "aes-256-gcm": (2, 16)}
+"""For each cipher its number, and the bytes of its tag."""
+
+SealReason = Literal["foreign", "newer", "truncated", "swapped", "unknown_key", "tag", "corrupt", "other"]
+"""Why an object was not opened: no object of headstart; a later version; not all of it is there; it belongs to another name;
+sealed with a key that this server has not; something in it is not what was sealed; it contradicts itself; it is another entry
+than the wanted one."""
+
+
+class SealError(Exception):
+    """An object that must not be used: a miss. The message shows nothing of its content.
+
+    Attributes:
+        writer: the server that sealed it, as hexadecimal digits; "" if unknown. Nobody vouches for it.
+    """
+
+    quotes = False
+
+    def __init__(self, reason: SealReason, detail: str, writer: bytes = b"") -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.writer = writer.hex()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSeal:
+    """What an object said about itself, after its tag was found right.
+
+    Attributes:
+        size: bytes of the payload.
+        writer: the server that sealed it, as hexadecimal digits.
+    """
+
+    label: Label
+    size: int
+    writer: str
+
+
+def seal(name: str, label: Label, payload: Bytes, key: SealKey, writer: bytes) -> Blob:
+    """The sealed object of an entry.
+
+    Args:
+        name: where it will be stored.
+        writer: this server, `WRITER` bytes.
+
+    Raises:
+        ValueError: the entry is derived.
+    """
+    if not label.canonical:
+        raise ValueError("derived KV never leaves the machine")
+    return _seal(name, (pack_head(describe(label, len(payload)), align=1), payload.data), key, writer)
+
+
+def open_sealed(name: str, blob: Blob, wanted: Label, out: Bytes, keys: Sequence[SealKey]) -> OpenedSeal:
+    """Checks a sealed object, and writes its payload into `out`. KV must fill `out`; a checkpoint may be smaller.
+
+    Args:
+        name: where it was found.
+        wanted: the label that it must serve.
+        keys: those that may open it.
+
+    Raises:
+        SealError: it must not be used; `out` is unchanged.
+    """
+    content, writer = _open(name, blob, keys)
+    try:
+        description, label = unpack_head(content, align=1)
+        payload = content[header_size(content, align=1) :]
+    except FormatError as error:
+        raise SealError("corrupt", str(error), writer) from None
+    if description.get("size") != len(payload):
+        raise SealError("corrupt", "its payload is not as long as it says", writer)
+    if not label.canonical or not label.serves(wanted):
+        raise SealError("other", "it is another entry than the wanted one", writer)
+    if len(payload) > len(out) or (len(payload) < len(out) and label.kind == KV):
+        raise SealError("other", f"{len(payload)} bytes, but {len(out)} were expected", writer)
+    out[: len(payload)] = np.frombuffer(payload, np.uint8)
+    return OpenedSeal(label, len(payload), writer.hex())
+
+
+def seal_note(name: str, note: Note, key: SealKey, writer: bytes) -> Blob:
+    """The sealed object of a note: the sizes of its key and block (u16 each), key, block, value."""
+    return _seal(name, (_NOTE.pack(len(note.key), len(note.block)), note.key, note.block, note.value), key, writer)
+
+
+def open_note(name: str, blob: Blob, key: bytes, keys: Sequence[SealKey]) -> Note:
+    """The note in a sealed object; `key` is the note's own key. Raises SealError."""
+    content, writer = _open(name, blob, keys)
+    if len(content) < _NOTE.size:
+        raise SealError("corrupt", "it is no note", writer)
+    first, second = _NOTE.unpack_from(content)
+    body = bytes(content[_NOTE.size :])
+    note = Note(body[:first], body[first : first + second], body[first + second :])
+    if len(body) < first + second or note.key != key:
+        raise SealError("other", "it is another note than the wanted one", writer)
+    return note
+
+
+def seal_bytes(name: str, content: bytes, key: SealKey, writer: bytes) -> Blob:
+    """A sealed object of any content."""
+    return _seal(name, (content,), key, writer)
+
+
+def open_bytes(name: str, blob: Blob, keys: Sequence[SealKey]) -> bytes:
+    """The content of an object of `seal_bytes`. Raises SealError."""
+    return bytes(_open(name, blob, keys)[0])
+
+
+def _seal(name: str, parts: Sequence[bytes | memoryview], key: SealKey, writer: bytes) -> Blob:
+    number, tag = _CIPHERS[key.cipher]
+    size = _HEAD.size + sum(map(len, parts)) + tag
+    nonce = bytes(12) if key.cipher == "blake3" else secrets.token_bytes(12)
+    sealed = room(size)
+    sealed[: _HEAD.size] = _HEAD.pack(MAGIC, VERSION, number, size, key.id, writer, _subject(name), nonce)
+    if key.cipher == "blake3":
+        _join(sealed[_HEAD.size : -tag], parts)
+        sealed[-tag:] = _tag(name, sealed[:-tag], key)
+    else:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        plain = room(size - tag - _HEAD.size)
+        _join(plain, parts)
+        AESGCM(key.secret).encrypt_into(nonce, plain, _bound(name, sealed), sealed[_HEAD.size :])
+    return sealed
+
+
+def _open(name: str, blob: Blob, keys: Sequence[SealKey]) -> tuple[Blob, bytes]:
+    """The content and the writer of an object whose tag is right. Raises SealError."""
+    if len(blob) < _HEAD.size:
+        raise SealError("truncated", f"{len(blob)} bytes")
+    magic, version, number, size, id, writer, subject, nonce = _HEAD.unpack_from(blob)
+    if magic != MAGIC:
+        raise SealError("foreign", "not an object of headstart")
+    if version != VERSION:
+        raise SealError("newer", f"version {version}, and this headstart reads version {VERSION}", writer)
+    if subject != _subject(name):
+        raise SealError("swapped", "it belongs to another name", writer)
+    if size != len(blob):
+        raise SealError("truncated", f"{len(blob)} of {size} bytes", writer)
+    key = next((key for key in keys if key.id == id), None)
+    if key is None:
+        raise SealError("unknown_key", f"sealed with key {id.hex()}", writer)
+    expected, tag = _CIPHERS[key.cipher]
+    if number != expected or size < _HEAD.size + tag:
+        raise SealError("tag", "not sealed as its key seals", writer)
+    if key.cipher == "blake3":
+        if not secrets.compare_digest(_tag(name, blob[:-tag], key), bytes(blob[-tag:])):
+            raise SealError("tag", "it is not what was sealed", writer)
+        return blob[_HEAD.size : -tag], writer
+
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    plain = room(size - tag - _HEAD.size)
+    try:
+        AESGCM(key.secret).decrypt_into(nonce, blob[_HEAD.size :], _bound(name, blob), plain)
+    except InvalidTag:
+        raise SealError("tag", "it is not what was sealed", writer) from None
+    return plain, writer
+
+
+def _join(out: memoryview, parts: Sequence[bytes | memoryview]) -> None:
+    at = 0
+    for part in parts:
+        out[at : at + len(part)] = part
+        at += len(part)
+
+
+def _bound(name: str, sealed: Blob) -> bytes:
+    """What the tag covers beside the content: the name and the envelope's head."""
+    return name.encode() + b"\0" + bytes(sealed[: _HEAD.size])
+
+
+def _tag(name: str, sealed: Blob, key: SealKey) -> bytes:
+    """The tag over the name and all of `sealed`."""
+    hasher = blake3(name.encode() + b"\0", key=key.secret)
+    hasher.update(sealed)
+    return hasher.digest()
+
+
+def _subject(name: str) -> bytes:
+    return blake3(name.encode()).digest(8)
+
+
+assert len(_subject("")) == KEY_ID == WRITER == 8

@@ -1,0 +1,222 @@
+"""A folder as a shared store: a file system that several machines mount, such as NFS.
+
+    <folder>/hs1/<owner>/<kind>/<first two digits>/<digest>
+
+An object is written to a temporary name beside its own, synced and renamed: readers see it whole or not at all. The file's
+modification time is when its text was first stored. A touch sets its access time.
+
+A hung mount cannot be interrupted. So every call runs on a thread of a small pool, and the caller stops waiting after the time
+limit. When all threads hang, further calls fail at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import math
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from headstart.tiers.disk import files
+from headstart.tiers.shared.names import parse
+from headstart.tiers.shared.store import TIMEOUT, Blob, Reason, SharedStore, Stored, StoreError, room
+
+THREADS = 8
+SLOWEST = 1 << 20
+"""Bytes a second: what is slower than this, beyond the time limit, counts as no progress."""
+_TEMPORARY = ".tmp-"
+_LEFT = 3600.0  # seconds after which a temporary file was left by a crash
+_REASONS: dict[int, Reason] = {
+    errno.ENOSPC: "full",
+    errno.EDQUOT: "full",
+    errno.EACCES: "auth",
+    errno.EPERM: "auth",
+    errno.EROFS: "auth",
+    errno.ESTALE: "refused",
+    errno.ENOTCONN: "refused",
+    errno.ENODEV: "refused",
+    errno.ETIMEDOUT: "timeout",
+}
+
+T = TypeVar("T")
+
+
+class FolderStore(SharedStore):
+    """Objects in files under `folder`, which must exist: a mount that is missing must not be filled with local files.
+
+    Args:
+        timeout: seconds that a call waits, plus the time that its bytes take at `SLOWEST`.
+        clock: seconds since 1970.
+    """
+
+    expires = False
+
+    def __init__(self, folder: Path, timeout: float = TIMEOUT, clock: Callable[[], float] = time.time) -> None:
+        self.url = folder.absolute().as_uri()
+        self._folder = folder
+        self._timeout = timeout
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(THREADS, "shared-folder")
+        self._free = threading.Semaphore(THREADS)
+        self._serial = itertools.count()
+        self._mark = secrets.token_hex(4)
+        self._closed = False
+        if not self._wait(folder.is_dir, 0):
+            raise StoreError("refused", f"{self.url} is not a folder; create it, or mount it")
+
+    def _wait(self, work: Callable[[], T], size: int) -> T:
+        """Runs `work` on a thread of the pool. Raises StoreError if it fails or takes too long."""
+        if self._closed:
+            raise StoreError("closed", "the store was closed")
+        limit = self._timeout + size / SLOWEST
+        if not self._free.acquire(timeout=limit):
+            raise StoreError("timeout", f"{THREADS} calls hang in {self.url}")
+        try:
+            future: Future[T] = self._pool.submit(work)
+        except RuntimeError:
+            self._free.release()
+            raise StoreError("closed", "the store was closed") from None
+        future.add_done_callback(lambda _: self._free.release())
+        try:
+            return future.result(limit)
+        except TimeoutError:
+            if future.done() and not future.cancelled():  # the file system itself said so
+                raise StoreError("timeout", "the file system gave up") from None
+            raise StoreError("timeout", f"no answer in {limit:.2f} s") from None
+        except OSError as error:
+            reason = _REASONS.get(error.errno or 0, "other")
+            raise StoreError(reason, f"{os.strerror(error.errno or 0)} in {self.url}") from None
+
+    def _path(self, name: str) -> Path:
+        parts = parse(name)
+        if parts is None:
+            raise ValueError("not a name of an object")
+        return self._folder.joinpath(name.rpartition("/")[0], parts.digest[:2], parts.digest)
+
+    # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get(self, names: Sequence[str]) -> list[Blob | None]:
+        return [self._wait(lambda path=path: _read(path), 1 << 20) for path in map(self._path, names)]  # type: ignore[misc]
+
+    def have(self, names: Sequence[str]) -> list[bool]:
+        paths = [self._path(name) for name in names]
+        return self._wait(lambda: [path.exists() for path in paths], 0)
+
+    def objects(self, prefix: str = "") -> Iterator[Stored]:
+        found = self._wait(lambda: list(self._walk(prefix)), 1 << 30)
+        return iter(found)
+
+    def _walk(self, prefix: str) -> Iterator[Stored]:
+        now = self._clock()
+        top = self._folder.joinpath(*prefix.split("/")[:-1])  # a prefix ends within a folder's name, or with "/"
+        for folder, _, inner in os.walk(top):
+            parent = Path(folder).relative_to(self._folder).parent.as_posix()
+            for file in inner:
+                name = f"{parent}/{file}"
+                if name.startswith(prefix) and parse(name):
+                    with contextlib.suppress(FileNotFoundError):
+                        stat = os.stat(os.path.join(folder, file))
+                        yield Stored(name, stat.st_size, now - stat.st_mtime)
+
+    def warnings(self) -> list[str]:
+        return []
+
+    # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def put(self, name: str, data: Blob, *, age: float = 0.0, life: float = math.inf) -> bool:
+        return self._put(name, data, age, os.replace)
+
+    def put_new(self, name: str, data: Blob, *, age: float = 0.0, life: float = math.inf) -> bool:
+        return self._put(name, data, age, _link)
+
+    def _put(self, name: str, data: Blob, age: float, place: Callable[[Path, Path], None]) -> bool:
+        path = self._path(name)
+        temporary = path.with_name(f"{_TEMPORARY}{self._mark}-{next(self._serial)}")
+
+        def work() -> bool:
+            if place is _link and path.exists():
+                return False
+            files.make(path.parent)
+            try:
+                files.write(temporary, [data], self._clock() - age)
+                place(temporary, path)
+            except FileExistsError:
+                return False
+            finally:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+            return True
+
+        return self._wait(work, len(data))
+
+    def touch(self, names: Sequence[str]) -> None:
+        paths = [self._path(name) for name in names]
+
+        def work() -> None:
+            for path in paths:
+                _touch(path, self._clock())
+
+        self._wait(work, 0)
+
+    def delete(self, names: Sequence[str]) -> None:
+        paths = [self._path(name) for name in names]
+
+        def work() -> None:
+            for path in paths:
+                path.unlink(missing_ok=True)
+
+        self._wait(work, len(paths) << 10)
+
+    def tidy(self) -> int:
+        """Deletes temporary files that crashes left. Returns how many."""
+
+        def work() -> int:
+            left = [path for path in self._folder.glob(f"hs1/*/*/*/{_TEMPORARY}*") if _age(path, self._clock()) > _LEFT]
+            for path in left:
+                path.unlink(missing_ok=True)
+            return len(left)
+
+        return self._wait(work, 1 << 30)
+
+    def close(self) -> None:
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _read(path: Path) -> Blob | None:
+    """The bytes of a file; None if it is not there, or became shorter meanwhile. Raises OSError."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            data = room(os.fstat(file.fileno()).st_size)
+            done = 0
+            while done < len(data):
+                if not (got := file.readinto(data[done:])):
+                    return None
+                done += got
+            return data
+    except FileNotFoundError:
+        return None
+
+
+def _link(temporary: Path, path: Path) -> None:
+    """Gives the file its name only if nobody has it. Raises FileExistsError, OSError."""
+    os.link(temporary, path)
+
+
+def _touch(path: Path, now: float) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.utime(path, (now, path.stat().st_mtime))
+
+
+def _age(path: Path, now: float) -> float:
+    try:
+        return now - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
