@@ -147,6 +147,12 @@ def open_bytes(name: str, blob: Blob, keys: Sequence[SealKey]) -> bytes:
     return bytes(_open(name, blob, keys)[0])
 
 
+def sealed_with(blob: Blob) -> bytes:
+    """The id of the key with which an object was sealed, of which a head is there."""
+    id: bytes = _HEAD.unpack_from(blob)[4]
+    return id
+
+
 def _seal(name: str, parts: Sequence[bytes | memoryview], key: SealKey, writer: bytes) -> Blob:
     number, tag = _CIPHERS[key.cipher]
     size = _HEAD.size + sum(map(len, parts)) + tag

@@ -26,11 +26,9 @@ from typing import TypeVar
 
 from headstart.tiers.disk import files
 from headstart.tiers.shared.names import parse
-from headstart.tiers.shared.store import TIMEOUT, Blob, Reason, SharedStore, Stored, StoreError, room
+from headstart.tiers.shared.store import GROWS, SLOWEST, TIMEOUT, Blob, Reason, SharedStore, Stored, StoreError, room
 
 THREADS = 8
-SLOWEST = 1 << 20
-"""Bytes a second: what is slower than this, beyond the time limit, counts as no progress."""
 _TEMPORARY = ".tmp-"
 _LEFT = 3600.0  # seconds after which a temporary file was left by a crash
 _REASONS: dict[int, Reason] = {
@@ -49,7 +47,7 @@ T = TypeVar("T")
 
 
 class FolderStore(SharedStore):
-    """Objects in files under `folder`, which must exist: a mount that is missing must not be filled with local files.
+    """Objects in files under `folder`, which must exist: it is never created.
 
     Args:
         timeout: seconds that a call waits, plus the time that its bytes take at `SLOWEST`.
@@ -68,8 +66,6 @@ class FolderStore(SharedStore):
         self._serial = itertools.count()
         self._mark = secrets.token_hex(4)
         self._closed = False
-        if not self._wait(folder.is_dir, 0):
-            raise StoreError("refused", f"{self.url} is not a folder; create it, or mount it")
 
     def _wait(self, work: Callable[[], T], size: int) -> T:
         """Runs `work` on a thread of the pool. Raises StoreError if it fails or takes too long."""
@@ -125,8 +121,8 @@ class FolderStore(SharedStore):
                         stat = os.stat(os.path.join(folder, file))
                         yield Stored(name, stat.st_size, now - stat.st_mtime)
 
-    def warnings(self) -> list[str]:
-        return []
+    def warnings(self, term: float = math.inf) -> list[str]:
+        return [GROWS] if term == math.inf else []
 
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -143,6 +139,8 @@ class FolderStore(SharedStore):
         def work() -> bool:
             if place is _link and path.exists():
                 return False
+            if not self._folder.is_dir():
+                raise StoreError("refused", f"{self.url} is not a folder; create it, or mount it")
             files.make(path.parent)
             try:
                 files.write(temporary, [data], self._clock() - age)

@@ -25,7 +25,12 @@ Blob = memoryview
 
 TIMEOUT = 0.25
 """Seconds that a store waits for a connection, or without progress for an answer."""
+SLOWEST = 1 << 20
+"""Bytes a second. An answer that comes more slowly than this, beyond the time limit, counts as no progress."""
 
+
+GROWS = "This store evicts nothing, so it grows without limit. Set --shared-expire, or let the store delete what is old."
+"""A warning about stores that never evict."""
 
 
 def room(size: int) -> Blob:
@@ -97,8 +102,12 @@ class SharedStore(Protocol):
     def objects(self, prefix: str = "") -> Iterator[Stored]:
         """All objects whose names begin with `prefix`. For people and sweeps: it takes longer as more is stored."""
 
-    def warnings(self) -> list[str]:
-        """What should be set otherwise in the store, one sentence each, with the remedy."""
+    def warnings(self, term: float = math.inf) -> list[str]:
+        """What should be set otherwise in the store, with the remedy.
+
+        Args:
+            term: seconds after which headstart lets objects expire.
+        """
 
     def close(self) -> None:
         """Closes all connections. Calls in other threads fail."""
