@@ -1,8 +1,8 @@
-"""Data keys: with `--shared-encrypt` each owner has a random key of its own, stored beside its objects, wrapped by the fleet key.
+"""Data keys: with `--shared-encrypt` each owner has a random key of its own, in the store and wrapped by the fleet key.
 
 Destroying a data key ends the owner's data wherever copies of the objects live on: in backups, in replicas, in a log. Servers
-remember data keys, and ask again from time to time (`refresh`): a key that is gone is forgotten, and never written again. A store
-that evicts a data key destroys it too. That costs a miss, never an answer.
+remember data keys, and ask again from time to time (`refresh`): a key that is gone is forgotten, and never written again. A
+store that evicts a data key destroys it too. That costs a miss, never an answer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DataKeys:
             if found := self.of(owner):  # another server may have been faster: then it is that one's key
                 return found[0]
         # Deleting it here would be wrong: perhaps this server's key file is older than the fleet's.
-        raise StoreError("other", "a data key was wrapped by a fleet key that this server has not; all servers need one key file")
+        raise StoreError("other", "a data key was wrapped by another fleet key; all servers need the same key file")
 
     def refresh(self) -> None:
         """Reads all remembered keys again: destroyed ones are forgotten, and those of an old fleet key wrapped by the newest.
@@ -72,8 +72,8 @@ class DataKeys:
             else:
                 self._known.drop(owner)
         for owner in stale:
-            if found := self._known.get(owner):
-                self._store.put(self._name(owner), self._wrapped(owner, found[0].secret))
+            for key in self._known.get(owner) or ():
+                self._store.put(self._name(owner), self._wrapped(owner, key.secret))
         self._store.touch([self._name(owner) for owner in owners])
 
     def destroy(self, owner: bytes) -> None:

@@ -1,7 +1,7 @@
 """What is in a store, by owner; deleting what belongs to one owner, and what is too old (`--shared-expire`).
 
 The age of an object counts from when its text was first stored, as on disk. Valkey deletes objects itself when their life ends.
-Other stores need `sweep`, from time to time (`LOOKS` times a term). Names say which owner an object belongs to, so nothing is read.
+Other stores need `sweep`, `LOOKS` times a term. Names say which owner an object belongs to, so nothing is read.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 An object is written to a temporary name beside its own, synced and renamed: readers see it whole or not at all. The file's
 modification time is when its text was first stored. A touch sets its access time.
 
-A hung mount cannot be interrupted. So every call runs on a thread of a small pool, and the caller stops waiting after the time
-limit. When all threads hang, further calls fail at once.
+A hung mount cannot be interrupted. So all work is done on other threads, and the caller stops waiting after the time limit. The
+threads are daemons, because a hung one must not keep the process from ending. There are few of them: when all hang, calls fail.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,31 +62,39 @@ class FolderStore(SharedStore):
         self._folder = folder
         self._timeout = timeout
         self._clock = clock
-        self._pool = ThreadPoolExecutor(THREADS, "shared-folder")
         self._free = threading.Semaphore(THREADS)
         self._serial = itertools.count()
         self._mark = secrets.token_hex(4)
         self._closed = False
 
     def _wait(self, work: Callable[[], T], size: int) -> T:
-        """Runs `work` on a thread of the pool. Raises StoreError if it fails or takes too long."""
+        """Does `work`, which moves about `size` bytes, on another thread. Raises StoreError if it fails or takes too long."""
+        return self._end(self._begin(work), size)
+
+    def _begin(self, work: Callable[[], T]) -> Future[T]:
         if self._closed:
             raise StoreError("closed", "the store was closed")
-        limit = self._timeout + size / SLOWEST
-        if not self._free.acquire(timeout=limit):
+        if not self._free.acquire(timeout=self._timeout):
             raise StoreError("timeout", f"{THREADS} calls hang in {self.url}")
-        try:
-            future: Future[T] = self._pool.submit(work)
-        except RuntimeError:
-            self._free.release()
-            raise StoreError("closed", "the store was closed") from None
-        future.add_done_callback(lambda _: self._free.release())
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+            finally:
+                self._free.release()
+
+        threading.Thread(target=run, name="shared-folder", daemon=True).start()
+        return future
+
+    def _end(self, future: Future[T], size: int) -> T:
+        limit = self._timeout + size / SLOWEST
         try:
             return future.result(limit)
         except TimeoutError:
-            if future.done() and not future.cancelled():  # the file system itself said so
-                raise StoreError("timeout", "the file system gave up") from None
-            raise StoreError("timeout", f"no answer in {limit:.2f} s") from None
+            raise StoreError("timeout", f"{self.url}: no answer in {limit:.2f} s") from None
         except OSError as error:
             reason = _REASONS.get(error.errno or 0, "other")
             raise StoreError(reason, f"{os.strerror(error.errno or 0)} in {self.url}") from None
@@ -99,7 +108,8 @@ class FolderStore(SharedStore):
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, names: Sequence[str]) -> list[Blob | None]:
-        return [self._wait(lambda path=path: _read(path), 1 << 20) for path in map(self._path, names)]  # type: ignore[misc]
+        pending = [self._begin(partial(_read, self._path(name))) for name in names]
+        return [self._end(future, 1 << 20) for future in pending]
 
     def have(self, names: Sequence[str]) -> list[bool]:
         paths = [self._path(name) for name in names]
@@ -185,7 +195,6 @@ class FolderStore(SharedStore):
 
     def close(self) -> None:
         self._closed = True
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _read(path: Path) -> Blob | None:

@@ -1,7 +1,7 @@
 """S3 as a shared store, over the library `obstore`: one request an object, several at a time.
 
-S3 counts the age of an object from its upload, and cannot be told otherwise. So what was first stored long before (`LATE`) is not
-uploaded when it must expire: nothing outlives its term.
+S3 counts the age of an object from its upload, and cannot be told otherwise. So an object that must expire is not uploaded long
+after its text was first stored (`LATE`): nothing outlives its term.
 """
 
 from __future__ import annotations

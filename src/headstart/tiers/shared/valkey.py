@@ -1,6 +1,6 @@
 """Valkey (or Redis) as a shared store, over the library `valkey`.
 
-The library reads answers with its parser in C (`libvalkey`), in large steps: at each step a thread waits for Python's lock while
+The library reads answers with its parser in C (`libvalkey`), in large steps: at each step a thread waits for Python's lock, if
 others compute. docs/decisions/2026-11-24-valkey-reads-in-large-steps.md has the measurements.
 """
 
