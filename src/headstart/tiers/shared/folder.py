@@ -20,7 +20,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +30,8 @@ from headstart.tiers.shared.names import parse
 from headstart.tiers.shared.store import GROWS, SLOWEST, TIMEOUT, Blob, Reason, SharedStore, Stored, StoreError, room
 
 THREADS = 8
+STEP = 4 << 20
+"""Most bytes of one step of reading."""
 _TEMPORARY = ".tmp-"
 _LEFT = 3600.0  # seconds after which a temporary file was left by a crash
 _REASONS: dict[int, Reason] = {
@@ -51,7 +53,7 @@ class FolderStore(SharedStore):
     """Objects in files under `folder`, which must exist: it is never created.
 
     Args:
-        timeout: seconds that a call waits, plus the time that its bytes take at `SLOWEST`.
+        timeout: seconds that a read waits for its next step. Other calls also have the time that their bytes take at `SLOWEST`.
         clock: seconds since 1970.
     """
 
@@ -89,10 +91,14 @@ class FolderStore(SharedStore):
         threading.Thread(target=run, name="shared-folder", daemon=True).start()
         return future
 
-    def _end(self, future: Future[T], size: int) -> T:
+    def _end(self, future: Future[T], size: int = 0, progress: Sequence[int] = ()) -> T:
         limit = self._timeout + size / SLOWEST
+        seen = -1
+        while seen < len(progress) and not future.done():
+            seen = len(progress)
+            wait([future], limit)
         try:
-            return future.result(limit)
+            return future.result(0)
         except TimeoutError:
             raise StoreError("timeout", f"{self.url}: no answer in {limit:.2f} s") from None
         except OSError as error:
@@ -108,8 +114,9 @@ class FolderStore(SharedStore):
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, names: Sequence[str]) -> list[Blob | None]:
-        pending = [self._begin(partial(_read, self._path(name))) for name in names]
-        return [self._end(future, 1 << 20) for future in pending]
+        read: list[int] = []  # the bytes of each step: as long as it grows, there is progress
+        pending = [self._begin(partial(_read, self._path(name), read.append)) for name in names]
+        return [self._end(future, progress=read) for future in pending]
 
     def have(self, names: Sequence[str]) -> list[bool]:
         paths = [self._path(name) for name in names]
@@ -197,15 +204,16 @@ class FolderStore(SharedStore):
         self._closed = True
 
 
-def _read(path: Path) -> Blob | None:
-    """The bytes of a file; None if it is not there, or became shorter meanwhile. Raises OSError."""
+def _read(path: Path, count: Callable[[int], None]) -> Blob | None:
+    """The bytes of a file; None if it is not there, or became shorter meanwhile. Calls `count` at each step. Raises OSError."""
     try:
         with open(path, "rb", buffering=0) as file:
             data = room(os.fstat(file.fileno()).st_size)
             done = 0
             while done < len(data):
-                if not (got := file.readinto(data[done:])):
+                if not (got := file.readinto(data[done : done + STEP])):
                     return None
+                count(got)
                 done += got
             return data
     except FileNotFoundError:

@@ -155,12 +155,12 @@ def _meaning(error: Exception) -> tuple[Reason, str]:
     text = str(error).lower()
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError) or "credential" in text:
         return "auth", "access is denied; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the rights in the bucket"
-    if "timed out" in text or "timeout" in text:
+    if "timed out" in text or "kind: timeout" in text:
         return "timeout", "no answer in time"
-    if "insufficientstorage" in text or "507" in text or "quota" in text:
+    if "insufficientstorage" in text or "507 insufficient" in text or "quotaexceeded" in text:
         return "full", "it has no room"
     if isinstance(error, FileNotFoundError):
         return "other", "there is no such bucket"
-    if any(word in text for word in ("connect", "dns", "connection", "sending request")):
+    if "kind: connect" in text or "error sending request" in text:
         return "refused", "nobody answers there, or the connection broke"
     return "other", f"an answer that headstart does not expect ({type(error).__name__})"
