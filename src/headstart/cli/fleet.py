@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,16 +23,16 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key file. Every server of the fleet needs a copy.")]
-Url = Annotated[str, typer.Argument(metavar="URL", help="The store, as in `--shared`.")]
+FleetKeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key file. Every server of the fleet needs a copy.")]
+StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="The store, as in `--shared`.")]
 Owner = Annotated[str, typer.Argument(metavar="OWNER", help="The first digits of an owner that `fleet ls` shows, or `all`.")]
-Json = Annotated[bool, typer.Option("--json", help="Print data instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print data instead of a table.")]
 TIMEOUT = 10.0
 """Seconds: an operator would rather wait than be told that a busy store is slow."""
 
 
 @app.command()
-def keygen(file: KeyFile) -> None:
+def keygen(file: FleetKeyFile) -> None:
     """Makes a key file. Whoever has it can read and forge what the fleet stores."""
     from headstart.tiers.shared.keys import FleetKeys
 
@@ -40,7 +41,7 @@ def keygen(file: KeyFile) -> None:
 
 
 @app.command()
-def rotate(file: KeyFile) -> None:
+def rotate(file: FleetKeyFile) -> None:
     """Adds a new key to a key file. New objects are sealed with it; the key before opens older ones; any older key goes.
 
     Copy the file to all servers and restart them one after another. A server with the old file reads nothing that a server with
@@ -53,14 +54,14 @@ def rotate(file: KeyFile) -> None:
 
 
 @app.command()
-def ls(url: Url, data: Json = False) -> None:
+def ls(url: StoreUrl, data: AsJson = False) -> None:
     """Lists what a store holds, by owner: a tenant with one model. It reads names only, and needs no key file."""
     from headstart.tiers.shared.expiry import contents
 
     with _opened(url) as store:
         found = contents(store)
     if data:
-        print(json.dumps([{"owner": one.owner, "objects": one.objects, "bytes": one.size, "oldest": one.oldest} for one in found]))
+        print(json.dumps([asdict(one) for one in found]))
         return
     for one in found:
         age = "" if one.oldest is None else f"   oldest {show_time(round(max(1.0, one.oldest)))}"
@@ -70,14 +71,14 @@ def ls(url: Url, data: Json = False) -> None:
 
 
 @app.command()
-def rm(url: Url, owner: Owner) -> None:
+def rm(url: StoreUrl, owner: Owner) -> None:
     """Deletes everything that a store holds of an owner, its data key first; or everything of all owners."""
     from headstart.tiers.shared.expiry import contents, erase
 
     with _opened(url) as store:
         owners = [one.owner for one in contents(store) if owner == "all" or one.owner.startswith(owner)]
         if owner != "all" and len(owners) != 1:
-            raise ConfigError(f"{count(len(owners), 'owner')} in the store begin with '{owner}'; headstart fleet ls shows them.")
+            raise ConfigError(f"{count(len(owners), 'owner')} in the store begin with '{owner}'; run: headstart fleet ls {url}")
         removed = erase(store) if owner == "all" else erase(store, f"hs1/{owners[0]}/")
     print(f"deleted {count(removed, 'object')}")
 

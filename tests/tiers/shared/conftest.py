@@ -9,8 +9,6 @@ from headstart.tiers.disk import Label
 from tiers_shared import OWNER
 
 
-
-
 @pytest.fixture
 def label() -> Label:
     return Label(b"k" * 32, b"p" * 32, b"f" * 32, 64, tuple(range(64)), True, 0.5, written=1e9, owner=OWNER)

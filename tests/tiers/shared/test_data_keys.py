@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -41,11 +42,8 @@ def sealed(keys: DataKeys, label: Label, payload: Bytes) -> tuple[str, Blob]:
 
 def opens(keys: DataKeys, name: str, blob: Blob, label: Label, payload: Bytes) -> bool:
     out = np.zeros_like(payload)
-    try:
+    with contextlib.suppress(SealError):
         open_sealed(name, blob, label, out, keys.of(label.owner))
-    except SealError as error:
-        assert error.reason == "unknown_key"
-        return False
     return bool((out == payload).all())
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from headstart.errors import ConfigError
-from headstart.names import option
 from headstart.tiers.shared.keys import FleetKeys
 from headstart.tiers.shared.store import SharedStore
 
@@ -39,12 +38,11 @@ def open_store(url: str, timeout: float | None = None, environ: Mapping[str, str
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise ConfigError(f"{option('shared')} is no address; write it like {_FORMS}") from None
+        raise ConfigError(f"that is no address of a shared store; write it like {_FORMS}") from None
     if parts.password is not None:
         raise ConfigError(
-            f"{option('shared')} contains a password, which the process list shows to everybody; set {PASSWORD} instead"
-            if parts.scheme in _VALKEY
-            else f"{option('shared')} contains a secret, which the process list shows to everybody; use AWS's variables instead"
+            "the address of the shared store contains a password, which the process list shows to everybody; instead, "
+            + (f"set {PASSWORD}" if parts.scheme in _VALKEY else "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
         )
     given = {} if timeout is None else {"timeout": timeout}
     try:
@@ -56,7 +54,7 @@ def open_store(url: str, timeout: float | None = None, environ: Mapping[str, str
             return _folder(parts, given)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{parts.scheme}:// needs the package '{error.name}'; run: pip install 'headstart[shared]'") from None
-    raise ConfigError(f"{option('shared')} is no address of a store; write it like {_FORMS}")
+    raise ConfigError(f"that is no address of a shared store; write it like {_FORMS}")
 
 
 def _valkey(parts: SplitResult, port: int, environ: Mapping[str, str], given: dict[str, float]) -> SharedStore:
@@ -64,11 +62,11 @@ def _valkey(parts: SplitResult, port: int, environ: Mapping[str, str], given: di
 
     database = parts.path.strip("/")
     if not parts.hostname or parts.query or parts.fragment or (database and not database.isdecimal()):
-        raise ConfigError(f"{option('shared')} is no address of Valkey; write it like valkey://HOST:6379 or valkey://HOST:6379/0")
+        raise ConfigError("that is no address of Valkey; write it like valkey://HOST:6379 or valkey://HOST:6379/0")
     user = unquote(parts.username) if parts.username else None
     secret = _password(environ)
     if user and secret is None:
-        raise ConfigError(f"{option('shared')} names a user without a password; set {PASSWORD} or {PASSWORD_FILE}")
+        raise ConfigError(f"the address of the shared store names a user without a password; set {PASSWORD} or {PASSWORD_FILE}")
     tls = _VALKEY[parts.scheme]
     return ValkeyStore(parts.hostname, port, int(database or 0), user=user, password=secret, tls=tls, **given)
 
@@ -88,7 +86,7 @@ def _s3(parts: SplitResult, given: dict[str, float]) -> SharedStore:
 
     options = dict(parse_qsl(parts.query))
     if not parts.netloc or "@" in parts.netloc or parts.fragment or not options.keys() <= {"endpoint", "region"}:
-        raise ConfigError(f"{option('shared')} is no address in S3; write it like s3://BUCKET/PREFIX?endpoint=URL&region=NAME")
+        raise ConfigError("that is no address in S3; write it like s3://BUCKET/PREFIX?endpoint=URL&region=NAME")
     return S3SharedStore(parts.netloc, parts.path.strip("/"), options, **given)
 
 
@@ -97,7 +95,7 @@ def _folder(parts: SplitResult, given: dict[str, Any]) -> SharedStore:
 
     path = Path(unquote(parts.path))
     if parts.netloc not in ("", "localhost") or not path.is_absolute() or path == Path("/") or parts.query or parts.fragment:
-        raise ConfigError(f"{option('shared')} is no address of a folder; write it like file:///mnt/nfs/headstart")
+        raise ConfigError("that is no address of a folder; write it like file:///mnt/nfs/headstart")
     return FolderStore(path, **given)
 
 
@@ -109,7 +107,7 @@ def fleet_keys(path: Path | None) -> FleetKeys:
     """
     if path is None:
         raise ConfigError(
-            f"{option('shared')} needs a key file, the same on every server of the fleet; make one with"
-            f" 'headstart fleet keygen fleet.key' and set {option('shared_key_file', 'fleet.key')}"
+            "a shared store needs a key file, the same on every server of the fleet; make one with"
+            " 'headstart fleet keygen fleet.key', and name it"
         )
     return FleetKeys.load(path)

@@ -1,16 +1,16 @@
 """Envelopes: how an object is sealed for a shared store, so that a wrong one is a miss and never an answer.
 
-    ┌─ 0 ──────┬─ 8 ─────┬─ 10 ───┬─ 12 ──────┬─ 20 ───┬─ 28 ───┬─ 36 ────┬─ 44 ──┬─ 56 ────┬─────┐
-    │ magic    │ version │ cipher │ size of   │ key id │ writer │ subject │ nonce │ content │ tag │
-    │ headseal │ u16     │ u8     │ all  u64  │        │        │         │       │         │     │
-    └──────────┴─────────┴────────┴───────────┴────────┴────────┴─────────┴───────┴─────────┴─────┘
+    ┌─ 0 ──────┬─ 8 ─────┬─ 10 ───┬─ 12 ──────┬─ 20 ───────┬─ 28 ───┬─ 36 ───┬─ 44 ────┬─ 52 ──┬─ 64 ────┬────────┬─────┐
+    │ magic    │ version │ cipher │ size of   │ size of    │ key id │ writer │ subject │ nonce │ payload │ header │ tag │
+    │ headseal │ u16     │ u8     │ all  u64  │ payload u64│        │        │         │       │         │        │     │
+    └──────────┴─────────┴────────┴───────────┴────────────┴────────┴────────┴─────────┴───────┴─────────┴────────┴─────┘
 
-The tag covers the object's name (so its owner, kind and id), the bytes before it, and the content. It is a keyed BLAKE3 hash of
-32 bytes; or, if the key encrypts, the 16 bytes of AES-256-GCM, and the content is encrypted. The *subject* is a digest of the
+The tag covers the object's name (so its owner, kind and id) and all bytes before it. It is a keyed BLAKE3 hash of 32 bytes; or, if
+the key encrypts, the 16 bytes of AES-256-GCM, and payload and header are encrypted. The *subject* is a digest of the
 name: it tells an object at a wrong place from a damaged one. The *writer* is the random id of the server that sealed it.
 
-The content of an entry is the header of `tiers/disk/format` without its padding and without a checksum, then the payload. The
-content of a note is its own: see `seal_note`.
+The header of an entry is that of `tiers/disk/format`, without padding and without a checksum. It stands behind the payload, so
+that the payload stands at a known place. A note has no payload, and a header of its own: see `seal_note`.
 
 Only canonical entries may be sealed: derived KV never leaves the machine.
 """
@@ -29,7 +29,7 @@ from blake3 import blake3
 from headstart.interfaces.tier import KV
 from headstart.interfaces.tokens import Bytes
 from headstart.tiers.disk import FormatError, Label, Note
-from headstart.tiers.disk.format import describe, header_size, pack_head, unpack_head
+from headstart.tiers.disk.format import describe, pack_head, unpack_head
 from headstart.tiers.shared.keys import KEY_ID, Cipher, SealKey
 from headstart.tiers.shared.store import Blob, room
 
@@ -37,7 +37,7 @@ MAGIC: Final = b"headseal"
 VERSION: Final = 1
 WRITER: Final = 8
 """Bytes that name the server that sealed an object: random, new at each start."""
-_HEAD = struct.Struct("<8sHBxQ8s8s8s12s")
+_HEAD = struct.Struct("<8sHBxQQ8s8s8s12s")
 _NOTE = struct.Struct("<HH")
 _CIPHERS: Final[dict[Cipher, tuple[int, int]]] = {"blake3": (1, 32), "aes-256-gcm": (2, 16)}
 """For each cipher its number, and the bytes of its tag."""
@@ -89,7 +89,7 @@ def seal(name: str, label: Label, payload: Bytes, key: SealKey, writer: bytes) -
     """
     if not label.canonical:
         raise ValueError("derived KV never leaves the machine")
-    return _seal(name, (pack_head(describe(label, len(payload)), align=1), payload.data), key, writer)
+    return _seal(name, payload.data, pack_head(describe(label, len(payload)), align=1), key, writer)
 
 
 def open_sealed(name: str, blob: Blob, wanted: Label, out: Bytes, keys: Sequence[SealKey]) -> OpenedSeal:
@@ -103,10 +103,9 @@ def open_sealed(name: str, blob: Blob, wanted: Label, out: Bytes, keys: Sequence
     Raises:
         SealError: it must not be used; `out` is unchanged.
     """
-    content, writer = _open(name, blob, keys)
+    payload, header, writer = _open(name, blob, keys)
     try:
-        description, label = unpack_head(content, align=1)
-        payload = content[header_size(content, align=1) :]
+        description, label = unpack_head(header, align=1)
     except FormatError as error:
         raise SealError("corrupt", str(error), writer) from None
     if description.get("size") != len(payload):
@@ -121,12 +120,12 @@ def open_sealed(name: str, blob: Blob, wanted: Label, out: Bytes, keys: Sequence
 
 def seal_note(name: str, note: Note, key: SealKey, writer: bytes) -> Blob:
     """The sealed object of a note: the sizes of its key and block (u16 each), key, block, value."""
-    return _seal(name, (_NOTE.pack(len(note.key), len(note.block)), note.key, note.block, note.value), key, writer)
+    return seal_bytes(name, _NOTE.pack(len(note.key), len(note.block)) + note.key + note.block + note.value, key, writer)
 
 
 def open_note(name: str, blob: Blob, key: bytes, keys: Sequence[SealKey]) -> Note:
     """The note in a sealed object; `key` is the note's own key. Raises SealError."""
-    content, writer = _open(name, blob, keys)
+    _, content, writer = _open(name, blob, keys)
     if len(content) < _NOTE.size:
         raise SealError("corrupt", "it is no note", writer)
     first, second = _NOTE.unpack_from(content)
@@ -139,43 +138,45 @@ def open_note(name: str, blob: Blob, key: bytes, keys: Sequence[SealKey]) -> Not
 
 def seal_bytes(name: str, content: bytes, key: SealKey, writer: bytes) -> Blob:
     """A sealed object of any content."""
-    return _seal(name, (content,), key, writer)
+    return _seal(name, memoryview(b""), content, key, writer)
 
 
 def open_bytes(name: str, blob: Blob, keys: Sequence[SealKey]) -> bytes:
     """The content of an object of `seal_bytes`. Raises SealError."""
-    return bytes(_open(name, blob, keys)[0])
+    return bytes(_open(name, blob, keys)[1])
 
 
 def sealed_with(blob: Blob) -> bytes:
     """The id of the key with which an object was sealed, of which a head is there."""
-    id: bytes = _HEAD.unpack_from(blob)[4]
+    id: bytes = _HEAD.unpack_from(blob)[5]
     return id
 
 
-def _seal(name: str, parts: Sequence[bytes | memoryview], key: SealKey, writer: bytes) -> Blob:
+def _seal(name: str, payload: memoryview, header: bytes, key: SealKey, writer: bytes) -> Blob:
     number, tag = _CIPHERS[key.cipher]
-    size = _HEAD.size + sum(map(len, parts)) + tag
+    size = _HEAD.size + len(payload) + len(header) + tag
     nonce = bytes(12) if key.cipher == "blake3" else secrets.token_bytes(12)
     sealed = room(size)
-    sealed[: _HEAD.size] = _HEAD.pack(MAGIC, VERSION, number, size, key.id, writer, _subject(name), nonce)
+    sealed[: _HEAD.size] = _HEAD.pack(
+        MAGIC, VERSION, number, size, len(payload), key.id, writer, _subject(name), nonce
+    )
+    plain = sealed[_HEAD.size : -tag] if key.cipher == "blake3" else room(size - tag - _HEAD.size)
+    plain[: len(payload)] = payload
+    plain[len(payload) :] = header
     if key.cipher == "blake3":
-        _join(sealed[_HEAD.size : -tag], parts)
         sealed[-tag:] = _tag(name, sealed[:-tag], key)
     else:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        plain = room(size - tag - _HEAD.size)
-        _join(plain, parts)
         AESGCM(key.secret).encrypt_into(nonce, plain, _bound(name, sealed), sealed[_HEAD.size :])
     return sealed
 
 
-def _open(name: str, blob: Blob, keys: Sequence[SealKey]) -> tuple[Blob, bytes]:
-    """The content and the writer of an object whose tag is right. Raises SealError."""
+def _open(name: str, blob: Blob, keys: Sequence[SealKey]) -> tuple[Blob, Blob, bytes]:
+    """Payload, header and writer of an object whose tag is right. Raises SealError."""
     if len(blob) < _HEAD.size:
         raise SealError("truncated", f"{len(blob)} bytes")
-    magic, version, number, size, id, writer, subject, nonce = _HEAD.unpack_from(blob)
+    magic, version, number, size, split, id, writer, subject, nonce = _HEAD.unpack_from(blob)
     if magic != MAGIC:
         raise SealError("foreign", "not an object of headstart")
     if version != VERSION:
@@ -193,7 +194,8 @@ def _open(name: str, blob: Blob, keys: Sequence[SealKey]) -> tuple[Blob, bytes]:
     if key.cipher == "blake3":
         if not secrets.compare_digest(_tag(name, blob[:-tag], key), bytes(blob[-tag:])):
             raise SealError("tag", "it is not what was sealed", writer)
-        return blob[_HEAD.size : -tag], writer
+        plain = blob[_HEAD.size : -tag]
+        return plain[:split], plain[split:], writer
 
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -203,14 +205,7 @@ def _open(name: str, blob: Blob, keys: Sequence[SealKey]) -> tuple[Blob, bytes]:
         AESGCM(key.secret).decrypt_into(nonce, blob[_HEAD.size :], _bound(name, blob), plain)
     except InvalidTag:
         raise SealError("tag", "it is not what was sealed", writer) from None
-    return plain, writer
-
-
-def _join(out: memoryview, parts: Sequence[bytes | memoryview]) -> None:
-    at = 0
-    for part in parts:
-        out[at : at + len(part)] = part
-        at += len(part)
+    return plain[:split], plain[split:], writer
 
 
 def _bound(name: str, sealed: Blob) -> bytes:

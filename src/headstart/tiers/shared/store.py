@@ -29,7 +29,7 @@ SLOWEST = 1 << 20
 """Bytes a second. An answer that comes more slowly than this, beyond the time limit, counts as no progress."""
 
 
-GROWS = "This store evicts nothing, so it grows without limit. Set --shared-expire, or let the store delete what is old."
+GROWS = "This store evicts nothing, so it grows without limit. Let objects expire, or let the store delete what is old."
 """A warning about stores that never evict."""
 
 

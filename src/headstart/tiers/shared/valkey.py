@@ -151,7 +151,7 @@ class ValkeyStore(SharedStore):
         elif policy == "noeviction":
             said.append("Valkey evicts nothing (noeviction), so it refuses writes when full. Set maxmemory-policy allkeys-lfu.")
         elif policy.startswith("volatile") and term == math.inf:
-            said.append(f"Valkey evicts only what expires ({policy}). Set maxmemory-policy allkeys-lfu, or --shared-expire.")
+            said.append(f"Valkey evicts only what expires ({policy}). Set maxmemory-policy allkeys-lfu, or let objects expire.")
         return said
 
     # ── write ────────────────────────────────────────────────────────────────────────────────────────────────────────
