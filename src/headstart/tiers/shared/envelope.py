@@ -1,12 +1,15 @@
 """Envelopes: how an object is sealed for a shared store, so that a wrong one is a miss and never an answer.
 
-    ┌─ 0 ──────┬─ 8 ─────┬─ 10 ───┬─ 12 ──────┬─ 20 ───────┬─ 28 ───┬─ 36 ───┬─ 44 ────┬─ 52 ──┬─ 64 ────┬────────┬─────┐
-    │ magic    │ version │ cipher │ size of   │ size of    │ key id │ writer │ subject │ nonce │ payload │ header │ tag │
-    │ headseal │ u16     │ u8     │ all  u64  │ payload u64│        │        │         │       │         │        │     │
-    └──────────┴─────────┴────────┴───────────┴────────────┴────────┴────────┴─────────┴───────┴─────────┴────────┴─────┘
+    bytes   what
+    0       magic `headseal`
+    8       version (u16), cipher (u8), a zero
+    12      size of all (u64), size of the payload (u64)
+    28      key id, writer, subject: 8 bytes each
+    52      nonce: 12 bytes
+    64      payload, then header, then tag
 
-The tag covers the object's name (so its owner, kind and id) and all bytes before it. It is a keyed BLAKE3 hash of 32 bytes; or, if
-the key encrypts, the 16 bytes of AES-256-GCM, and payload and header are encrypted. The *subject* is a digest of the
+The tag covers the object's name (so its owner, kind and id) and all bytes before it. It is a keyed BLAKE3 hash of 32 bytes. If
+the key encrypts, it is the 16 bytes of AES-256-GCM, and payload and header are encrypted. The *subject* is a digest of the
 name: it tells an object at a wrong place from a damaged one. The *writer* is the random id of the server that sealed it.
 
 The header of an entry is that of `tiers/disk/format`, without padding and without a checksum. It stands behind the payload, so
