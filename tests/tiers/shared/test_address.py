@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headstart.errors import ConfigError
-from headstart.tiers.shared.address import PASSWORD, PASSWORD_FILE, fleet_keys, open_store
+from headstart.tiers.shared.address import PASSWORD, PASSWORD_FILE, fleet_keys, open_store, owner_keys
 from headstart.tiers.shared.keys import FleetKeys
 from headstart.tiers.shared.names import ObjectNames
 from stores import HOST, ValkeyServer
@@ -113,6 +113,17 @@ def test_a_missing_library_names_the_remedy(monkeypatch: pytest.MonkeyPatch, url
     monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
     with pytest.raises(ConfigError, match=rf"'{package}'.*pip install 'headstart\[shared\]'"):
         open_store(url, environ={})
+
+
+@pytest.mark.parametrize(("encrypt", "cipher"), [(False, "blake3"), (True, "aes-256-gcm")])
+def test_keys_of_owners_are_derived_or_kept_in_the_store(tmp_path: Path, encrypt: bool, cipher: str) -> None:
+    store = open_store(tmp_path.as_uri(), 10.0)
+    keys = owner_keys(store, FleetKeys.generate(), b"server 1", encrypt=encrypt)
+    assert keys.newest(b"owner").cipher == cipher
+    keys.refresh()
+    assert list(keys.of(b"owner")) == [keys.newest(b"owner")]
+    assert len(list(store.objects())) == encrypt
+    store.close()
 
 
 IMPORTS = """

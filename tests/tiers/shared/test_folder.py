@@ -64,7 +64,7 @@ def test_a_hung_file_system_costs_the_time_limit_and_all_threads_at_most(tmp_pat
     (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
     path.unlink()
     os.mkfifo(path)
-    for _ in range(THREADS + 2):
+    for _ in range(THREADS + 2):  # the last two find no free thread
         began = time.monotonic()
         with pytest.raises(StoreError) as caught:
             store.get([name(1)])
@@ -105,9 +105,9 @@ def test_what_a_crash_left_is_neither_read_nor_listed_and_goes_in_time(tmp_path:
     (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
     (left := path.with_name(".tmp-dead-0")).write_bytes(b"half")
     assert [stored.name for stored in store.objects()] == [name(1)]
-    assert store.tidy() == 0
+    assert left.exists()  # somebody may be writing it
     now += 7200
-    assert store.tidy() == 1
+    assert [stored.name for stored in store.objects()] == [name(1)]
     assert not left.exists()
     assert store.get([name(1)]) == [BLOB]
     store.close()

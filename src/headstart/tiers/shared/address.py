@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from headstart.errors import ConfigError
-from headstart.tiers.shared.keys import FleetKeys
+from headstart.tiers.shared.keys import FleetKeys, OwnerKeys, TagKeys
 from headstart.tiers.shared.store import SharedStore
 
 PASSWORD = "HEADSTART_SHARED_PASSWORD"
@@ -97,6 +97,23 @@ def _folder(parts: SplitResult, given: dict[str, Any]) -> SharedStore:
     if parts.netloc not in ("", "localhost") or not path.is_absolute() or path == Path("/") or parts.query or parts.fragment:
         raise ConfigError("that is no address of a folder; write it like file:///mnt/nfs/headstart")
     return FolderStore(path, **given)
+
+
+def owner_keys(store: SharedStore, fleet: FleetKeys, writer: bytes, *, encrypt: bool) -> OwnerKeys:
+    """The keys of all owners: derived from the fleet keys, or (with `encrypt`) data keys in the store.
+
+    Raises:
+        ConfigError: a library is missing.
+    """
+    if not encrypt:
+        return TagKeys(fleet)
+    try:
+        import cryptography.hazmat.primitives.ciphers.aead  # noqa: F401
+    except ModuleNotFoundError:
+        raise ConfigError("encryption needs the package 'cryptography'; run: pip install 'headstart[shared]'") from None
+    from headstart.tiers.shared.data_keys import DataKeys
+
+    return DataKeys(store, fleet, writer)
 
 
 def fleet_keys(path: Path | None) -> FleetKeys:

@@ -33,7 +33,7 @@ THREADS = 8
 STEP = 4 << 20
 """Most bytes of one step of reading."""
 _TEMPORARY = ".tmp-"
-_LEFT = 3600.0  # seconds after which a temporary file was left by a crash
+_LEFT = 3600.0  # seconds after which a temporary file was left by a crash; a listing deletes it
 _REASONS: dict[int, Reason] = {
     errno.ENOSPC: "full",
     errno.EDQUOT: "full",
@@ -68,6 +68,7 @@ class FolderStore(SharedStore):
         self._serial = itertools.count()
         self._mark = secrets.token_hex(4)
         self._closed = False
+        self._steps = 0  # of all reads
 
     def _wait(self, work: Callable[[], T], size: int) -> T:
         """Does `work`, which moves about `size` bytes, on another thread. Raises StoreError if it fails or takes too long."""
@@ -76,7 +77,7 @@ class FolderStore(SharedStore):
     def _begin(self, work: Callable[[], T]) -> Future[T]:
         if self._closed:
             raise StoreError("closed", "the store was closed")
-        if not self._free.acquire(timeout=self._timeout):
+        if not self._patiently(lambda seconds: self._free.acquire(timeout=seconds), self._timeout):
             raise StoreError("timeout", f"{THREADS} calls hang in {self.url}")
         future: Future[T] = Future()
 
@@ -91,16 +92,21 @@ class FolderStore(SharedStore):
         threading.Thread(target=run, name="shared-folder", daemon=True).start()
         return future
 
-    def _end(self, future: Future[T], size: int = 0, progress: Sequence[int] = ()) -> T:
+    def _patiently(self, done: Callable[[float], bool], limit: float) -> bool:
+        """Waits until `done(seconds)`, but not for `limit` seconds in which no read makes a step. Returns whether it is done."""
+        seen = None
+        while seen != self._steps:
+            seen = self._steps
+            if done(limit):
+                return True
+        return False
+
+    def _end(self, future: Future[T], size: int = 0) -> T:
         limit = self._timeout + size / SLOWEST
-        seen = -1
-        while seen < len(progress) and not future.done():
-            seen = len(progress)
-            wait([future], limit)
+        if not self._patiently(lambda seconds: bool(wait([future], seconds).done), limit):
+            raise StoreError("timeout", f"{self.url}: no answer in {limit:.2f} s")
         try:
-            return future.result(0)
-        except TimeoutError:
-            raise StoreError("timeout", f"{self.url}: no answer in {limit:.2f} s") from None
+            return future.result()
         except OSError as error:
             reason = _REASONS.get(error.errno or 0, "other")
             raise StoreError(reason, f"{os.strerror(error.errno or 0)} in {self.url}") from None
@@ -114,9 +120,26 @@ class FolderStore(SharedStore):
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, names: Sequence[str]) -> list[Blob | None]:
-        read: list[int] = []  # the bytes of each step: as long as it grows, there is progress
-        pending = [self._begin(partial(_read, self._path(name), read.append)) for name in names]
-        return [self._end(future, progress=read) for future in pending]
+        found: list[Blob | None] = []
+        for at in range(0, len(names), THREADS):
+            pending = [self._begin(partial(self._read, self._path(name))) for name in names[at : at + THREADS]]
+            found += [self._end(future) for future in pending]
+        return found
+
+    def _read(self, path: Path) -> Blob | None:
+        """The bytes of a file; None if it is not there, or became shorter meanwhile. Raises OSError."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                data = room(os.fstat(file.fileno()).st_size)
+                done = 0
+                while done < len(data):
+                    if not (got := file.readinto(data[done : done + STEP])):
+                        return None
+                    self._steps += 1
+                    done += got
+                return data
+        except FileNotFoundError:
+            return None
 
     def have(self, names: Sequence[str]) -> list[bool]:
         paths = [self._path(name) for name in names]
@@ -132,11 +155,13 @@ class FolderStore(SharedStore):
         for folder, _, inner in os.walk(top):
             parent = Path(folder).relative_to(self._folder).parent.as_posix()
             for file in inner:
-                name = f"{parent}/{file}"
-                if name.startswith(prefix) and parse(name):
-                    with contextlib.suppress(FileNotFoundError):
-                        stat = os.stat(os.path.join(folder, file))
+                name, path = f"{parent}/{file}", os.path.join(folder, file)
+                with contextlib.suppress(FileNotFoundError):
+                    stat = os.stat(path)
+                    if name.startswith(prefix) and parse(name):
                         yield Stored(name, stat.st_size, now - stat.st_mtime)
+                    elif file.startswith(_TEMPORARY) and now - stat.st_ctime > _LEFT:
+                        os.unlink(path)
 
     def warnings(self, term: float = math.inf) -> list[str]:
         return [GROWS] if term == math.inf else []
@@ -189,35 +214,8 @@ class FolderStore(SharedStore):
 
         self._wait(work, len(paths) << 10)
 
-    def tidy(self) -> int:
-        """Deletes temporary files that crashes left. Returns how many."""
-
-        def work() -> int:
-            left = [path for path in self._folder.glob(f"hs1/*/*/*/{_TEMPORARY}*") if _age(path, self._clock()) > _LEFT]
-            for path in left:
-                path.unlink(missing_ok=True)
-            return len(left)
-
-        return self._wait(work, 1 << 30)
-
     def close(self) -> None:
         self._closed = True
-
-
-def _read(path: Path, count: Callable[[int], None]) -> Blob | None:
-    """The bytes of a file; None if it is not there, or became shorter meanwhile. Calls `count` at each step. Raises OSError."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            data = room(os.fstat(file.fileno()).st_size)
-            done = 0
-            while done < len(data):
-                if not (got := file.readinto(data[done : done + STEP])):
-                    return None
-                count(got)
-                done += got
-            return data
-    except FileNotFoundError:
-        return None
 
 
 def _link(temporary: Path, path: Path) -> None:
@@ -228,10 +226,3 @@ def _link(temporary: Path, path: Path) -> None:
 def _touch(path: Path, now: float) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.utime(path, (now, path.stat().st_mtime))
-
-
-def _age(path: Path, now: float) -> float:
-    try:
-        return now - path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0

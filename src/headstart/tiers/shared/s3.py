@@ -26,7 +26,7 @@ THREADS = 8
 """Requests at a time for one call."""
 LATE = 1 / 20
 """The part of its whole life after which an object is no longer uploaded. `expiry.sweep` deletes that much earlier."""
-LARGEST = 256 << 20
+LARGEST = 64 << 20
 """Bytes of the largest object for which a request has time."""
 _DELETE = 1000
 
@@ -77,7 +77,7 @@ class S3SharedStore(SharedStore):
             raise StoreError(reason, f"{self.url}: {detail}") from None
 
     def _each(self, work: Callable[[A], T], all: Sequence[A]) -> list[T]:
-        """`work` for each of them, several at a time. The first error is raised after all have ended."""
+        """`work` for each of them, several at a time. Raises the first error."""
         with self._calling():
             if len(all) == 1:
                 return [work(all[0])]
