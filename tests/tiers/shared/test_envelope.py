@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from headstart.interfaces.tokens import Bytes
 from headstart.tiers.disk import Label, Note
 from headstart.tiers.shared.envelope import (
+    PAYLOAD,
     OpenedSeal,
     SealError,
     open_bytes,
     open_note,
+    open_placed,
     open_sealed,
     seal,
     seal_bytes,
@@ -24,7 +26,7 @@ from headstart.tiers.shared.envelope import (
 )
 from headstart.tiers.shared.keys import Cipher, FleetKeys, SealKey
 from headstart.tiers.shared.names import ObjectNames
-from headstart.tiers.shared.store import Blob
+from headstart.tiers.shared.store import Blob, Placed
 from tiers_shared import OTHER, OWNER
 
 FLEET = FleetKeys(b"n" * 32, (b"1" * 32,))
@@ -79,6 +81,47 @@ def test_a_checkpoint_may_be_smaller_than_its_buffer(
 
 def test_kv_must_fill_its_buffer(name: str, sealed: Blob, label: Label, keys: tuple[SealKey, ...]) -> None:
     assert why(name, sealed, label, keys, 10_001) == why(name, sealed, label, keys, 9_999) == "other"
+
+
+def placed(blob: Blob, out: Bytes) -> Placed:
+    """As `SharedStore.get_into` does it."""
+    if len(blob) <= PAYLOAD + len(out):
+        return Placed(blob, blob[:0])
+    out[:] = np.frombuffer(blob[PAYLOAD : PAYLOAD + len(out)], np.uint8)
+    return Placed(blob[:PAYLOAD], blob[PAYLOAD + len(out) :])
+
+
+@quick
+@given(at=st.integers(0, 10_000), flip=st.integers(0, 255))
+def test_an_object_in_its_place_is_opened_like_any_other(
+    name: str, sealed: Blob, label: Label, payload: Bytes, keys: tuple[SealKey, ...], at: int, flip: int
+) -> None:
+    bad = bytearray(sealed)
+    bad[-1 - at % len(bad) if at % 2 else at % len(bad)] ^= flip
+    for space in (len(payload), len(payload) - 1, len(payload) + 1, 2 * len(payload)):
+        apart, whole = np.zeros(space, np.uint8), np.zeros(space, np.uint8)
+        found: list[object] = []
+        for call in (
+            lambda: open_sealed(name, memoryview(bad), label, whole, keys),  # noqa: B023
+            lambda: open_placed(name, placed(memoryview(bad), apart), label, apart, keys),  # noqa: B023
+        ):
+            try:
+                found.append(call())
+            except SealError as error:
+                found.append(error.reason)
+        assert found[0] == found[1]
+        assert isinstance(found[0], OpenedSeal) == (not flip and space == len(payload))
+        if isinstance(found[0], OpenedSeal):
+            assert (apart == payload).all()
+
+
+def test_a_checkpoint_in_its_place_may_be_smaller(state_label: Label, payload: Bytes, keys: tuple[SealKey, ...]) -> None:
+    name = NAMES.of(OWNER, "state", state_label.key)
+    blob = seal(name, state_label, payload, keys[0], WRITER)
+    for more in (0, 1, 100, 10_000):
+        out = np.zeros(len(payload) + more, np.uint8)
+        assert open_placed(name, placed(blob, out), state_label, out, keys).size == len(payload)
+        assert (out[: len(payload)] == payload).all()
 
 
 def test_derived_kv_is_never_sealed(name: str, label: Label, payload: Bytes, keys: tuple[SealKey, ...]) -> None:

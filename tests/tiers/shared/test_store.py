@@ -65,6 +65,27 @@ def test_what_was_put_is_there_in_order(store: SharedStore) -> None:
     assert store.have([]) == []
 
 
+def test_the_middle_of_an_object_goes_where_it_is_wanted(store: SharedStore) -> None:
+    sizes = [0, 30, 64, 100, 164, 165, 70_000, 3_000_000]
+    for number, size in enumerate(sizes):
+        store.put(name(number), blob(size, number))
+    for space in (1, 100, 69_900, 2_999_000):
+        outs = [np.zeros(space, np.uint8) for _ in range(len(sizes) + 1)]
+        asked = [(name(number), out.data) for number, out in enumerate(outs)]
+        found = store.get_into(asked, 64)
+        assert found.pop() is None
+        for number, (placed, out, size) in enumerate(zip(found, outs, sizes, strict=False)):
+            assert placed is not None
+            whole = bytes(blob(size, number))
+            if size <= 64 + space:
+                assert (bytes(placed.head), bytes(placed.tail)) == (whole, b"")
+            else:
+                assert bytes(placed.head) + bytes(out.data) + bytes(placed.tail) == whole
+                assert len(placed.head) == 64
+    assert store.get_into([], 64) == []
+    assert store.get([name(6)]) == [blob(70_000, 6)]
+
+
 def test_the_last_of_two_writers_wins_and_put_new_leaves_what_is_there(store: SharedStore) -> None:
     assert store.put_new(name(1), blob(100, 1))
     assert not store.put_new(name(1), blob(100, 2))

@@ -15,8 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from headstart.tiers.shared.names import ObjectNames
+from headstart.tiers.shared.resp import STEP, SteppedPacker
 from headstart.tiers.shared.store import Blob, StoreError
-from headstart.tiers.shared.valkey import WRITE, SteppedPacker, ValkeyStore
+from headstart.tiers.shared.valkey import ValkeyStore
 from stores import HOST, ValkeyServer, tls_before
 
 NAMES = ObjectNames(b"n" * 32)
@@ -91,9 +92,9 @@ def test_time_limits_hold_while_a_server_hangs(start: Start) -> None:
 
 
 def test_a_large_object_may_take_longer_than_the_limit_if_it_makes_progress(start: Start) -> None:
-    packed = SteppedPacker().pack("SET", "k", blob(3 * WRITE + 5))
-    assert max(map(len, packed)) <= WRITE
-    assert b"".join(packed) == b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n%b\r\n" % (3 * WRITE + 5, bytes(blob(3 * WRITE + 5)))
+    packed = SteppedPacker().pack("SET", "k", blob(3 * STEP + 5))
+    assert max(map(len, packed)) <= STEP
+    assert b"".join(packed) == b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n%b\r\n" % (3 * STEP + 5, bytes(blob(3 * STEP + 5)))
 
 
 def test_a_full_server_that_evicts_nothing_says_full(start: Start) -> None:

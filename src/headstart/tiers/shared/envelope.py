@@ -34,13 +34,15 @@ from headstart.interfaces.tokens import Bytes
 from headstart.tiers.disk import FormatError, Label, Note
 from headstart.tiers.disk.format import describe, pack_head, unpack_head
 from headstart.tiers.shared.keys import KEY_ID, Cipher, SealKey
-from headstart.tiers.shared.store import Blob, room
+from headstart.tiers.shared.store import Blob, Placed, room
 
 MAGIC: Final = b"headseal"
 VERSION: Final = 1
 WRITER: Final = 8
 """Bytes that name the server that sealed an object: random, new at each start."""
 _HEAD = struct.Struct("<8sHBxQQ8s8s8s12s")
+PAYLOAD: Final = _HEAD.size
+"""Where the payload begins."""
 _NOTE = struct.Struct("<HH")
 _CIPHERS: Final[dict[Cipher, tuple[int, int]]] = {"blake3": (1, 32), "aes-256-gcm": (2, 16)}
 """For each cipher its number, and the bytes of its tag."""
@@ -107,18 +109,47 @@ def open_sealed(name: str, blob: Blob, wanted: Label, out: Bytes, keys: Sequence
         SealError: it must not be used; `out` is unchanged.
     """
     payload, header, writer = _open(name, blob, keys)
+    opened = _entry(len(payload), header, wanted, len(out), writer)
+    out[: len(payload)] = np.frombuffer(payload, np.uint8)
+    return opened
+
+
+def open_placed(name: str, placed: Placed, wanted: Label, out: Bytes, keys: Sequence[SealKey]) -> OpenedSeal:
+    """Like `open_sealed`, for an object whose bytes from `PAYLOAD` on are in `out` already (`SharedStore.get_into`).
+
+    Raises:
+        SealError: it must not be used; `out` is then undefined.
+    """
+    if not placed.tail:
+        return open_sealed(name, placed.head, wanted, out, keys)
+    size = len(placed.head) + len(out) + len(placed.tail)
+    head = _checked(name, placed.head, size, keys)
+    tag = _CIPHERS[head.key.cipher][1]
+    if head.key.cipher != "blake3" or head.payload != len(out) or len(placed.tail) < tag:
+        whole = room(size)
+        whole[: len(placed.head)] = placed.head
+        whole[len(placed.head) : size - len(placed.tail)] = out.data
+        whole[size - len(placed.tail) :] = placed.tail
+        return open_sealed(name, whole, wanted, out, keys)
+    header = placed.tail[:-tag]
+    if not secrets.compare_digest(_tag(name, (placed.head, out.data, header), head.key), bytes(placed.tail[-tag:])):
+        raise SealError("tag", "it is not what was sealed", head.writer)
+    return _entry(len(out), header, wanted, len(out), head.writer)
+
+
+def _entry(size: int, header: Blob, wanted: Label, space: int, writer: bytes) -> OpenedSeal:
+    """What the header of an entry says, if it is the wanted one and its payload of `size` bytes fits. Raises SealError."""
     try:
         description, label = unpack_head(header, align=1)
     except FormatError as error:
         raise SealError("corrupt", str(error), writer) from None
-    if description.get("size") != len(payload):
+    if description.get("size") != size:
         raise SealError("corrupt", "its payload is not as long as it says", writer)
     if not label.canonical or not label.serves(wanted):
         raise SealError("other", "it is another entry than the wanted one", writer)
-    if len(payload) > len(out) or (len(payload) < len(out) and label.kind == KV):
-        raise SealError("other", f"{len(payload)} bytes, but {len(out)} were expected", writer)
-    out[: len(payload)] = np.frombuffer(payload, np.uint8)
-    return OpenedSeal(label, len(payload), writer.hex())
+    if size > space or (size < space and label.kind == KV):
+        raise SealError("other", f"{size} bytes, but {space} were expected", writer)
+    return OpenedSeal(label, size, writer.hex())
 
 
 def seal_note(name: str, note: Note, key: SealKey, writer: bytes) -> Blob:
@@ -167,7 +198,7 @@ def _seal(name: str, payload: memoryview, header: bytes, key: SealKey, writer: b
     plain[: len(payload)] = payload
     plain[len(payload) :] = header
     if key.cipher == "blake3":
-        sealed[-tag:] = _tag(name, sealed[:-tag], key)
+        sealed[-tag:] = _tag(name, (sealed[:-tag],), key)
     else:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -177,25 +208,11 @@ def _seal(name: str, payload: memoryview, header: bytes, key: SealKey, writer: b
 
 def _open(name: str, blob: Blob, keys: Sequence[SealKey]) -> tuple[Blob, Blob, bytes]:
     """Payload, header and writer of an object whose tag is right. Raises SealError."""
-    if len(blob) < _HEAD.size:
-        raise SealError("truncated", f"{len(blob)} bytes")
-    magic, version, number, size, split, id, writer, subject, nonce = _HEAD.unpack_from(blob)
-    if magic != MAGIC:
-        raise SealError("foreign", "not an object of headstart")
-    if version != VERSION:
-        raise SealError("newer", f"version {version}, and this headstart reads version {VERSION}", writer)
-    if subject != _subject(name):
-        raise SealError("swapped", "it belongs to another name", writer)
-    if size != len(blob):
-        raise SealError("truncated", f"{len(blob)} of {size} bytes", writer)
-    key = next((key for key in keys if key.id == id), None)
-    if key is None:
-        raise SealError("unknown_key", f"sealed with key {id.hex()}", writer)
-    expected, tag = _CIPHERS[key.cipher]
-    if number != expected or size < _HEAD.size + tag:
-        raise SealError("tag", "not sealed as its key seals", writer)
+    head = _checked(name, blob, len(blob), keys)
+    key, split, writer = head.key, head.payload, head.writer
+    tag = _CIPHERS[key.cipher][1]
     if key.cipher == "blake3":
-        if not secrets.compare_digest(_tag(name, blob[:-tag], key), bytes(blob[-tag:])):
+        if not secrets.compare_digest(_tag(name, (blob[:-tag],), key), bytes(blob[-tag:])):
             raise SealError("tag", "it is not what was sealed", writer)
         plain = blob[_HEAD.size : -tag]
         return plain[:split], plain[split:], writer
@@ -203,12 +220,44 @@ def _open(name: str, blob: Blob, keys: Sequence[SealKey]) -> tuple[Blob, Blob, b
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    plain = room(size - tag - _HEAD.size)
+    plain = room(len(blob) - tag - _HEAD.size)
     try:
-        AESGCM(key.secret).decrypt_into(nonce, blob[_HEAD.size :], _bound(name, blob), plain)
+        AESGCM(key.secret).decrypt_into(head.nonce, blob[_HEAD.size :], _bound(name, blob), plain)
     except InvalidTag:
         raise SealError("tag", "it is not what was sealed", writer) from None
     return plain[:split], plain[split:], writer
+
+
+@dataclass(frozen=True, slots=True)
+class _CheckedHead:
+    """The head of an envelope that may be opened with `key`, if its tag is right. `payload` is in bytes."""
+
+    key: SealKey
+    payload: int
+    writer: bytes
+    nonce: bytes
+
+
+def _checked(name: str, head: Blob, all: int, keys: Sequence[SealKey]) -> _CheckedHead:
+    """Checks the head of an object of `all` bytes. Raises SealError."""
+    if all < _HEAD.size or len(head) < _HEAD.size:
+        raise SealError("truncated", f"{all} bytes")
+    magic, version, number, size, payload, id, writer, subject, nonce = _HEAD.unpack_from(head)
+    if magic != MAGIC:
+        raise SealError("foreign", "not an object of headstart")
+    if version != VERSION:
+        raise SealError("newer", f"version {version}, and this headstart reads version {VERSION}", writer)
+    if subject != _subject(name):
+        raise SealError("swapped", "it belongs to another name", writer)
+    if size != all:
+        raise SealError("truncated", f"{all} of {size} bytes", writer)
+    key = next((key for key in keys if key.id == id), None)
+    if key is None:
+        raise SealError("unknown_key", f"sealed with key {id.hex()}", writer)
+    expected, tag = _CIPHERS[key.cipher]
+    if number != expected or size < _HEAD.size + tag:
+        raise SealError("tag", "not sealed as its key seals", writer)
+    return _CheckedHead(key, payload, writer, nonce)
 
 
 def _bound(name: str, sealed: Blob) -> bytes:
@@ -216,10 +265,11 @@ def _bound(name: str, sealed: Blob) -> bytes:
     return name.encode() + b"\0" + bytes(sealed[: _HEAD.size])
 
 
-def _tag(name: str, sealed: Blob, key: SealKey) -> bytes:
-    """The tag over the name and all of `sealed`."""
+def _tag(name: str, parts: Sequence[Blob], key: SealKey) -> bytes:
+    """The tag over the name and all parts."""
     hasher = blake3(name.encode() + b"\0", key=key.secret)
-    hasher.update(sealed)
+    for part in parts:
+        hasher.update(part)
     return hasher.digest()
 
 

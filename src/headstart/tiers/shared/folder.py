@@ -93,7 +93,7 @@ class FolderStore(SharedStore):
         return future
 
     def _patiently(self, done: Callable[[float], bool], limit: float) -> bool:
-        """Waits until `done(seconds)`, but not for `limit` seconds in which no read makes a step. Returns whether it is done."""
+        """Waits until `done(seconds)`, but not `limit` seconds without a step of any read. Returns whether it is done."""
         seen = None
         while seen != self._steps:
             seen = self._steps

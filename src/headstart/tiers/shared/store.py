@@ -62,6 +62,19 @@ class Stored:
     age: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An object whose middle was put where it was wanted.
+
+    Attributes:
+        head: the bytes before the middle; all bytes, if the object is not longer than head and middle.
+        tail: the bytes behind it.
+    """
+
+    head: Blob
+    tail: Blob
+
+
 class SharedStore(Protocol):
     """Names → bytes. Names are those of `names`. All methods raise StoreError.
 
@@ -75,6 +88,15 @@ class SharedStore(Protocol):
 
     def get(self, names: Sequence[str]) -> list[Blob | None]:
         """The objects, in order; None for those that are not there. One round trip where the store can."""
+
+    def get_into(self, wanted: Sequence[tuple[str, Blob]], at: int) -> list[Placed | None]:
+        """Like `get`, but the bytes of each object from `at` on are written into its buffer, until that is full.
+
+        Args:
+            wanted: names with buffers. What is in a buffer after an error, or if the object is missing, is undefined.
+        """
+        blobs = self.get([name for name, _ in wanted])
+        return [None if blob is None else _placed(blob, out, at) for blob, (_, out) in zip(blobs, wanted, strict=True)]
 
     def have(self, names: Sequence[str]) -> list[bool]:
         """Whether the objects are there. A promise for no moment: they may be evicted at once."""
@@ -111,3 +133,11 @@ class SharedStore(Protocol):
 
     def close(self) -> None:
         """Closes all connections. Calls in other threads fail."""
+
+
+def _placed(blob: Blob, out: Blob, at: int) -> Placed:
+    end = at + len(out)
+    if len(blob) <= end:
+        return Placed(blob, memoryview(b""))
+    out[:] = blob[at:end]
+    return Placed(blob[:at], blob[end:])

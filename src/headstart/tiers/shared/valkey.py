@@ -1,7 +1,6 @@
 """Valkey (or Redis) as a shared store, over the library `valkey`.
 
-The library reads answers with its parser in C (`libvalkey`), in large steps: at each step a thread waits for Python's lock, if
-others compute. docs/decisions/2026-11-24-valkey-reads-in-large-steps.md has the measurements.
+The library connects, authenticates and keeps the connections; `resp` reads and writes what goes through them.
 """
 
 from __future__ import annotations
@@ -16,14 +15,11 @@ from typing import Any
 from valkey import Valkey, exceptions
 from valkey.connection import BlockingConnectionPool, Connection, SSLConnection
 
-from headstart.tiers.shared.store import TIMEOUT, Blob, Reason, SharedStore, Stored, StoreError
+from headstart.tiers.shared.resp import PlacingParser, SteppedPacker
+from headstart.tiers.shared.store import TIMEOUT, Blob, Placed, Reason, SharedStore, Stored, StoreError
 
 CONNECTIONS = 16
 """Most connections of one server."""
-READ = 1 << 20
-"""Most bytes of one step of reading."""
-WRITE = 1 << 20
-"""Most bytes that are sent within one time limit: a large object may take longer, if it makes progress."""
 WINDOW = 8
 """Most objects that are asked for at once. Valkey holds the answers in its memory until they are read."""
 _LIST = 500
@@ -79,7 +75,7 @@ class ValkeyStore(SharedStore):
             password=password,
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
-            socket_read_size=READ,
+            parser_class=PlacingParser,
             command_packer=SteppedPacker(),
             lib_name=None,
             lib_version=None,
@@ -118,6 +114,25 @@ class ValkeyStore(SharedStore):
         for some in _batches(names, WINDOW):
             found += [None if value is None else memoryview(value) for value in self._all([("GET", name) for name in some])]
         return found
+
+    def get_into(self, wanted: Sequence[tuple[str, Blob]], at: int) -> list[Placed | None]:
+        found: list[Placed | None] = []
+        for some in _batches(wanted, WINDOW):
+            with self._calling():
+                found += self._placed(some, at)
+        return found
+
+    def _placed(self, wanted: Sequence[tuple[str, Blob]], at: int) -> list[Placed | None]:
+        connection: Any = self._pool.get_connection("GET")
+        try:
+            connection.send_packed_command(connection.pack_commands([("GET", name) for name, _ in wanted]))
+            connection.parser.places.extend((out, at) for _, out in wanted)
+            return [connection.read_response() for _ in wanted]
+        except BaseException:
+            connection.disconnect()  # answers may still come
+            raise
+        finally:
+            self._pool.release(connection)
 
     def have(self, names: Sequence[str]) -> list[bool]:
         return [bool(count) for count in self._all([("EXISTS", name) for name in names])] if names else []
@@ -180,22 +195,6 @@ class ValkeyStore(SharedStore):
     def close(self) -> None:
         self._closed = True
         self._pool.disconnect()
-
-
-class SteppedPacker:
-    """Packs commands for the library. Large values are sent as they are, in steps: the time limit holds for each step."""
-
-    def pack(self, *args: str | bytes | memoryview | int) -> list[bytes | memoryview]:
-        packed: list[bytes | memoryview] = []
-        small = b"*%d\r\n" % len(args)
-        for arg in args:
-            if isinstance(arg, memoryview):
-                packed += [small + b"$%d\r\n" % len(arg), *_batches(arg, WRITE)]
-                small = b"\r\n"
-            else:
-                data = arg if isinstance(arg, bytes) else str(arg).encode()
-                small += b"$%d\r\n%b\r\n" % (len(data), data)
-        return [*packed, small]
 
 
 def _batches(all: Any, size: int) -> Iterator[Any]:
