@@ -6,6 +6,7 @@ import datetime
 import ipaddress
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,48 @@ def test_time_limits_hold_while_a_server_hangs(start: Start) -> None:
     assert fresh.have([name(1)]) == [True]
     store.close()
     fresh.close()
+
+
+def test_closing_ends_calls_of_other_threads(start: Start) -> None:
+    server = start()
+    store = server.store(timeout=60.0)
+    store.put(name(1), blob(MIB))
+    server.hang()
+    out = np.zeros(MIB // 2, np.uint8).data
+    calls: list[Callable[[], object]] = [lambda: store.get([name(1)]), lambda: store.get_into([(name(1), out)], 64)]
+    with ThreadPoolExecutor(2) as pool:
+        pending = [pool.submit(call) for call in calls]
+        time.sleep(0.2)
+        store.close()
+        for one in pending:
+            with pytest.raises(StoreError) as caught:
+                one.result(30)
+            assert caught.value.reason == "closed"
+
+
+def test_a_server_that_dies_in_the_middle_of_an_answer_is_refused_and_leaves_nothing_behind(start: Start) -> None:
+    server = start()
+    store = server.store()
+    outs = [np.zeros(4 * MIB, np.uint8).data for _ in range(8)]
+    for number in range(8):
+        store.put(name(number), blob(5 * MIB))
+
+    def read() -> str:
+        while True:
+            try:
+                store.get_into([(name(number), out) for number, out in enumerate(outs)], 64)
+            except StoreError as error:
+                return error.reason
+
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(read)
+        time.sleep(0.1)
+        server.kill()
+        assert pending.result(30) == "refused"
+    server.start()
+    store.put(name(1), blob(100))
+    assert store.get([name(0), name(1)]) == [None, blob(100)]  # on the same connections, opened anew
+    store.close()
 
 
 def test_a_large_object_may_take_longer_than_the_limit_if_it_makes_progress(start: Start) -> None:

@@ -1,8 +1,7 @@
 """RESP, the protocol of Valkey, for large values: a parser and a packer for the connections of the library `valkey`.
 
-The library's parsers copy a value two or three times, and read in steps of 64 KiB. This parser receives a value where it
-belongs: in memory of its own, or where the caller wants its payload.
-docs/decisions/2026-11-24-own-resp-parser.md has the measurements.
+The library's parsers copy a value two or three times. This parser receives a value where it belongs: in memory of its own, or
+where the caller wants its payload. docs/decisions/2026-11-24-own-resp-parser.md has the measurements.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class PlacingParser:
         self.places.clear()
 
     def on_disconnect(self) -> None:
-        self._socket = None
+        """Nothing: a thread that still reads finds the socket closed."""
 
     def can_read(self, timeout: float) -> bool:
         """Whether there is something to read, or the connection was closed."""

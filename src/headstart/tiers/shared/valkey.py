@@ -91,9 +91,11 @@ class ValkeyStore(SharedStore):
             raise StoreError("closed", "the store was closed")
         try:
             yield
-        except (exceptions.ValkeyError, OSError) as error:
-            if self._closed:
+        except Exception as error:
+            if self._closed:  # meanwhile, in another thread
                 raise StoreError("closed", "the store was closed") from None
+            if not isinstance(error, exceptions.ValkeyError | OSError):
+                raise
             if isinstance(error.__context__, ssl.SSLError):
                 raise StoreError("auth", f"{self.url} does not speak TLS, or its certificate is not trusted") from None
             _, reason, detail = next(row for row in _REASONS if isinstance(error, row[0]))
