@@ -59,7 +59,7 @@ def test_a_file_in_place_of_a_folder_is_an_error(store: FolderStore, tmp_path: P
 
 
 def test_a_hung_file_system_costs_the_time_limit_and_all_threads_at_most(tmp_path: Path) -> None:
-    store = FolderStore(tmp_path, 0.2)
+    store = FolderStore(tmp_path, 0.1)
     store.put(name(1), BLOB)
     (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
     path.unlink()
