@@ -131,6 +131,10 @@ FORBIDDEN = {
 """Outside modules that a package must not touch: what is pure does no I/O and reads no clock, only the API speaks HTTP."""
 
 
+STORE_CLIENTS = {"valkey", "libvalkey", "obstore", "cryptography"}
+"""Outside modules of the shared tier (the extra `shared`): no other package may import them."""
+
+
 @pytest.mark.parametrize("path", MODULES, ids=own_name)
 def test_packages_stay_in_their_world(path: Path) -> None:
     forbidden = FORBIDDEN.get(own_name(path).split(".")[0], set())
@@ -141,6 +145,7 @@ def test_packages_stay_in_their_world(path: Path) -> None:
         elif isinstance(node, ast.ImportFrom) and node.module:
             used.add(node.module.split(".")[0])
     assert not used & forbidden
+    assert own_name(path).startswith("tiers.shared.") or not used & STORE_CLIENTS
 
 
 def test_rules_see_real_packages() -> None:
@@ -184,6 +189,7 @@ def test_the_library_loads_no_http() -> None:
     found = set(subprocess.run([sys.executable, "-c", IN_PROCESS], capture_output=True, text=True, check=True).stdout.split())
     assert "headstart.chat.messages" in found
     assert not found & (HTTP | {"headstart.api", "headstart.cli", "h11", "multipart"})
+    assert not [name for name in found if name in STORE_CLIENTS or name.startswith("headstart.tiers.shared")]
 
 
 def test_exports_are_sorted_and_complete() -> None:

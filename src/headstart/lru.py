@@ -46,6 +46,11 @@ class Lru(Generic[KeyT, ValueT]):
             while len(self._known) > self._limit or self._room < 0:
                 self._remove(next(iter(self._known)))
 
+    def keys(self) -> list[KeyT]:
+        """All keys, the least recently used first."""
+        with self._lock:
+            return list(self._known)
+
     def clear(self) -> None:
         """Forgets everything."""
         self.forget(lambda *_: True)

@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 
 from headstart.cli import cache as cli_cache
 from headstart.cli import explain as cli_explain
+from headstart.cli import fleet as cli_fleet
 from headstart.cli import foreign as cli_foreign
 from headstart.cli import replay as cli_replay
 from headstart.cli.options import (
@@ -252,6 +253,7 @@ def warm(
 
 
 app.add_typer(cli_cache.app)
+app.add_typer(cli_fleet.app)
 app.command(epilog=cli_explain.EPILOG)(cli_explain.explain)
 app.command(epilog=cli_replay.EPILOG)(cli_replay.replay)
 

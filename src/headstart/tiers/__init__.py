@@ -1,1 +1,1 @@
-"""Tiers: memory and disk. Each stores bytes under ids, within a hard budget. A tier knows nothing about models."""
+"""Tiers: memory, disk, and a store that servers share. Each stores bytes under ids, and knows nothing about models."""

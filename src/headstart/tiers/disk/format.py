@@ -14,6 +14,8 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -27,6 +29,8 @@ VERSION = 2
 ALIGN = 4096
 _KINDS: tuple[EntryKind, ...] = get_args(EntryKind)
 _HEAD = struct.Struct("<8sII16s")
+HeaderBytes = bytes | memoryview
+"""A header, or an object that begins with one."""
 _MOST = 1 << 20  # bytes of a description; a larger number is garbage
 
 
@@ -103,30 +107,36 @@ def checksum(data: Bytes) -> bytes:
     return xxhash.xxh3_128_digest(data.data)
 
 
+def describe(label: Label, size: int) -> dict[str, Any]:
+    """The fields of the description of a label, and of a payload of `size` bytes."""
+    return {
+        "kind": label.kind,
+        "key": label.key.hex(),
+        "parent": label.parent.hex(),
+        "fingerprint": label.fingerprint.hex(),
+        "start": label.start,
+        "tokens": label.tokens,
+        "canonical": label.canonical,
+        "seconds": label.seconds,
+        "written": label.written,
+        "owner": label.owner.hex(),
+        "size": size,
+    }
+
+
+def pack_head(description: dict[str, Any], align: int = ALIGN) -> bytes:
+    """The bytes before the payload, which begins at a multiple of `align`."""
+    packed = json.dumps(description, separators=(",", ":")).encode()
+    head = _HEAD.pack(MAGIC, VERSION, len(packed), xxhash.xxh3_128_digest(packed)) + packed
+    return head.ljust(-(-len(head) // align) * align, b"\0")
+
+
 def encode(label: Label, payload: Bytes) -> bytes:
-    """The bytes before the payload."""
-    description = json.dumps(
-        {
-            "kind": label.kind,
-            "key": label.key.hex(),
-            "parent": label.parent.hex(),
-            "fingerprint": label.fingerprint.hex(),
-            "start": label.start,
-            "tokens": label.tokens,
-            "canonical": label.canonical,
-            "seconds": label.seconds,
-            "written": label.written,
-            "owner": label.owner.hex(),
-            "size": len(payload),
-            "checksum": checksum(payload).hex(),
-        },
-        separators=(",", ":"),
-    ).encode()
-    head = _HEAD.pack(MAGIC, VERSION, len(description), xxhash.xxh3_128_digest(description)) + description
-    return head.ljust(_payload_at(len(description)), b"\0")
+    """The bytes before the payload, with the payload's checksum."""
+    return pack_head({**describe(label, len(payload)), "checksum": checksum(payload).hex()})
 
 
-def header_size(head: bytes) -> int:
+def header_size(head: HeaderBytes, align: int = ALIGN) -> int:
     """Bytes of a header, from its first 32.
 
     Raises:
@@ -141,16 +151,17 @@ def header_size(head: bytes) -> int:
         raise FormatError("newer", f"version {version}, and this headstart reads up to version {VERSION}")
     if size > _MOST:
         raise FormatError("corrupt", f"a description of {size} bytes")
-    return _payload_at(size)
+    whole: int = -(-(_HEAD.size + size) // align) * align
+    return whole
 
 
-def decode(head: bytes, file_size: int) -> Header:
-    """Reads a header of which nothing is missing, in a file of `file_size` bytes.
+def unpack_head(head: HeaderBytes, align: int = ALIGN) -> tuple[dict[str, Any], Label]:
+    """Reads the description in a header of which nothing is missing. Returns its fields, and the label among them.
 
     Raises:
         FormatError: something in it is not as it was written.
     """
-    at = header_size(head)
+    at = header_size(head, align)
     if len(head) < at:
         raise FormatError("truncated", f"{len(head)} of {at} bytes")
     _, _, size, digest = _HEAD.unpack_from(head)
@@ -158,8 +169,8 @@ def decode(head: bytes, file_size: int) -> Header:
     packed = head[_HEAD.size : end]
     if xxhash.xxh3_128_digest(packed) != digest or head[end:at] != bytes(at - end):
         raise FormatError("corrupt", "its header is not what was written")
-    try:
-        description = json.loads(packed.decode())
+    with _sensible():
+        description = json.loads(bytes(packed).decode())
         label = Label(
             bytes.fromhex(description["key"]),
             bytes.fromhex(description["parent"]),
@@ -172,12 +183,30 @@ def decode(head: bytes, file_size: int) -> Header:
             _time(description.get("written", 0.0)),
             bytes.fromhex(description.get("owner", "")),
         )
-        found = Header(label, at, int(description["size"]), bytes.fromhex(description["checksum"]))
+    return description, label
+
+
+def decode(head: bytes, file_size: int) -> Header:
+    """Reads a header of which nothing is missing, in a file of `file_size` bytes.
+
+    Raises:
+        FormatError: something in it is not as it was written.
+    """
+    description, label = unpack_head(head)
+    with _sensible():
+        found = Header(label, header_size(head), int(description["size"]), bytes.fromhex(description["checksum"]))
+    if file_size != found.at + found.size:
+        raise FormatError("truncated", f"{file_size} of {found.at + found.size} bytes")
+    return found
+
+
+@contextmanager
+def _sensible() -> Iterator[None]:
+    """Turns errors of a description that makes no sense into a FormatError."""
+    try:
+        yield
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError("corrupt", f"its description makes no sense ({type(error).__name__})") from None
-    if file_size != at + found.size:
-        raise FormatError("truncated", f"{file_size} of {at + found.size} bytes")
-    return found
 
 
 def _time(value: Any) -> float:
@@ -186,7 +215,3 @@ def _time(value: Any) -> float:
     if not 0 <= found < math.inf:
         raise ValueError("not a time")
     return found
-
-
-def _payload_at(description: int) -> int:
-    return -(-(_HEAD.size + description) // ALIGN) * ALIGN

@@ -1,0 +1,150 @@
+"""RESP, the protocol of Valkey, for large values: a parser and a packer for the connections of the library `valkey`.
+
+The library's parsers copy a value two or three times. This parser receives a value where it belongs: in memory of its own, or
+where the caller wants its payload. docs/decisions/2026-11-24-own-resp-parser.md has the measurements.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from valkey.connection import DefaultParser
+from valkey.exceptions import ConnectionError as Broken
+from valkey.exceptions import InvalidResponse
+from valkey.exceptions import TimeoutError as NoAnswer
+
+from headstart.tiers.shared.store import SLOWEST, Blob, Placed, room
+
+BIG = 1 << 16
+"""Bytes from which a value gets memory of its own. Smaller ones are `bytes`."""
+STEP = 1 << 20
+"""Most bytes that are sent within one time limit."""
+_AHEAD = 1 << 14  # bytes that are read beside a value; they are copied once more
+
+
+class PlacingParser:
+    """Reads answers in RESP 2. It has the methods that a connection of the library calls, which closes itself after an error.
+
+    Attributes:
+        places: for the next answers, where the bytes of a value from a position on go: such an answer is a `Placed`, or None.
+    """
+
+    def __init__(self, socket_read_size: int = 0) -> None:
+        self.places: deque[tuple[Blob, int]] = deque()
+        self._data = bytearray(_AHEAD)
+        self._view = memoryview(self._data)
+        self._start = self._end = 0  # of what was read ahead
+
+    def on_connect(self, connection: Any) -> None:
+        connection.parser = self
+        self._socket = connection._sock  # as the library's own parsers do
+        self._limit: float = connection.socket_timeout
+        self._start = self._end = 0
+        self.places.clear()
+
+    def on_disconnect(self) -> None:
+        """Nothing: a thread that still reads finds the socket closed."""
+
+    def can_read(self, timeout: float) -> bool:
+        """Whether there is something to read, or the connection was closed."""
+        if self._start < self._end or getattr(self._socket, "pending", int)():
+            return True
+        return bool(select.select([self._socket], [], [], timeout)[0])
+
+    def read_response(self, disable_decoding: bool = False) -> Any:
+        """The next answer: bytes, a Blob, a number, a list, None, an error, or a `Placed`."""
+        place = self.places.popleft() if self.places else None
+        line = self._line()
+        kind, rest = line[:1], line[1:]
+        if kind == b"$":
+            return None if rest == b"-1" else self._bulk(int(rest), place)
+        if kind == b"*":
+            return None if rest == b"-1" else [self.read_response() for _ in range(int(rest))]
+        if kind == b"+":
+            return rest
+        if kind == b":":
+            return int(rest)
+        if kind != b"-":
+            raise InvalidResponse("not an answer in RESP")
+        parse: Any = DefaultParser.parse_error  # the library's hints are incomplete
+        error = parse(rest.decode("utf-8", "replace"))
+        if isinstance(error, Broken):
+            raise error
+        return error  # among the answers to several commands; the others follow
+
+    def _line(self) -> bytes:
+        while (found := self._data.find(b"\r\n", self._start, self._end)) < 0:
+            self._more()
+        line = bytes(self._view[self._start : found])
+        self._start = found + 2
+        return line
+
+    def _bulk(self, size: int, place: tuple[Blob, int] | None) -> bytes | Blob | Placed:
+        if place is None or size <= place[1] + len(place[0]):
+            whole = self._filled(room(size), size)
+            self._filled(room(2), size)
+            if place is None:
+                return whole if size >= BIG else bytes(whole)
+            return Placed(whole, memoryview(b""))
+        out, at = place
+        head = self._filled(room(at), size)
+        self._filled(out, size)
+        tail = self._filled(room(size - at - len(out) + 2), size)
+        return Placed(head, tail[:-2])
+
+    def _filled(self, out: Blob, size: int) -> Blob:
+        """Fills `out`, a part of an answer of `size` bytes, with what was read ahead, and what comes."""
+        done = min(len(out), self._end - self._start)
+        out[:done] = self._view[self._start : self._start + done]
+        self._start += done
+        late = time.monotonic() + self._limit + size / SLOWEST
+        while done < len(out):
+            if len(out) - done >= _AHEAD:
+                done += self._received(self._socket.recv_into(out[done:]))
+            else:
+                self._more()
+                step = min(len(out) - done, self._end - self._start)
+                out[done : done + step] = self._view[self._start : self._start + step]
+                self._start += step
+                done += step
+            if time.monotonic() > late:
+                raise NoAnswer("the answer comes too slowly")
+        return out
+
+    def _more(self) -> None:
+        """Reads ahead at least one byte."""
+        left = self._end - self._start
+        if left == _AHEAD:
+            raise InvalidResponse("a line without end")
+        self._view[:left] = bytes(self._view[self._start : self._end])
+        self._start, self._end = 0, left
+        self._end += self._received(self._socket.recv_into(self._view[left:]))
+
+    def _received(self, count: int) -> int:
+        if not count:
+            raise Broken("the server closed the connection")
+        return count
+
+
+class SteppedPacker:
+    """Packs commands in RESP. Large values are sent as they are, in steps: the time limit holds for each step."""
+
+    def pack(self, *args: str | bytes | memoryview | int) -> list[bytes | memoryview]:
+        packed: list[bytes | memoryview] = []
+        small = b"*%d\r\n" % len(args)
+        for arg in args:
+            if isinstance(arg, memoryview):
+                packed += [small + b"$%d\r\n" % len(arg), *_steps(arg)]
+                small = b"\r\n"
+            else:
+                data = arg if isinstance(arg, bytes) else str(arg).encode()
+                small += b"$%d\r\n%b\r\n" % (len(data), data)
+        return [*packed, small]
+
+
+def _steps(data: memoryview) -> Iterator[memoryview]:
+    return (data[at : at + STEP] for at in range(0, len(data), STEP))

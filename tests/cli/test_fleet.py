@@ -1,0 +1,81 @@
+"""`headstart fleet`: key files, and what a store holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headstart.cli.main import main
+from headstart.tiers.shared.folder import FolderStore
+from headstart.tiers.shared.keys import FleetKeys
+from headstart.tiers.shared.names import ObjectNames
+
+Run = Callable[..., str]
+NAMES = ObjectNames(b"n" * 32)
+
+
+@pytest.fixture
+def fleet(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as end:
+            main(["fleet", *arguments])
+        captured = capsys.readouterr()
+        assert end.value.code == code, captured
+        return captured.out + captured.err
+
+    return run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    """Two owners with 3 objects and 1."""
+    store = FolderStore(tmp_path, 10.0)
+    for number in range(4):
+        name = NAMES.of(b"first" if number else b"second", "kv", bytes([number]))
+        store.put(name, np.zeros(1000, np.uint8).data, age=3600.0 * number)
+    return store
+
+
+def test_a_key_file_is_made_and_rotated_and_no_output_shows_a_key(fleet: Run, tmp_path: Path) -> None:
+    path = tmp_path / "fleet.key"
+    said = fleet("keygen", str(path))
+    first = FleetKeys.load(path)
+    assert first.ids[0] in said
+    said += fleet("keygen", str(path), code=2)
+    assert FleetKeys.load(path) == first
+    said += fleet("rotate", str(path))
+    second = FleetKeys.load(path)
+    assert second.secrets[1:] == first.secrets
+    assert not [secret for secret in (first.name_key, *second.secrets) if secret.hex() in said]
+    assert "keygen" in fleet("rotate", str(tmp_path / "none"), code=2)
+
+
+def test_owners_are_listed(fleet: Run, store: FolderStore) -> None:
+    lines = fleet("ls", store.url).splitlines()
+    assert [line.split("   ")[1:3] for line in lines[:2]] == [["3 objects", "2.93 KiB"], ["1 object", "1e+03 B"]]
+    assert all("   oldest " in line for line in lines[:2])
+    assert lines[2] == "2 owners, 4 objects, 3.91 KiB"
+    found = json.loads(fleet("ls", store.url, "--json"))
+    assert [one["objects"] for one in found] == [3, 1]
+    assert found[0]["owner"] == NAMES.prefix(b"first").split("/")[1]
+
+
+def test_one_owner_or_all_are_deleted(fleet: Run, store: FolderStore) -> None:
+    first, second = (NAMES.prefix(owner).split("/")[1] for owner in (b"first", b"second"))
+    assert "headstart fleet ls" in fleet("rm", store.url, "0" * 32, code=2)
+    assert "headstart fleet ls" in fleet("rm", store.url, "", code=2)
+    assert fleet("rm", store.url, first[:8]) == "deleted 3 objects\n"
+    assert [stored.name.split("/")[1] for stored in store.objects()] == [second]
+    assert fleet("rm", store.url, "all") == "deleted 1 object\n"
+    assert list(store.objects()) == []
+
+
+def test_a_store_that_is_not_there_is_an_error_in_one_line(fleet: Run, tmp_path: Path) -> None:
+    said = fleet("ls", "valkey://127.0.0.1:1", code=2)
+    assert said.startswith("headstart: The store failed: refused: valkey://127.0.0.1:1/0: nobody answers there")
+    assert said.count("\n") == 1
+    assert "HEADSTART_SHARED_PASSWORD" in fleet("ls", "valkey://:hush@127.0.0.1:1", code=2)

