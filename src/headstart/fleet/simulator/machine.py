@@ -42,7 +42,7 @@ class Machine:
     disk: float = 0.0
 
     @classmethod
-    def of(cls, seconds_per_token: float, memory: float, *, disk: float = 0.0, slots: int = 8) -> Machine:
+    def of(cls, seconds_per_token: float, memory: float, *, disk: float = 0.0, slots: int = 8, stall: float = 0.25) -> Machine:
         """A usual machine that prefills a token in so many seconds.
 
         Attention doubles the seconds of a token at a depth of 50,000. A fetch takes a tenth of the prefill, restoring from memory
@@ -51,7 +51,7 @@ class Machine:
         curve = Curve(seconds_per_token, seconds_per_token / 50_000)
         speed = Speed(curve, seconds_per_token / 1000, seconds_per_token / 100, seconds_per_token / 10)
         step = 3 * seconds_per_token  # as measured with the bundled model
-        return cls(speed, max(step, 0.01), max(step, 0.01) / 20, memory=memory, disk=disk, slots=slots)
+        return cls(speed, max(step, 0.01), max(step, 0.01) / 20, stall, slots, memory, disk)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,14 @@ class Changes:
     done: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The requests that got their first token, and those whose reply is complete."""
+
+    prefilled: list[Job]
+    replied: list[Job]
+
+
 class Replica:
     """One replica. Call `advance` before anything else happens at a time, and `step` after it.
 
@@ -154,8 +162,8 @@ class Replica:
         start = max(job.lent, self._memory.leading(keys))
         return start + sum(1 for _ in takewhile(self._here, keys[start:]))
 
-    def step(self) -> list[Job]:
-        """Does what is due now. Returns the requests that got their first token."""
+    def step(self) -> Stepped:
+        """Does what is due now."""
         while self._fetches and self._fetches[0][0] <= self._now + _SMALL:
             _, _, job, blocks = heapq.heappop(self._fetches)
             keys = job.chain.keys[:blocks]
@@ -171,12 +179,13 @@ class Replica:
             self._keep(job.chain.keys)
             self._unpublished.append(job)
             self._decoding.append(job)
-        for job in [job for job in self._decoding if job.reply <= _SMALL]:
+        replied = [job for job in self._decoding if job.reply <= _SMALL]
+        for job in replied:
             self._decoding.remove(job)
             self._held_slot += _SMOOTH * (self._now - job.first_token - self._held_slot)
             self.ongoing -= 1
         self._admit()
-        return finished
+        return Stepped(finished, replied)
 
     @property
     def _free_slots(self) -> int:

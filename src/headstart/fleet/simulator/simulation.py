@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -62,12 +63,9 @@ def simulate(trace: Trace, router: str | Routing, plan: FleetPlan) -> FleetResul
     rule = ROUTINGS[router](plan.replicas, random.Random(plan.seed)) if isinstance(router, str) else router
     simulation = _Simulation(trace, rule, plan)
     simulation.run()
-    jobs, replicas = simulation.jobs, simulation.replicas
+    jobs, replicas = [simulation.jobs[number] for number in range(len(trace.requests))], simulation.replicas
     span = max(1e-9, simulation.now - trace.requests[0].at) if trace.requests else 1.0
-    served = [
-        ServedRequest(where, job.first_token - job.arrived, job.computed)
-        for where, job in zip(simulation.places, jobs, strict=True)
-    ]
+    served = [ServedRequest(simulation.places[job.number], job.first_token - job.arrived, job.computed) for job in jobs]
     work = [replica.busy for replica in replicas]
     mean = sum(work) / len(work)
     fetched = sum(job.fetched for job in jobs)
@@ -101,13 +99,16 @@ def _result(
 
 
 class _Simulation:
-    """Events in the order of time; those of one time in the order in which they were scheduled."""
+    """Events in the order of time; those of one time in the order in which they were scheduled.
+
+    A session sends a request when the reply to its last one is complete, and not before its recorded pause is over.
+    """
 
     def __init__(self, trace: Trace, rule: Routing, plan: FleetPlan) -> None:
         shared = Lru(plan.shared // trace.block_size)
         self.now = trace.requests[0].at if trace.requests else 0.0
-        self.jobs: list[Job] = []
-        self.places: list[int] = []
+        self.jobs: dict[int, Job] = {}
+        self.places: dict[int, int] = {}
         self.replicas = [Replica(str(one), plan.machine, shared, trace.block_size) for one in range(plan.replicas)]
         self._trace, self._rule, self._plan = trace, rule, plan
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -115,22 +116,36 @@ class _Simulation:
         self._wakes = [0] * plan.replicas
         self._reporting = [False] * plan.replicas
         self._reported = [-plan.interval] * plan.replicas
+        self._sessions: dict[int, deque[int]] = {}
 
     def run(self) -> None:
         for one in range(len(self.replicas)):
             self.replicas[one].advance(self.now)
             if self._rule.listens:
                 self._rule.report(self.replicas[one].report(), self.now)
-        arrivals = iter(enumerate(self._trace.requests))
-        arrival = next(arrivals, None)
-        while self._events or arrival is not None:
-            if arrival is not None and (not self._events or arrival[1].at <= self._events[0][0]):
-                self.now = arrival[1].at
-                self._arrive(*arrival)
-                arrival = next(arrivals, None)
+        for number, request in enumerate(self._trace.requests):
+            if request.session < 0:
+                self._send(number, request.at)
             else:
-                self.now, _, action = heapq.heappop(self._events)
-                action()
+                self._sessions.setdefault(request.session, deque()).append(number)
+        for numbers in self._sessions.values():
+            self._send(numbers[0], self._trace.requests[numbers[0]].at)
+        while self._events:
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+
+    def _send(self, number: int, time: float) -> None:
+        self._at(time, lambda: self._arrive(number, self._trace.requests[number]))
+
+    def _continue(self, job: Job) -> None:
+        """A reply is complete: its session goes on."""
+        requests = self._trace.requests
+        following = self._sessions.get(requests[job.number].session)
+        if following is not None:
+            following.popleft()
+            if following:
+                pause = requests[following[0]].at - requests[job.number].at
+                self._send(following[0], max(self.now, job.arrived + pause))
 
     def _at(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._order), action))
@@ -140,8 +155,7 @@ class _Simulation:
         chain = PromptChain(keys, request.prompt, self._trace.block_size)
         place = self._rule.choose(number, request, chain, [one.ongoing for one in self.replicas], self.now)
         job = Job(number, chain, self.now, float(max(0, request.reply - 1)))
-        self.jobs.append(job)
-        self.places.append(place)
+        self.jobs[number], self.places[number] = job, place
         self.replicas[place].advance(self.now)
         self.replicas[place].arrive(job)
         self._step(place)
@@ -154,9 +168,11 @@ class _Simulation:
     def _step(self, one: int) -> None:
         """Lets a replica do what is due, and schedules what follows."""
         replica = self.replicas[one]
-        for _ in replica.step():
-            if self._plan.shared:
-                self._at(self.now + self._plan.publish, lambda: self._publish(one))
+        stepped = replica.step()
+        for _ in stepped.prefilled if self._plan.shared else ():
+            self._at(self.now + self._plan.publish, lambda: self._publish(one))
+        for job in stepped.replied:
+            self._continue(job)
         self._wakes[one] += 1
         following, wake = replica.next_event(), self._wakes[one]
         if following < float("inf"):
