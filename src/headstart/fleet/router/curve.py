@@ -1,7 +1,7 @@
 """Prefill curve: the seconds that a replica needs for tokens at a depth.
 
-Each token costs a constant, and attention costs more the more tokens stand before it. So the seconds from token `start` to token
-`stop` are
+Each token costs a constant, and attention costs more the more tokens stand before it. So the seconds from token `start` to
+token `stop` are
 
     per_token × (stop − start)  +  per_depth × (stop² − start²) / 2
 

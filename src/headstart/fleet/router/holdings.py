@@ -1,8 +1,8 @@
 """Holdings: which replica holds which blocks, in which tiers, and what each could reuse of a prompt.
 
-A dictionary gives for each key its `Copies`: which replicas hold it, and in which tiers. Equal copies are one object. The blocks
-of a conversation are nearly always held by the same replicas, so a chain of hundreds of blocks is a few runs of one object each,
-and a lookup costs a step for each run, not for each block.
+A dictionary gives for each key its `Copies`: which replicas hold it, and in which tiers. Equal copies are one object. The
+blocks of a conversation are nearly always held by the same replicas, so a chain of hundreds of blocks is a few runs of one
+object each, and a lookup costs a step for each run.
 
 Replicas are *columns* here, small numbers.
 """

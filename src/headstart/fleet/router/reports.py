@@ -32,8 +32,8 @@ class Tier(IntEnum):
     DISK = 2
     COMING = 3
     SHARED = 4
-    """A rumour: the replica wrote the block to the shared tier, or read it there. It withdraws the rumour after an hour, or when
-    the block is missing. Every replica can use the block."""
+    """A rumour: the replica wrote the block to the shared tier, or read it there. It withdraws the rumour after an hour, or
+    when the block is missing. Every replica can use the block."""
 
 
 Keys = Mapping[Tier, Sequence[Key]]

@@ -5,8 +5,8 @@
         ...
     choice = router.choose("request-1", chain_of(root, 64, tokens), now)
 
-A router that knows nothing of the blocks sends requests where the wait is least. After one dump of each replica it knows all. Its
-whole state is soft: it may be lost at any time.
+A router that knows nothing of the blocks sends requests where the wait is least. After one dump of each replica it knows all.
+Its whole state is soft: it may be lost at any time.
 
 `choose` books what it chooses in the same step (`book`). So requests that arrive at once do not all go to the replica that was
 idle in the last report.
@@ -23,7 +23,7 @@ from headstart.fleet.router.book import Book, Booking
 from headstart.fleet.router.chains import PromptChain
 from headstart.fleet.router.costs import Board, Weights
 from headstart.fleet.router.holdings import Column, Holdings
-from headstart.fleet.router.reports import Load, Report, Sequencer, Speed, Tier
+from headstart.fleet.router.reports import Key, Load, Report, Sequencer, Speed, Tier
 
 ASK_AGAIN = 1.0
 """Seconds between two requests for a dump."""
@@ -70,7 +70,7 @@ class _Replica:
     name: str
     column: Column
     order: Sequencer = field(default_factory=Sequencer)
-    load: Load = Load()
+    load: Load = field(default_factory=Load)
     heard: float = 0.0
     asked: float = float("-inf")
     given: float = 0.0
@@ -133,7 +133,7 @@ class FleetRouter:
         if best == np.inf:
             return None
         equal = np.flatnonzero(cost <= best + _TIE * max(1.0, best)).tolist()
-        column = min(equal, key=lambda one: self._at(one).given)
+        column = min(equal, key=lambda one: (self._board.waiting(one, now), self._at(one).given))
         replica, start = self._at(column), int(estimate.start[column])
         seconds = float(estimate.work[column])
         replica.given += seconds
@@ -156,6 +156,11 @@ class FleetRouter:
             self._forget(gone)
             self._board.absent(gone.column)
             self._columns[gone.column] = None
+
+    def holds(self, replica: str, key: Key) -> frozenset[Tier]:
+        """In which tiers a replica holds a block or checkpoint, as far as its reports say; empty for an unknown replica."""
+        known = self._replicas.get(replica)
+        return frozenset() if known is None else self._holdings.tiers(known.column, key)
 
     def status(self, now: float) -> tuple[ReplicaStatus, ...]:
         """What is known of each replica."""

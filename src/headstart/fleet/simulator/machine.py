@@ -1,6 +1,6 @@
 """The machine of a replica, in numbers, and the fleet that is made of them.
 
-What is modelled: a replica has slots. Prompts in slots take turns, one prefill call each, and requests wait for a slot in order.
+What is modelled: a replica has slots. Prompts in slots take turns, one prefill call each, and requests wait for a slot.
 While replies run, each prefill call is followed by a step of decoding, so prefill and decoding slow each other down. A prompt
 waits for another one that computes its prefix. Blocks are kept in memory and on disk, the least recently used ones go first.
 Fetches from the shared tier share one connection a replica, and are over before the request waits for a slot. A router sees the
@@ -45,8 +45,8 @@ class Machine:
     def of(cls, seconds_per_token: float, memory: float, *, disk: float = 0.0, slots: int = 8, stall: float = 0.25) -> Machine:
         """A usual machine that prefills a token in so many seconds.
 
-        Attention doubles the seconds of a token at a depth of 50,000. A fetch takes a tenth of the prefill, restoring from memory
-        a thousandth, from disk a hundredth.
+        Attention doubles the seconds of a token at a depth of 50,000. A fetch takes a tenth of the prefill, restoring from
+        memory a thousandth, from disk a hundredth.
         """
         curve = Curve(seconds_per_token, seconds_per_token / 50_000)
         speed = Speed(curve, seconds_per_token / 1000, seconds_per_token / 100, seconds_per_token / 10)

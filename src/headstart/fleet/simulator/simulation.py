@@ -64,7 +64,7 @@ def simulate(trace: Trace, router: str | Routing, plan: FleetPlan) -> FleetResul
     simulation = _Simulation(trace, rule, plan)
     simulation.run()
     jobs, replicas = [simulation.jobs[number] for number in range(len(trace.requests))], simulation.replicas
-    span = max(1e-9, simulation.now - trace.requests[0].at) if trace.requests else 1.0
+    span = max(1e-9, simulation.end - trace.requests[0].at) if trace.requests else 1.0
     served = [ServedRequest(simulation.places[job.number], job.first_token - job.arrived, job.computed) for job in jobs]
     work = [replica.busy for replica in replicas]
     mean = sum(work) / len(work)
@@ -106,7 +106,7 @@ class _Simulation:
 
     def __init__(self, trace: Trace, rule: Routing, plan: FleetPlan) -> None:
         shared = Lru(plan.shared // trace.block_size)
-        self.now = trace.requests[0].at if trace.requests else 0.0
+        self.now = self.end = trace.requests[0].at if trace.requests else 0.0
         self.jobs: dict[int, Job] = {}
         self.places: dict[int, int] = {}
         self.replicas = [Replica(str(one), plan.machine, shared, trace.block_size) for one in range(plan.replicas)]
@@ -139,6 +139,7 @@ class _Simulation:
 
     def _continue(self, job: Job) -> None:
         """A reply is complete: its session goes on."""
+        self.end = self.now
         requests = self._trace.requests
         following = self._sessions.get(requests[job.number].session)
         if following is not None:
