@@ -21,12 +21,12 @@ def nothing(columns: int = 1) -> Reach:
 
 
 def board(
-    load: Load = Load(), *, speed: Speed = SPEED, weights: Weights | None = None, booked: tuple[float, ...] = ()
-) -> Board:  # noqa: B008
+    load: Load | None = None, *, speed: Speed = SPEED, weights: Weights | None = None, booked: tuple[float, ...] = ()
+) -> Board:
     made = Board(weights)
     made.grow()
     made.present(0, speed)
-    made.load(0, load, booked, 0.0)
+    made.load(0, load or Load(), booked, 0.0)
     return made
 
 

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from effort import examples
 from headstart.fleet.router.chains import PromptChain, checkpoint_key
 from headstart.fleet.router.holdings import Column, Holdings
-from headstart.fleet.router.reports import Key, Tier
+from headstart.fleet.router.reports import BlockKey, Tier
 
 COLUMNS = 3
 KEYS = st.integers(0, 15)  # odd ones are checkpoints
 CHANGE = st.tuples(
     st.integers(0, COLUMNS - 1), st.sampled_from(["add", "remove", "replace", "clear"]), st.sampled_from(Tier), st.lists(KEYS)
 )
-Truth = defaultdict[tuple[Column, Key], set[Tier]]
+Truth = defaultdict[tuple[Column, BlockKey], set[Tier]]
 
 
-def apply(holdings: Holdings, truth: Truth, change: tuple[Column, str, Tier, list[Key]]) -> None:
+def apply(holdings: Holdings, truth: Truth, change: tuple[Column, str, Tier, list[BlockKey]]) -> None:
     column, what, tier, keys = change
     if what == "add":
         holdings.change(column, {}, {tier: keys})
@@ -38,7 +38,7 @@ def apply(holdings: Holdings, truth: Truth, change: tuple[Column, str, Tier, lis
         truth[column, key] = truth[column, key] - {tier} if what == "remove" else truth[column, key] | {tier}
 
 
-def best(truth: Truth, column: Column, key: Key, *, shared: bool) -> Tier | None:
+def best(truth: Truth, column: Column, key: BlockKey, *, shared: bool) -> Tier | None:
     """The cheapest tier from which a column has a key. A rumour of one column is good for all."""
     own = truth[column, key] - {Tier.SHARED}
     said = shared and any(Tier.SHARED in truth[other, key] for other in range(COLUMNS))
@@ -61,7 +61,7 @@ def reach(truth: Truth, column: Column, chain: PromptChain, *, shared: bool) -> 
 @given(st.lists(CHANGE, max_size=25), st.lists(st.sampled_from(range(0, 16, 2)), unique=True), st.booleans())
 @examples(800)
 def test_reach_is_what_a_walk_over_each_replica_finds(
-    changes: list[tuple[Column, str, Tier, list[Key]]], keys: list[Key], stateful: bool
+    changes: list[tuple[Column, str, Tier, list[BlockKey]]], keys: list[BlockKey], stateful: bool
 ) -> None:
     holdings, truth = Holdings(), Truth(set)
     for _ in range(COLUMNS):

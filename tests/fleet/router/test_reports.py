@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from effort import examples
-from headstart.fleet.router.reports import Report, Sequencer, Taken
+from headstart.fleet.router.reports import OrderedReports, ReplicaReport, Sequencer
 
 
-def report(sequence: int, *, epoch: int = 0, dump: bool = False) -> Report:
-    return Report("a", epoch, sequence, dump=dump)
+def report(sequence: int, *, epoch: int = 0, dump: bool = False) -> ReplicaReport:
+    return ReplicaReport("a", epoch, sequence, dump=dump)
 
 
-def sequences(taken: Taken) -> list[int]:
+def sequences(taken: OrderedReports) -> list[int]:
     return [change.sequence for change in taken.changes]
 
 
@@ -40,15 +40,15 @@ def test_a_dump_that_is_older_than_what_is_known_changes_nothing() -> None:
     reports = Sequencer()
     reports.take(report(0))
     reports.take(report(1))
-    assert reports.take(report(0, dump=True)) == Taken()
+    assert reports.take(report(0, dump=True)) == OrderedReports()
 
 
 def test_a_new_epoch_voids_the_old_one() -> None:
     reports = Sequencer()
     reports.take(report(0))
-    assert reports.take(report(1, epoch=1)) == Taken((), restarted=True, newest=True)
+    assert reports.take(report(1, epoch=1)) == OrderedReports((), restarted=True, newest=True)
     assert reports.gap
-    assert reports.take(report(1)) == Taken()
+    assert reports.take(report(1)) == OrderedReports()
     assert sequences(reports.take(report(0, epoch=1))) == [0, 1]
 
 

@@ -14,13 +14,13 @@ from effort import examples
 from headstart.fleet.router.book import ARRIVES
 from headstart.fleet.router.chains import PromptChain
 from headstart.fleet.router.curve import Curve
-from headstart.fleet.router.reports import Key, Load, Report, Speed, Tier
+from headstart.fleet.router.reports import BlockKey, Load, ReplicaReport, Speed, Tier
 from headstart.fleet.router.router import ASK_AGAIN, FleetRouter
 
 NAMES = ("a", "b", "c")
 TIERS = tuple(tier for tier in Tier if tier is not Tier.COMING)
 KEYS = range(0, 20, 2)
-Held = frozenset[tuple[Key, Tier]]
+Held = frozenset[tuple[BlockKey, Tier]]
 SPEED = Speed(Curve(0.001), fetch=1e-4)
 
 
@@ -34,11 +34,11 @@ class Sender:
     reported: Held = frozenset()
     snapshots: list[Held] = field(default_factory=list)
 
-    def report(self, *, dump: bool = False) -> Report:
-        known = frozenset[tuple[Key, Tier]]() if dump else self.reported
+    def report(self, *, dump: bool = False) -> ReplicaReport:
+        known = frozenset[tuple[BlockKey, Tier]]() if dump else self.reported
         added, removed = by_tier(self.held - known), by_tier(known - self.held)
         speed = SPEED if dump or not self.snapshots else None
-        report = Report(self.name, self.epoch, len(self.snapshots), Load(), added, removed, dump, speed=speed)
+        report = ReplicaReport(self.name, self.epoch, len(self.snapshots), Load(), added, removed, dump, speed=speed)
         self.reported = self.held
         self.snapshots.append(self.held)
         return report
@@ -49,7 +49,7 @@ class Sender:
         self.snapshots = []
 
 
-def by_tier(held: Held) -> dict[Tier, list[Key]]:
+def by_tier(held: Held) -> dict[Tier, list[BlockKey]]:
     return {tier: [key for key, where in held if where is tier] for tier in TIERS}
 
 
@@ -61,13 +61,13 @@ class Reports(RuleBasedStateMachine):
         super().__init__()
         self.router = FleetRouter()
         self.senders = {name: Sender(name) for name in NAMES}
-        self.network: list[Report] = []
-        self.delivered: dict[str, list[Report]] = {}
+        self.network: list[ReplicaReport] = []
+        self.delivered: dict[str, list[ReplicaReport]] = {}
         self.now = 0.0
         self.number = 0
 
     @rule(name=st.sampled_from(NAMES), tier=st.sampled_from(TIERS), keys=st.sets(st.sampled_from(KEYS)), comes=st.booleans())
-    def change(self, name: str, tier: Tier, keys: set[Key], comes: bool) -> None:
+    def change(self, name: str, tier: Tier, keys: set[BlockKey], comes: bool) -> None:
         changed = frozenset((key, tier) for key in keys)
         sender = self.senders[name]
         sender.held = sender.held | changed if comes else sender.held - changed
@@ -106,7 +106,7 @@ class Reports(RuleBasedStateMachine):
         if choice is not None:
             assert choice.replica in self.delivered
             assert choice.reused + choice.computed == chain.tokens
-            assert 0 < choice.computed
+            assert choice.computed > 0
 
     @rule()
     def all_is_lost_and_asked_again(self) -> None:
@@ -134,7 +134,7 @@ class Reports(RuleBasedStateMachine):
             if epoch == sender.epoch:
                 assert self._view(name) == (sender.snapshots[known] if known >= 0 else frozenset())
 
-    def _deliver(self, report: Report) -> bool:
+    def _deliver(self, report: ReplicaReport) -> bool:
         self.delivered.setdefault(report.replica, []).append(report)
         asked = self.router.report(report, self.now)
         if asked:
@@ -152,7 +152,7 @@ TestReports.settings = settings(examples(160), stateful_step_count=30)
 def fleet(*names: str, **load: Load) -> FleetRouter:
     router = FleetRouter()
     for name in names:
-        router.report(Report(name, 0, 0, load.get(name, Load()), speed=SPEED), 0.0)
+        router.report(ReplicaReport(name, 0, 0, load.get(name, Load()), speed=SPEED), 0.0)
     return router
 
 
@@ -193,9 +193,9 @@ def test_a_burst_with_one_new_prefix_goes_where_it_is_computed() -> None:
 def test_a_conversation_stays_until_the_wait_is_dearer_than_the_prompt() -> None:
     router = fleet("a", "b")
     chain = prompt(1)
-    router.report(Report("b", 0, 1, added={Tier.MEMORY: chain.keys}), 0.0)
+    router.report(ReplicaReport("b", 0, 1, added={Tier.MEMORY: chain.keys}), 0.0)
     assert chosen(router, "1", chain) == "b"
-    router.report(Report("b", 0, 2, Load(queued=100.0), done=("1",)), 0.0)
+    router.report(ReplicaReport("b", 0, 2, Load(queued=100.0), done=("1",)), 0.0)
     assert chosen(router, "2", chain) == "a"
 
 
@@ -210,10 +210,10 @@ def test_a_booking_ends_with_the_report_of_its_arrival() -> None:
     router.choose("1", prompt(1), 0.0)
     seconds = SPEED.prefill.seconds(0, 641)
     assert router.status(0.0)[0].wait == pytest.approx(seconds)
-    router.report(Report("a", 0, 1, Load(prefills=(seconds / 2,)), arrived=("1",)), 0.0)
+    router.report(ReplicaReport("a", 0, 1, Load(prefills=(seconds / 2,)), arrived=("1",)), 0.0)
     assert router.status(0.0)[0].wait == pytest.approx(seconds / 2)
     assert router.holds("a", prompt(1).keys[0]) == {Tier.COMING}
-    router.report(Report("a", 0, 2, added={Tier.MEMORY: prompt(1).keys}, done=("1",)), 0.0)
+    router.report(ReplicaReport("a", 0, 2, added={Tier.MEMORY: prompt(1).keys}, done=("1",)), 0.0)
     assert router.holds("a", prompt(1).keys[0]) == {Tier.MEMORY}
     assert router.status(0.0)[0].wait == 0.0
 
@@ -233,24 +233,24 @@ def test_a_request_that_fails_on_its_way_is_not_waited_for() -> None:
 
 def test_a_replica_that_left_is_forgotten_and_its_place_is_used_again() -> None:
     router = fleet("a", "b")
-    router.report(Report("a", 0, 1, added={Tier.MEMORY: prompt(1).keys}), 0.0)
+    router.report(ReplicaReport("a", 0, 1, added={Tier.MEMORY: prompt(1).keys}), 0.0)
     router.choose("1", prompt(1), 0.0)
     router.leave("a")
     router.leave("a")
     assert [one.replica for one in router.status(0.0)] == ["b"]
     assert router.holds("a", prompt(1).keys[0]) == frozenset()
-    router.report(Report("c", 7, 0, speed=SPEED), 0.0)
+    router.report(ReplicaReport("c", 7, 0, speed=SPEED), 0.0)
     assert [(one.replica, one.blocks, one.wait) for one in router.status(0.0)] == [("b", 0, 0.0), ("c", 0, 0.0)]
     assert {chosen(router, str(number), prompt(number)) for number in range(4)} == {"b", "c"}
 
 
 def test_a_restarted_replica_holds_nothing() -> None:
     router = fleet("a")
-    router.report(Report("a", 0, 1, added={Tier.MEMORY: prompt(1).keys}), 0.0)
-    assert router.report(Report("a", 1, 3, added={Tier.DISK: prompt(2).keys}), 1.0)
+    router.report(ReplicaReport("a", 0, 1, added={Tier.MEMORY: prompt(1).keys}), 0.0)
+    assert router.report(ReplicaReport("a", 1, 3, added={Tier.DISK: prompt(2).keys}), 1.0)
     (status,) = router.status(2.0)
     assert (status.blocks, status.gap, status.age) == (0, True, 1.0)
-    assert not router.report(Report("a", 1, 4, dump=True, added={Tier.DISK: prompt(2).keys}, speed=SPEED), 1.0)
+    assert not router.report(ReplicaReport("a", 1, 4, dump=True, added={Tier.DISK: prompt(2).keys}, speed=SPEED), 1.0)
     (status,) = router.status(2.0)
     assert (status.blocks, status.gap) == (10, False)
 
@@ -259,8 +259,8 @@ def test_a_model_with_state_continues_at_checkpoints_only() -> None:
     router = fleet("a", "b")
     keys = prompt(1).keys
     chain = PromptChain(keys, 641, 64, stateful=True)
-    router.report(Report("a", 0, 1, added={Tier.MEMORY: keys}), 0.0)
-    router.report(Report("b", 0, 1, added={Tier.MEMORY: [*keys[:6], keys[3] | 1]}), 0.0)
+    router.report(ReplicaReport("a", 0, 1, added={Tier.MEMORY: keys}), 0.0)
+    router.report(ReplicaReport("b", 0, 1, added={Tier.MEMORY: [*keys[:6], keys[3] | 1]}), 0.0)
     choice = router.choose("1", chain, 0.0)
     assert choice is not None
     assert (choice.replica, choice.reused) == ("b", 4 * 64)

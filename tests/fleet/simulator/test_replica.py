@@ -13,8 +13,8 @@ from headstart.fleet.router.chains import PromptChain
 from headstart.fleet.router.curve import Curve
 from headstart.fleet.router.reports import Speed, Tier
 from headstart.fleet.simulator.machine import Machine
-from headstart.fleet.simulator.replica import RUMOUR, Job, Replica, common_blocks
-from headstart.fleet.simulator.tiers import Lru
+from headstart.fleet.simulator.replica import RUMOUR, Replica, SimulatedRequest, common_blocks
+from headstart.fleet.simulator.tiers import BlockLru
 
 SPEED = Speed(Curve(0.01), memory=0.0, disk=0.0, fetch=0.001, round_trip=0.5)
 
@@ -23,15 +23,15 @@ def machine(*, slots: int = 4, memory: float = 10_000, disk: float = 0.0) -> Mac
     return Machine(SPEED, step=0.05, step_reply=0.0, stall=0.05, slots=slots, memory=memory, disk=disk)
 
 
-def replica(*, shared: Lru | None = None, slots: int = 4, memory: float = 10_000, disk: float = 0.0) -> Replica:
-    return Replica("a", machine(slots=slots, memory=memory, disk=disk), Lru(0) if shared is None else shared, 100)
+def replica(*, shared: BlockLru | None = None, slots: int = 4, memory: float = 10_000, disk: float = 0.0) -> Replica:
+    return Replica("a", machine(slots=slots, memory=memory, disk=disk), BlockLru(0) if shared is None else shared, 100)
 
 
-def job(number: int, *blocks: int, reply: float = 0.0, arrived: float = 0.0) -> Job:
-    return Job(number, PromptChain([2 * one for one in blocks], 100 * len(blocks) + 100, 100), arrived, reply)
+def job(number: int, *blocks: int, reply: float = 0.0, arrived: float = 0.0) -> SimulatedRequest:
+    return SimulatedRequest(number, PromptChain([2 * one for one in blocks], 100 * len(blocks) + 100, 100), arrived, reply)
 
 
-def run(served: Replica, *jobs: Job) -> list[Job]:
+def run(served: Replica, *jobs: SimulatedRequest) -> list[SimulatedRequest]:
     """Serves requests to the end."""
     for one in sorted(jobs, key=lambda one: one.arrived):
         while served.next_event() < one.arrived:
@@ -94,7 +94,7 @@ def test_memory_and_disk_keep_blocks() -> None:
 
 
 def test_a_fetch_is_over_before_the_slot() -> None:
-    shared = Lru(100)
+    shared = BlockLru(100)
     shared.use([2, 4, 6, 8, 10, 12])
     fetching, other = run(replica(shared=shared), job(0, 1, 2, 3, 4, 5, 6), job(1, 20))
     assert (fetching.computed, fetching.fetched) == (100, 600)
@@ -103,7 +103,7 @@ def test_a_fetch_is_over_before_the_slot() -> None:
 
 
 def test_what_is_computed_faster_is_not_fetched() -> None:
-    shared = Lru(100)
+    shared = BlockLru(100)
     shared.use([2])
     slow = Machine(Speed(Curve(0.001), fetch=0.001, round_trip=0.5), slots=1)
     (only,) = run(Replica("a", slow, shared, 100), job(0, 1))
@@ -111,7 +111,7 @@ def test_what_is_computed_faster_is_not_fetched() -> None:
 
 
 def test_rumours_are_withdrawn_when_they_are_old_or_wrong() -> None:
-    shared = Lru(2)
+    shared = BlockLru(2)
     served = replica(shared=shared, memory=0.0)
     run(served, job(0, 1, 2))
     served.publish()

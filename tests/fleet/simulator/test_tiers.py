@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from effort import examples
-from headstart.fleet.simulator.tiers import Lru
+from headstart.fleet.simulator.tiers import BlockLru
 
 
 @given(st.lists(st.lists(st.integers(0, 9), unique=True, max_size=6), max_size=20), st.integers(0, 12))
 @examples(200)
 def test_the_least_recently_used_blocks_go_first(uses: list[list[int]], room: int) -> None:
-    tier, order, held = Lru(room), list[int](), set[int]()
+    tier, order, held = BlockLru(room), list[int](), set[int]()
     for keys in uses:
         added, evicted = tier.use(keys)
         kept = keys[:room]
@@ -27,7 +27,7 @@ def test_the_least_recently_used_blocks_go_first(uses: list[list[int]], room: in
 
 
 def test_leading_blocks_end_at_the_first_that_is_missing() -> None:
-    tier = Lru(10)
+    tier = BlockLru(10)
     tier.use([1, 2, 4])
     assert tier.leading([1, 2, 3, 4]) == 2
     assert tier.leading([3, 1]) == 0

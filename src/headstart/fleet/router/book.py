@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headstart.fleet.router.holdings import Column
-from headstart.fleet.router.reports import Key
+from headstart.fleet.router.reports import BlockKey
 
 ARRIVES = 30.0
 """Seconds after which a request that did not arrive is forgotten."""
@@ -35,7 +35,7 @@ class Booking:
     request: str
     column: Column
     seconds: float
-    keys: Sequence[Key]
+    keys: Sequence[BlockKey]
 
 
 class Book:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headstart.fleet.router.reports import Key
+from headstart.fleet.router.reports import BlockKey
 from headstart.interfaces.tokens import BlockId, Tokens
 from headstart.prefix_cache.blocks import Chain
 
@@ -32,7 +32,7 @@ class PromptChain:
         stateful: whether the model can continue only where there is a checkpoint.
     """
 
-    keys: list[Key]
+    keys: list[BlockKey]
     tokens: int
     block_size: int
     stateful: bool = False
@@ -45,11 +45,11 @@ def chain_of(root: BlockId, block_size: int, tokens: Tokens, *, stateful: bool =
     return PromptChain(words.tolist(), len(tokens), block_size, stateful)
 
 
-def block_key(block: BlockId) -> Key:
+def block_key(block: BlockId) -> BlockKey:
     """The key of a block, from its id."""
     return int.from_bytes(block[:8], "little") & ~_CHECKPOINT
 
 
-def checkpoint_key(block: Key) -> Key:
+def checkpoint_key(block: BlockKey) -> BlockKey:
     """The key of the checkpoint at the end of a block."""
     return block | _CHECKPOINT

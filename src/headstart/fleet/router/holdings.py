@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headstart.fleet.router.chains import PromptChain, checkpoint_key
-from headstart.fleet.router.reports import Key, Keys, Tier
+from headstart.fleet.router.reports import BlockKey, Tier, TierKeys
 
 Column = int
 Counts = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ class Holdings:
     """What the replicas hold. Columns are added by `grow`."""
 
     def __init__(self) -> None:
-        self._copies: dict[Key, Copies] = {}
+        self._copies: dict[BlockKey, Copies] = {}
         self._same: WeakValueDictionary[frozenset[tuple[Column, int]], Copies] = WeakValueDictionary()
         self._logs: list[array[int]] = []
         self._held: list[int] = []
@@ -94,14 +94,14 @@ class Holdings:
         """The number of keys of a column, those in the shared tier included."""
         return self._held[column]
 
-    def change(self, column: Column, removed: Keys, added: Keys) -> None:
+    def change(self, column: Column, removed: TierKeys, added: TierKeys) -> None:
         """Applies a replica's changes. What is removed and added is there afterwards."""
         for tier, keys in removed.items():
             self._set(column, keys, 0, 1 << tier)
         for tier, keys in added.items():
             self._set(column, keys, 1 << tier, 0)
 
-    def replace(self, column: Column, held: Keys) -> None:
+    def replace(self, column: Column, held: TierKeys) -> None:
         """Replaces all that is known of a replica, except for what is coming."""
         self._set(column, self._keys(column), 0, _ALL & ~(1 << Tier.COMING))
         self.change(column, {}, held)
@@ -111,7 +111,7 @@ class Holdings:
         self._set(column, self._keys(column), 0, _ALL)
         self._logs[column] = array("Q")
 
-    def tiers(self, column: Column, key: Key) -> frozenset[Tier]:
+    def tiers(self, column: Column, key: BlockKey) -> frozenset[Tier]:
         """In which tiers a column holds a key."""
         copies = self._copies.get(key)
         bits = 0 if copies is None else copies.bits.get(column, 0)
@@ -175,7 +175,7 @@ class Holdings:
             assert current is not None
             yield current, count, None
 
-    def _set(self, column: Column, keys: Iterable[Key], on: int, off: int) -> None:
+    def _set(self, column: Column, keys: Iterable[BlockKey], on: int, off: int) -> None:
         """Changes the tiers of a column for some keys. Keys with the same copies change together."""
         listed = list(dict.fromkeys(keys))
         position = 0
@@ -194,7 +194,7 @@ class Holdings:
         if len(self._logs[column]) > 2 * self._held[column] + _SLACK:
             self._logs[column] = array("Q", self._keys(column))
 
-    def _assign(self, keys: Sequence[Key], copies: Copies | None) -> None:
+    def _assign(self, keys: Sequence[BlockKey], copies: Copies | None) -> None:
         if copies is None:
             for key in keys:
                 del self._copies[key]
@@ -216,10 +216,10 @@ class Holdings:
             same = self._same[name] = Copies(bits)
         return same
 
-    def _keys(self, column: Column) -> list[Key]:
+    def _keys(self, column: Column) -> list[BlockKey]:
         """All keys of a column. Its log has each of them, and perhaps some that have left."""
         return [key for key in dict.fromkeys(self._logs[column]) if self._holds(column, key)]
 
-    def _holds(self, column: Column, key: Key) -> bool:
+    def _holds(self, column: Column, key: BlockKey) -> bool:
         copies = self._copies.get(key)
         return copies is not None and column in copies.bits

@@ -17,7 +17,7 @@ from enum import IntEnum
 
 from headstart.fleet.router.curve import Curve
 
-Key = int
+BlockKey = int
 """A block or a checkpoint: 64 bits of its id (`chains`)."""
 
 _AHEAD = 64
@@ -36,7 +36,7 @@ class Tier(IntEnum):
     when the block is missing. Every replica can use the block."""
 
 
-Keys = Mapping[Tier, Sequence[Key]]
+TierKeys = Mapping[Tier, Sequence[BlockKey]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReplicaReport:
     """A message of a replica.
 
     Attributes:
@@ -97,8 +97,8 @@ class Report:
     epoch: int
     sequence: int
     load: Load = Load()
-    added: Keys = field(default_factory=dict)
-    removed: Keys = field(default_factory=dict)
+    added: TierKeys = field(default_factory=dict)
+    removed: TierKeys = field(default_factory=dict)
     dump: bool = False
     arrived: tuple[str, ...] = ()
     done: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class OrderedReports:
     """What follows from a report.
 
     Attributes:
@@ -115,7 +115,7 @@ class Taken:
         newest: whether the report's load is the newest one.
     """
 
-    changes: tuple[Report, ...] = ()
+    changes: tuple[ReplicaReport, ...] = ()
     restarted: bool = False
     newest: bool = False
 
@@ -127,16 +127,16 @@ class Sequencer:
         self._epoch = -1
         self._last = -1
         self._newest = -1
-        self._ahead: dict[int, Report] = {}
+        self._ahead: dict[int, ReplicaReport] = {}
 
     @property
     def gap(self) -> bool:
         """Whether reports are missing, so that a dump is needed."""
         return bool(self._ahead)
 
-    def take(self, report: Report) -> Taken:
+    def take(self, report: ReplicaReport) -> OrderedReports:
         if report.epoch < self._epoch:
-            return Taken()
+            return OrderedReports()
         restarted = report.epoch > self._epoch
         if restarted:
             self._epoch, self._last, self._newest = report.epoch, -1, -1
@@ -144,15 +144,15 @@ class Sequencer:
         newest = report.sequence > self._newest
         self._newest = max(self._newest, report.sequence)
         if report.sequence <= self._last:
-            return Taken((), restarted, newest)
+            return OrderedReports((), restarted, newest)
         if report.sequence > self._last + 1 and not report.dump:
             if len(self._ahead) >= _AHEAD:
                 del self._ahead[min(self._ahead)]
             self._ahead[report.sequence] = report
-            return Taken((), restarted, newest)
+            return OrderedReports((), restarted, newest)
         changes = [report]
         while (following := self._ahead.pop(changes[-1].sequence + 1, None)) is not None:
             changes.append(following)
         self._last = changes[-1].sequence
         self._ahead = {sequence: one for sequence, one in self._ahead.items() if sequence > self._last}
-        return Taken(tuple(changes), restarted, newest)
+        return OrderedReports(tuple(changes), restarted, newest)

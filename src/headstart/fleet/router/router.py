@@ -23,7 +23,7 @@ from headstart.fleet.router.book import Book, Booking
 from headstart.fleet.router.chains import PromptChain
 from headstart.fleet.router.costs import Board, Weights
 from headstart.fleet.router.holdings import Column, Holdings
-from headstart.fleet.router.reports import Key, Load, Report, Sequencer, Speed, Tier
+from headstart.fleet.router.reports import BlockKey, Load, ReplicaReport, Sequencer, Speed, Tier
 
 ASK_AGAIN = 1.0
 """Seconds between two requests for a dump."""
@@ -32,7 +32,7 @@ _TIE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenReplica:
     """Where a request goes.
 
     Attributes:
@@ -86,7 +86,7 @@ class FleetRouter:
         self._replicas: dict[str, _Replica] = {}
         self._columns: list[_Replica | None] = []
 
-    def report(self, report: Report, now: float) -> bool:
+    def report(self, report: ReplicaReport, now: float) -> bool:
         """Takes a replica's message. True if the caller must ask the replica for a dump."""
         replica = self._replicas.get(report.replica) or self._enter(report.replica)
         taken = replica.order.take(report)
@@ -111,7 +111,7 @@ class FleetRouter:
         replica.asked = now
         return True
 
-    def choose(self, request: str, chain: PromptChain, now: float, *, without: Collection[str] = ()) -> Choice | None:
+    def choose(self, request: str, chain: PromptChain, now: float, *, without: Collection[str] = ()) -> ChosenReplica | None:
         """Chooses a replica for a request and books it there. None if there is no replica.
 
         Args:
@@ -141,7 +141,7 @@ class FleetRouter:
         self._holdings.change(column, {}, {Tier.COMING: coming})
         self._book.add(Booking(request, column, seconds, coming), now)
         self._board.add(column, seconds, now)
-        return Choice(replica.name, float(estimate.first_token[column]), start, chain.tokens - start)
+        return ChosenReplica(replica.name, float(estimate.first_token[column]), start, chain.tokens - start)
 
     def close(self, request: str) -> None:
         """A request is over, or did not reach its replica. Reports do the same for all requests that are served."""
@@ -157,7 +157,7 @@ class FleetRouter:
             self._board.absent(gone.column)
             self._columns[gone.column] = None
 
-    def holds(self, replica: str, key: Key) -> frozenset[Tier]:
+    def holds(self, replica: str, key: BlockKey) -> frozenset[Tier]:
         """In which tiers a replica holds a block or checkpoint, as far as its reports say; empty for an unknown replica."""
         known = self._replicas.get(replica)
         return frozenset() if known is None else self._holdings.tiers(known.column, key)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from headstart.fleet.router.chains import PromptChain
-from headstart.fleet.router.reports import Key, Load, Report, Tier
+from headstart.fleet.router.reports import BlockKey, Load, ReplicaReport, Tier
 from headstart.fleet.simulator.machine import Machine
-from headstart.fleet.simulator.tiers import Lru
+from headstart.fleet.simulator.tiers import BlockLru
 
 RUMOUR = 3600.0
 """Seconds after which a replica withdraws that a block is in the shared tier."""
@@ -22,7 +22,7 @@ _SMOOTH = 0.1
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SimulatedRequest:
     """A request at a replica.
 
     Attributes:
@@ -47,7 +47,7 @@ class Job:
 class Changes:
     """What has changed since the last report. `tiers`: for each tier, whether a block came or left."""
 
-    tiers: dict[Tier, dict[Key, bool]] = field(default_factory=lambda: {tier: {} for tier in Tier})
+    tiers: dict[Tier, dict[BlockKey, bool]] = field(default_factory=lambda: {tier: {} for tier in Tier})
     arrived: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
 
@@ -56,8 +56,8 @@ class Changes:
 class Stepped:
     """The requests that got their first token, and those whose reply is complete."""
 
-    prefilled: list[Job]
-    replied: list[Job]
+    prefilled: list[SimulatedRequest]
+    replied: list[SimulatedRequest]
 
 
 class Replica:
@@ -68,7 +68,7 @@ class Replica:
         block_size: tokens of a block.
     """
 
-    def __init__(self, name: str, machine: Machine, shared: Lru, block_size: int) -> None:
+    def __init__(self, name: str, machine: Machine, shared: BlockLru, block_size: int) -> None:
         self.name = name
         self.ongoing = 0
         self.busy = 0.0
@@ -76,16 +76,16 @@ class Replica:
         self._curve = machine.speed.prefill
         self._shared = shared
         self._block_size = block_size
-        self._memory = Lru(machine.memory // block_size)
-        self._disk = Lru(machine.disk // block_size)
+        self._memory = BlockLru(machine.memory // block_size)
+        self._disk = BlockLru(machine.disk // block_size)
         self._now = 0.0
-        self._fetches: list[tuple[float, int, Job, int]] = []
+        self._fetches: list[tuple[float, int, SimulatedRequest, int]] = []
         self._connected = 0.0
-        self._waiting: list[Job] = []
-        self._prefilling: list[Job] = []
-        self._decoding: list[Job] = []
-        self._unpublished: list[Job] = []
-        self._rumours: dict[Key, float] = {}
+        self._waiting: list[SimulatedRequest] = []
+        self._prefilling: list[SimulatedRequest] = []
+        self._decoding: list[SimulatedRequest] = []
+        self._unpublished: list[SimulatedRequest] = []
+        self._rumours: dict[BlockKey, float] = {}
         self._changes = Changes()
         self._sequence = 0
         self._held_slot = 0.0
@@ -125,7 +125,7 @@ class Replica:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def arrive(self, job: Job) -> None:
+    def arrive(self, job: SimulatedRequest) -> None:
         """A request has come. It first fetches what only the shared tier has, if that is faster than computing it."""
         self.ongoing += 1
         self._changes.arrived.append(str(job.number))
@@ -144,7 +144,7 @@ class Replica:
             job.left = self._curve.seconds(own * size, tokens)
             self._waiting.append(job)
 
-    def _beyond(self, keys: list[Key], start: int) -> int:
+    def _beyond(self, keys: list[BlockKey], start: int) -> int:
         """The number of blocks from number `start` on that could be fetched, or are here."""
         if self._machine.speed.fetch is None or start == len(keys):
             return 0
@@ -153,10 +153,10 @@ class Replica:
             self._changes.tiers[Tier.SHARED][keys[start]] = False
         return sum(1 for _ in takewhile(lambda key: key in self._shared or self._here(key), keys[start:]))
 
-    def _here(self, key: Key) -> bool:
+    def _here(self, key: BlockKey) -> bool:
         return key in self._memory or key in self._disk
 
-    def _local(self, job: Job) -> int:
+    def _local(self, job: SimulatedRequest) -> int:
         """The leading blocks in memory, on disk or lent."""
         keys = job.chain.keys
         start = max(job.lent, self._memory.leading(keys))
@@ -202,7 +202,7 @@ class Replica:
                 self._waiting.remove(job)
                 self._start(job)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: SimulatedRequest) -> None:
         keys, size, speed = job.chain.keys, self._block_size, self._machine.speed
         found = self._local(job)
         memory = sum(1 for key in keys[:found] if key in self._memory)
@@ -212,7 +212,7 @@ class Replica:
         self._keep(keys[:found])
         self._prefilling.append(job)
 
-    def _alike(self, job: Job) -> list[tuple[Job, int, float]]:
+    def _alike(self, job: SimulatedRequest) -> list[tuple[SimulatedRequest, int, float]]:
         """The prompts in slots that share more with a request than the cache has, with the number of shared blocks, and the
         seconds of prefill that they have left when these are computed."""
         own, found = -1, []
@@ -224,13 +224,13 @@ class Replica:
                     found.append((other, shared, self._curve.seconds(shared * self._block_size, other.chain.tokens)))
         return found
 
-    def _computing(self, job: Job) -> list[tuple[Job, int, float]]:
+    def _computing(self, job: SimulatedRequest) -> list[tuple[SimulatedRequest, int, float]]:
         """Those of `_alike` that are still computing what is shared."""
         return [one for one in self._alike(job) if one[0].left > one[2] + _SMALL]
 
     # ── tiers ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _keep(self, keys: list[Key]) -> None:
+    def _keep(self, keys: list[BlockKey]) -> None:
         """Stores blocks in memory and on disk, or marks them as used."""
         for tier, blocks in ((Tier.MEMORY, self._memory), (Tier.DISK, self._disk)):
             added, evicted = blocks.use(keys)
@@ -242,7 +242,7 @@ class Replica:
         keys = self._unpublished.pop(0).chain.keys
         self._rumour(self._shared.use(keys)[0])
 
-    def _rumour(self, keys: list[Key]) -> None:
+    def _rumour(self, keys: list[BlockKey]) -> None:
         for key in keys:
             self._rumours.pop(key, None)
             self._rumours[key] = self._now
@@ -250,14 +250,14 @@ class Replica:
 
     # ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def report(self) -> Report:
+    def report(self) -> ReplicaReport:
         """What has changed since the last report, and the load now."""
         old = list(takewhile(lambda key: self._rumours[key] <= self._now - RUMOUR, self._rumours))
         for key in old:
             del self._rumours[key]
         self._changes.tiers[Tier.SHARED].update(dict.fromkeys(old, False))
         tiers = {tier: keys for tier, keys in self._changes.tiers.items() if keys}
-        report = Report(
+        report = ReplicaReport(
             self.name,
             0,
             self._sequence,
@@ -284,7 +284,7 @@ class Replica:
         )
 
 
-def common_blocks(one: list[Key], other: list[Key]) -> int:
+def common_blocks(one: list[BlockKey], other: list[BlockKey]) -> int:
     """The number of leading blocks that two chains share. A key stands for all blocks before it, so it is found by halving."""
     low, high = 0, min(len(one), len(other))
     while low < high:

@@ -16,7 +16,7 @@ import xxhash
 
 from headstart.fleet.router.chains import PromptChain
 from headstart.fleet.router.costs import Weights
-from headstart.fleet.router.reports import Key, Report
+from headstart.fleet.router.reports import BlockKey, ReplicaReport
 from headstart.fleet.router.router import FleetRouter
 from headstart.traces import TracedRequest
 
@@ -35,7 +35,7 @@ class Routing(ABC):
             ongoing: requests that each replica has.
         """
 
-    def report(self, report: Report, now: float) -> None:  # noqa: B027 (most rules do not listen)
+    def report(self, report: ReplicaReport, now: float) -> None:  # noqa: B027 (most rules do not listen)
         """A replica's report has come."""
 
 
@@ -52,7 +52,7 @@ class Exact(Routing):
         assert choice is not None
         return int(choice.replica)
 
-    def report(self, report: Report, now: float) -> None:
+    def report(self, report: ReplicaReport, now: float) -> None:
         gap = self.router.report(report, now)
         assert not gap  # the simulation loses no report
 
@@ -102,9 +102,9 @@ class PrefixTree:
 
     def __init__(self, replicas: int) -> None:
         self.sizes = [0] * replicas
-        self._replicas: dict[Key, set[int]] = {}
+        self._replicas: dict[BlockKey, set[int]] = {}
 
-    def match(self, keys: Sequence[Key]) -> tuple[int, Sequence[int]]:
+    def match(self, keys: Sequence[BlockKey]) -> tuple[int, Sequence[int]]:
         """The longest match with any replica, in blocks, and the replicas that have it."""
         best: set[int] = set()
         for depth, key in enumerate(keys):
@@ -114,7 +114,7 @@ class PrefixTree:
             best = here
         return len(keys), sorted(best)
 
-    def insert(self, keys: Sequence[Key], replica: int) -> None:
+    def insert(self, keys: Sequence[BlockKey], replica: int) -> None:
         for key in keys:
             here = self._replicas.setdefault(key, set())
             self.sizes[replica] += replica not in here

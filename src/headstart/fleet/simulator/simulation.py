@@ -13,9 +13,9 @@ import numpy as np
 
 from headstart.fleet.router.chains import PromptChain
 from headstart.fleet.simulator.machine import FleetPlan
-from headstart.fleet.simulator.replica import Job, Replica
+from headstart.fleet.simulator.replica import Replica, SimulatedRequest
 from headstart.fleet.simulator.routings import ROUTINGS, Routing
-from headstart.fleet.simulator.tiers import Lru
+from headstart.fleet.simulator.tiers import BlockLru
 from headstart.traces import Trace, TracedRequest
 
 BOUND = "bound"
@@ -105,9 +105,9 @@ class _Simulation:
     """
 
     def __init__(self, trace: Trace, rule: Routing, plan: FleetPlan) -> None:
-        shared = Lru(plan.shared // trace.block_size)
+        shared = BlockLru(plan.shared // trace.block_size)
         self.now = self.end = trace.requests[0].at if trace.requests else 0.0
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, SimulatedRequest] = {}
         self.places: dict[int, int] = {}
         self.replicas = [Replica(str(one), plan.machine, shared, trace.block_size) for one in range(plan.replicas)]
         self._trace, self._rule, self._plan = trace, rule, plan
@@ -137,7 +137,7 @@ class _Simulation:
     def _send(self, number: int, time: float) -> None:
         self._at(time, lambda: self._arrive(number, self._trace.requests[number]))
 
-    def _continue(self, job: Job) -> None:
+    def _continue(self, job: SimulatedRequest) -> None:
         """A reply is complete: its session goes on."""
         self.end = self.now
         requests = self._trace.requests
@@ -155,7 +155,7 @@ class _Simulation:
         keys = (request.blocks.astype(np.int64) << 1).tolist()
         chain = PromptChain(keys, request.prompt, self._trace.block_size)
         place = self._rule.choose(number, request, chain, [one.ongoing for one in self.replicas], self.now)
-        job = Job(number, chain, self.now, float(max(0, request.reply - 1)))
+        job = SimulatedRequest(number, chain, self.now, float(max(0, request.reply - 1)))
         self.jobs[number], self.places[number] = job, place
         self.replicas[place].advance(self.now)
         self.replicas[place].arrive(job)
