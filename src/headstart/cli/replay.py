@@ -90,8 +90,7 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Router of the fleet: exact, round-robin, power-of-two, sticky, ray-prefix, ray-prefix-10, sglang or all; again"
-            " for more.",
+            help="Router: exact, round-robin, power-of-two, sticky, ray-prefix, ray-prefix-10, sglang or all; again for more.",
             show_default="exact",
         ),
     ] = None,
