@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -41,6 +42,7 @@ from headstart.fleet.router.chains import PromptChain, chain_of
 from headstart.fleet.router.curve import Curve
 from headstart.fleet.router.reports import BlockKey, Load, ReplicaReport, Speed, Tier
 from headstart.fleet.router.router import ChosenReplica, FleetRouter
+from headstart.interfaces.conversation import Conversation
 from headstart.interfaces.tokens import Tokens, as_tokens
 from headstart.prefix_cache.blocks import root_id
 from headstart.serving.runtime import Runtime
@@ -103,10 +105,10 @@ class Fleet:
         for number, tokens in zip(range(requests), texts, strict=False):
             self.now += 0.001
             request = f"request {number}"
-            chain = timed(figures.chain, lambda tokens=tokens: self.chain(tokens))
-            choice = timed(figures.choose, lambda request=request, chain=chain: self.router.choose(request, chain, self.now))
+            chain = timed(figures.chain, partial(self.chain, tokens))
+            choice = timed(figures.choose, partial(self.router.choose, request, chain, self.now))
             assert choice is not None
-            timed(figures.report, lambda request=request, chain=chain, choice=choice: self.served(request, chain, choice))
+            timed(figures.report, partial(self.served, request, chain, choice))
         return figures
 
     def served(self, request: str, chain: PromptChain, choice: ChosenReplica) -> None:
@@ -166,6 +168,10 @@ def core(replicas: list[int], blocks: int, requests: int) -> Table:
     return table
 
 
+def read(body: bytes) -> Conversation:
+    return conversation_of(parse(ChatRequest, body), "")
+
+
 def front(rounds: int) -> Table:
     """JSON, template and tokenising with the bundled model."""
     table = Table("conversation", "tokens", "JSON", "template and tokenising", title=f"ms, median (most); {caption()}")
@@ -181,8 +187,8 @@ def front(rounds: int) -> Table:
                 else:
                     chat = [*chat[:-1], {"role": "user", "content": f"And then? {number}"}]
                 data = json.dumps({"model": "m", "messages": chat}).encode()
-                read = timed(parsing, lambda data=data: conversation_of(parse(ChatRequest, data), ""))
-                tokens = len(timed(prompting, lambda read=read: model.prompt(read))[1])
+                asked = timed(parsing, partial(read, data))
+                tokens = len(timed(prompting, partial(model.prompt, asked))[1])
             shown = (f"{statistics.median(one[1:]) * 1e3:.2f} ({max(one[1:]) * 1e3:.2f})" for one in (parsing, prompting))
             table.add_row(kind, f"{tokens:,}", *shown)
     return table

@@ -41,14 +41,14 @@ def in_turns(prefills: list[float], own: float) -> float:
     return now
 
 
-@given(st.lists(st.floats(0.01, 20), max_size=20), st.integers(0, 3), st.integers(1, 4000))
+@given(st.lists(st.floats(0.01, 20), max_size=20) | st.just([0.1] * 140), st.integers(0, 3), st.integers(1, 4000))
 @examples(200)
 def test_a_prompt_waits_for_its_turns(prefills: list[float], arriving: int, tokens: int) -> None:
     known, booked = prefills[arriving:], tuple(prefills[:arriving])
     estimate = board(Load(prefills=tuple(known)), booked=booked).estimate(nothing(), tokens, 64, 0.0)
     own = SPEED.prefill.seconds(0, tokens)
     waits = [*known, *booked]
-    expected = in_turns(waits[:16], own) + sum(waits[16:])
+    expected = in_turns(waits[:128], own) + sum(waits[128:])
     assert estimate.first_token[0] == pytest.approx(expected)
 
 
@@ -59,6 +59,13 @@ def test_a_queue_drains_while_time_passes(prefills: list[float], queued: float, 
     assert made.waiting(0, passed) == pytest.approx(max(0.0, sum(prefills) + queued - passed))
     made.add(0, 5.0, passed)
     assert made.waiting(0, passed + 1) == pytest.approx(max(0.0, sum(prefills) + queued - passed) + 4.0)
+
+
+def test_bookings_take_turns_too() -> None:
+    made = board(Load(prefills=(5.0,)), speed=Speed(Curve(0.01)))
+    for _ in range(200):
+        made.add(0, 3.0, 0.0)
+    assert made.estimate(nothing(), 100, 64, 0.0).first_token[0] == pytest.approx(1.0 + 128 * 1.0 + 73 * 3.0)
 
 
 def test_restoring_costs_what_its_tier_costs() -> None:
@@ -92,9 +99,10 @@ def test_what_is_coming_is_there_when_it_has_been_computed() -> None:
 
 
 def test_decoding_slows_prefill_down_and_a_full_replica_makes_wait() -> None:
-    made = board(Load(prefills=(2.0,), drag=0.5, hold=3.0), speed=Speed(Curve(0.01)))
-    estimate = made.estimate(nothing(), 400, 100, 0.0)
-    assert estimate.first_token[0] == pytest.approx((2.0 + 4.0) * 1.5 + 3.0)
+    for hold in (1.0, 7.0):
+        made = board(Load(prefills=(2.0,), drag=0.5, hold=hold), speed=Speed(Curve(0.01)))
+        estimate = made.estimate(nothing(), 400, 100, 0.0)
+        assert estimate.first_token[0] == pytest.approx(max(2.0 * 1.5, hold) + 4.0 * 1.5)
 
 
 def test_columns_grow_and_keep_their_figures() -> None:

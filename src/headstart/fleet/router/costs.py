@@ -1,10 +1,11 @@
 """Costs: the expected seconds to the first token of a prompt, at each replica at once.
 
-    first token  =  max(wait, fetch)  +  compute + restore,   all but the fetch slowed down by the decoding of replies
+    first token  =  max(wait, slot, fetch)  +  compute + restore,   wait, compute and restore slowed down by decoding
     cost         =  first token  +  (weight − 1) × (compute + fetch)  +  others × delay of the prompts that are there
 
 The *wait* follows from how a replica serves: the prompts in its slots take turns, one prefill call each, and others wait for a
-slot in the order of arrival. So a short prompt waits for a part of a long one only: for as many seconds as it has itself.
+slot in the order of arrival. So a short prompt waits for a part of a long one only: for as many seconds as it has itself. Replies
+hold *slots* while others prefill, so the two waits overlap.
 
 The weight is more than 1, because what a replica computes now is what later requests wait for.
 
@@ -25,8 +26,8 @@ from headstart.fleet.router.reports import Load, Speed, Tier
 Seconds = npt.NDArray[np.float64]
 """One number for each column."""
 
-_PROMPTS = 16
-"""Prompts in slots that are known one by one; further ones count as waiting for a slot."""
+_PROMPTS = 128
+"""Most prompts in slots that are known one by one; further ones count as waiting for a slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +66,20 @@ class Board:
     def __init__(self, weights: Weights | None = None) -> None:
         self._weights = weights or Weights()
         self._size = 0
-        self._allocate(8)
+        self._allocate(8, 8)
 
-    def _allocate(self, room: int) -> None:
+    def _allocate(self, room: int, prompts: int) -> None:
+        """Makes room for more columns, and for more prompts of each."""
+
         def grown(name: str, shape: tuple[int, ...], fill: float = 0.0) -> Seconds:
             new = np.full(shape, fill)
             old = getattr(self, name, None)
             if old is not None:
-                new[..., : old.shape[-1]] = old
+                new[tuple(map(slice, old.shape))] = old
             return new
 
         self._absent = grown("_absent", (room,), np.inf)
-        self._prefills = grown("_prefills", (_PROMPTS, room))
+        self._prefills = grown("_prefills", (prompts, room))
         self._queued = grown("_queued", (room,))
         self._total = grown("_total", (room,))
         self._since = grown("_since", (room,))
@@ -92,7 +95,7 @@ class Board:
     def grow(self) -> None:
         """Adds a column, of no replica yet."""
         if self._size == len(self._absent):
-            self._allocate(2 * self._size)
+            self._allocate(2 * self._size, len(self._prefills))
         self._size += 1
 
     def present(self, column: Column, speed: Speed) -> None:
@@ -110,9 +113,12 @@ class Board:
     def load(self, column: Column, load: Load, booked: Sequence[float], now: float) -> None:
         """The queue of a column. `booked`: seconds of the requests that are on their way to it."""
         prompts = [*load.prefills, *booked]
+        while len(self._prefills) < min(len(prompts), _PROMPTS):
+            self._allocate(len(self._absent), 2 * len(self._prefills))
+        known = prompts[: len(self._prefills)]
         self._prefills[:, column] = 0.0
-        self._prefills[: len(prompts[:_PROMPTS]), column] = prompts[:_PROMPTS]
-        self._queued[column] = load.queued + sum(prompts[_PROMPTS:])
+        self._prefills[: len(known), column] = known
+        self._queued[column] = load.queued + sum(prompts[len(known) :])
         self._total[column] = load.queued + sum(prompts)
         self._since[column] = now
         self._drag[column] = 1.0 + load.drag
@@ -123,9 +129,13 @@ class Board:
         """A request with so many seconds of prefill is on its way to a column."""
         self._total[column] = self._left(column, now) + seconds
         self._since[column] = now
-        free = np.flatnonzero(self._prefills[:, column] == 0.0)
-        if len(free):
-            self._prefills[free[0], column] = seconds
+        free = int(self._prefills[:, column].argmin())
+        if self._prefills[free, column] == 0.0:
+            self._prefills[free, column] = seconds
+        elif len(self._prefills) < _PROMPTS:
+            free = len(self._prefills)
+            self._allocate(len(self._absent), 2 * free)
+            self._prefills[free, column] = seconds
         else:
             self._queued[column] += seconds
 
@@ -163,7 +173,7 @@ class Board:
             before = whole - coming * block_size
             wait = np.maximum(wait, np.minimum(left, per_token * (whole - before) + per_depth * (whole**2 - before**2)))
         drag = self._drag[:size]
-        first_token = np.maximum(wait * drag + self._hold[:size], fetch) + work * drag
+        first_token = np.maximum.reduce((wait * drag, self._hold[:size], fetch)) + work * drag
         delay = np.minimum(turns, left)
         cost = first_token + (self._weights.work - 1.0) * (work + fetch) + self._weights.others * delay
         return Estimate(cost + self._absent[:size], first_token, work, start.astype(np.float64))
