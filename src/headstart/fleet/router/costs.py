@@ -51,12 +51,14 @@ class Estimate:
         cost: what the router minimises; infinite for a column that is no replica.
         first_token: expected seconds to the first token.
         work: seconds of prefill and restoring that it adds to the queue.
+        queue: seconds of prefill that are there already.
         start: tokens that need not be computed.
     """
 
     cost: Seconds
     first_token: Seconds
     work: Seconds
+    queue: Seconds
     start: Seconds
 
 
@@ -176,4 +178,4 @@ class Board:
         first_token = np.maximum.reduce((wait * drag, self._hold[:size], fetch)) + work * drag
         delay = np.minimum(turns, left)
         cost = first_token + (self._weights.work - 1.0) * (work + fetch) + self._weights.others * delay
-        return Estimate(cost + self._absent[:size], first_token, work, start.astype(np.float64))
+        return Estimate(cost + self._absent[:size], first_token, work, left, start.astype(np.float64))

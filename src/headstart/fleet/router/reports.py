@@ -47,7 +47,7 @@ class Load:
         prefills: seconds of prefill that are left of each prompt in a slot. These prompts take turns.
         queued: seconds of prefill of the requests that wait for a slot.
         drag: seconds of decoding beside each second of prefill.
-        hold: seconds until a slot is free, as far as running replies decide that.
+        hold: seconds until a slot is free.
         fetching: seconds of fetches from the shared tier that have been requested.
     """
 

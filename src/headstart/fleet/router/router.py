@@ -73,7 +73,6 @@ class _Replica:
     load: Load = field(default_factory=Load)
     heard: float = 0.0
     asked: float = float("-inf")
-    given: float = 0.0
 
 
 class FleetRouter:
@@ -85,6 +84,7 @@ class FleetRouter:
         self._book = Book()
         self._replicas: dict[str, _Replica] = {}
         self._columns: list[_Replica | None] = []
+        self._given = np.zeros(0)  # seconds of work that each column was sent, to break ties
 
     def report(self, report: ReplicaReport, now: float) -> bool:
         """Takes a replica's message. True if the caller must ask the replica for a dump."""
@@ -132,11 +132,11 @@ class FleetRouter:
         best = cost.min()
         if best == np.inf:
             return None
-        equal = np.flatnonzero(cost <= best + _TIE * max(1.0, best)).tolist()
-        column = min(equal, key=lambda one: (self._board.waiting(one, now), self._at(one).given))
+        equal = np.flatnonzero(cost <= best + _TIE * max(1.0, best))
+        column = int(equal[np.lexsort((self._given[equal], estimate.queue[equal]))[0]])
         replica, start = self._at(column), int(estimate.start[column])
         seconds = float(estimate.work[column])
-        replica.given += seconds
+        self._given[column] += seconds
         coming = chain.keys[int(reach.own[column]) :]
         self._holdings.change(column, {}, {Tier.COMING: coming})
         self._book.add(Booking(request, column, seconds, coming), now)
@@ -182,7 +182,9 @@ class FleetRouter:
             column = self._holdings.grow()
             self._board.grow()
             self._columns.append(None)
+            self._given = np.append(self._given, 0.0)
         self._board.present(column, Speed())
+        self._given[column] = 0.0
         replica = self._columns[column] = self._replicas[name] = _Replica(name, column)
         return replica
 

@@ -29,6 +29,7 @@ class SimulatedRequest:
         reply: tokens of the reply that are left.
         left: seconds of prefill that are left, from the start in a slot on; before that, what is expected.
         lent: leading blocks that another prompt has computed in its slot.
+        started: when it got its slot.
         computed: tokens that were computed.
     """
 
@@ -40,6 +41,7 @@ class SimulatedRequest:
     lent: int = 0
     computed: int = 0
     fetched: int = 0
+    started: float = math.nan
     first_token: float = math.nan
 
 
@@ -88,7 +90,7 @@ class Replica:
         self._rumours: dict[BlockKey, float] = {}
         self._changes = Changes()
         self._sequence = 0
-        self._held_slot = 0.0
+        self._held_slot = 0.0  # mean seconds that a request has its slot
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -182,7 +184,7 @@ class Replica:
         replied = [job for job in self._decoding if job.reply <= _SMALL]
         for job in replied:
             self._decoding.remove(job)
-            self._held_slot += _SMOOTH * (self._now - job.first_token - self._held_slot)
+            self._held_slot += _SMOOTH * (self._now - job.started - self._held_slot)
             self.ongoing -= 1
         self._admit()
         return Stepped(finished, replied)
@@ -210,6 +212,7 @@ class Replica:
         job.left = self._curve.seconds(found * size, job.chain.tokens)
         job.left += size * (memory * speed.memory + (found - memory) * speed.disk)
         self._keep(keys[:found])
+        job.started = self._now
         self._prefilling.append(job)
 
     def _alike(self, job: SimulatedRequest) -> list[tuple[SimulatedRequest, int, float]]:
