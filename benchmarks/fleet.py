@@ -1,9 +1,12 @@
-"""Routers beside each other on recorded traffic: `python -m benchmarks.fleet [--data DIR] [--load 0.3 0.6 0.8]`.
+"""Routers beside each other on recorded traffic: `python -m benchmarks.fleet [--data DIR] [--load 0.3 0.6]`.
 
 Each trace is simulated with four replicas (`headstart.fleet.simulator`), with every router, with and without a shared tier that
 holds the whole working set. The *load* decides how fast the machines are: an infinite cache would keep them busy for that share
 of the time in which nine tenths of the requests arrive. The two kinds of machines: `large` has 64 slots and prefill calls of
 0.1 s beside running replies, `small` has 8 slots and calls of 0.25 s.
+
+*Shortest first* is another replica, not another router: of the prompts in its slots it computes the one with the least left.
+Ratios of these rows are to Ray's router with replicas that take turns.
 
 The `bound` is what no router can beat: an infinite cache that is everywhere at once, and no request ever waits.
 """
@@ -86,7 +89,7 @@ def main() -> None:
     given = os.environ.get("HEADSTART_DATA")
     parser.add_argument("--data", type=Path, default=Path(given) if given else ROOT.parent / "shared" / "data")
     parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--load", type=float, nargs="*", default=[0.3, 0.6, 0.8])
+    parser.add_argument("--load", type=float, nargs="*", default=[0.3, 0.6])
     parser.add_argument("--only", nargs="*", default=[], help="traces whose names begin like this")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for fleet.json")
     options = parser.parse_args()
@@ -103,11 +106,18 @@ def main() -> None:
             show("| router | mean, s | p50 | p90 | p99 | mean / Ray's | p99 / Ray's | computed (/ bound) | busiest |")
             show("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
             best = bound(work.trace, plan)
+            turned = None
             for one in (plan, replace(plan, shared=0.0)):
                 results = {router: simulate(work.trace, router, one) for router in ROUTINGS}
+                turned = results["ray-prefix"] if one is plan else turned
                 for result in results.values():
                     show(row(result, results["ray-prefix"], best))
                     found.append({"trace": work.trace.name, "load": load, **_figures(result)})
+            shortest = replace(plan, machine=replace(plan.machine, turns=False))
+            for router in ("exact", "ray-prefix"):
+                result = replace(simulate(work.trace, router, shortest), router=f"{router}, shortest first")
+                show(row(result, turned, best))
+                found.append({"trace": work.trace.name, "load": load, **_figures(result)})
             show(row(best, None, best))
             found.append({"trace": work.trace.name, "load": load, **_figures(best)})
     options.out.mkdir(parents=True, exist_ok=True)

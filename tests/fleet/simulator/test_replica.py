@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -55,6 +56,14 @@ def test_prompts_take_turns() -> None:
     long, short = run(replica(), job(0, *range(1, 10)), job(1, 20, arrived=1.0))
     assert short.first_token == pytest.approx(1.0 + 4.0)
     assert long.first_token == pytest.approx(12.0)
+
+
+def test_or_the_shortest_prompt_is_computed_first() -> None:
+    served = Replica("a", replace(machine(), turns=False), BlockLru(0), 100)
+    long, short, alike = run(served, job(0, *range(1, 10)), job(1, 20, arrived=1.0), job(2, *range(1, 8), arrived=1.0))
+    assert short.first_token == pytest.approx(1.0 + 2.0)
+    assert (long.first_token, alike.first_token) == (pytest.approx(12.0 + 1.0), pytest.approx(1.0 + 2.0 + 6.0 + 1.0))
+    assert alike.computed == 100
 
 
 def test_replies_and_prefill_slow_each_other_down() -> None:

@@ -4,8 +4,8 @@
     cost         =  first token  +  (weight − 1) × (compute + fetch)  +  others × delay of the prompts that are there
 
 The *wait* follows from how a replica serves: the prompts in its slots take turns, one prefill call each, and others wait for a
-slot in the order of arrival. So a short prompt waits for a part of a long one only: for as many seconds as it has itself. Replies
-hold *slots* while others prefill, so the two waits overlap.
+slot in the order of arrival. So a short prompt waits for a part of a long one only: for as many seconds as it has itself. The
+time until a *slot* is free overlaps with the wait, because replies hold slots while other prompts are computed.
 
 The weight is more than 1, because what a replica computes now is what later requests wait for.
 

@@ -31,6 +31,7 @@ class Machine:
         slots: conversations that are live at once.
         memory: tokens of the memory tier.
         disk: tokens of the disk tier.
+        turns: whether prompts in slots take turns, as in headstart. Otherwise the one with the least left is computed first.
     """
 
     speed: Speed = field(default_factory=Speed)
@@ -40,6 +41,7 @@ class Machine:
     slots: int = 8
     memory: float = math.inf
     disk: float = 0.0
+    turns: bool = True
 
     @classmethod
     def of(cls, seconds_per_token: float, memory: float, *, disk: float = 0.0, slots: int = 8, stall: float = 0.25) -> Machine:

@@ -98,8 +98,8 @@ class Replica:
         """Moves on to a time that is not after the next event."""
         prefill, decode = self._rates()
         passed, self._now = now - self._now, now
-        self.busy += passed * prefill * len(self._prefilling)
-        for job in self._prefilling:
+        for job in self._served():
+            self.busy += passed * prefill
             job.left -= passed * prefill
         for job in self._decoding:
             job.reply -= passed * decode
@@ -108,16 +108,25 @@ class Replica:
         """When something happens next by itself."""
         prefill, decode = self._rates()
         times = [self._fetches[0][0]] if self._fetches else []
-        times += [self._now + max(0.0, job.left) / prefill for job in self._prefilling]
+        served = self._served()
+        times += [self._now + max(0.0, job.left) / prefill for job in served]
         times += [self._now + max(0.0, job.reply) / decode for job in self._decoding]
         if self._free_slots:
             for job in self._waiting:
-                times += [self._now + (other.left - goal) / prefill for other, _, goal in self._computing(job)]
+                times += [
+                    self._now + (other.left - goal) / prefill for other, _, goal in self._computing(job) if other in served
+                ]
         return min(times, default=math.inf)
 
+    def _served(self) -> list[SimulatedRequest]:
+        """The prompts that are being computed: all in turns, or the shortest alone."""
+        if self._machine.turns or not self._prefilling:
+            return self._prefilling
+        return [min(self._prefilling, key=lambda job: job.left)]
+
     def _rates(self) -> tuple[float, float]:
-        """Seconds of prefill in a second for each prompt, and tokens in a second for each reply."""
-        prompts, replies = len(self._prefilling), len(self._decoding)
+        """Seconds of prefill in a second for each prompt that is being computed, and tokens in a second for each reply."""
+        prompts, replies = len(self._served()), len(self._decoding)
         step = self._step(replies)
         call = self._machine.stall if prompts else 0.0
         return (call / (call + step) / prompts if prompts else 0.0), (1.0 / (call + step) if replies else 0.0)
