@@ -29,7 +29,7 @@ class FleetOptions:
 
     Attributes:
         routers: names, or `ALL`.
-        budgets: tokens of each replica's memory.
+        budgets: tokens of each replica's memory. At least the longest prompt fits anyway.
     """
 
     replicas: int
@@ -52,11 +52,11 @@ def replay_fleet(trace: Trace, options: FleetOptions, *, as_json: bool) -> None:
     from headstart.fleet.simulator.simulation import bound, simulate
 
     names = _routers(options.routers)
-    plans = {budget: _plan(trace, budget, options) for budget in options.budgets}
-    results = [(budget, simulate(trace, name, plan)) for budget, plan in plans.items() for name in names]
-    best = bound(trace, next(iter(plans.values())))
+    plans = [_plan(trace, budget, options) for budget in options.budgets]
+    results = [(int(plan.machine.memory), simulate(trace, name, plan)) for plan in plans for name in names]
+    best = bound(trace, plans[0])
     if as_json:
-        shown = [{"budget": budget, **_json(one)} for budget, one in results]
+        shown = [{"memory": memory, **_json(one)} for memory, one in results]
         about = {"trace": trace.name, "block_size": trace.block_size, "replicas": options.replicas, "bound": _json(best)}
         typer.echo(json.dumps({**about, "results": shown}, indent=1))
         return
@@ -93,10 +93,10 @@ def _table(results: list[tuple[int, FleetResult]], best: FleetResult) -> Table:
     figures = ("mean", "p50", "p90", "p99", "computed", "fetched tokens", "busiest / mean")
     table = Table("tokens in memory", "router", *(Column(name, justify="right") for name in figures))
     table.caption = "seconds to the first token; computed: share of the prompts' tokens"
-    for budget, one in [*results, (0, best)]:
+    for memory, one in [*results, (0, best)]:
         table.add_row(
-            f"{budget:,}" if budget else "∞",
-            one.router + (" + shared" if one.shared and budget else ""),
+            f"{memory:,}" if memory else "∞",
+            one.router + (" + shared" if one.shared and memory else ""),
             *(f"{value:,.3f}" for value in (one.mean, one.p50, one.p90, one.p99)),
             f"{one.computed / max(1, one.prompt):.1%}",
             f"{one.fetched:,}",
