@@ -61,6 +61,11 @@ def test_a_queue_drains_while_time_passes(prefills: list[float], queued: float, 
     assert made.waiting(0, passed + 1) == pytest.approx(max(0.0, sum(prefills) + queued - passed) + 4.0)
 
 
+def test_a_prompt_waits_for_what_is_left() -> None:
+    estimate = board(Load(prefills=(5.0,)), speed=Speed(Curve(0.01))).estimate(nothing(), 1000, 64, 4.0)
+    assert estimate.first_token[0] == pytest.approx(1.0 + 10.0)
+
+
 def test_bookings_take_turns_too() -> None:
     made = board(Load(prefills=(5.0,)), speed=Speed(Curve(0.01)))
     for _ in range(200):

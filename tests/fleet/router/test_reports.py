@@ -52,6 +52,13 @@ def test_a_new_epoch_voids_the_old_one() -> None:
     assert sequences(reports.take(report(0, epoch=1))) == [0, 1]
 
 
+def test_what_was_kept_of_an_old_epoch_is_void_too() -> None:
+    reports = Sequencer()
+    reports.take(report(2))
+    assert sequences(reports.take(report(1, epoch=1, dump=True))) == [1]
+    assert not reports.gap
+
+
 def test_the_load_of_the_newest_report_counts_before_the_gap_is_closed() -> None:
     reports = Sequencer()
     reports.take(report(0))

@@ -255,6 +255,21 @@ def test_a_restarted_replica_holds_nothing() -> None:
     assert (status.blocks, status.gap) == (10, False)
 
 
+def test_a_dump_says_nothing_of_what_is_coming() -> None:
+    router = fleet("a")
+    router.choose("1", prompt(1), 0.0)
+    router.report(ReplicaReport("a", 0, 1, dump=True, added={Tier.DISK: prompt(2).keys}, speed=SPEED), 0.0)
+    assert router.holds("a", prompt(1).keys[0]) == {Tier.COMING}
+    assert router.holds("a", prompt(2).keys[0]) == {Tier.DISK}
+    assert router.holds("x", prompt(2).keys[0]) == frozenset()
+
+
+def test_a_dump_is_asked_for_once_a_second() -> None:
+    router = fleet("a")
+    asked = [router.report(ReplicaReport("a", 0, 5 + number), 0.4 * number) for number in range(5)]
+    assert asked == [True, False, False, True, False]
+
+
 def test_a_model_with_state_continues_at_checkpoints_only() -> None:
     router = fleet("a", "b")
     keys = prompt(1).keys
