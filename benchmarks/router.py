@@ -32,6 +32,7 @@ from rich.table import Table
 from benchmarks.overhead import conversation
 from benchmarks.processor import caption
 from benchmarks.servers import demo_model
+from benchmarks.workloads import text
 from headstart.api.body import parse
 from headstart.api.openai_chat.schema import ChatRequest
 from headstart.chat.chat_model import ChatModel
@@ -182,8 +183,9 @@ def front(rounds: int) -> Table:
             parsing, prompting, tokens = list[float](), list[float](), 0
             for number in range(rounds + 1):
                 if kind == "new":
-                    name = f"{number} " * 8
-                    chat = [{**message, "content": name + message["content"][::-1]} for message in chat]
+                    lengths = [len(message["content"].split()) for message in chat]
+                    contents = [text(f"{number} {place}", length) for place, length in enumerate(lengths)]
+                    chat = [{**message, "content": content} for message, content in zip(chat, contents, strict=True)]
                 else:
                     chat = [*chat[:-1], {"role": "user", "content": f"And then? {number}"}]
                 data = json.dumps({"model": "m", "messages": chat}).encode()
