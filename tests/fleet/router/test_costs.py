@@ -110,6 +110,12 @@ def test_decoding_slows_prefill_down_and_a_full_replica_makes_wait() -> None:
         assert estimate.first_token[0] == pytest.approx(max(2.0 * 1.5, hold) + 4.0 * 1.5)
 
 
+def test_a_crowd_costs_later_requests_and_not_this_one() -> None:
+    alone, crowded = (board(Load(crowd=crowd)).estimate(nothing(), 400, 100, 0.0) for crowd in (0.0, 2.5))
+    assert crowded.first_token[0] == alone.first_token[0]
+    assert crowded.cost[0] == pytest.approx(alone.cost[0] + 2.5)
+
+
 def test_columns_grow_and_keep_their_figures() -> None:
     made = board(Load(prefills=(1.0, 2.0)))
     for column in range(1, 100):

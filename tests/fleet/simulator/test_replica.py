@@ -14,7 +14,7 @@ from headstart.fleet.router.chains import PromptChain
 from headstart.fleet.router.curve import Curve
 from headstart.fleet.router.reports import Speed, Tier
 from headstart.fleet.simulator.machine import Machine
-from headstart.fleet.simulator.replica import RUMOUR, Replica, SimulatedRequest, common_blocks
+from headstart.fleet.simulator.replica import RUMOUR, Replica, SimulatedRequest, common_blocks, slot_wait
 from headstart.fleet.simulator.tiers import BlockLru
 
 SPEED = Speed(Curve(0.01), memory=0.0, disk=0.0, fetch=0.001, round_trip=0.5)
@@ -153,3 +153,9 @@ def test_common_blocks(one: list[int], other: list[int]) -> None:
     keys = [[hash(tuple(letters[: end + 1])) for end in range(len(letters))] for letters in (one, other)]
     both = zip(*keys, strict=False)
     assert common_blocks(*keys) == sum(a == b for a, b in both)
+
+
+def test_the_wait_for_a_slot_is_steep() -> None:
+    assert slot_wait(0.0, 8) == 0.0
+    assert slot_wait(0.5, 64) < 1e-4 < slot_wait(0.9, 64) < slot_wait(1.0, 64) == slot_wait(3.0, 64)
+    assert slot_wait(0.8, 1) == pytest.approx(0.5 / 0.5), "with one slot: M/M/1, cut off at half"

@@ -1,13 +1,14 @@
 """Costs: the expected seconds to the first token of a prompt, at each replica at once.
 
     first token  =  max(wait, slot, fetch)  +  compute + restore,   wait, compute and restore slowed down by decoding
-    cost         =  first token  +  (weight − 1) × (compute + fetch)  +  others × delay of the prompts that are there
+    cost         =  first token  +  (weight − 1) × (compute + fetch)  +  others × delay of the prompts there  +  crowd
 
 The *wait* follows from how a replica serves: the prompts in its slots take turns, one prefill call each, and others wait for a
 slot in the order of arrival. So a short prompt waits for a part of a long one only: for as many seconds as it has itself. The
 time until a *slot* is free overlaps with the wait, because replies hold slots while other prompts are computed.
 
-The weight is more than 1, because what a replica computes now is what later requests wait for.
+The weight is more than 1, because what a replica computes now is what later requests wait for. For the same reason the *crowd*
+counts: with nearly all slots busy, one more reply makes later requests wait for a slot.
 
 The fetch is used only where it makes the cost less. Then the replica computes what is beyond its own blocks.
 """
@@ -39,7 +40,7 @@ class Weights:
         others: a second by which a prompt that is already there is delayed.
     """
 
-    work: float = 2.0
+    work: float = 4.0
     others: float = 0.5
 
 
@@ -87,6 +88,7 @@ class Board:
         self._since = grown("_since", (room,))
         self._drag = grown("_drag", (room,), 1.0)
         self._hold = grown("_hold", (room,))
+        self._crowd = grown("_crowd", (room,))
         self._fetching = grown("_fetching", (room,))
         self._per_token = grown("_per_token", (room,))
         self._per_depth = grown("_per_depth", (room,))
@@ -125,6 +127,7 @@ class Board:
         self._since[column] = now
         self._drag[column] = 1.0 + load.drag
         self._hold[column] = load.hold
+        self._crowd[column] = load.crowd
         self._fetching[column] = load.fetching
 
     def add(self, column: Column, seconds: float, now: float) -> None:
@@ -177,5 +180,5 @@ class Board:
         drag = self._drag[:size]
         first_token = np.maximum.reduce((wait * drag, self._hold[:size], fetch)) + work * drag
         delay = np.minimum(turns, left)
-        cost = first_token + (self._weights.work - 1.0) * (work + fetch) + self._weights.others * delay
+        cost = first_token + (self._weights.work - 1.0) * (work + fetch) + self._weights.others * delay + self._crowd[:size]
         return Estimate(cost + self._absent[:size], first_token, work, left, start.astype(np.float64))

@@ -48,6 +48,7 @@ class Load:
         queued: seconds of prefill of the requests that wait for a slot.
         drag: seconds of decoding beside each second of prefill.
         hold: seconds until a slot is free.
+        crowd: seconds for which one more request makes later ones wait for a slot.
         fetching: seconds of fetches from the shared tier that have been requested.
     """
 
@@ -55,6 +56,7 @@ class Load:
     queued: float = 0.0
     drag: float = 0.0
     hold: float = 0.0
+    crowd: float = 0.0
     fetching: float = 0.0
 
 

@@ -286,14 +286,24 @@ class Replica:
 
     def _load(self) -> Load:
         queue = [*self._waiting, *(job for _, _, job, _ in self._fetches)]
-        missing = len(queue) + 1 - self._free_slots
+        missing, slots = len(queue) + 1 - self._free_slots, self._machine.slots
         return Load(
             prefills=tuple(max(0.0, job.left) for job in self._prefilling),
             queued=sum(job.left for job in queue),
             drag=self._step(len(self._decoding)) / self._machine.stall,
-            hold=max(0, missing) * self._held_slot / self._machine.slots,
+            hold=max(0, missing) * self._held_slot / slots,
+            crowd=slot_wait(self.ongoing / slots, slots) * self._held_slot,
             fetching=max(0.0, self._connected - self._now),
         )
+
+
+def slot_wait(busy: float, slots: int) -> float:
+    """The mean wait for one of several slots, in times that a slot is held, if they are busy for this share of the time.
+
+    Sakasegawa's approximation for random arrivals. It is steep: nothing while slots are free, much when nearly all are busy.
+    """
+    share = min(busy, 1.0 - 1.0 / (slots + 1))
+    return float(share ** (math.sqrt(2.0 * (slots + 1)) - 1.0) / (slots * (1.0 - share)))
 
 
 def common_blocks(one: list[BlockKey], other: list[BlockKey]) -> int:
