@@ -115,7 +115,7 @@ def test_a_fleet(replay: Run, trace: Path) -> None:
     exact, turns = found["results"]
     assert (exact["router"], turns["router"], exact["shared"]) == ("exact", "round-robin", True)
     assert exact["memory"] == 2049, "a tenth of the working set is less than a prompt"
-    assert found["bound"]["computed"] <= exact["computed"] <= turns["computed"]
+    assert found["bound"]["computed"] <= min(exact["computed"], turns["computed"])
     assert "requests" not in exact
 
 
