@@ -59,6 +59,9 @@ ALLOWED: dict[str, set[str]] = {
         "serving.expiry",
     },
     "observe": {"explain", "serving.request"},
+    "traces": {"interfaces"},
+    "fleet.router": {"interfaces", "prefix_cache.blocks"},
+    "fleet": {"interfaces", "fleet.router", "traces"},
     "library": {"config", "interfaces", "output.parser", "serving", "chat", "engines"},
     "api": {"config", "model_names", "interfaces", "output", "prompt", "explain", "serving", "chat", "observe"},
 }
@@ -90,6 +93,13 @@ def is_module(name: str) -> bool:
     return base.with_suffix(".py").exists() or (base / "__init__.py").exists()
 
 
+def rule_of(module: str) -> str:
+    """The rule of a module: the longest name in `ALLOWED` that it is, or is in; otherwise its package."""
+    parts = module.split(".")
+    names = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((name for name in names if name in ALLOWED), parts[0])
+
+
 def within(name: str, allowed: set[str]) -> bool:
     return any(name == one or name.startswith(one + ".") for one in allowed)
 
@@ -97,10 +107,25 @@ def within(name: str, allowed: set[str]) -> bool:
 @pytest.mark.parametrize("path", MODULES, ids=own_name)
 def test_imports_point_downwards(path: Path) -> None:
     module = own_name(path)
-    rule = module if module in ALLOWED else module.split(".")[0]
+    rule = rule_of(module)
     if rule in ALLOWED:
         wrong = {name for name in imports(path) if not within(name, ALLOWED[rule] | COMMON | {rule})}
         assert not wrong, f"{module} must not know {sorted(wrong)}"
+
+
+ON_A_FLEET = {"cli.replay_fleet"}
+"""The modules outside `fleet` that may import it."""
+
+
+def test_one_machine_knows_no_fleet() -> None:
+    """Neither does an import of the command line load it."""
+    others = [path for path in MODULES if not within(own_name(path), {"fleet"} | ON_A_FLEET)]
+    assert len(others) < len(MODULES) - 8
+    assert not [own_name(path) for path in others if any(within(name, {"fleet"}) for name in imports(path))]
+    for name in ON_A_FLEET:
+        tree = ast.parse(SOURCE.joinpath(*name.split(".")).with_suffix(".py").read_text("utf-8"))
+        loaded = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
+        assert not any(str(module).startswith("headstart.fleet") for module in loaded)
 
 
 WORLD = {"os", "io", "pathlib", "time", "random", "socket", "asyncio", "logging", "mmap", "secrets", "shutil", "sqlite3"}
@@ -125,6 +150,7 @@ FORBIDDEN = {
     "chat": HTTP | {"llama_cpp"},
     "library": HTTP,
     "engines": HTTP,
+    "fleet": {"ray", "llama_cpp"} | HTTP | (WORLD - {"random"}),
     "api": {"llama_cpp"},
     "observe": {"llama_cpp"},
 }

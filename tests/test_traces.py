@@ -47,6 +47,7 @@ def test_sessions_are_kept_apart_and_begin_one_after_another(tmp_path: Path) -> 
     session(tmp_path / "a.json.gz", (5.0, [1, 2], 200), (25.0, [1, 2, 4], 200))
     trace = read([tmp_path], every=30.0)
     assert [request.at for request in trace.requests] == [0.0, 20.0, 30.0, 100.0]
+    assert [request.session for request in trace.requests] == [0, 0, 1, 1]
     assert trace.requests[0].blocks[0] != trace.requests[2].blocks[0], "both begin with 1, of their own"
     assert working_set(trace) == (3 + 3) * 64
     assert trace.requests[2].blocks[0] == trace.requests[3].blocks[0]

@@ -38,7 +38,8 @@ _CHARACTERS = 4
 class TracedRequest:
     """A request: its time of arrival (seconds), its full blocks, and the tokens of its prompt and its reply.
 
-    `called`: whether the reply ended in a call; None if that was not recorded.
+    `called`: whether the reply ended in a call; None if that was not recorded. `session`: number of its session; -1 if that was
+    not recorded.
     """
 
     at: float
@@ -46,6 +47,7 @@ class TracedRequest:
     prompt: int
     reply: int
     called: bool | None = None
+    session: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def read(paths: Sequence[Path], *, block_size: int | None = None, every: float =
             why = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{file} is not a trace: {why}; `headstart replay --help` names the forms.") from error
         block_sizes.add(native)
-        requests += [replace(one, at=begin + one.at) for one in found]
+        requests += [replace(one, at=begin + one.at, session=number if session else -1) for one in found]
     if len(block_sizes) > 1:
         raise ConfigError("These traces have blocks of different sizes; replay them apart.")
     native = block_sizes.pop()
@@ -166,12 +168,15 @@ def sample(seed: int = 0, seconds: int = 1800, block_size: int = 64) -> Trace:
     system = [next(fresh) for _ in range(12)]
     documents = [[next(fresh) for _ in range(dice.randint(30, 200))] for _ in range(40)]
     found: list[TracedRequest] = []
+    session = -1
 
     def ask(at: float, blocks: list[int], reply: int) -> None:
-        found.append(TracedRequest(at, as_tokens(blocks), len(blocks) * block_size + dice.randint(1, block_size), reply))
+        prompt = len(blocks) * block_size + dice.randint(1, block_size)
+        found.append(TracedRequest(at, as_tokens(blocks), prompt, reply, session=session))
 
     at = 0.0
     while at < seconds:
+        session += 1
         at += dice.expovariate(1 / 4)
         match dice.choices(("chat", "agent", "document", "once"), (4, 1, 4, 6))[0]:
             case "chat":

@@ -106,3 +106,34 @@ def test_what_is_no_trace_is_told_the_forms(replay: Run, tmp_path: Path) -> None
 
 def test_without_a_trace_one_is_generated(replay: Run) -> None:
     assert "sample: 874 requests" in replay("--budget", "10%", "--policy", "lru", "--block-size", "64")
+
+
+def test_a_fleet(replay: Run, trace: Path) -> None:
+    out = replay(str(trace), "--fleet", "2", "--router", "exact", "--router", "round-robin", "--shared", "--json")
+    found = json.loads(out)
+    assert (found["replicas"], found["bound"]["computed"]) == (2, 20 * 2049 - (9 * 2 + 10 * 4) * 512)
+    exact, turns = found["results"]
+    assert (exact["router"], turns["router"], exact["shared"]) == ("exact", "round-robin", True)
+    assert exact["memory"] == 2049, "a tenth of the working set is less than a prompt"
+    assert found["bound"]["computed"] <= min(exact["computed"], turns["computed"])
+    assert "requests" not in exact
+
+
+def test_all_routers_of_a_fleet_in_a_table(replay: Run, trace: Path) -> None:
+    out = replay(str(trace), "--fleet", "3", "--router", "all", "--budget", "50%", "--budget", "100%")
+    assert all(out.count(f" {router} ") >= 2 for router in ("exact", "sticky", "power-of-two", "sglang"))
+    assert "bound" in out
+    assert "20 requests, 3 replicas" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--router", "exact"], "need --fleet"),
+        (["--shared"], "need --fleet"),
+        (["--fleet", "2", "--router", "best"], "--router must be one of exact, round-robin"),
+        (["--fleet", "2", "--policy", "lru"], "not for a fleet"),
+    ],
+)
+def test_options_of_a_fleet(replay: Run, arguments: list[str], message: str) -> None:
+    assert message in replay(*arguments, code=2)

@@ -28,6 +28,8 @@ EPILOG = """
 
 `headstart replay sessions/ --block-size 512 --every 120 --policy value --policy lru --json`
 
+`headstart replay sessions/ --fleet 4 --router all --shared` — a simulated fleet: first token and computed tokens by router
+
 Formats: Mooncake's traces (JSONL with `hash_ids`), kv-cache-tester (a session a file, JSON or gzip), or JSONL with the whole
 prompt as `input` (a session a file). The default costs of a token are those of the bundled model on two cores.
 """
@@ -78,6 +80,28 @@ def replay(
     bytes_per_token: Annotated[
         float, typer.Option(min=1.0, callback=_finite, metavar="BYTES", help="Cost of storing a token.")
     ] = 23_040,
+    fleet: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Simulate a fleet of N replicas; --budget is the memory of each.", show_default="one cache"
+        ),
+    ] = None,
+    router: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Router: exact, round-robin, power-of-two, sticky, ray-prefix, ray-prefix-10, sglang or all; again for more.",
+            show_default="exact",
+        ),
+    ] = None,
+    shared: Annotated[bool, typer.Option("--shared", help="The fleet has a shared tier that holds all blocks.")] = False,
+    slots: Annotated[int, typer.Option(min=1, metavar="N", help="Slots of each replica of the fleet.")] = 8,
+    report_delay: Annotated[
+        float,
+        typer.Option(
+            min=0.0, callback=_finite, metavar="SECONDS", help="Time that a report takes from a replica to the router."
+        ),
+    ] = 0.05,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Replays recorded requests against the cache's own code, and shows what each retention policy would have saved."""
@@ -85,7 +109,12 @@ def replay(
 
     from headstart import replay as simulator
     from headstart import traces as recorded
+    from headstart.cli.replay_fleet import FleetOptions, replay_fleet
 
+    if fleet is None and (router or shared):
+        raise ConfigError("--router and --shared need --fleet.")
+    if fleet is not None and (policy or behind):
+        raise ConfigError("--policy and --behind are not for a fleet, which evicts the least recently used blocks.")
     names = policy or simulator.policies()
     if unknown := [name for name in names if name not in simulator.policies()]:
         raise ConfigError(f"--policy must be one of {', '.join(simulator.policies())}, not {unknown[0]}.")
@@ -94,7 +123,12 @@ def replay(
     )
     total = simulator.working_set(trace)
     costs = simulator.ReplayCosts(seconds_per_token, bytes_per_token)
-    budgets = [_tokens(text, total, bytes_per_token) for text in budget or ["5%", "10%", "25%"]]
+    usual = ["5%", "10%", "25%"] if fleet is None else ["10%"]
+    budgets = [_tokens(text, total, bytes_per_token) for text in budget or usual]
+    if fleet is not None:
+        options = FleetOptions(fleet, router or ["exact"], shared, slots, report_delay, seconds_per_token, budgets)
+        replay_fleet(trace, options, as_json=as_json)
+        return
     first = int(len(trace.requests) * behind)
     results = [
         simulator.replay(trace, name, room, costs, first=first)

@@ -1,0 +1,281 @@
+"""The router: right whatever happens to reports, and no herding."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from effort import examples
+from headstart.fleet.router.book import ARRIVES
+from headstart.fleet.router.chains import PromptChain
+from headstart.fleet.router.curve import Curve
+from headstart.fleet.router.reports import BlockKey, Load, ReplicaReport, Speed, Tier
+from headstart.fleet.router.router import ASK_AGAIN, FleetRouter
+
+NAMES = ("a", "b", "c")
+TIERS = tuple(tier for tier in Tier if tier is not Tier.COMING)
+KEYS = range(0, 20, 2)
+Held = frozenset[tuple[BlockKey, Tier]]
+SPEED = Speed(Curve(0.001), fetch=1e-4)
+
+
+@dataclass
+class Sender:
+    """A replica as the routers hear of it. `snapshots`: what it held when it sent each report of its epoch."""
+
+    name: str
+    epoch: int = 0
+    held: Held = frozenset()
+    reported: Held = frozenset()
+    snapshots: list[Held] = field(default_factory=list)
+
+    def report(self, *, dump: bool = False) -> ReplicaReport:
+        known = frozenset[tuple[BlockKey, Tier]]() if dump else self.reported
+        added, removed = by_tier(self.held - known), by_tier(known - self.held)
+        speed = SPEED if dump or not self.snapshots else None
+        report = ReplicaReport(self.name, self.epoch, len(self.snapshots), Load(), added, removed, dump, speed=speed)
+        self.reported = self.held
+        self.snapshots.append(self.held)
+        return report
+
+    def restart(self) -> None:
+        self.epoch += 1
+        self.held = self.reported = frozenset()
+        self.snapshots = []
+
+
+def by_tier(held: Held) -> dict[Tier, list[BlockKey]]:
+    return {tier: [key for key, where in held if where is tier] for tier in TIERS}
+
+
+class Reports(RuleBasedStateMachine):
+    """Reports are lost, doubled and reordered. The router's view of a replica is always what the replica held at one moment: at
+    the last report up to which nothing is missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = FleetRouter()
+        self.senders = {name: Sender(name) for name in NAMES}
+        self.network: list[ReplicaReport] = []
+        self.delivered: dict[str, list[ReplicaReport]] = {}
+        self.now = 0.0
+        self.number = 0
+
+    @rule(name=st.sampled_from(NAMES), tier=st.sampled_from(TIERS), keys=st.sets(st.sampled_from(KEYS)), comes=st.booleans())
+    def change(self, name: str, tier: Tier, keys: set[BlockKey], comes: bool) -> None:
+        changed = frozenset((key, tier) for key in keys)
+        sender = self.senders[name]
+        sender.held = sender.held | changed if comes else sender.held - changed
+        self.network.append(sender.report())
+
+    @rule(name=st.sampled_from(NAMES))
+    def restart(self, name: str) -> None:
+        self.senders[name].restart()
+
+    @precondition(lambda self: self.network)
+    @rule(data=st.data(), twice=st.booleans())
+    def deliver(self, data: st.DataObject, twice: bool) -> None:
+        place = data.draw(st.integers(0, len(self.network) - 1))
+        self._deliver(self.network[place] if twice else self.network.pop(place))
+
+    @precondition(lambda self: self.network)
+    @rule()
+    def deliver_the_oldest(self) -> None:
+        self._deliver(self.network.pop(0))
+
+    @precondition(lambda self: self.network)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        self.network.pop(data.draw(st.integers(0, len(self.network) - 1)))
+
+    @rule(seconds=st.floats(0, 2 * ASK_AGAIN))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(blocks=st.integers(0, len(KEYS)))
+    def choose(self, blocks: int) -> None:
+        self.number += 1
+        chain = PromptChain(list(KEYS[:blocks]), 64 * blocks + 10, 64)
+        choice = self.router.choose(str(self.number), chain, self.now)
+        assert (choice is not None) == bool(self.delivered)
+        if choice is not None:
+            assert choice.replica in self.delivered
+            assert choice.reused + choice.computed == chain.tokens
+            assert choice.computed > 0
+
+    @rule()
+    def all_is_lost_and_asked_again(self) -> None:
+        """After one dump of each, all is known."""
+        self.network.clear()
+        self.now += ASK_AGAIN
+        for sender in self.senders.values():
+            if self._deliver(sender.report()):
+                self.network.pop()
+            self._deliver(sender.report(dump=True))
+            assert self._view(sender.name) == sender.held
+
+    @invariant()
+    def a_view_is_a_moment(self) -> None:
+        for name, reports in self.delivered.items():
+            epoch = max(one.epoch for one in reports)
+            numbers = {one.sequence: one for one in reports if one.epoch == epoch}
+            known = -1
+            for start in [0, *(number for number, one in numbers.items() if one.dump)]:
+                end = start
+                while end in numbers:
+                    end += 1
+                known = max(known, end - 1)
+            sender = self.senders[name]
+            if epoch == sender.epoch:
+                assert self._view(name) == (sender.snapshots[known] if known >= 0 else frozenset())
+
+    def _deliver(self, report: ReplicaReport) -> bool:
+        self.delivered.setdefault(report.replica, []).append(report)
+        asked = self.router.report(report, self.now)
+        if asked:
+            self.network.append(self.senders[report.replica].report(dump=True))
+        return asked
+
+    def _view(self, name: str) -> Held:
+        return frozenset((key, tier) for key in KEYS for tier in self.router.holds(name, key) if tier is not Tier.COMING)
+
+
+TestReports = Reports.TestCase
+TestReports.settings = settings(examples(160), stateful_step_count=30)
+
+
+def fleet(*names: str, **load: Load) -> FleetRouter:
+    router = FleetRouter()
+    for name in names:
+        router.report(ReplicaReport(name, 0, 0, load.get(name, Load()), speed=SPEED), 0.0)
+    return router
+
+
+def prompt(first: int, blocks: int = 10) -> PromptChain:
+    return PromptChain(list(range(2000 * first, 2000 * first + 2 * blocks, 2)), 64 * blocks + 1, 64)
+
+
+def chosen(router: FleetRouter, request: str, chain: PromptChain, now: float = 0.0) -> str:
+    choice = router.choose(request, chain, now)
+    assert choice is not None
+    return choice.replica
+
+
+def test_without_replicas_there_is_no_choice() -> None:
+    assert FleetRouter().choose("1", prompt(1), 0.0) is None
+    router = fleet("a")
+    assert router.choose("1", prompt(1), 0.0, without=("a", "x")) is None
+    router.leave("a")
+    assert router.choose("1", prompt(1), 0.0) is None
+
+
+def test_a_router_that_knows_nothing_takes_the_least_wait() -> None:
+    router = fleet("a", "b", "c", a=Load(prefills=(3.0,)), b=Load(prefills=(1.0,)), c=Load(queued=2.0))
+    assert chosen(router, "1", prompt(1)) == "b"
+
+
+def test_a_burst_of_prompts_does_not_herd() -> None:
+    router = fleet("a", "b", "c", "d")
+    places = Counter(chosen(router, str(number), prompt(number)) for number in range(40))
+    assert set(places.values()) == {10}
+
+
+def test_a_burst_with_one_new_prefix_goes_where_it_is_computed() -> None:
+    router = fleet("a", "b", "c", "d")
+    assert len({chosen(router, str(number), prompt(1, 1000)) for number in range(4)}) == 1
+
+
+def test_a_conversation_stays_until_the_wait_is_dearer_than_the_prompt() -> None:
+    router = fleet("a", "b")
+    chain = prompt(1)
+    router.report(ReplicaReport("b", 0, 1, added={Tier.MEMORY: chain.keys}), 0.0)
+    assert chosen(router, "1", chain) == "b"
+    router.report(ReplicaReport("b", 0, 2, Load(queued=100.0), done=("1",)), 0.0)
+    assert chosen(router, "2", chain) == "a"
+
+
+def test_equal_costs_go_to_the_replica_that_worked_least() -> None:
+    router = fleet("a", "b")
+    first = chosen(router, "1", prompt(1, 100))
+    assert chosen(router, "2", prompt(2), now=20.0) != first
+
+
+def test_a_booking_ends_with_the_report_of_its_arrival() -> None:
+    router = fleet("a")
+    router.choose("1", prompt(1), 0.0)
+    seconds = SPEED.prefill.seconds(0, 641)
+    assert router.status(0.0)[0].wait == pytest.approx(seconds)
+    router.report(ReplicaReport("a", 0, 1, Load(prefills=(seconds / 2,)), arrived=("1",)), 0.0)
+    assert router.status(0.0)[0].wait == pytest.approx(seconds / 2)
+    assert router.holds("a", prompt(1).keys[0]) == {Tier.COMING}
+    router.report(ReplicaReport("a", 0, 2, added={Tier.MEMORY: prompt(1).keys}, done=("1",)), 0.0)
+    assert router.holds("a", prompt(1).keys[0]) == {Tier.MEMORY}
+    assert router.status(0.0)[0].wait == 0.0
+
+
+def test_a_request_that_fails_on_its_way_is_not_waited_for() -> None:
+    router = fleet("a")
+    for end in ("closed", "forgotten"):
+        router.choose("1", prompt(1, 1000), 0.0)
+        if end == "closed":
+            router.close("1")
+        else:
+            router.choose("2", prompt(2, 0), ARRIVES)
+            router.close("2")
+        assert router.holds("a", prompt(1).keys[0]) == frozenset()
+        assert router.status(0.0)[0].wait == 0.0
+
+
+def test_a_replica_that_left_is_forgotten_and_its_place_is_used_again() -> None:
+    router = fleet("a", "b")
+    router.report(ReplicaReport("a", 0, 1, added={Tier.MEMORY: prompt(1).keys}), 0.0)
+    router.choose("1", prompt(1), 0.0)
+    router.leave("a")
+    router.leave("a")
+    assert [one.replica for one in router.status(0.0)] == ["b"]
+    assert router.holds("a", prompt(1).keys[0]) == frozenset()
+    router.report(ReplicaReport("c", 7, 0, speed=SPEED), 0.0)
+    assert [(one.replica, one.blocks, one.wait) for one in router.status(0.0)] == [("b", 0, 0.0), ("c", 0, 0.0)]
+    assert {chosen(router, str(number), prompt(number)) for number in range(4)} == {"b", "c"}
+
+
+def test_a_restarted_replica_holds_nothing() -> None:
+    router = fleet("a")
+    router.report(ReplicaReport("a", 0, 1, added={Tier.MEMORY: prompt(1).keys}), 0.0)
+    assert router.report(ReplicaReport("a", 1, 3, added={Tier.DISK: prompt(2).keys}), 1.0)
+    (status,) = router.status(2.0)
+    assert (status.blocks, status.gap, status.age) == (0, True, 1.0)
+    assert not router.report(ReplicaReport("a", 1, 4, dump=True, added={Tier.DISK: prompt(2).keys}, speed=SPEED), 1.0)
+    (status,) = router.status(2.0)
+    assert (status.blocks, status.gap) == (10, False)
+
+
+def test_a_dump_says_nothing_of_what_is_coming() -> None:
+    router = fleet("a")
+    router.choose("1", prompt(1), 0.0)
+    router.report(ReplicaReport("a", 0, 1, dump=True, added={Tier.DISK: prompt(2).keys}, speed=SPEED), 0.0)
+    assert router.holds("a", prompt(1).keys[0]) == {Tier.COMING}
+    assert router.holds("a", prompt(2).keys[0]) == {Tier.DISK}
+    assert router.holds("x", prompt(2).keys[0]) == frozenset()
+
+
+def test_a_dump_is_asked_for_once_a_second() -> None:
+    router = fleet("a")
+    asked = [router.report(ReplicaReport("a", 0, 5 + number), 0.4 * number) for number in range(5)]
+    assert asked == [True, False, False, True, False]
+
+
+def test_a_model_with_state_continues_at_checkpoints_only() -> None:
+    router = fleet("a", "b")
+    keys = prompt(1).keys
+    chain = PromptChain(keys, 641, 64, stateful=True)
+    router.report(ReplicaReport("a", 0, 1, added={Tier.MEMORY: keys}), 0.0)
+    router.report(ReplicaReport("b", 0, 1, added={Tier.MEMORY: [*keys[:6], keys[3] | 1]}), 0.0)
+    choice = router.choose("1", chain, 0.0)
+    assert choice is not None
+    assert (choice.replica, choice.reused) == ("b", 4 * 64)
