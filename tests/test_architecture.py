@@ -33,7 +33,10 @@ ALLOWED: dict[str, set[str]] = {
     "prompt": {"interfaces", "output"},
     "explain": {"interfaces", "output.json_values", "prompt"},
     "prefix_cache": {"interfaces"},
-    "tiers": {"interfaces", *(f"prefix_cache.{name}" for name in ("eviction_order", "expiry", "quota", "reuse_model"))},
+    "tiers": {
+        "interfaces",
+        *(f"prefix_cache.{name}" for name in ("blocks", "eviction_order", "expiry", "quota", "reuse_model")),
+    },
     "engines": {"interfaces", "memory_plan", "model_names"},
     "testing": {"interfaces", "engines.constraint"},
     "serving": {
@@ -215,7 +218,7 @@ def test_the_library_loads_no_http() -> None:
     found = set(subprocess.run([sys.executable, "-c", IN_PROCESS], capture_output=True, text=True, check=True).stdout.split())
     assert "headstart.chat.messages" in found
     assert not found & (HTTP | {"headstart.api", "headstart.cli", "h11", "multipart"})
-    assert not [name for name in found if name in STORE_CLIENTS or name.startswith("headstart.tiers.shared")]
+    assert not [name for name in found if name in STORE_CLIENTS or f"{name}.".startswith("headstart.tiers.shared.")]
 
 
 def test_exports_are_sorted_and_complete() -> None:

@@ -24,7 +24,8 @@ from headstart.units import parse_portion, parse_size, parse_time
 Reuse = Literal["fast", "exact"]
 Overflow = Literal["error", "slide"]
 Switch = Literal["on", "off"]
-Group = Literal["Speed and memory", "Model", "Reuse", "Operation"]
+SharedMode = Literal["readwrite", "read"]
+Group = Literal["Speed and memory", "Model", "Reuse", "Shared cache", "Operation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,8 @@ def _path(metavar: str, *, words: tuple[str, ...] = ()) -> Kind:
     return Kind("a path", lambda value: isinstance(value, Path) or value in words, metavar, str, parse, (str, os.PathLike))
 
 
+_FLAG = Kind("true or false", lambda value: isinstance(value, bool), "", bool)
+_ADDRESS = Kind("an address", lambda value: isinstance(value, str), "URL")
 _SIZE = Kind("a whole number", _is_whole, "SIZE", int, parse_size, least=0, number="bytes")
 _PORTION = _above_zero("a share like 25% or a size like 2GiB", "SHARE|SIZE", parse_portion, "a share up to 1, bytes above")
 _TIME = _above_zero("a time like 7d or 12h", "TIME", parse_time, "seconds")
@@ -252,6 +255,38 @@ class Settings:
         _words(Overflow),
         "Reuse",
         f"For a conversation longer than {option('ctx')}: `error` refuses it; `slide` drops its oldest exchanges and says so.",
+    )
+    shared: str | None = _setting(
+        None,
+        _ADDRESS,
+        "Shared cache",
+        "Store of a fleet: what one server has computed, no other computes again. valkey://HOST:6379, valkeys://HOST:6379, "
+        "s3://BUCKET/PREFIX or file:///PATH (docs/shared.md).",
+        unset="no other server's cache is used",
+    )
+    shared_key_file: Path | None = _setting(
+        None,
+        _path("FILE"),
+        "Shared cache",
+        f"Keys of the fleet, from `headstart fleet keygen`. {option('shared')} needs it.",
+        unset="none",
+    )
+    shared_mode: SharedMode = _setting(
+        "readwrite", _words(SharedMode), "Shared cache", "`read` stores nothing in the shared store."
+    )
+    shared_encrypt: bool = _setting(
+        False,
+        _FLAG,
+        "Shared cache",
+        "Encrypt what is stored there, with a key for each tenant. Otherwise the store's operator can read prompts.",
+    )
+    shared_expire: float | None = _setting(
+        None,
+        _TIME,
+        "Shared cache",
+        f"Delete from the shared store after this time, like 7d. {option('expire')} holds there too.",
+        unset="until the store needs room",
+        none="the store keeps everything until it needs room",
     )
     queue: int = _setting(64, _whole(1), "Operation", "Requests that may wait; further ones get a 429.")
     explain: Switch = _setting(

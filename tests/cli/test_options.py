@@ -27,6 +27,10 @@ WRITTEN = {
     "tenant_memory": "25%",
     "tenant_disk": "2GiB",
     "expire": "7d",
+    "shared": "valkey://localhost",
+    "shared_key_file": "fleet.key",
+    "shared_mode": "read",
+    "shared_expire": "12h",
 }
 """Values other than the defaults; of all other settings it is 1."""
 
@@ -53,9 +57,11 @@ def test_what_is_not_given_has_the_default() -> None:
 def test_a_setting_is_the_same_by_option_by_variable_and_in_the_library(name: str) -> None:
     written = WRITTEN.get(name, "1")
     typed = {} if name in WRITTEN else {name: type(getattr(Settings(), name) or 1)(1)}
+    typed |= {name: True} if SETTINGS[name].kind.read_as is bool else {}
     wanted = Settings(**{"cache_dir": default_cache_dir(), name: written, **typed})  # type: ignore[arg-type]
     assert wanted != Settings(cache_dir=default_cache_dir())
-    assert chosen(*([] if name == "model" else [as_flag(option(name))]), written) == wanted
+    flag = [] if name == "model" else [as_flag(option(name))]
+    assert chosen(*flag, *([] if SETTINGS[name].kind.read_as is bool else [written])) == wanted
     assert chosen(**{as_variable(name): written}) == wanted
 
 
@@ -63,7 +69,7 @@ def test_everything_is_said_of_every_setting() -> None:
     for name, row in SETTINGS.items():
         assert row.help.endswith("."), name
         assert f"{name}: " in (Settings.__doc__ or "")
-        assert row.kind.metavar.isupper() or "|" in row.kind.metavar
+        assert row.kind.metavar.isupper() or "|" in row.kind.metavar or row.kind.read_as is bool
 
 
 def test_a_setting_that_may_be_none_says_what_that_means() -> None:

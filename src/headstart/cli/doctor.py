@@ -29,6 +29,8 @@ from headstart.units import count, show_size
 
 BLOCKS = 3
 """Full blocks that the check must restore."""
+FEWEST = 8
+"""Prompts that the long check computes, whatever its time, unless one of them could use the cache before."""
 PROMPT_SECONDS = 2.0
 """Most seconds to compute a prompt of the long check."""
 
@@ -59,13 +61,21 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
         options = replace(settings, reuse="exact").engine_options()
         thread = EngineThread(lambda: registry.load(options, progress, anew=True))
     engine = thread.engine
-    with Runtime(thread, replace(settings, reuse="exact" if engine.traits.exact else "fast")) as runtime:
+    alone = replace(settings, reuse="exact" if engine.traits.exact else "fast", shared=None)  # the checks' prompts stay here
+    usable = True
+    with Runtime(thread, alone) as runtime:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
         for topic, line in (*machine(), *facts(runtime).items()):
             if topic != "reuse":
                 table.add_row(topic, line)
         table.add_row("traits", _traits(engine))
         table.add_row("--reuse exact", _exactness(engine.traits))
+        if settings.shared is not None:
+            from headstart.cli.doctor_shared import examine_shared  # with libraries that only this needs
+
+            usable, lines = examine_shared(settings, engine)
+            for topic, line in lines:
+                table.add_row(topic, line)
         check = check_warm(runtime)
         table.add_row("warm = cold", check.finding)
         console.print(table)
@@ -77,8 +87,8 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
             console.print(walk.finding)
             good = walk.good
     bad = "[bold red]The check failed:[/] do not trust warm answers here, and please report it."
-    console.print("All is well." if good else bad)
-    return good
+    console.print(bad if not good else "All is well." if usable else "[bold red]The shared store cannot be used.[/]")
+    return good and usable
 
 
 def _bar(console: Console, seconds: float) -> Progress:
@@ -95,7 +105,7 @@ def check_walk(runtime: Runtime, seconds: float, progress: Callable[[float], Non
     block_size = engine.traits.block_size
     texts: list[list[int]] = [[]]
     begun, compared, cached, wrong = time.monotonic(), 0, 0, 0
-    while (passed := time.monotonic() - begun) < seconds:
+    while (passed := time.monotonic() - begun) < seconds or (not cached and compared < FEWEST):
         progress(passed)
         known = dice.choice(texts)
         room = min(runtime.ctx - 2, max(4 * block_size, runtime.scheduler.prefills(PROMPT_SECONDS)))

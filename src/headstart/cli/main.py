@@ -190,7 +190,10 @@ def demo(
 
 
 @app.command()
-@takes_settings("model", "ctx", "slots", "threads", "gpu_layers", "kv_type", "chat_template", "lora", "memory_budget")
+@takes_settings(
+    *("model", "ctx", "slots", "threads", "gpu_layers", "kv_type", "chat_template", "lora", "memory_budget"),
+    *("shared", "shared_key_file", "shared_encrypt"),
+)
 def doctor(
     settings: Settings,
     seconds: Annotated[
@@ -209,6 +212,8 @@ def doctor(
     ] = False,
 ) -> None:
     """Shows the abilities of this machine with a model, and checks that a warm answer equals a cold one.
+
+    With --shared, it also says which servers of the fleet can use each other's cache, and what differs between the others.
 
     It also shows the model's traits: whether its KV can be cut anywhere or it has state, and the size of a checkpoint.
 

@@ -48,7 +48,7 @@ def setting(name: str, *, group: str | None = None, help: str = "") -> Any:
         min=kind.least if kind.parse is None else None,
         max=kind.most,
         envvar=as_variable(name),
-        metavar=kind.metavar,
+        metavar=kind.metavar or None,
         rich_help_panel=group,
         help=text,
         show_default=row.unset or True,

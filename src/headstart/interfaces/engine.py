@@ -19,7 +19,7 @@ imported only with the KV of the same tokens, up to the same length.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -284,6 +284,8 @@ class Engine(ABC):
     facts: Facts
     fingerprint: bytes
     """Digest of everything that changes the numbers: weights, engine and build, device, KV types, settings, block size."""
+    identity: Mapping[str, str] = {}
+    """What the fingerprint is made of, by name, as texts for people. May be empty."""
     host: HostMemory | None = None
     """Host memory at the load, from which the cache's budget is planned; None if the engine does not know."""
 

@@ -16,7 +16,7 @@ from headstart.observe.report import Summary
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-SOURCES = {"live": "device", "memory": "host", "disk": "storage"}
+SOURCES = {"live": "device", "memory": "host", "disk": "storage", "shared": "storage"}
 """SGLang's name of each tier; any other tier is `storage`."""
 
 LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
@@ -156,6 +156,10 @@ class _Gauges(Collector):
             ("evicted", "Entries evicted."),
             ("thinned", "Checkpoints dropped."),
             ("erased", "Entries that expired or were deleted by their owner."),
+            ("fetched", "Entries fetched from the shared store."),
+            ("fetched_bytes", "Bytes of these."),
+            ("saved_bytes", "Bytes written to the shared store."),
+            ("audited", "Fetched blocks that were computed again, and equal."),
         ):
             metric = "evictions" if name == "evicted" else name
             yield counter(

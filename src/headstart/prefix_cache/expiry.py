@@ -55,6 +55,11 @@ class Terms:
         self._in_folder = False
 
     @property
+    def most(self) -> float:
+        """The term for everybody."""
+        return self._most
+
+    @property
     def look(self) -> float:
         """Seconds between two searches."""
         return self.shortest / LOOKS

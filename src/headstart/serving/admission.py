@@ -83,7 +83,7 @@ class Admission:
                 return True
             job.waits_for = None
         others = [other for other in running if other.prefilling and other.root == job.root and other.request.params.reuse]
-        best = self._available(job) if others else 0
+        best = self.available(job) if others else 0
         for other in others:
             shared = min(common_prefix(other.chain.tokens, job.chain.tokens), len(job.chain) - 1)
             shared = shared // traits.block_size * traits.block_size
@@ -95,7 +95,7 @@ class Admission:
                 return True
         return False
 
-    def _available(self, job: Job) -> int:
+    def available(self, job: Job) -> int:
         """Tokens of the prompt that need no computation: they are live in a slot, or stored."""
         index = self._cache.index
         kept = max(keepable(slot.view(), job.chain, index, self._mode).tokens for slot in self._slots)
@@ -129,7 +129,7 @@ class Admission:
         if restored is None:
             job.misses += 1  # the bad entry has left the index: plan again without it
             return False
-        job.plan, job.tiers = restored.plan, restored.tiers
+        job.plan, job.tiers = restored.plan, self._with_shared(job, restored)
         job.explanation, job.explained = self._explain(job, job.plan.start), self._history.explains
         job.seen = self._cache.seen(job.chain, job.plan)
         self._cache.hit(job.chain, job.plan)
@@ -139,6 +139,14 @@ class Admission:
             job.protected = protected_points(len(job.chain), block_size, branch, landmarks)
         slot.begin(job.started, job.request_traits(), self._cache.store.wall())
         return True
+
+    def _with_shared(self, job: Job, restored: Restored) -> dict[str, int]:
+        """The restored tokens of each tier. What the shared tier brought for this job was in memory for a moment only."""
+        if not job.brought:
+            return restored.tiers
+        start, memory = restored.plan.start, self._cache.memory.name
+        brought = sum(min(one.stop, start) - one.start for one in restored.plan.restore if one.id in job.brought)
+        return {**restored.tiers, memory: restored.tiers.get(memory, 0) - brought, self._cache.shared.name: brought}
 
     def load(self, chain: Chain, choice: Plan) -> Restored | None:
         """Loads a plan into its slot, or less of it if memory is short. None if an entry is bad; the slot is then empty.

@@ -34,12 +34,12 @@ class Cache:
         checkpoints: copies state from slots to memory.
         prefetch: reads entries from disk to memory.
         kv_restore: loads entries into slots.
-        index, memory, disk: those of the store.
+        index, memory, disk, shared: those of the store.
     """
 
     def __init__(self, engine: Engine, mode: Mode, store: KvStore) -> None:
         self.store = store
-        self.index, self.memory, self.disk = store.index, store.memory, store.disk
+        self.index, self.memory, self.disk, self.shared = store.index, store.memory, store.disk, store.shared
         self.checkpoints = StateCheckpoints(engine, mode, store)
         self.kv_save = KvSave(engine, mode, store, self.checkpoints)
         memory_budget, size = store.memory_budget, engine.shape.kv_bytes_per_token
@@ -62,6 +62,7 @@ class Cache:
             self.disk.keep(())
             self.disk.use(keys)
             self.store.offload.revive(keys)
+        self.store.shared_offer.reused(keys)
         self.prefetch.fetched.clear()
 
     def elsewhere(self, chain: Chain, salt: str) -> int:

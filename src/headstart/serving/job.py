@@ -12,6 +12,7 @@ from headstart.explain.record import Record
 from headstart.interfaces.engine import Engine, Logits, Sampler, Sampling
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain, root_id
+from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Plan
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.serving.detokenizer import Detokenizer
@@ -30,6 +31,7 @@ from headstart.serving.request import (
 )
 from headstart.serving.slots import Slot
 from headstart.serving.turn import Turn
+from headstart.tiers.shared_tier import Fetch
 
 log = logging.getLogger("headstart.job")
 
@@ -79,6 +81,9 @@ class Job:
         points: lengths at which its prefill takes checkpoints.
         protected: those of them that are protected points.
         last_checkpoint: the last checkpoint that was taken during its reply.
+        fetch: what is on its way from the shared tier.
+        follows: another job whose fetch brings something that this one lacks.
+        brought: entries that have arrived from the shared tier. They are pinned until the job has loaded them.
         token: the last sampled token, which the engine has not computed yet.
     """
 
@@ -104,6 +109,9 @@ class Job:
     seen: tuple[int, int] = (0, -1)
     tiers: dict[str, int] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    fetch: Fetch | None = None
+    follows: Job | None = None
+    brought: dict[BlockId, Entry] = field(default_factory=dict)
 
     def request_traits(self) -> RequestTraits:
         """The traits of the request while its reply is not complete."""
@@ -144,6 +152,11 @@ class Job:
     @property
     def root(self) -> BlockId:
         return self.chain.root
+
+    @property
+    def parked(self) -> bool:
+        """Whether it waits for the shared tier."""
+        return self.fetch is not None or self.follows is not None
 
     @property
     def prefilling(self) -> bool:

@@ -112,7 +112,7 @@ class KvRestore:
             self._memory_budget.fault("import", error)
             slot.truncate(0)
             for entry in reversed(plan.entries):
-                if entry.id not in self._memory_budget.offload.writing:  # the disk is reading its cell
+                if not self._memory_budget.lent(entry):
                     self._memory_budget.drop(entry)
             return False
         return True

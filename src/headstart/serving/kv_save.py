@@ -148,9 +148,10 @@ class KvSave:
         return [(entry, canonical) for entry, canonical in found if not self._store.spent(entry)]
 
     def flush(self, slots: Sequence[Slot]) -> None:
-        """Saves all slots, and offers the disk every entry that it lacks. For the time before the server stops."""
-        if self._store.disk.on:
+        """Saves all slots, and offers the lower tiers every entry that they lack. For the time before the server stops."""
+        if self._store.disk.on or self._store.shared.saves:
             for slot in slots:
                 slot.busy = False
                 self.save(slot)
             self._store.offload.flush()
+        self._store.shared_offer.leave()

@@ -20,10 +20,12 @@ from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 from headstart.prompt.reply_tokens import ReplyTokensMemo
 from headstart.serving.memory_budget import MemoryBudget
 from headstart.serving.offload import Offload
+from headstart.serving.shared_offer import SharedOffer
 from headstart.tiers.disk import Label
 from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Cell, Memory
 from headstart.tiers.no_disk import NoDisk
+from headstart.tiers.shared_tier import NoShared, SharedTier
 
 
 class KvStore:
@@ -45,6 +47,7 @@ class KvStore:
         mode: Mode,
         clock: Callable[[], float],
         disk: DiskTier | None = None,
+        shared: SharedTier | None = None,
         reply_tokens: ReplyTokensMemo | None = None,
         terms: Terms | None = None,
         wall: Callable[[], float] = time.time,
@@ -52,6 +55,7 @@ class KvStore:
         self.index = Index(engine.traits.block_size)
         self.memory = memory
         self.disk = NoDisk() if disk is None else disk
+        self.shared = NoShared() if shared is None else shared
         self.seconds = 1e-3
         self.counters: Counter[str] = Counter()
         self.clock = clock
@@ -72,11 +76,13 @@ class KvStore:
             self._stored,
             lambda: self.clock(),
         )
+        self.shared_offer = SharedOffer(self.index, memory, self.shared, self.label)
         self.memory_budget = MemoryBudget(
             self.index,
             memory,
             self.retention,
             self.offload,
+            self.shared_offer,
             self.counters,
             ctx=engine.shape.ctx,
             kv_bytes_per_token=engine.shape.kv_bytes_per_token,
@@ -125,6 +131,7 @@ class KvStore:
         self.retention.use(known, now, anew=True)
         self.counters["saved"] += 1
         self.offload.offer(known)
+        self.shared_offer.computed(known)
         state = self.index.get(checkpoint_id(entry.id))
         if state is not None:  # it waited for its block
             self.offload.offer(state)
@@ -165,4 +172,5 @@ class KvStore:
         held = [entry for entry in self.index if self.memory.name in entry.copies]
         assert len(held) == len(self.memory) == len(self.retention)
         assert all(entry.id in self.memory for entry in held)
-        assert all(entry.pins == (entry.id in self.offload.writing) for entry in self.index)
+        for entry in self.index:
+            assert entry.pins == (entry.id in self.offload.writing) + (entry.id in self.shared_offer.reading)

@@ -17,6 +17,7 @@ from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits
 from headstart.serving.offload import Offload
+from headstart.serving.shared_offer import SharedOffer
 from headstart.tiers.memory import Cell, Memory
 
 log = logging.getLogger("headstart.cache")
@@ -58,6 +59,7 @@ class MemoryBudget:
         memory: Memory,
         retention: Retention,
         offload: Offload,
+        shared_offer: SharedOffer,
         counters: Counter[str],
         *,
         ctx: int,
@@ -70,6 +72,7 @@ class MemoryBudget:
         self.memory = memory
         self.retention = retention
         self.offload = offload
+        self._shared_offer = shared_offer
         self.counters = counters
         self._below = keeps_on
         self._ctx = ctx
@@ -174,6 +177,10 @@ class MemoryBudget:
         self.offload.forget(entry)
         if name in entry.copies:
             self.index.remove(entry.id, name)
+
+    def lent(self, entry: Entry) -> bool:
+        """Whether a lower tier may be reading the entry's cell."""
+        return entry.id in self.offload.writing or entry.id in self._shared_offer.reading
 
     def discard(self, key: BlockId) -> None:
         """Removes an entry from all tiers, unless it is in use."""

@@ -42,6 +42,7 @@ from headstart.tiers.disk import Disk, StoredModel
 from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Memory
 from headstart.tiers.no_disk import NoDisk
+from headstart.tiers.shared_tier import NoShared, SharedTier
 from headstart.tiers.write_behind import WriteBehind
 from headstart.units import count
 
@@ -49,6 +50,8 @@ log = logging.getLogger("headstart.model")
 
 QUEUE_SHARE = 0.25
 """Largest share of the memory budget that may wait for the disk. Waiting entries cannot be evicted."""
+SHARED_SHARE = 0.125
+"""The same for the shared store."""
 TRUNCATED_SHARE = 0.75
 """Share of the context that a truncated conversation may fill. The rest is for the reply."""
 
@@ -132,9 +135,14 @@ class Runtime:
         memory = Memory(cell, budget, engine.shape.state_bytes, quota(settings.tenant_memory, budget))
         self.clock = clock
         self._terms = Terms(math.inf if settings.expire is None else settings.expire)
-        disk, reply_tokens = _disk(engine, settings, budget, self._terms, clock), self.prompter.reply_tokens
+        shared = _shared(engine, settings, budget, self._terms, clock)  # first: it may refuse the settings
         store = KvStore(
-            *(engine, memory, self._mode, time.monotonic), disk=disk, reply_tokens=reply_tokens, terms=self._terms, wall=clock
+            *(engine, memory, self._mode, time.monotonic),
+            disk=_disk(engine, settings, budget, self._terms, clock),
+            shared=shared,
+            reply_tokens=self.prompter.reply_tokens,
+            terms=self._terms,
+            wall=clock,
         )
         self.cache = Cache(engine, self._mode, store)
         self.cache.store.offload.take_notices()  # before the first prompt is made, which is earlier than the first request
@@ -357,7 +365,7 @@ class Runtime:
 
     def snapshot(self) -> dict[str, Any]:
         """Current gauges. Thread-safe. Each value is read once, so two values may differ by a step."""
-        memory, disk = self.cache.memory, self.cache.disk
+        memory, disk, shared = self.cache.memory, self.cache.disk, self.cache.shared
         return {
             "running": self.scheduler.running,
             "waiting": self.scheduler.queued,
@@ -370,7 +378,11 @@ class Runtime:
                 for tier in (memory, disk)
                 if tier.budget
             },
-            "counters": {memory.name: dict(self.cache.store.counters), disk.name: dict(disk.counters)},
+            "counters": {
+                memory.name: dict(self.cache.store.counters),
+                disk.name: dict(disk.counters),
+                **({shared.name: dict(shared.counters)} if shared.on else {}),
+            },
             "settle": dict(self.scheduler.settle.counters),
         }
 
@@ -398,7 +410,9 @@ class Runtime:
         self.scheduler.close()
         with self._users_changed:
             self._users_changed.wait_for(lambda: self._users == 0)
-        if self.cache.disk.close(self.settings.drain if ends is None else max(0.0, ends - time.monotonic())):
+        ends = time.monotonic() + self.settings.drain if ends is None else ends
+        ended = [tier.close(max(0.0, ends - time.monotonic())) for tier in (self.cache.disk, self.cache.shared)]
+        if all(ended):  # or one may still read from memory
             self.cache.memory.close()
         self._thread.close()
 
@@ -424,6 +438,25 @@ def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: 
         return disk
 
     return WriteBehind(opened, engine.fingerprint, int(QUEUE_SHARE * memory), terms, clock)
+
+
+def _shared(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: Callable[[], float]) -> SharedTier:
+    """The tier that many servers share. Raises ConfigError if it is set up wrongly. The store itself need not be there."""
+    if settings.shared is None or not engine.traits.movable:
+        return NoShared()
+    from headstart.tiers.shared.opened import opened  # with libraries that only this needs
+
+    return opened(
+        settings.shared,
+        settings.shared_key_file,
+        encrypt=settings.shared_encrypt,
+        writes=settings.shared_mode == "readwrite",
+        expire=settings.shared_expire,
+        engine=engine,
+        room=int(SHARED_SHARE * memory),
+        terms=terms,
+        wall=clock,
+    )
 
 
 def _both(sinks: Sequence[Sink]) -> Sink:

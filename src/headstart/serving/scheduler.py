@@ -32,6 +32,8 @@ from headstart.serving.engine_thread import EngineThread
 from headstart.serving.expiry import Expiry
 from headstart.serving.job import Job, Ticket, token_logprob
 from headstart.serving.request import Failed, Report, StopReason, TokenLogprob
+from headstart.serving.shared_audit import SharedAudit
+from headstart.serving.shared_fetch import SharedFetch
 from headstart.serving.slots import Slot
 from headstart.serving.turn import ReturnedTurn, Turn
 
@@ -39,6 +41,9 @@ log = logging.getLogger("headstart.scheduler")
 
 IDLE_SAVE = 0.05
 """Seconds without work after which live KV is saved."""
+
+PARKED = 0.05
+"""Most seconds between two looks at the shared tier while every request waits for it. What arrives wakes the loop at once."""
 
 IDLE_POLL = 1.0
 """Most seconds between two reads of the disk's notices while the engine is idle."""
@@ -98,6 +103,10 @@ class Scheduler:
         self.settle: settle.Settling = settle.NoSettle()
         if settles:
             self.settle = settle.Settle(engine, cache, self.slots, mode, prompter, self._admission)
+        self.shared_audit = SharedAudit(engine, cache, self.slots, mode, self._admission)
+        self.shared_fetch = SharedFetch(
+            *(engine, cache.store, self._admission, self.shared_audit), stateful=mode.traits.stateful, wake=self.wake
+        )
         self.expiry = Expiry(engine, cache, self.slots, prompter, self.settle, self.history, self._admission.empty)
         self._arriving = 0
         self._returning = 0
@@ -173,7 +182,9 @@ class Scheduler:
             try:
                 self._take_in()
                 self.cache.store.offload.take_notices()
+                self.cache.store.shared_offer.take_answers()
                 self._drop_cancelled()
+                self.shared_fetch.step()
                 self.expiry.step()
                 self._erase()
                 self._admit()
@@ -192,13 +203,17 @@ class Scheduler:
 
     def _take_in(self) -> None:
         busy = bool(self._running or self.waiting or self._closed)
+        parked = busy and not (self._running or self._closed) and all(job.parked for job in self.waiting)
         while True:
             try:
-                item = self._inbox.get_nowait() if busy else self._wait()
+                if parked:
+                    item, parked = self._inbox.get(timeout=PARKED), False
+                else:
+                    item = self._inbox.get_nowait() if busy else self._wait()
             except queue.Empty:
                 return
             if isinstance(item, Ticket):
-                self.waiting.extend(Job.all_of(item, self.engine, self._clock()))
+                self._arrive(item)
                 with self._lock:
                     self._arriving -= 1
             elif item is not None:
@@ -209,6 +224,14 @@ class Scheduler:
                 with self._lock:
                     self._returning -= 1
             busy = True
+
+    def _arrive(self, ticket: Ticket) -> None:
+        for job in Job.all_of(ticket, self.engine, self._clock()):
+            self.waiting.append(job)
+            try:
+                self.shared_fetch.begin(job)
+            except Exception:  # it is computed
+                log.exception("the shared tier could not be asked")
 
     def _wait(self) -> Ticket | ReturnedTurn | None:
         idle: float | None = IDLE_SAVE
@@ -222,6 +245,7 @@ class Scheduler:
     def _idle(self, since: float, pause: float) -> float | None:
         """Does idle work. Returns how many seconds to sleep; None to sleep until something arrives."""
         active = self.cache.store.offload.take_notices()
+        active |= self.cache.store.shared_offer.take_answers()
         self.expiry.step()
         if pause:  # not between two calls of settling, which would save the slot each time
             for slot in self.slots:
@@ -230,7 +254,10 @@ class Scheduler:
         if self.settle.pending:
             wait = since + settle.AFTER - self._clock()
             return wait if wait > 0 else 0.0 if self.settle.step() else IDLE_SAVE
-        if not self.cache.disk.on:
+        if self.shared_audit.pending:
+            wait = since + settle.AFTER - self._clock()
+            return wait if wait > 0 else 0.0 if self.shared_audit.step() else IDLE_SAVE
+        if not (self.cache.disk.on or self.cache.store.shared_offer.reading):
             return None if self.expiry.pause == math.inf else self.expiry.pause + IDLE_SAVE
         return IDLE_SAVE if active and self.cache.store.offload.pending_notices else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
 
@@ -247,13 +274,15 @@ class Scheduler:
             done.set_result(count)
 
     def _drop_cancelled(self) -> None:
-        if any(job.ticket.cancelled or job.ticket.over for job in self.waiting):
-            self.waiting = deque(job for job in self.waiting if not (job.ticket.cancelled or job.ticket.over))
+        if gone := [job for job in self.waiting if job.ticket.cancelled or job.ticket.over]:
+            self.shared_fetch.end(gone)
+            self.waiting = deque(job for job in self.waiting if job not in gone)
         for job in [job for job in self._running if job.ticket.cancelled or job.ticket.over]:
             self._release(job)
 
     def _abandon(self, error: HeadstartError) -> None:
         """Fails every job, and empties all slots, because the engine's state is unknown."""
+        self.shared_fetch.end(self.waiting)
         for job in [*self._running, *self.waiting]:
             job.ticket.emit(Failed(error))
             self._release(job)
@@ -279,7 +308,7 @@ class Scheduler:
         for job in list(self.waiting):
             if all(slot.busy for slot in self.slots):
                 return
-            if self._admission.must_wait(job, self._running):
+            if job.parked or self._admission.must_wait(job, self._running):
                 continue
             self.waiting.remove(job)
             try:
@@ -293,6 +322,7 @@ class Scheduler:
         hurry = self._stall if any(other.token is not None for other in self._running) else None
         if self._admission.start(job, hurry=hurry):
             self._running.append(job)
+            self.shared_fetch.end([job])
             job.ticket.begun = True
             log.debug("%s", job.plan)
         else:
@@ -479,6 +509,7 @@ class Scheduler:
         log.error("request failed: %s", error, exc_info=None if known else fault)
         job.ticket.emit(Failed(error))
         slot = job.slot
+        self.shared_fetch.end([job])
         self._release(job)
         if slot is not None and not computed:
             self._admission.empty(slot)

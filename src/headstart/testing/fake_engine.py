@@ -217,9 +217,9 @@ class FakeEngine(Engine):
         )
         self.shape = Shape(slots, ctx, batch, kv_bytes_per_token, transfer_bytes, state_bytes if self.traits.stateful else 0)
         self.facts = Facts("fake", "deterministic digests", "fake", {"seed": seed})
-        self.fingerprint = blake2b(
-            repr((seed, self.traits, kv_bytes_per_token, state_bytes, alphabet)).encode(), digest_size=32
-        ).digest()
+        parts = (seed, self.traits, kv_bytes_per_token, state_bytes, alphabet)
+        self.fingerprint = blake2b(repr(parts).encode(), digest_size=32).digest()
+        self.identity = dict(zip(("seed", "traits", "kv_bytes", "state_bytes", "alphabet"), map(str, parts), strict=True))
         self.delay = delay
         self.prefilled = self.decoded = self.calls = self.decodes = self.largest = self.exported = self.imported = 0
         self.checkpoints = self.rewinds = 0

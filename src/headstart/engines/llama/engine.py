@@ -155,6 +155,7 @@ class LlamaEngine(Engine):
                 engine._padding = Padding.estimated(llama_identity.work(model), identity["system"], threads)
             undo.pop_all()
         engine.fingerprint = llama_identity.digest_of({**identity, "grid": engine.traits.block_size})
+        engine.identity = {name: str(value) for name, value in {**identity, "block_size": engine.traits.block_size}.items()}
         engine.facts = llama_identity.facts(
             model,
             path,

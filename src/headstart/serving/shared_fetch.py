@@ -1,0 +1,164 @@
+"""Shared fetch: a request waits, without a slot, while the rest of its prompt arrives from the shared tier. Others run.
+
+It stops waiting when everything has arrived, after a short time without progress (`STALL`), or when memory is full. Then it
+computes from what has arrived. Used from the engine thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from headstart.interfaces.engine import Engine
+from headstart.interfaces.tier import STATE
+from headstart.interfaces.tokens import BlockId, as_tokens
+from headstart.prefix_cache.blocks import checkpoint_id, last_block_boundary
+from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.quota import owner_of
+from headstart.serving.admission import Admission
+from headstart.serving.job import Job
+from headstart.serving.kv_store import KvStore
+from headstart.serving.shared_audit import SharedAudit
+from headstart.tiers.shared_tier import Arrival, FetchRequest
+
+STALL = 0.25
+"""Seconds without progress after which a request no longer waits."""
+SHARE = 0.5
+"""Largest share of the memory budget for entries that have arrived and wait for their request."""
+
+
+class SharedFetch:
+    """Fetches for waiting jobs.
+
+    Args:
+        stateful: whether KV is of use only up to a checkpoint.
+        wake: wakes the scheduler. It is called on other threads.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: KvStore,
+        admission: Admission,
+        audit: SharedAudit,
+        *,
+        stateful: bool,
+        wake: Callable[[], None],
+    ) -> None:
+        self._tier = store.shared
+        self._store = store
+        self._admission = admission
+        self._audit = audit
+        self._stateful = stateful
+        self._wake = wake
+        self._clock = store.clock
+        self._fingerprint = engine.fingerprint
+        self._kv_bytes = engine.traits.block_size * engine.shape.kv_bytes_per_token
+        self._state_bytes = engine.shape.state_bytes
+        self._movable = engine.traits.movable
+        self._waiting: list[Job] = []
+        self._held = 0  # bytes
+
+    def begin(self, job: Job) -> None:
+        """Asks for what the job's prompt lacks. The job is then `parked`, unless the tier is off or has nothing for it."""
+        if not (self._tier.on and self._movable and job.request.params.reuse):
+            return
+        for other in self._waiting:
+            if other.fetch is not None and other.root == job.root and self._first_lacking(job) in other.chain.ids:
+                job.follows = other
+                self._waiting.append(job)
+                return
+        wanted = self._wanted(job)
+        job.fetch = None if wanted is None else self._tier.fetch(wanted, self._wake)
+        if job.fetch is not None:
+            self._waiting.append(job)
+
+    def step(self) -> None:
+        """Takes in what has arrived, and lets jobs go on that need not wait any longer."""
+        for job in list(self._waiting):
+            if job.follows is not None:
+                if job.follows.fetch is None:
+                    self._go_on(job)
+                    self.begin(job)  # what it wants beyond the other's prompt
+            elif job.fetch is not None:
+                self._poll(job)
+
+    def _poll(self, job: Job) -> None:
+        assert job.fetch is not None
+        full = False
+        for arrival in job.fetch.take():
+            full = full or not self._keep(job, arrival)
+        stalled = self._clock() > job.fetch.progress + STALL
+        if full or stalled:
+            job.fetch.stop(stalled=stalled)
+        if full or stalled or job.fetch.over:
+            self._go_on(job)
+
+    def _go_on(self, job: Job) -> None:
+        job.fetch = job.follows = None
+        self._waiting.remove(job)
+
+    def end(self, jobs: Iterable[Job]) -> None:
+        """These jobs have loaded what they use, or have ended."""
+        for job in jobs:
+            if job.fetch is not None:
+                job.fetch.stop()
+            if job in self._waiting:
+                self._go_on(job)
+            for entry in job.brought.values():
+                entry.pins -= 1
+                self._held -= self._store.memory.size(STATE) if entry.state else self._store.memory.cell_bytes
+            job.brought = {}
+
+    def _first_lacking(self, job: Job) -> BlockId | None:
+        number = self._admission.available(job) // job.chain.block_size
+        return job.chain.ids[number] if number < len(job.chain.ids) else None
+
+    def _wanted(self, job: Job) -> FetchRequest | None:
+        chain, index = job.chain, self._store.index
+        block_size = chain.block_size
+        blocks = range(self._admission.available(job) // block_size, last_block_boundary(len(chain), block_size) // block_size)
+        if not blocks:
+            return None
+        keys = [key for block in blocks for key in (chain.ids[block], checkpoint_id(chain.ids[block]))]
+        here = frozenset(key for key in keys if (entry := index.get(key)) is not None and entry.canonical)
+        pace = self._admission.pace
+        return FetchRequest(
+            chain,
+            blocks,
+            here,
+            self._fingerprint,
+            owner_of(chain.root),
+            self._stateful,
+            self._kv_bytes,
+            self._state_bytes,
+            pace.prefill,
+            pace.restore,
+        )
+
+    def _keep(self, job: Job, arrival: Arrival) -> bool:
+        """Stores an object in memory for the job. False if there is no room."""
+        label, store = arrival.label, self._store
+        state = label.kind == STATE
+        entry = Entry(
+            label.key, label.parent, as_tokens(label.tokens), label.start, state=state, owner=label.owner, written=label.written
+        )
+        size = store.memory.size(label.kind)
+        if entry.id in store.offload.writing:  # the disk is reading the cell of a derived version
+            return True
+        if store.spent(entry) or not store.index.wants(entry.id, store.memory.name, canonical=True):
+            return True
+        if self._held + size > SHARE * store.memory.budget:
+            return False
+        now = self._clock()
+        if (cell := store.memory_budget.take(entry, now, needed=True)) is None:
+            store.memory_budget.skip("restore", 1)
+            return False
+        store.memory.cell(cell)[: len(arrival.payload)] = arrival.payload
+        store.publish(entry, cell, now, canonical=True, size=len(arrival.payload) if state else None)
+        known = store.index.get(entry.id)
+        assert known is not None
+        known.pins += 1
+        self._held += size
+        job.brought[entry.id] = known
+        self._audit.fetched(job.chain, arrival)
+        return True

@@ -1,0 +1,40 @@
+"""Store pace: how fast the shared store answers, as measured. Whether fetching is worth it follows from this."""
+
+from __future__ import annotations
+
+import threading
+
+FIRST_ROUND_TRIP = 0.002
+FIRST_BANDWIDTH = 200e6
+"""Seconds and bytes a second that are assumed before the first answer. If they are wrong, one fetch is given up early."""
+KEEP = 0.7
+"""Weight of what was measured before."""
+SMALL = 1 << 16
+"""Smaller answers say nothing about the bandwidth."""
+
+
+class StorePace:
+    """Smoothed round trip (seconds) and bandwidth (bytes a second). Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._round_trip, self._bandwidth = FIRST_ROUND_TRIP, FIRST_BANDWIDTH
+
+    @property
+    def bandwidth(self) -> float:
+        return self._bandwidth
+
+    def asked(self, seconds: float) -> None:
+        """A call without content took so long."""
+        with self._lock:
+            self._round_trip = KEEP * self._round_trip + (1 - KEEP) * seconds
+
+    def got(self, seconds: float, size: int) -> None:
+        """Fetching and checking `size` bytes took so long."""
+        if size >= SMALL:
+            with self._lock:
+                self._bandwidth = KEEP * self._bandwidth + (1 - KEEP) * size / max(seconds - self._round_trip, 1e-6)
+
+    def seconds(self, size: int) -> float:
+        """Expected seconds to fetch `size` bytes."""
+        return self._round_trip + size / self._bandwidth

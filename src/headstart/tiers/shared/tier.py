@@ -1,0 +1,122 @@
+"""Store tier: the `SharedTier` of a server with `--shared`. It reads on some threads, and writes on one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from headstart.interfaces.tokens import BlockId, Bytes
+from headstart.tiers.disk import Label
+from headstart.tiers.shared.breaker import Breaker
+from headstart.tiers.shared.keys import OwnerKeys
+from headstart.tiers.shared.pace import StorePace
+from headstart.tiers.shared.reading import Link, Reading
+from headstart.tiers.shared.recent import Recent
+from headstart.tiers.shared.servers import ServerCard
+from headstart.tiers.shared.store import SharedStore, StoreError
+from headstart.tiers.shared.terms import SharedTerms
+from headstart.tiers.shared.writing import Writing
+from headstart.tiers.shared_tier import Fetch, FetchRequest
+
+log = logging.getLogger("headstart.shared")
+
+READERS = 4
+"""Prompts that fetch at the same time."""
+MISSING = 5.0
+"""Seconds for which an object that was not there is not asked for again."""
+STORED = 3600.0
+"""Seconds for which an object that was there is believed to be there still."""
+TOUCHED = 600.0
+"""Seconds between two touches of one object."""
+
+SAVES: Final[dict[str, Set[str]]] = {
+    "valkey": frozenset({"computed", "reused", "leaving"}),
+    "valkeys": frozenset({"computed", "reused", "leaving"}),
+    "file": frozenset({"computed", "reused", "leaving"}),
+    "s3": frozenset({"reused", "leaving"}),  # requests cost money and time: what is never used again is not written
+}
+"""When entries are written, by the scheme of the store's URL: as soon as they are computed, when a request reuses them, and
+when the server stops."""
+
+
+class StoreTier:
+    """A `SharedTier`.
+
+    Args:
+        card: describes this server to others.
+        room: most bytes that wait to be written. They are part of the memory tier.
+        writes: whether entries are written at all (`--shared-mode`).
+        terms: how long entries may be kept, by the clock `wall`.
+    """
+
+    name = "shared"
+    on = True
+
+    def __init__(
+        self,
+        store: SharedStore,
+        keys: OwnerKeys,
+        *,
+        card: ServerCard,
+        room: int,
+        writes: bool,
+        terms: SharedTerms,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counters: Counter[str] = Counter()
+        self.saves: Set[str] = SAVES[store.url.partition(":")[0]] if writes else frozenset()
+        missing, stored, bad = Recent(MISSING, clock), Recent(STORED, clock), Recent(STORED, clock)
+        self._link = Link(store, keys, StorePace(), Breaker(), missing, stored, bad, set(), self.counters, clock)
+        self._touched = Recent(TOUCHED, clock)
+        self._writing = Writing(self._link, room, card, terms, wall)
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="headstart-shared-read")
+        self._closed = False
+
+    def fetch(self, wanted: FetchRequest, wake: Callable[[], None]) -> Fetch | None:
+        link = self._link
+        first = wanted.label(wanted.blocks.start).key
+        if (first in link.missing and first not in wanted.here) or not link.breaker.allows(link.clock()):
+            return None
+        reading = Reading(wanted, link, wake)
+        self._readers.submit(reading.run)
+        return reading
+
+    def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
+        return bool(self.saves) and self._writing.offer(label, payload, last=last)
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        old = [label for label in labels if label.key in self._link.stored and label.key not in self._touched]
+        if old and self.saves:
+            for label in old:
+                self._touched.add(label.key)
+            self._writing.touch(old)
+
+    def answered(self) -> list[BlockId]:
+        return self._writing.answered()
+
+    def distrust(self, label: Label, writer: str) -> None:
+        self._link.distrusted.add(writer)
+        self._link.missing.add(label.key)
+        self._link.stored.drop(label.key)
+        self.counters["fault_differs"] += 1
+        log.error("an object of server %s in the shared store is not what this server computes: it is deleted", writer)
+        self._readers.submit(self._delete, label)
+
+    def _delete(self, label: Label) -> None:
+        try:
+            self._link.store.delete([self._link.name(label)])
+        except StoreError as error:
+            log.warning("it could not be deleted: %s", error)
+
+    def close(self, seconds: float) -> bool:
+        if not self._closed:
+            self._closed = True
+            self._ended = self._writing.close(seconds)
+            self._link.store.close()  # ends the calls that are running
+            self._readers.shutdown(wait=False, cancel_futures=True)
+        return self._ended

@@ -1,0 +1,163 @@
+"""Shared tier: the contract of the tier that many servers share. `shared/tier.StoreTier` fulfils it; without `--shared`,
+`NoShared` does.
+
+The engine thread never waits for it. It asks for the rest of a chain (`fetch`) and takes what has arrived, as it arrives. It
+offers entries, and learns later that their bytes are free again. Only canonical blocks and checkpoints go to it: they are the
+same bytes wherever they were computed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from headstart.interfaces.tier import KV, STATE, EntryKind
+from headstart.interfaces.tokens import BlockId, Bytes
+from headstart.prefix_cache.blocks import Chain, checkpoint_id
+from headstart.tiers.disk import Label
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """What a prompt could use of the shared tier: blocks of its chain, in order, and checkpoints at their ends.
+
+    Attributes:
+        chain: the prompt's chain.
+        blocks: the numbers of the blocks that may be fetched: from the first one that is lacking to the last whole one.
+        here: ids of blocks and checkpoints that this server has anyway.
+        fingerprint, owner: of the chain.
+        stateful: whether KV is of use only up to a checkpoint.
+        kv_bytes: bytes of the KV of one block.
+        state_bytes: bytes of the largest checkpoint.
+        prefill, restore: seconds per token, measured. `prefill` is 0 if it is not known yet.
+    """
+
+    chain: Chain
+    blocks: range
+    here: Set[BlockId]
+    fingerprint: bytes
+    owner: bytes
+    stateful: bool
+    kv_bytes: int
+    state_bytes: int
+    prefill: float
+    restore: float
+
+    def label(self, block: int, kind: EntryKind = KV) -> Label:
+        """The label that the object of a block, or of the checkpoint at its end, must have."""
+        chain, key = self.chain, self.chain.ids[block]
+        tokens, start = tuple(chain.block(block).tolist()), block * chain.block_size
+        if kind == STATE:
+            return Label(checkpoint_id(key), key, self.fingerprint, start, tokens, True, kind=STATE, owner=self.owner)
+        return Label(key, chain.parent_of(block), self.fingerprint, start, tokens, True, kind=KV, owner=self.owner)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An object that was fetched and checked.
+
+    Attributes:
+        label: its own label, with the time at which its tokens were first stored.
+        payload: its bytes.
+        writer: the server that stored it, as hexadecimal digits.
+    """
+
+    label: Label
+    payload: Bytes
+    writer: str
+
+
+class Fetch(Protocol):
+    """Objects on their way to one request. For the engine thread.
+
+    Attributes:
+        progress: when something happened last, by the tier's clock.
+    """
+
+    progress: float
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will arrive."""
+
+    def take(self) -> list[Arrival]:
+        """What has arrived since the last call, parents before children."""
+
+    def stop(self, *, stalled: bool = False) -> None:
+        """Nobody waits any more. `stalled`: because there was no progress, so the store may be in trouble."""
+
+
+class SharedTier(Protocol):
+    """The tier that many servers share. All methods are for the engine thread, and none waits.
+
+    Attributes:
+        name: the name of the tier in reports.
+        counters: objects that it fetched, saved and refused, and faults, by reason.
+    """
+
+    name: str
+    counters: Counter[str]
+
+    @property
+    def on(self) -> bool:
+        """Whether there is a shared store."""
+
+    @property
+    def saves(self) -> Set[str]:
+        """When entries are to be offered: `computed`, `reused` and `leaving`."""
+
+    def fetch(self, wanted: FetchRequest, wake: Callable[[], None]) -> Fetch | None:
+        """Begins to fetch what a prompt could use. None if that is of no use now.
+
+        Args:
+            wake: called, on another thread, whenever something has arrived.
+        """
+
+    def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
+        """Queues a canonical entry. `payload` must not change until `answered` returns its key.
+
+        False if it is not wanted: it is stored already, the queue is full, or the store fails. `last`: the server stops.
+        """
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        """A request uses these entries, so the store should keep them."""
+
+    def answered(self) -> list[BlockId]:
+        """Keys of offered entries whose bytes are free again."""
+
+    def distrust(self, label: Label, writer: str) -> None:
+        """The payload of a fetched object was found wrong: it is deleted, and no longer fetched from this writer."""
+
+    def close(self, seconds: float) -> bool:
+        """Stores what is queued for at most `seconds`, and ends. False if it is still running and may read payloads."""
+
+
+class NoShared:
+    """No shared tier."""
+
+    name = "shared"
+    on = False
+    saves: Set[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+
+    def fetch(self, wanted: FetchRequest, wake: Callable[[], None]) -> Fetch | None:
+        return None
+
+    def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
+        return False
+
+    def touch(self, labels: Sequence[Label]) -> None:
+        pass
+
+    def answered(self) -> list[BlockId]:
+        return []
+
+    def distrust(self, label: Label, writer: str) -> None:
+        pass
+
+    def close(self, seconds: float) -> bool:
+        return True

@@ -1,0 +1,329 @@
+"""Two servers and one shared store: what one has computed, the other does not compute."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import Answer, ask, assistant, check, submit, system, user
+from headstart.config import Settings
+from headstart.errors import ConfigError
+from headstart.interfaces.engine import Span
+from headstart.serving import shared_audit, shared_fetch
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
+from headstart.tiers.shared import opened
+from headstart.tiers.shared import tier as shared_tier
+from headstart.tiers.shared.address import open_store
+from headstart.tiers.shared.keys import FleetKeys
+from headstart.tiers.shared.pace import StorePace
+from stores import ValkeyServer
+
+BLOCK_SIZE = 8
+DELAY = 0.02
+"""Seconds of each call of the fake engine: with less, computing is faster than fetching, which is then not done."""
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what is found: a busy machine must not look like a slow store. Other tests show what happens then."""
+    monkeypatch.setattr(shared_fetch, "STALL", 30.0)
+    monkeypatch.setattr(StorePace, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(opened, "open_store", lambda url: open_store(url, 30.0))
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "fleet.key"
+    FleetKeys.generate().save(path)
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path, patient: None) -> str:
+    (tmp_path / "store").mkdir()
+    return f"file://{tmp_path}/store"
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(tmp_path)
+    yield server
+    server.go_on()
+    server.kill()
+
+
+def start(store: str, key_file: Path, **options: Any) -> Runtime:
+    given: dict[str, Any] = {"reuse": "exact", "memory_budget": 1 << 20, **options}
+    given |= {"shared": store, "shared_key_file": key_file}
+    engine = given.pop("engine", lambda: FakeEngine(slots=2, ctx=512, block_size=BLOCK_SIZE, delay=DELAY))
+    return Runtime(engine, Settings(**given))
+
+
+def objects(tmp_path: Path) -> list[Path]:
+    """The stored entries, without the cards of servers."""
+    found = [path for kind in ("kv", "state") for path in (tmp_path / "store").glob(f"hs1/*/{kind}/**/*")]
+    return sorted(path for path in found if path.is_file())
+
+
+def stored(rt: Runtime) -> None:
+    """Waits until everything that was offered is stored."""
+    until = time.monotonic() + 20
+    while any(slot.dirty for slot in rt.scheduler.slots) or rt.cache.store.shared_offer.reading or not rt.scheduler.idle:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def chat(words: str) -> list[dict[str, Any]]:
+    return [system("You answer in the words of the house, and never in others. " * 4), user(words)]
+
+
+def answer(rt: Runtime, words: str) -> Answer:
+    return ask(rt, chat(words), max_tokens=4, keep_logits=True)
+
+
+def same(one: Answer, other: Answer) -> None:
+    assert one.logits is not None
+    assert other.logits is not None
+    assert one.text == other.text
+    assert one.logits.tobytes() == other.logits.tobytes()
+
+
+def test_a_prompt_that_another_server_has_computed_is_not_computed(store: str, key_file: Path) -> None:
+    with start(store, key_file) as one, start(store, key_file) as other:
+        first = answer(one, "Hello, who are you?")
+        assert first.report.computed == first.report.prompt
+        stored(one)
+        second = answer(other, "Hello, who are you?")
+        same(second, first)
+        assert second.report.tiers["shared"] == second.report.prompt - second.report.computed
+        assert second.report.computed <= BLOCK_SIZE
+        again = answer(other, "Hello, who are you?")
+        assert "shared" not in again.report.tiers
+        check(other)
+
+
+@pytest.mark.parametrize("sliceable", [True, False], ids=["attention", "hybrid"])
+def test_conversations_move_and_nobody_computes_twice(store: str, key_file: Path, sliceable: bool) -> None:
+    """Aim: at most the new message and 64 tokens. Each turn is asked at the other server; a third one computes cold."""
+
+    def engine() -> FakeEngine:
+        return FakeEngine(slots=1, ctx=1024, block_size=BLOCK_SIZE, sliceable=sliceable, delay=DELAY)
+
+    with start(store, key_file, engine=engine) as one, start(store, key_file, engine=engine) as other, cold(engine) as alone:
+        messages = chat("Tell me of the house.")
+        for turn, rt in enumerate((one, other, one, other, one)):
+            found = ask(rt, messages, max_tokens=12, keep_logits=True)
+            same(found, ask(alone, messages, max_tokens=12, keep_logits=True))
+            new = len(messages[-1]["content"]) + 40  # the template's words
+            if turn:
+                assert found.report.computed <= new + 64
+                assert found.report.tiers["shared"] > 0
+            messages = [*messages, assistant(found.text), user(f"And what of its room {turn}?")]
+            stored(rt)
+        for rt in (one, other):
+            check(rt)
+            assert not [name for name in rt.cache.shared.counters if name.startswith("fault")]
+
+
+def cold(engine: Any) -> Runtime:
+    return Runtime(engine, Settings(reuse="exact", memory_budget=0, settle="off"))
+
+
+def test_only_canonical_entries_leave_the_machine(tmp_path: Path, store: str, key_file: Path) -> None:
+    """Fast mode reuses derived KV too, and a reply's KV is derived here until the turn is settled."""
+    with start(store, key_file, reuse="fast", settle="off") as one:
+        answer(one, "Hello, who are you?")
+        stored(one)
+        canonical = {entry.id for entry in one.cache.index if entry.canonical and len(entry.tokens) == BLOCK_SIZE}
+        derived = [entry for entry in one.cache.index if not entry.canonical]
+        assert derived
+        assert one.cache.shared.counters["saved"] == len(canonical)
+    assert len(objects(tmp_path)) == len(canonical)
+
+
+def test_tenants_share_nothing(store: str, key_file: Path) -> None:
+    with start(store, key_file) as one, start(store, key_file) as other:
+        ask(one, chat("Hello?"), salt="anna")
+        stored(one)
+        assert ask(other, chat("Hello?"), salt="berta").report.computed == ask(one, chat("Hello?"), salt="carl").report.prompt
+        assert ask(other, chat("Hello?"), salt="anna").report.tiers["shared"] > 0
+
+
+def test_without_a_key_file_a_store_is_refused(store: str) -> None:
+    with pytest.raises(ConfigError, match="headstart fleet keygen"):
+        start(store, None)  # type: ignore[arg-type]
+
+
+def test_what_is_only_read_is_never_written(tmp_path: Path, store: str, key_file: Path) -> None:
+    with start(store, key_file, shared_mode="read") as one:
+        answer(one, "Hello?")
+        stored(one)
+    assert not objects(tmp_path)
+
+
+@pytest.mark.parametrize("spoil", ["truncated", "altered", "swapped", "gone", "foreign key"])
+def test_a_bad_object_is_a_counted_miss(tmp_path: Path, store: str, key_file: Path, spoil: str) -> None:
+    """Fault: a poisoned, truncated, misplaced or evicted object changes an answer, or fails a request."""
+    with start(store, key_file) as one:
+        first = answer(one, "Hello, who are you?")
+        stored(one)
+        saved = one.cache.shared.counters["saved"]
+    there = objects(tmp_path)
+    assert len(there) == saved
+    if spoil == "foreign key":
+        FleetKeys(FleetKeys.load(key_file).name_key, FleetKeys.generate().secrets).save(key_file, replace=True)
+    before = b""
+    for number, path in enumerate(there):
+        data = bytearray(path.read_bytes())
+        if spoil == "truncated":
+            path.write_bytes(data[: len(data) // 2])
+        elif spoil == "altered":
+            data[-40 - number] ^= 1
+            path.write_bytes(data)
+        elif spoil == "swapped" and number:
+            path.write_bytes(before)
+        elif spoil == "gone" and number % 2:
+            path.unlink()
+        before = path.read_bytes() if path.exists() else b""
+    with start(store, key_file) as other:
+        second = answer(other, "Hello, who are you?")
+        same(second, first)
+        counters = other.cache.shared.counters
+        assert second.report.computed > BLOCK_SIZE
+        if spoil != "gone":
+            assert sum(count for name, count in counters.items() if name.startswith("fault_")) == 1, counters
+            stored(other)
+            with start(store, key_file) as third:  # the bad objects were replaced by good ones
+                assert answer(third, "Hello, who are you?").report.computed <= BLOCK_SIZE
+        check(other)
+
+
+def test_several_requests_for_one_prompt_fetch_it_once(store: str, key_file: Path) -> None:
+    with start(store, key_file) as one, start(store, key_file) as other:
+        answer(one, "Hello, who are you?")
+        stored(one)
+        pending = [submit(other, chat("Hello, who are you?")) for _ in range(4)]
+        reports = [waits.answer().report for waits in pending]
+        assert other.cache.shared.counters["fetched"] == (reports[0].prompt - 1) // BLOCK_SIZE
+        assert all(report.computed <= BLOCK_SIZE for report in reports)
+
+
+def test_a_request_that_is_cancelled_while_it_waits_leaves_nothing(key_file: Path, valkey: ValkeyServer) -> None:
+    with start(valkey.url, key_file) as one:
+        answer(one, "Hello, who are you?")
+        stored(one)
+    with start(valkey.url, key_file) as other:
+        valkey.hang()
+        waits = submit(other, chat("Hello, who are you?"))
+        waits.handle.cancel()
+        until = time.monotonic() + 10
+        while other.scheduler.queued:
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        valkey.go_on()
+        assert answer(other, "Hello, who are you?").report.prompt
+        check(other)
+
+
+def test_a_store_that_hangs_or_dies_holds_nobody_up(key_file: Path, valkey: ValkeyServer) -> None:
+    """Requests are computed; the breaker opens; and when the store is back, it is used again."""
+    with start(valkey.url, key_file) as one, start(valkey.url, key_file) as other:
+        first = [answer(one, f"Hello {number}") for number in range(5)]
+        stored(one)
+        valkey.hang()
+        for number in range(3):
+            same(answer(other, f"Hello {number}"), first[number])
+        assert not other.cache.shared._link.breaker.closed  # type: ignore[attr-defined]
+        same(answer(other, "Hello 3"), first[3])
+        valkey.go_on()
+        valkey.kill()
+        same(answer(other, "Hello 4"), first[4])
+        valkey.start()
+        until = time.monotonic() + 30
+        number = 10
+        while "shared" not in answer(other, f"Hello again {number}").report.tiers:
+            assert time.monotonic() < until, other.cache.shared.counters
+            number += 1
+            answer(one, f"Hello again {number}")
+            time.sleep(0.1)
+        check(other)
+
+
+def test_what_only_this_server_has_is_stored_when_it_stops(key_file: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store like S3 gets what is reused, and everything when a server leaves."""
+    monkeypatch.setitem(shared_tier.SAVES, "file", shared_tier.SAVES["s3"])
+    with start(store, key_file) as one:
+        answer(one, "Hello, who are you?")
+        stored(one)
+        assert one.cache.shared.counters["saved"] == 0
+        answer(one, "Hello, who is there?")
+        stored(one)
+        reused = one.cache.shared.counters["saved"]
+        assert reused > 0
+    assert one.cache.shared.counters["saved"] > reused
+    with start(store, key_file) as other:
+        assert answer(other, "Hello, who are you?").report.computed <= BLOCK_SIZE
+
+
+def test_memory_that_is_too_small_for_the_prompt_computes_the_rest(store: str, key_file: Path) -> None:
+    with start(store, key_file) as one, start(store, key_file, memory_budget=4096) as other:
+        first = answer(one, "Hello, who are you?")
+        stored(one)
+        same(answer(other, "Hello, who are you?"), first)
+        check(other)
+
+
+def test_nothing_of_it_is_loaded_without_a_store() -> None:
+    code = (
+        "import sys, headstart.serving.runtime as r\n"
+        "from headstart.config import Settings\n"
+        "from headstart.testing.fake_engine import FakeEngine\n"
+        "r.Runtime(lambda: FakeEngine(), Settings(memory_budget=0)).close()\n"
+        "print([name for name in sys.modules if name.startswith(('headstart.tiers.shared.', 'valkey', 'obstore'))])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+class Broken(FakeEngine):
+    """A server whose memory changes one byte of each block that it saves at `at`."""
+
+    at = 0
+
+    def export_kv(self, slot: int, spans: Sequence[Span]) -> None:
+        super().export_kv(slot, spans)
+        for span in spans:
+            if span.start == self.at:
+                span.data[-1] ^= 1
+
+
+@pytest.mark.parametrize("sliceable", [True, False], ids=["attention", "hybrid"])
+def test_a_wrong_block_of_another_server_is_found_and_named(
+    store: str, key_file: Path, sliceable: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its tag is right, because the server belongs to the fleet. All that follows it is computed again."""
+    monkeypatch.setattr(shared_audit, "PORTION", 1.0)
+    monkeypatch.setattr(shared_audit, "MOST", 1000)
+    monkeypatch.setattr(Broken, "at", 5 * BLOCK_SIZE)
+    shape: dict[str, Any] = {"slots": 1, "ctx": 512, "block_size": BLOCK_SIZE, "delay": DELAY, "sliceable": sliceable}
+    with start(store, key_file, engine=lambda: Broken(**shape)) as one:
+        answer(one, "Hello, who are you?")
+        stored(one)
+    with start(store, key_file, engine=lambda: FakeEngine(**shape)) as other, cold(lambda: FakeEngine(**shape)) as alone:
+        assert answer(other, "Hello, who are you?").report.tiers["shared"] > 0
+        until = time.monotonic() + 30
+        while other.scheduler.shared_audit.pending or not other.scheduler.idle:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        counters = other.cache.shared.counters
+        assert counters["fault_differs"] == 1, counters
+        assert counters["audited"] >= 5
+        assert "of server" in caplog.text
+        same(answer(other, "Hello, who are you?"), answer(alone, "Hello, who are you?"))
+        check(other)
