@@ -20,8 +20,8 @@ demo: $(READY) ## Chat with the bundled model over HTTP, and show what was compu
 test: $(READY) ## Run the tests, with the real engine and the real model, three at a time (5 minutes)
 	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10
 
-test-slow: $(READY) $(SITE) ## Run all tests, also those that take long (hours; CONTRIBUTING.md says when)
-	$(BIN)/python -m pytest --slow --durations=10
+test-slow: $(READY) $(SITE) ## Run all tests, also those that take long (80 minutes; CONTRIBUTING.md says when)
+	$(BIN)/python -m pytest --slow -n 2 --dist worksteal --timeout 1200 --durations=10
 
 check: $(READY) ## Lint and check types
 	$(BIN)/ruff check --no-cache .

@@ -35,11 +35,13 @@ from headstart.serving.memory_budget import MemoryBudget
 from headstart.serving.offload import Offload
 from headstart.serving.request import Event, Request, Started
 from headstart.serving.runtime import Runtime
+from headstart.serving.shared_offer import SharedOffer
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from headstart.tiers.disk import Disk, Label
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.memory import Memory
 from headstart.tiers.no_disk import NoDisk
+from headstart.tiers.shared_tier import NoShared
 from talks import talk
 
 BLOCK_SIZE = 8  # of the fake; a byte is a token there
@@ -217,6 +219,7 @@ class Tier:
             self.memory,
             self.retention,
             offload,
+            SharedOffer(self.index, self.memory, NoShared(), _no_label),
             self.counters,
             ctx=64,
             kv_bytes_per_token=0,
