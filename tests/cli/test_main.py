@@ -14,13 +14,15 @@ from typing import Any
 import httpx
 import pytest
 import typer.main
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tiny
 from headstart.cli.foreign import COMMANDS, HINTS, MODEL, SAME, translate
 from headstart.cli.main import app, main
 from headstart.observe.prefill import PrefillLog
 from headstart.serving.request import Progress, Request
-from headstart.units import parse_size, show_size
+from headstart.units import parse_size, show_size, show_time
 from process import BUNDLED, environment, run, serving
 
 SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "16MiB", "--port", "0")
@@ -309,6 +311,21 @@ def test_sizes_as_shown() -> None:
     assert [show_size(size) for size in (12, 23_040, 96_576_768, 4 << 30, 5 << 40)] == [
         *("12 B", "22.5 KiB", "92.1 MiB", "4 GiB", "5,120 GiB")
     ]
+    assert [show_size(size) for size in (999, 1000, 1023, 1023 << 10, 999.7 * 2**30)] == [
+        *("999 B", "1,000 B", "1,023 B", "1,023 KiB", "1,000 GiB")
+    ]
+
+
+def test_times_as_shown() -> None:
+    assert [show_time(seconds) for seconds in (0.1234, 60, 604_800, 98_765, 1234.5, 61)] == [
+        *("0.123 s", "1 min", "1 w", "98,765 s", "1,234 s", "61 s")
+    ]
+
+
+@given(st.floats(0, 1e15))
+def test_no_size_or_time_is_shown_with_an_exponent(value: float) -> None:
+    assert "e" not in show_size(max(1.0, value))
+    assert "e+" not in show_time(value)
 
 
 def test_a_long_prefill_is_logged_at_intervals() -> None:
