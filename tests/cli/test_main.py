@@ -17,11 +17,13 @@ import typer.main
 from hypothesis import given
 from hypothesis import strategies as st
 
+import headstart
 import tiny
 from headstart.cli.foreign import COMMANDS, HINTS, MODEL, SAME, translate
 from headstart.cli.main import app, main
 from headstart.observe.prefill import PrefillLog
 from headstart.serving.request import Progress, Request
+from headstart.tiers.shared.keys import FleetKeys
 from headstart.units import parse_size, show_size, show_time
 from process import BUNDLED, environment, run, serving
 
@@ -136,6 +138,8 @@ def test_what_a_user_can_mend(arguments: list[str], mend: str, tiny_model: Path)
         (["--lora", "no-such.gguf"], "There is no adapter 'no-such.gguf'; give the path of its .gguf file."),
         (["--chat-template", "no-such.jinja"], "No such file or directory"),
         ([*SMALL, "--chat-template", "no-such.jinja"], "--chat-template"),
+        (["--shared", "valkey://localhost"], "--shared-key-file"),
+        (["--shared", "valkey://localhost", "--shared-key-file", "no-such.key"], "headstart fleet keygen no-such.key"),
     ],
 )
 def test_what_a_user_can_mend_before_anything_is_started(
@@ -179,6 +183,39 @@ def test_variables_that_nothing_reads_are_named(tiny_model: Path) -> None:
     assert [line["level"] for line in said if "HEADSTART_CTXX" in line["event"]] == ["warning"]
     (ready,) = [line for line in said if line["event"] == "ready"]
     assert (ready["ctx"], ready["slots"]) == (512, 1)
+
+
+def test_every_variable_that_is_read_is_known() -> None:
+    """What the code reads from the environment is no typing error of the user."""
+    source = Path(headstart.__file__).parent
+    read = {name for path in source.rglob("*.py") for name in re.findall(r'"(HEADSTART_[A-Z_]+)"', path.read_text("utf-8"))}
+    assert {"HEADSTART_API_KEY", "HEADSTART_SHARED_PASSWORD"} <= read
+    assert "There is no variable" not in run("version", **dict.fromkeys(read, "1")).stderr
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "valkey://:hush-hush-hush@host", "s3://"])
+def test_a_wrong_address_of_the_shared_store_is_said_before_the_model_is_loaded(
+    url: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    FleetKeys.generate().save(tmp_path / "fleet.key")
+    said = complaint(run("serve", str(tiny_model), *SMALL, "--shared", url, "--shared-key-file", str(tmp_path / "fleet.key")))
+    assert "address" in said
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize("name", ["HEADSTART_SHARED_PASSWORD", "AWS_SECRET_ACCESS_KEY"])
+def test_secrets_of_the_shared_store_are_not_logged(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    """The second line of defence: here a folder has the secret in its name, and the log names the folder."""
+    (tmp_path / "store").mkdir()
+    FleetKeys.generate().save(tmp_path / "fleet.key")
+    shared = ("--shared", (tmp_path / "store").as_uri(), "--shared-key-file", str(tmp_path / "fleet.key"))
+    folder = ("--cache-dir", str(tmp_path / "hush-hush-hush"), "--log-format", "json")
+    with serving(str(tiny_model), *SMALL, *shared, *folder, **{name: "hush-hush-hush"}) as server:
+        server.line("listening")
+        assert server.end() == 0
+        log = "".join(server.rest())
+    assert "hush" not in log
+    assert "[key]" in log
 
 
 def test_a_broken_file(tiny_model: Path, tmp_path: Path) -> None:

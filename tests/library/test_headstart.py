@@ -375,6 +375,9 @@ def test_events_after_the_end_of_the_loop_harm_nobody(hs: headstart.Headstart) -
         ({"progres": print}, "did you mean progress"),
         ({"chat_template": "no-such.jinja"}, "Cannot read chat_template= no-such.jinja"),
         ({"xyzzy": 1}, "there are ctx, slots"),
+        ({"no_disk": True}, "no setting no_disk: cache_dir=None stores nothing on disk"),
+        ({"shared": "valkey://localhost"}, "give shared_key_file="),
+        ({"shared": "ftp://localhost", "shared_key_file": __file__}, "shared_key_file|key file"),
     ],
 )
 def test_open_refuses_settings_that_cannot_work(settings: dict[str, object], said: str) -> None:

@@ -32,7 +32,7 @@ from headstart.interfaces.generation import GenerationParams
 from headstart.names import suggesting, unknown
 from headstart.output.parser import ReplyDelta, TextDelta
 from headstart.serving.request import Delta, Event, Failed, Finished, Progress, Report, Request, Sink, Started
-from headstart.serving.runtime import Runtime
+from headstart.serving.runtime import Runtime, check_shared
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -497,6 +497,8 @@ def open(
         ModelError: the file is missing, broken or unsupported.
     """
     names = [field.name for field in dataclasses.fields(Settings) if field.name != "model"]
+    if "no_disk" in settings:
+        raise ConfigError("There is no setting no_disk: cache_dir=None stores nothing on disk.")
     if wrong := unknown("setting", settings, [*names, "progress"]):
         raise ConfigError(wrong)
     if not isinstance(model, str | os.PathLike):
@@ -508,4 +510,5 @@ def open(
 def load(settings: Settings, progress: Callable[[float], None] | None = None) -> Headstart:
     """`open` for complete settings. Raises what `open` raises."""
     settings.template()  # raises before the model is loaded and proved
+    check_shared(settings)
     return Headstart(Runtime(lambda: registry.load(settings.engine_options(), progress), settings))

@@ -440,6 +440,14 @@ def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: 
     return WriteBehind(opened, engine.fingerprint, int(QUEUE_SHARE * memory), terms, clock)
 
 
+def check_shared(settings: Settings) -> None:
+    """Raises ConfigError if the shared store of the settings is set up wrongly. It is to be found before a model is loaded."""
+    if settings.shared is not None:
+        from headstart.tiers.shared.opened import check
+
+        check(settings.shared, settings.shared_key_file, encrypt=settings.shared_encrypt)
+
+
 def _shared(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: Callable[[], float]) -> SharedTier:
     """The tier that many servers share. Raises ConfigError if it is set up wrongly. The store itself need not be there."""
     if settings.shared is None or not engine.traits.movable:

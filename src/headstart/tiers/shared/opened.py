@@ -27,6 +27,12 @@ def open_keyed(url: str, key_file: Path | None, *, encrypt: bool) -> tuple[Share
     return store, DataKeys(store, fleet) if encrypt else TagKeys(fleet)
 
 
+def check(url: str, key_file: Path | None, *, encrypt: bool) -> None:
+    """Raises ConfigError if there can be no store at `url`. Nothing is sent."""
+    store, _ = open_keyed(url, key_file, encrypt=encrypt)
+    store.close()
+
+
 def opened(
     url: str,
     key_file: Path | None,
