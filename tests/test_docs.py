@@ -8,15 +8,17 @@ import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import headstart
 from headstart.api.app import create_app
 from headstart.api.service import Service
+from headstart.observe.metrics import SOURCES
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
+from headstart.tiers.shared import envelope, store
 from live import serving
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,6 +91,29 @@ def test_every_metric_is_described() -> None:
     assert {name: kind for name, (kind, _) in told.items()} == types
     for name, seen in labels.items():
         assert told[name][1] == seen or (not seen and told[name][1]), name
+
+
+def test_reasons_of_the_shared_tier_are_described() -> None:
+    page = read("metrics.md")
+    for tier in SOURCES:
+        assert f"`{tier}`" in page
+    skipped = ("full", "store_full", "failing", "slow")
+    for reason in (*get_args(store.Reason), *get_args(envelope.SealReason), *skipped, "differs", "distrusted"):
+        assert f"`{reason}`" in page, reason
+
+
+@pytest.mark.parametrize("page", ["security.md", "privacy.md"])
+def test_what_leaves_the_machine_is_said_where_people_look_for_it(page: str) -> None:
+    text = read(page)
+    for option in ("--shared", "--shared-encrypt", "--cache-dir", "--no-disk", "--expire"):
+        assert f"`{option}`" in text
+    assert "shared.md" in text
+
+
+def test_privacy_names_all_that_limits_and_deletes() -> None:
+    text = read("privacy.md")
+    for option in ("--shared-expire", "--shared-mode read", "--explain off", "headstart fleet rm", "headstart cache rm"):
+        assert option in text
 
 
 def test_foreign_model_names_are_as_described() -> None:
