@@ -159,6 +159,7 @@ def test_options_of_llama_server() -> None:
     typed = "serve -m a.gguf -c 4096 -ngl 99 -np=2 --ctx-size=512 --n-gpu-layers 3 --port 1 -- -m"
     ours = "serve a.gguf --ctx 4096 --gpu-layers 99 --slots 2 --ctx 512 --gpu-layers 3 --port 1 -- -m"
     assert translate(typed.split()) == ours.split()
+    assert translate("serve --ssl-cert-file a --ssl-key-file b".split()) == "serve --tls-cert a --tls-key b".split()
     assert translate("serve -c 0 -ngl auto -a x -a y".split()) == "serve --alias x --alias y".split()
     assert translate("serve -ngl all --gpu-layers 7".split()) == "serve --gpu-layers -1 --gpu-layers 7".split()
     for other in ([], ["cache", "-m"], ["doctor", "-c", "5"], ["--help"]):
@@ -283,6 +284,19 @@ def test_doctor(kind: str, tmp_path: Path) -> None:
     assert re.search(
         r"[1-9]\d* prompts compared with cold runs, [1-9][\d,]* of their tokens from the cache: equal", result.stdout
     )
+
+
+def test_doctor_proves_what_an_earlier_load_has_proved(tiny_model: Path) -> None:
+    code = f"""
+from headstart.cli.main import main
+from headstart.errors import ConfigError
+from headstart.engines.llama import LlamaEngine
+def load(cls, options, progress=None, anew=False):
+    raise ConfigError(f"anew is {{anew}}")
+LlamaEngine.load = classmethod(load)
+main(["doctor", {str(tiny_model)!r}])
+"""
+    assert "anew is True" in complaint(run(code=code))
 
 
 def test_version() -> None:
