@@ -110,6 +110,11 @@ def test_what_leaves_the_machine_is_said_where_people_look_for_it(page: str) -> 
     assert "shared.md" in text
 
 
+def test_llms_recipe_lets_it_ask_for_schemas_and_tools() -> None:
+    recipe = read("clients.md").partition("\n## llm\n")[2].partition("```yaml")[2].partition("```")[0]
+    assert {"supports_schema: true", "supports_tools: true"} <= {line.strip() for line in recipe.splitlines()}
+
+
 def test_privacy_names_all_that_limits_and_deletes() -> None:
     text = read("privacy.md")
     for option in ("--shared-expire", "--shared-mode read", "--explain off", "headstart fleet rm", "headstart cache rm"):

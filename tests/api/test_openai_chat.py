@@ -84,6 +84,15 @@ def test_a_stream_says_the_same_as_a_whole_answer(fake: Server) -> None:
     assert totals.usage.completion_tokens == whole.usage.completion_tokens
 
 
+def test_a_proxy_is_asked_to_hold_no_event_back(fake: Server) -> None:
+    """nginx follows this header (docs/service.md)."""
+    body = {"messages": fresh(), "max_tokens": 2, "stream": True}
+    with fake.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.headers["x-accel-buffering"] == "no"
+        assert response.headers["cache-control"] == "no-cache"
+        response.read()
+
+
 def test_without_include_usage_no_chunk_has_usage(fake: Server) -> None:
     chunks = list(chat(fake, fresh(), stream=True))
     assert all(len(chunk.choices) == 1 and chunk.usage is None for chunk in chunks)
