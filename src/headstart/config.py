@@ -22,7 +22,7 @@ from headstart.names import as_argument, option, suggesting
 from headstart.units import parse_portion, parse_size, parse_time
 
 Reuse = Literal["fast", "exact"]
-Overflow = Literal["error", "slide"]
+Overflow = Literal["error", "truncate"]
 Switch = Literal["on", "off"]
 SharedMode = Literal["readwrite", "read"]
 Group = Literal["Speed and memory", "Model", "Reuse", "Shared cache", "Operation"]
@@ -254,7 +254,7 @@ class Settings:
         "error",
         _words(Overflow),
         "Reuse",
-        f"For a conversation longer than {option('ctx')}: `error` refuses it; `slide` drops its oldest exchanges and says so.",
+        f"If a conversation exceeds {option('ctx')}, `error` refuses it; `truncate` drops its oldest exchanges, and says so.",
     )
     shared: str | None = _setting(
         None,

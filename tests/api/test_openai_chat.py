@@ -258,7 +258,7 @@ def test_a_divergence_is_located(fake: Server) -> None:
 
 def test_sliding_says_how_many_messages_it_dropped() -> None:
     with (
-        Runtime(lambda: FakeEngine(slots=1, ctx=512), Settings(overflow="slide")) as runtime,
+        Runtime(lambda: FakeEngine(slots=1, ctx=512), Settings(overflow="truncate")) as runtime,
         serving(runtime, model_id="fake") as server,
     ):
         messages = [{"role": role, "content": "x" * 40} for _ in range(8) for role in ("user", "assistant")]

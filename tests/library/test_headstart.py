@@ -263,10 +263,10 @@ def test_bad_messages_are_refused(hs: headstart.Headstart, messages: Any) -> Non
 
 
 def test_too_long_says_both_numbers(hs: headstart.Headstart) -> None:
-    with pytest.raises(headstart.ContextTooLong, match=r'512 .* 6\d\d.*a larger ctx=, or with overflow="slide"\.') as caught:
+    with pytest.raises(headstart.ContextTooLong, match=r'512 .* 6\d\d.*a larger ctx=, or with overflow="truncate"\.') as caught:
         hs.chat("x" * 600)
     assert "--" not in caught.value.message
-    assert "a larger --ctx, or with --overflow slide." in caught.value.with_flags
+    assert "a larger --ctx, or with --overflow truncate." in caught.value.with_flags
 
 
 def test_an_engine_fault_is_raised_and_forgotten(hs: headstart.Headstart) -> None:

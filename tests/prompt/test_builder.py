@@ -387,7 +387,7 @@ def test_a_spelling_is_replaced_and_forgotten() -> None:
     assert known.find(b"head", "abcd") == []
 
 
-# ── slide ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── truncation ─────────────────────────────────────────────
 
 
 def count(messages: Any) -> int:

@@ -393,7 +393,7 @@ def test_a_reply_ends_where_the_context_ends() -> None:
 
 def test_sliding_drops_the_oldest_exchanges_and_hits_again() -> None:
     engine = FakeEngine(slots=1, ctx=1024, block_size=BLOCK_SIZE)
-    with Runtime(lambda: engine, Settings(overflow="slide", memory_budget=1 << 20)) as rt:
+    with Runtime(lambda: engine, Settings(overflow="truncate", memory_budget=1 << 20)) as rt:
         chat: Messages = [system("short")]
         dropped = []
         for turn in range(24):
@@ -404,7 +404,7 @@ def test_sliding_drops_the_oldest_exchanges_and_hits_again() -> None:
             if turn and dropped[-1] == dropped[-2]:
                 assert answer.report.computed <= 110
         assert dropped[-1] > 0
-        assert len(set(dropped)) <= 6  # it slides in large steps, not at every turn
+        assert len(set(dropped)) <= 6  # it truncates in large steps, not at every turn
 
 
 def test_exact_mode_refuses_an_engine_that_cannot_prove_it() -> None:

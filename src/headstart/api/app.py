@@ -22,7 +22,7 @@ from headstart.api.errors import on_error
 from headstart.api.explain import routes as explain
 from headstart.api.llama_server import extras
 from headstart.api.llama_server import routes as llama
-from headstart.api.middleware import Edge
+from headstart.api.middleware import RequestMiddleware
 from headstart.api.openai_chat import routes as openai
 from headstart.api.openai_responses import routes as responses
 from headstart.api.openapi import describe
@@ -112,7 +112,7 @@ def create_app(
         service.open(load)
     for kind in (HeadstartError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, on_error)
-    app.add_middleware(Edge, service=service, keys=keys)
+    app.add_middleware(RequestMiddleware, service=service, keys=keys)
     if cors:  # outside of the edge: a browser's preflight request has no key
         app.add_middleware(
             CORSMiddleware, allow_origins=[*cors], allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]

@@ -34,7 +34,7 @@ WRONG = "This API key is not known here. Send one that the server was given with
 _SANE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-class Edge:
+class RequestMiddleware:
     """ASGI middleware. It adds to the scope: `request_id`, `tenant` (a digest), `operator` (a bool), and `expire` (the seconds
     for which the tenant's data may be kept, or None)."""
 

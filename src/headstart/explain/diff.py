@@ -88,8 +88,8 @@ def _kept(a: Message, b: Message) -> bool:
     one, other = _content(a), _content(b)
     begin = common_text(one, other)
     end = common_text(one[begin:][::-1], other[begin:][::-1])
-    had = overlap(characters(one[begin : len(one) - end]), characters(other[begin : len(other) - end]), _QUOTE)
-    return 2 * (begin + end + int(np.count_nonzero(had))) >= len(one)
+    shared = overlap(characters(one[begin : len(one) - end]), characters(other[begin : len(other) - end]), _QUOTE)
+    return 2 * (begin + end + int(np.count_nonzero(shared))) >= len(one)
 
 
 class _Pair:
@@ -215,7 +215,7 @@ class _Pair:
         return self._cut_out()
 
     def _cut_out(self) -> bool:
-        """Whether our text goes on as the earlier one does behind a piece that looks like reasoning."""
+        """Whether our text goes on as the earlier one does after a part that looks like reasoning."""
         start = max(0, self.at - _TAG)
         current, previous = self.current.text, self.previous.text
         # The first tag may be common to both in part: `<` of `<think>` and of `<tool_call>`.
@@ -236,11 +236,11 @@ class _Pair:
                 return there > place  # what follows was further back
         if len(self.a) > len(self.b):
             return False
-        said = _content(a)
+        content = _content(a)
         for reply in (record.reply.strip() for record in (self.previous, *self.recent)):
-            if len(reply) >= _QUOTE and reply in said:
+            if len(reply) >= _QUOTE and reply in content:
                 return True
-        return len(self.b) - len(self.a) >= 2 and bool(_SUMMARY.search(said))
+        return len(self.b) - len(self.a) >= 2 and bool(_SUMMARY.search(content))
 
 
 def _content(message: Message) -> str:

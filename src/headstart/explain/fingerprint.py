@@ -44,8 +44,8 @@ class ConversationFingerprint:
         if source is None:
             return None
         before = [*takewhile(lambda message: message.get("role") != "user", source.messages)]
-        said = _digest("opening", prompt.salt, source.tools or None, source.messages[: len(before) + 1])
-        return cls(said, _digest("template", template, dict(source.template_kwargs))[:16], len(prompt))
+        key = _digest("opening", prompt.salt, source.tools or None, source.messages[: len(before) + 1])
+        return cls(key, _digest("template", template, dict(source.template_kwargs))[:16], len(prompt))
 
     def pack(self) -> bytes:
         """The fingerprint without its key, as bytes for the disk, with a checksum over both."""

@@ -319,8 +319,8 @@ def _quoted(text: Any) -> str:
     return json.dumps(text if isinstance(text, str) else json.dumps(text), ensure_ascii=False)
 
 
-def _except(pattern: str, beginnings: Sequence[str]) -> str:
-    return " & ".join([f"/{pattern}/", *(f"~/{beginning}{_ANY}/" for beginning in beginnings if beginning)])
+def _except(pattern: str, prefixes: Sequence[str]) -> str:
+    return " & ".join([f"/{pattern}/", *(f"~/{prefix}{_ANY}/" for prefix in prefixes if prefix)])
 
 
 def _escaped(text: str) -> str:

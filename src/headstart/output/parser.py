@@ -76,22 +76,22 @@ class ToolCallDelta:
 ReplyDelta = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta
 
 
-def message_of(pieces: Iterable[ReplyDelta], ids: Sequence[str] = ()) -> dict[str, Any]:
+def message_of(deltas: Iterable[ReplyDelta], ids: Sequence[str] = ()) -> dict[str, Any]:
     """The message that a client sends back. `ids`: of the calls in their order; `call_0`, … where there are too few."""
-    said: list[str] = []
+    content: list[str] = []
     thought: list[str] = []
     calls: list[tuple[str, list[str]]] = []
-    for piece in pieces:
-        match piece:
+    for delta in deltas:
+        match delta:
             case TextDelta(text):
-                said.append(text)
+                content.append(text)
             case ReasoningDelta(text):
                 thought.append(text)
             case ToolCallStart(_, name):
                 calls.append((name, []))
             case ToolCallDelta(index, text):
                 calls[index][1].append(text)
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(said)}
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
     if thought:
         message["reasoning_content"] = "".join(thought)
     if calls:
@@ -107,7 +107,7 @@ def message_of(pieces: Iterable[ReplyDelta], ids: Sequence[str] = ()) -> dict[st
 
 
 class Parser:
-    """Reads one reply. The concatenated pieces do not depend on how the text is cut.
+    """Reads one reply. The joined deltas do not depend on how the text is cut.
 
     A call of a function that the request does not know is a call all the same: the client decides what to make of it.
 
@@ -118,7 +118,7 @@ class Parser:
         thinking: whether the prompt has opened the reasoning already (see `Family.opened`).
 
     Attributes:
-        left_out: whether the end of a cut reply is in no piece, because it is the beginning of a mark or of a call.
+        left_out: whether the end of a cut reply is in no delta, because it is the beginning of a mark or of a call.
     """
 
     def __init__(self, family: Family, *, tools: bool | Sequence[Mapping[str, Any]] = False, thinking: bool = False) -> None:
@@ -128,7 +128,7 @@ class Parser:
         self._scan = Scanner()
         self._out: list[ReplyDelta] = []
         self._blank = ""
-        self._said = False
+        self._has_text = False
         self._thought_blank = ""
         self._thought = False
         self._count = 0
@@ -138,13 +138,13 @@ class Parser:
         self._machine = self._channels() if self._trims else self._reply(thinking)
 
     def feed(self, text: str) -> list[ReplyDelta]:
-        """The pieces that `text` completes."""
+        """The deltas that `text` completes."""
         self._scan.add(text)
         next(self._machine, None)
         return self._given()
 
     def end(self, *, cut: bool = False) -> list[ReplyDelta]:
-        """The last pieces, once the reply is over. `cut`: it would have gone on; a mark or a call that has only begun is left
+        """The last deltas, once the reply is over. `cut`: it would have gone on; a mark or a call that has only begun is left
         out."""
         self._cut = cut
         self._scan.finish()
@@ -157,11 +157,11 @@ class Parser:
     def _given(self) -> list[ReplyDelta]:
         """What was put out, neighbours of one kind joined."""
         out: list[ReplyDelta] = []
-        for _, group in groupby(self._out, key=lambda piece: (type(piece), getattr(piece, "index", None))):
+        for _, group in groupby(self._out, key=lambda delta: (type(delta), getattr(delta, "index", None))):
             first, *rest = group
             if rest and not isinstance(first, ToolCallStart):
                 first = replace(
-                    first, text=first.text + "".join(piece.text for piece in rest if not isinstance(piece, ToolCallStart))
+                    first, text=first.text + "".join(delta.text for delta in rest if not isinstance(delta, ToolCallStart))
                 )
             out.append(first)
         self._out.clear()
@@ -179,7 +179,7 @@ class Parser:
         self._blank = text[len(kept) :]
         if kept:
             self._out.append(TextDelta(kept))
-            self._said = True
+            self._has_text = True
 
     def _think(self, text: str) -> None:
         text = self._thought_blank + text
@@ -192,7 +192,7 @@ class Parser:
             self._thought = True
 
     def _call(self, name: str) -> None:
-        if not self._said:
+        if not self._has_text:
             self._blank = ""
         self._out.append(ToolCallStart(self._count, name))
         self._count += 1
@@ -319,7 +319,7 @@ class Parser:
         if header.partition("<|channel|>")[2].lstrip().startswith("analysis"):
             self._thought_blank = "\n\n" if self._thought else ""
             return self._think
-        self._blank = "\n\n" if self._said else ""
+        self._blank = "\n\n" if self._has_text else ""
         return self._say
 
 

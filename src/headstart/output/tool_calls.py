@@ -47,14 +47,14 @@ class CallReader:
         self._scan = scan
         self._calls = calls
         self._schemas = schemas
-        self._tell = announce
+        self._announce = announce
         self._argue = argue
         self.count = 0
 
     def _call(self, name: str) -> None:
         self._scan.kept = None
         self.count += 1
-        self._tell(name)
+        self._announce(name)
 
     def read(self, found: str) -> Incremental[bool]:
         """Reads the call, or the list of calls, behind the mark `found`; False if there is none."""

@@ -100,10 +100,10 @@ class Terms:
         with self._lock:
             return dict(self._news)
 
-    def learn(self, owners: Mapping[bytes, float], said: Mapping[bytes, float | None]) -> None:
-        """Sets the terms of all owners, as the folder has them. `said`: the `news` that were written there; newer ones stay."""
+    def learn(self, owners: Mapping[bytes, float], noted: Mapping[bytes, float | None]) -> None:
+        """Sets the terms of all owners, as the folder has them. `noted`: the `news` that it has; newer ones stay."""
         with self._lock:
-            self._news = {owner: term for owner, term in self._news.items() if owner not in said or said[owner] != term}
+            self._news = {owner: term for owner, term in self._news.items() if owner not in noted or noted[owner] != term}
             if (known := _with(owners, self._news)) != self.owners:
                 self._change(known)
                 self._given = {owner: given for owner, given in self._given.items() if owner in known}

@@ -48,7 +48,7 @@ class Prompt:
         lead: the text between that control token and the reply.
         lead_tokens: the tokens of `lead`; a view of `tokens`.
         marks: for each message, where its content begins in `text`; -1 if the text does not contain it unchanged.
-        dropped: messages that `--overflow slide` left out.
+        dropped: messages that `--overflow truncate` left out.
         landmarks: positions that later prompts are likely to share.
         source: the conversation of this prompt; None for a raw text.
     """
@@ -209,8 +209,8 @@ class Prompter:
                 latest = (bare.messages, self.chat(bare, use_reply_tokens=use_reply_tokens))
             return latest[1]
 
-        said = conversation.tools, conversation.salt, conversation.template_kwargs, conversation.prefill
-        root = text_digest(repr((limit, use_reply_tokens, *said)))
+        settings = conversation.tools, conversation.salt, conversation.template_kwargs, conversation.prefill
+        root = text_digest(repr((limit, use_reply_tokens, *settings)))
         kept = truncate_history(messages, lambda part: len(build(part)), limit, self._truncations, root)
         first = len(exchanges(messages)[0])
         prompt = build(kept.messages)

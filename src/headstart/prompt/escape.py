@@ -31,8 +31,8 @@ class Escaper:
         """The value with all strings in it escaped, also keys of dicts. The value itself if nothing has to be escaped."""
         texts = _texts(value)
         if texts is not None:
-            said = "\0".join(texts)
-            if MARK not in said and self._control.search(said) is None:
+            joined = "\0".join(texts)
+            if MARK not in joined and self._control.search(joined) is None:
                 return value
         return self._escaped(value)
 

@@ -54,10 +54,10 @@ def contents(messages: Sequence[Message], rendered: str) -> Iterator[int]:
     cursor = 0
     for message in messages:
         content = message.get("content")
-        said = content.strip() if isinstance(content, str) else ""
-        at = rendered.find(said[:_HEAD], cursor) if said else -1
+        text = content.strip() if isinstance(content, str) else ""
+        at = rendered.find(text[:_HEAD], cursor) if text else -1
         if at >= 0 and isinstance(content, str):
-            cursor = at + len(said[:_HEAD])
+            cursor = at + len(text[:_HEAD])
             # Blanks before it count, whether the template keeps them or not.
             at = max(0, at - len(content) + len(content.lstrip()))
         yield at

@@ -66,7 +66,7 @@ class PrefixMemo:
 
     def __init__(self, budget: int, most: int = 64) -> None:
         self._most = most
-        self._budget = self._room = budget
+        self._budget = self._left = budget
         self._known: OrderedDict[TokenisedPrefix, Hashable] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -90,8 +90,8 @@ class PrefixMemo:
         with self._lock:
             self._drop(instead)
             self._known[prefix] = key
-            self._room -= prefix.size
-            while self._known and (self._room < 0 or len(self._known) > self._most):
+            self._left -= prefix.size
+            while self._known and (self._left < 0 or len(self._known) > self._most):
                 self._drop(next(iter(self._known)))
 
     def drop(self, prefix: TokenisedPrefix) -> None:
@@ -103,8 +103,8 @@ class PrefixMemo:
         """Drops all prefixes."""
         with self._lock:
             self._known.clear()
-            self._room = self._budget
+            self._left = self._budget
 
     def _drop(self, prefix: TokenisedPrefix | None) -> None:
         if prefix is not None and self._known.pop(prefix, None) is not None:
-            self._room += prefix.size
+            self._left += prefix.size

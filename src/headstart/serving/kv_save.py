@@ -53,11 +53,11 @@ class KvSave:
         wanted = self._wanted(slot)
         waits = any(entry.id in self._store.offload.writing for entry, _ in wanted)
         if wanted:
-            self._make_room_and_copy(slot, spare, needed=needed, again=again)
+            self._evict_and_copy(slot, spare, needed=needed, again=again)
         # Set last, because other threads may read it. Derived KV that the disk is writing must not change until then.
         slot.dirty = waits
 
-    def _make_room_and_copy(self, slot: Slot, spare: Sequence[Entry], *, needed: bool, again: bool) -> None:
+    def _evict_and_copy(self, slot: Slot, spare: Sequence[Entry], *, needed: bool, again: bool) -> None:
         with pinned(spare):
             if not self._store.memory_budget.claim(len(slot)):
                 slot.kept = False

@@ -188,7 +188,7 @@ class Runtime:
             ContextTooLong: the conversation exceeds the context, and `overflow` is `error` (or its last exchange does).
         """
         with self.tokenizer_open():
-            if self.overflow == "slide":
+            if self.overflow == "truncate":
                 prompt = self.prompter.truncated_chat(
                     conversation, int(self.ctx * TRUNCATED_SHARE), use_reply_tokens=use_reply_tokens
                 )
@@ -235,7 +235,7 @@ class Runtime:
         if not len(prompt):
             raise InvalidRequest("The prompt is empty.", param=param)
         if len(prompt) >= self.ctx:
-            raise ContextTooLong(len(prompt), self.ctx, param=param, slides=self.overflow == "slide")
+            raise ContextTooLong(len(prompt), self.ctx, param=param, truncates=self.overflow == "truncate")
         return prompt
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────

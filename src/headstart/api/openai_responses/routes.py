@@ -251,7 +251,7 @@ def _head(
         "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": built.params.sampling.top_p,
-        "truncation": "auto" if runtime.overflow == "slide" else "disabled",
+        "truncation": "auto" if runtime.overflow == "truncate" else "disabled",
         "usage": None,
         "user": body.user,
         "metadata": body.metadata or {},
