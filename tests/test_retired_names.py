@@ -31,8 +31,8 @@ FUNCTIONS = frozenset(
     " locate_text seat bury _has_rows".split()
 )
 PARAMETERS = frozenset(
-    "GHOSTS_A_PIECE abouts beginnings draft grid grid_point mend missed openings ours restorer room _room row_bytes slides spelling"
-    " spellings theirs unsettled _owed _dead _told _told_at _doomed SAY".split()
+    "GHOSTS_A_PIECE abouts beginnings draft grid grid_point mend missed openings ours restorer room _room row_bytes slides"
+    " spelling spellings theirs unsettled _owed _dead _told _told_at _doomed SAY".split()
 )
 """Parameters, attributes and local names."""
 KEYS = frozenset("mend missed ours theirs pieces spelled_otherwise grid row_bytes".split())

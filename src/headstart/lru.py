@@ -51,6 +51,11 @@ class Lru(Generic[KeyT, ValueT]):
         with self._lock:
             return list(self._known)
 
+    def items(self) -> list[tuple[KeyT, ValueT]]:
+        """All keys and values, the least recently used first. This does not count as a use."""
+        with self._lock:
+            return list(self._known.items())
+
     def clear(self) -> None:
         """Forgets everything."""
         self.forget(lambda *_: True)
