@@ -69,10 +69,10 @@ def fit(host: HostMemory, *, trained: int, ctx: int | None, slots: int | None, r
 
 
 def budget(host: HostMemory | None, ctx: int, slots: int) -> int:
-    """Bytes to store conversations beside `slots` slots of `ctx` tokens, where the user sets no budget.
+    """Bytes to store conversations beside `slots` slots of `ctx` tokens, if the user sets no budget.
 
-    It is 4 GiB, or more if restoring one conversation needs it, within the planned share of memory. Where even the slots exceed
-    that share, it is at most what restores one conversation.
+    It is 4 GiB, or more if restoring one conversation needs it, within the planned share of memory. If the slots alone
+    exceed that share, it is at most what restores one conversation.
 
     Args:
         host: None if the engine does not know.

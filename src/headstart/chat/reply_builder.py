@@ -24,7 +24,7 @@ class ReplyReader:
     """How the replies to a conversation are parsed.
 
     Attributes:
-        tools: whether they may call tools; else the marks of calls are text.
+        tools: whether they may call tools; else the markers of calls are text.
         thinking: whether the prompt ends inside reasoning.
         prefill: the beginning of the reply, if the caller sent one.
         seed: for the ids of calls: the same reply has the same ids.

@@ -131,7 +131,7 @@ class GrammarError(NamedTuple):
 class Grammars:
     """Compiled grammars of one tokenizer. The last used are kept. Thread-safe.
 
-    One is compiled at a time, so that they cost one core at most; whoever starts a known one does not wait for that.
+    One is compiled at a time, so that they cost one core at most. A request with a known grammar does not wait for that.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -142,7 +142,7 @@ class Grammars:
         self._compiling = threading.Lock()
 
     def check(self, grammar: Grammar, param: str | None = None) -> Grammar:
-        """Compiles a grammar unless that is done already: the same one, ready. Takes up to some seconds.
+        """Compiles a grammar, if it is not compiled yet. Returns the same grammar, ready. It can take some seconds.
 
         Raises:
             InvalidRequest: about `param`, in llguidance's words: the text is wrong, asks for what is not supported, or is

@@ -88,7 +88,7 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """What the cache had of a request.
+    """What the cache contained when a request came.
 
     Attributes:
         start: leading tokens that were not computed.
@@ -146,9 +146,9 @@ def alike(records: Sequence[Record], asked: RequestView, than: Record | None, le
     for record in reversed(records):
         if new.isdisjoint(record.known):
             continue  # then it has no more than `than` has
-        mark = common(record), asked.session != "" and record.session == asked.session
-        if mark > most:
-            best, most = record, mark
+        likeness = common(record), asked.session != "" and record.session == asked.session
+        if likeness > most:
+            best, most = record, likeness
     return best
 
 
@@ -191,7 +191,7 @@ def explain(asked: RequestView, records: Sequence[Record], cached: CacheView) ->
 def compare(
     current: Prompt, previous: Prompt | Record, *, block_size: int, pace: float | None, characters: Callable[[Tokens], int]
 ) -> Explanation | None:
-    """What `current` would compute again directly after `previous`, with an infinite cache."""
+    """The explanation of what `current` would compute again directly after `previous`, with an infinite cache."""
     shared = common_prefix(current.tokens, previous.tokens)
     record = previous
     if not isinstance(record, Record):

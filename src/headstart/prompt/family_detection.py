@@ -198,7 +198,7 @@ def _written_as(calls: ToolCallFormat, reply: str) -> bool:
     inside = {"object": r"\s*\{", "list": r"\s*\[\s*\{"}.get(calls.syntax, "")
     value = f"{calls.blank}{_VALUES['headstart_key']}{calls.blank}{calls.value_end}" if calls.syntax == "xml" else ""
     return (
-        all(mark in reply for mark in calls.written)
+        all(marker in reply for marker in calls.written)
         and re.search(re.escape(calls.open) + inside, reply) is not None
         and value in reply
     )
@@ -212,7 +212,7 @@ def _rendered(template: Template, messages: Sequence[Message], *, generation: bo
 
 
 def _behind(header: str, calling: str) -> str:
-    """The text that `calling` has after `header`, from the beginning of a mark on: two marks may begin with the same text."""
+    """The text of `calling` after `header`, from the start of a marker on: two markers may begin with the same text."""
     at = next((at for at, (one, other) in enumerate(zip(header, calling, strict=False)) if one != other), len(header))
     while at < len(header) and at and not (header[at - 1].isspace() or header[at - 1] in ">]"):
         at -= 1

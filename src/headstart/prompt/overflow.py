@@ -47,7 +47,7 @@ def exchanges(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 class TruncationMemo(Lru[bytes, tuple[int, int]]):
-    """Where the replay of a history stands, by a digest of that history: each turn then replays only its own request."""
+    """Results for histories, by their digests. So a turn computes only the result of its own request."""
 
     def __init__(self, limit: int = 16_384) -> None:
         super().__init__(limit)

@@ -76,10 +76,10 @@ class PromptTokenizer:
         known = None if forget is not None else self._known(rendered, salt, looks=looks)
         work = _Work(known or self._nothing(rendered), salt)
         before, lead, leading = work.prefix.control, "", work.size
-        cut = work.mark(len(work.prefix.text), before)
+        cut = work.cut(len(work.prefix.text), before)
         for at, text, control in self.splitter.split(rendered, len(work.prefix.text), before):
             if at <= stable:
-                cut = work.mark(at, before)
+                cut = work.cut(at, before)
             lead, leading, before = text, work.size, control
             work.begin(at)
             if text and looks:
@@ -141,7 +141,7 @@ class PromptTokenizer:
         return TokenisedPrefix(tokens=_NONE if bos is None or rendered.startswith(bos.text) else as_tokens(bos.id))
 
 
-class _Mark(NamedTuple):
+class _Cut(NamedTuple):
     """A position between two segments: `at` characters, after the token `control`, and the lengths of the other lists."""
 
     at: int
@@ -186,18 +186,18 @@ class _Work:
         """The head of a segment after all these tokens."""
         return self._digest.update(before[self._hashed[1] :].tobytes()).digest()
 
-    def mark(self, at: int, control: Control | None) -> _Mark:
-        return _Mark(at, control, self.size, len(self.starts), len(self._heads), len(self.replies))
+    def cut(self, at: int, control: Control | None) -> _Cut:
+        return _Cut(at, control, self.size, len(self.starts), len(self._heads), len(self.replies))
 
-    def until(self, mark: _Mark, rendered: str, tokens: Tokens, version: int) -> TokenisedPrefix:
+    def until(self, cut: _Cut, rendered: str, tokens: Tokens, version: int) -> TokenisedPrefix:
         """The tokenised prefix that ends at a mark."""
         return TokenisedPrefix(
-            rendered[: mark.at],
-            mark.control,
-            as_tokens(tokens[: mark.size]),  # a view would keep all of them
-            self.starts[: mark.segments],
-            self.offsets[: mark.segments],
-            self.prefix.heads.union(self._heads[: mark.heads]),
-            (*self.prefix.replies, *self.replies[: mark.replies]),
+            rendered[: cut.at],
+            cut.control,
+            as_tokens(tokens[: cut.size]),  # a view would keep all of them
+            self.starts[: cut.segments],
+            self.offsets[: cut.segments],
+            self.prefix.heads.union(self._heads[: cut.heads]),
+            (*self.prefix.replies, *self.replies[: cut.replies]),
             version,
         )

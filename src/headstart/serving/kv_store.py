@@ -117,7 +117,7 @@ class KvStore:
         return self.index.checkpoint(key, canonical_only=False) is not None
 
     def publish(self, entry: Entry, cell: Cell, now: float, *, canonical: bool, size: int | None = None) -> None:
-        """Makes an entry known, which is complete in its cell, and offers it to the disk."""
+        """Adds an entry, which is complete in its cell, to the index, and offers it to the disk."""
         for shorter in () if entry.state else self.index.covered(entry.parent, entry.tokens):
             if not (shorter.pins or self.marked(shorter.id)):  # `thin` decides about tails with a checkpoint
                 self.memory_budget.drop(shorter)

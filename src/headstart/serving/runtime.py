@@ -346,7 +346,7 @@ class Runtime:
         return written <= self._terms.due(owner, self.clock())
 
     def on_erase(self, observer: Callable[[Erasure], None]) -> None:
-        """Adds a keeper of callers' texts. It is called on the engine thread when some of them must go."""
+        """Adds a function that is called on the engine thread when texts of callers must be deleted."""
         self.scheduler.expiry.observe(observer)
 
     def observe(self, observer: Callable[[Outcome], None]) -> None:

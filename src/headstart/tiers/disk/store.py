@@ -323,7 +323,7 @@ class Disk(Store):
     def erase(
         self, keys: Collection[bytes], before: float = -math.inf, spared: Callable[[], Collection[bytes]] = frozenset
     ) -> list[Row]:
-        """Deletes objects on request of a user, with every trace of them in the folder. Returns the rows that went.
+        """Deletes objects on request of a user, with every trace of them in the folder. Returns the rows of deleted objects.
 
         It also empties the quarantine, which may hold parts of any chain, and deletes everything that was written up to
         the time `before`. Objects that are `spared` stay; this function is called under the lock. Running servers forget the
@@ -336,7 +336,7 @@ class Disk(Store):
             self._quarantine.tidy(0)
             self._sweep(before)
             if not self.catalog.ages.clean:
-                raise BlockingIOError("another process reads the catalogue for too long; `headstart cache gc` finishes this")
+                raise BlockingIOError("another process reads the catalogue for too long; run `headstart cache gc` to finish")
         return [row for row in rows if row.label.key in gone]
 
     def expire(self, terms: Terms, spared: Callable[[], Collection[bytes]] = frozenset) -> tuple[list[bytes], list[bytes]]:
