@@ -118,6 +118,16 @@ def test_no_class_or_alias_has_the_name_of_another_one() -> None:
     assert set(twice) == TWICE, "take names that occur once out of TWICE"
 
 
+def test_the_words_of_the_glossary_are_used() -> None:
+    """A word that nothing else uses is not the project's word."""
+    glossary = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    words = [word for entry in re.findall(r"^\* \*\*(.+?)\*\*", glossary, re.MULTILINE) for word in entry.split(", ")]
+    assert "Block boundary" in words
+    used = "\n".join(path.read_text("utf-8") for path in (*MODULES, *PAGES) if path.name != "glossary.md")
+    unused = [word for word in words if not re.search(r"\b" + re.sub(r"[ -]", r"[\\s_-]+", word), used, re.IGNORECASE)]
+    assert not unused
+
+
 def test_the_list_would_find_a_name() -> None:
     text = 'def f(x):\n    """See `Rows`."""\n    return {"mend": f"{x.grid}"}\n'
     assert identifiers(text) & IDENTIFIERS == {"Rows", "grid"}

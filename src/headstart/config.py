@@ -278,13 +278,13 @@ class Settings:
         False,
         _FLAG,
         "Shared cache",
-        "Encrypt what is stored there, with a key for each tenant. Otherwise the store's operator can read prompts.",
+        "Encrypt what goes to the shared store, with a key for each tenant. Otherwise the store's operator can read prompts.",
     )
     shared_expire: float | None = _setting(
         None,
         _TIME,
         "Shared cache",
-        f"Delete from the shared store after this time, like 7d. {option('expire')} holds there too.",
+        f"Delete from the shared store after this time, like 7d. {option('expire')} applies to it too.",
         unset="until the store needs room",
         none="the store keeps everything until it needs room",
     )

@@ -397,24 +397,24 @@ class Headstart:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _chat(self, messages: Messages, options: dict[str, Any]) -> _Prepared:
-        from headstart.library.options import Given
+        from headstart.library.options import CheckedOptions
 
         taken = {name: options.pop(name, None) for name in _BESIDE}
-        given = Given.of(options, beside=("stream", *_BESIDE))
-        conversation = _conversation(messages, taken["tools"], taken["template"], given.salt, taken["tool_choice"])
-        conversation = dataclasses.replace(conversation, format=given.format())
-        request, reader = self._model.request(conversation, given.params(self.runtime.sampling), f"chat-{uuid.uuid4().hex}")
+        checked = CheckedOptions.of(options, beside=("stream", *_BESIDE))
+        conversation = _conversation(messages, taken["tools"], taken["template"], checked.salt, taken["tool_choice"])
+        conversation = dataclasses.replace(conversation, format=checked.format())
+        request, reader = self._model.request(conversation, checked.params(self.runtime.sampling), f"chat-{uuid.uuid4().hex}")
         return _Prepared(request, self._model, reader)
 
     def _complete(self, text: str, options: dict[str, Any]) -> _Prepared:
-        from headstart.library.options import Given
+        from headstart.library.options import CheckedOptions
 
         if not isinstance(text, str):
             raise InvalidRequest(f"text must be a text, not {text!r:.100}.", param="text")
-        given = Given.of(options)
-        params = given.params(self.runtime.sampling)
-        prompt = self.runtime.text_prompt(text, salt=given.salt, use_reply_tokens=params.reuse)
-        grammar = self._model.plain_grammar(given.format())
+        checked = CheckedOptions.of(options)
+        params = checked.params(self.runtime.sampling)
+        prompt = self.runtime.text_prompt(text, salt=checked.salt, use_reply_tokens=params.reuse)
+        grammar = self._model.plain_grammar(checked.format())
         request = Request(prompt, params, grammar=grammar)
         return _Prepared(request, self._model)
 
