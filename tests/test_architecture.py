@@ -63,12 +63,16 @@ ALLOWED: dict[str, set[str]] = {
     },
     "observe": {"explain", "serving.request"},
     "traces": {"interfaces"},
+    "replay": {"interfaces", "prefix_cache", "traces"},
     "fleet.router": {"interfaces", "prefix_cache.blocks"},
     "fleet": {"interfaces", "fleet.router", "traces"},
     "library": {"config", "interfaces", "output.parser", "serving", "chat", "engines"},
     "api": {"config", "model_names", "interfaces", "output", "prompt", "explain", "serving", "chat", "observe"},
 }
 """For each package below the entry points: the modules and packages of headstart that it may import."""
+
+ENTRY_POINTS = {"__init__", "__main__", "cli"}
+"""What may import all others but `testing`."""
 
 
 def own_name(path: Path) -> str:
@@ -114,6 +118,13 @@ def test_imports_point_downwards(path: Path) -> None:
     if rule in ALLOWED:
         wrong = {name for name in imports(path) if not within(name, ALLOWED[rule] | COMMON | {rule})}
         assert not wrong, f"{module} must not know {sorted(wrong)}"
+
+
+def test_only_authors_of_engines_load_what_is_for_testing() -> None:
+    """The command line neither, which may import all else."""
+    importers = {own_name(path) for path in MODULES if any(within(name, {"testing"}) for name in imports(path))}
+    assert "testing.conformance" in importers
+    assert not {name for name in importers if not within(name, {"testing"})}
 
 
 ON_A_FLEET = {"cli.replay_fleet"}
@@ -181,6 +192,7 @@ def test_rules_see_real_packages() -> None:
     """A renamed package must not slip out of the table."""
     present = {own_name(path).split(".")[0] for path in MODULES if path.parent != SOURCE}
     assert present - {"cli"} == {name for name in ALLOWED if (SOURCE / name).is_dir()}
+    assert {rule_of(own_name(path)) for path in MODULES} - ENTRY_POINTS == ALLOWED.keys()
     assert {own_name(path) for path in MODULES} >= {name for name in ALLOWED if "." in name}
     assert "interfaces.engine" in imports(SOURCE / "prefix_cache" / "planner.py")
 

@@ -135,7 +135,7 @@ def test_contributing_names_files_that_exist() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")):
+    for page in (*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "src").rglob("*.md"), *(ROOT / "tests").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
