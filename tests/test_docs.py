@@ -6,6 +6,8 @@ import dataclasses
 import json
 import re
 import runpy
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,17 @@ def test_contributing_names_files_that_exist() -> None:
     named = re.findall(r"`((?:src|tests|docs|examples)/[^`]*)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
     assert len(named) > 25
     assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+
+
+def test_contributing_names_commits_that_exist() -> None:
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+
+    if shutil.which("git") is None or git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("the history is not here")
+    named = re.findall(r"`([0-9a-f]{7,})`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(named) >= 4
+    assert [name for name in named if git("cat-file", "-e", f"{name}^{{commit}}").returncode] == []
 
 
 def test_links_between_pages_lead_somewhere() -> None:
