@@ -110,7 +110,7 @@ class KvSave:
 
     def _exposed(self, slot: Slot) -> bool:
         """Whether a crash would lose finished blocks of `slot`."""
-        if not (self._store.disk.on and slot.dirty):
+        if not (slot.dirty and (self._store.disk.on or "computed" in self._store.shared.saves)):
             return False
         last = (slot.canonical if self._mode.exact else len(slot)) // self._block_size - 1
         canonical = (last + 1) * self._block_size <= slot.canonical

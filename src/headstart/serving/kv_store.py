@@ -116,8 +116,10 @@ class KvStore:
         """Whether there is a checkpoint at the end of a block or open tail."""
         return self.index.checkpoint(key, canonical_only=False) is not None
 
-    def publish(self, entry: Entry, cell: Cell, now: float, *, canonical: bool, size: int | None = None) -> None:
-        """Makes an entry known, which is complete in its cell, and offers it to the disk."""
+    def publish(
+        self, entry: Entry, cell: Cell, now: float, *, canonical: bool, size: int | None = None, computed: bool = True
+    ) -> None:
+        """Makes an entry known, which is complete in its cell, and offers it to the lower tiers. `computed`: by this server."""
         for shorter in () if entry.state else self.index.covered(entry.parent, entry.tokens):
             if not (shorter.pins or self.marked(shorter.id)):  # `thin` decides about tails with a checkpoint
                 self.memory_budget.drop(shorter)
@@ -131,7 +133,8 @@ class KvStore:
         self.retention.use(known, now, anew=True)
         self.counters["saved"] += 1
         self.offload.offer(known)
-        self.shared_offer.computed(known)
+        if computed:
+            self.shared_offer.computed(known)
         state = self.index.get(checkpoint_id(entry.id))
         if state is not None:  # it waited for its block
             self.offload.offer(state)

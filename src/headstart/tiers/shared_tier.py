@@ -73,17 +73,18 @@ class Fetch(Protocol):
     """Objects on their way to one request. For the engine thread.
 
     Attributes:
-        progress: when something happened last, by the tier's clock.
+        progress: when something arrived last from the store, by the tier's clock.
     """
 
-    progress: float
+    @property
+    def progress(self) -> float: ...
 
     @property
     def over(self) -> bool:
         """Whether nothing more will arrive."""
 
     def take(self) -> list[Arrival]:
-        """What has arrived since the last call, parents before children."""
+        """What has arrived since the last call, parents before children. Call it often: fetching pauses when much waits."""
 
     def stop(self, *, stalled: bool = False) -> None:
         """Nobody waits any more. `stalled`: because there was no progress, so the store may be in trouble."""
@@ -115,11 +116,20 @@ class SharedTier(Protocol):
             wake: called, on another thread, whenever something has arrived.
         """
 
+    def lacks(self, key: BlockId) -> bool:
+        """Whether the store may lack an entry: nobody has found it there, or put it there, for a while."""
+
+    def due(self, key: BlockId) -> bool:
+        """Whether an entry is in the store and was not touched for a while."""
+
     def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
         """Queues a canonical entry. `payload` must not change until `answered` returns its key.
 
         False if it is not wanted: it is stored already, the queue is full, or the store fails. `last`: the server stops.
         """
+
+    def computed(self, size: int) -> None:
+        """So many bytes of canonical entries were computed. Some kinds of store get only a share of that."""
 
     def touch(self, labels: Sequence[Label]) -> None:
         """A request uses these entries, so the store should keep them."""
@@ -147,8 +157,17 @@ class NoShared:
     def fetch(self, wanted: FetchRequest, wake: Callable[[], None]) -> Fetch | None:
         return None
 
+    def lacks(self, key: BlockId) -> bool:
+        return False
+
+    def due(self, key: BlockId) -> bool:
+        return False
+
     def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
         return False
+
+    def computed(self, size: int) -> None:
+        pass
 
     def touch(self, labels: Sequence[Label]) -> None:
         pass

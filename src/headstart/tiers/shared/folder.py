@@ -68,7 +68,6 @@ class FolderStore(SharedStore):
         self._serial = itertools.count()
         self._mark = secrets.token_hex(4)
         self._closed = False
-        self._steps = 0  # of all reads
 
     def _wait(self, work: Callable[[], T], size: int) -> T:
         """Does `work`, which moves about `size` bytes, on another thread. Raises StoreError if it fails or takes too long."""
@@ -95,8 +94,8 @@ class FolderStore(SharedStore):
     def _patiently(self, done: Callable[[float], bool], limit: float) -> bool:
         """Waits until `done(seconds)`, but not `limit` seconds without a step of any read. Returns whether it is done."""
         seen = None
-        while seen != self._steps:
-            seen = self._steps
+        while seen != self.received:
+            seen = self.received
             if done(limit):
                 return True
         return False
@@ -135,7 +134,7 @@ class FolderStore(SharedStore):
                 while done < len(data):
                     if not (got := file.readinto(data[done : done + STEP])):
                         return None
-                    self._steps += 1
+                    self.received += 1
                     done += got
                 return data
         except FileNotFoundError:

@@ -27,3 +27,6 @@ class Recent:
 
     def drop(self, key: bytes) -> None:
         self._since.drop(key)
+
+    def clear(self) -> None:
+        self._since.clear()

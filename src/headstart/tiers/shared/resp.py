@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from valkey.connection import DefaultParser
@@ -29,12 +29,16 @@ _AHEAD = 1 << 14  # bytes that are read beside a value; they are copied once mor
 class PlacingParser:
     """Reads answers in RESP 2. It has the methods that a connection of the library calls, which closes itself after an error.
 
+    Args:
+        received: called whenever some bytes have arrived.
+
     Attributes:
         places: for the next answers, where the bytes of a value from a position on go: such an answer is a `Placed`, or None.
     """
 
-    def __init__(self, socket_read_size: int = 0) -> None:
+    def __init__(self, socket_read_size: int = 0, received: Callable[[], None] = lambda: None) -> None:
         self.places: deque[tuple[Blob, int]] = deque()
+        self._arrived = received
         self._data = bytearray(_AHEAD)
         self._view = memoryview(self._data)
         self._start = self._end = 0  # of what was read ahead
@@ -127,6 +131,7 @@ class PlacingParser:
     def _received(self, count: int) -> int:
         if not count:
             raise Broken("the server closed the connection")
+        self._arrived()
         return count
 
 

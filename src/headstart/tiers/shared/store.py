@@ -81,10 +81,14 @@ class SharedStore(Protocol):
     Attributes:
         url: where it is, without password; for messages.
         expires: whether `put` makes the store delete the object at the end of its life. Otherwise `expiry.sweep` must.
+        received: grows whenever something has arrived, also in the middle of an object: whoever waits sees progress.
+        at_once: objects whose presence is asked for in one round trip.
     """
 
     url: str
     expires: bool
+    received: int = 0
+    at_once: int = 128
 
     def get(self, names: Sequence[str]) -> list[Blob | None]:
         """The objects, in order; None for those that are not there. One round trip where the store can."""

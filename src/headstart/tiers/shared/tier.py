@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 from headstart.interfaces.tokens import BlockId, Bytes
@@ -14,7 +16,7 @@ from headstart.tiers.disk import Label
 from headstart.tiers.shared.breaker import Breaker
 from headstart.tiers.shared.keys import OwnerKeys
 from headstart.tiers.shared.pace import StorePace
-from headstart.tiers.shared.reading import Link, Reading
+from headstart.tiers.shared.reading import AHEAD, Link, Reading
 from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.servers import ServerCard
 from headstart.tiers.shared.store import SharedStore, StoreError
@@ -33,14 +35,29 @@ STORED = 3600.0
 TOUCHED = 600.0
 """Seconds between two touches of one object."""
 
-SAVES: Final[dict[str, Set[str]]] = {
-    "valkey": frozenset({"computed", "reused", "leaving"}),
-    "valkeys": frozenset({"computed", "reused", "leaving"}),
-    "file": frozenset({"computed", "reused", "leaving"}),
-    "s3": frozenset({"reused", "leaving"}),  # requests cost money and time: what is never used again is not written
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """What a kind of store gets.
+
+    Attributes:
+        when: entries are written as soon as they are `computed`, when a request has `reused` them, and when the server is
+            `leaving`.
+        share: most bytes that are written for each byte that is computed, before the server stops.
+    """
+
+    when: Set[str]
+    share: float = math.inf
+
+
+_EVERYTHING: Final = Saves(frozenset({"computed", "reused", "leaving"}))
+SAVES: Final[dict[str, Saves]] = {
+    "valkey": _EVERYTHING,
+    "valkeys": _EVERYTHING,
+    "file": _EVERYTHING,
+    "s3": Saves(frozenset({"reused", "leaving"}), 0.3),  # requests cost money and time
 }
-"""When entries are written, by the scheme of the store's URL: as soon as they are computed, when a request reuses them, and
-when the server stops."""
+"""By the scheme of the store's URL."""
 
 
 class StoreTier:
@@ -69,11 +86,13 @@ class StoreTier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self.saves: Set[str] = SAVES[store.url.partition(":")[0]] if writes else frozenset()
+        saves = SAVES[store.url.partition(":")[0]]
+        self.saves: Set[str] = saves.when if writes else frozenset()
         missing, stored, bad = Recent(MISSING, clock), Recent(STORED, clock), Recent(STORED, clock)
-        self._link = Link(store, keys, StorePace(), Breaker(), missing, stored, bad, set(), self.counters, clock)
+        ahead = min(AHEAD, max(1, room // (4 * READERS)))
+        self._link = Link(store, keys, StorePace(), Breaker(), missing, stored, bad, set(), self.counters, clock, ahead)
         self._touched = Recent(TOUCHED, clock)
-        self._writing = Writing(self._link, room, card, terms, wall)
+        self._writing = Writing(self._link, room, card, terms, wall, saves.share)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="headstart-shared-read")
         self._closed = False
 
@@ -86,15 +105,23 @@ class StoreTier:
         self._readers.submit(reading.run)
         return reading
 
+    def lacks(self, key: BlockId) -> bool:
+        return key not in self._link.stored
+
+    def due(self, key: BlockId) -> bool:
+        return key in self._link.stored and key not in self._touched
+
     def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
         return bool(self.saves) and self._writing.offer(label, payload, last=last)
 
+    def computed(self, size: int) -> None:
+        self._writing.computed(size)
+
     def touch(self, labels: Sequence[Label]) -> None:
-        old = [label for label in labels if label.key in self._link.stored and label.key not in self._touched]
-        if old and self.saves:
-            for label in old:
+        if labels and self.saves:
+            for label in labels:
                 self._touched.add(label.key)
-            self._writing.touch(old)
+            self._writing.touch(labels)
 
     def answered(self) -> list[BlockId]:
         return self._writing.answered()

@@ -10,6 +10,7 @@ import re
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from valkey import Valkey, exceptions
@@ -75,7 +76,7 @@ class ValkeyStore(SharedStore):
             password=password,
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
-            parser_class=PlacingParser,
+            parser_class=partial(PlacingParser, received=self._moved),
             command_packer=SteppedPacker(),
             lib_name=None,
             lib_version=None,
@@ -83,6 +84,9 @@ class ValkeyStore(SharedStore):
         )
         self._client = Valkey(connection_pool=self._pool)
         self._closed = False
+
+    def _moved(self) -> None:
+        self.received += 1
 
     @contextmanager
     def _calling(self) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """Writing: a thread that stores what the engine thread has offered, parents before children, at a limited rate.
 
 What does not fit into the queue is refused, and offered again when a request uses it. So when the store is slower than the
-engine, what is reused is stored first.
+engine, what is reused is stored first. What follows a refused entry on its chain is refused too: without it, it could not be
+used.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from headstart.tiers.disk import Label
 from headstart.tiers.shared.envelope import seal
 from headstart.tiers.shared.expiry import sweep
 from headstart.tiers.shared.reading import Link
+from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.servers import EVERY, ServerCard, publish
 from headstart.tiers.shared.store import StoreError
 from headstart.tiers.shared.terms import SharedTerms
@@ -34,6 +36,8 @@ BATCH = 32
 """Objects whose presence is asked for in one call."""
 LOOK = 60.0
 """Seconds between two looks at destroyed keys and expired objects."""
+REFUSED = 3600.0
+"""Seconds for which a refused entry keeps those that follow it out of the store."""
 GRACE = 2.0
 """Seconds for which stopping waits for a running call."""
 
@@ -57,9 +61,18 @@ class Writing:
         room: most bytes that wait.
         card: describes this server, and names it in what it seals.
         terms: how long entries may be kept, by the clock `wall`.
+        share: most bytes that are written for each byte that is computed, before the server stops.
     """
 
-    def __init__(self, link: Link, room: int, card: ServerCard, terms: SharedTerms, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        room: int,
+        card: ServerCard,
+        terms: SharedTerms,
+        wall: Callable[[], float],
+        share: float = math.inf,
+    ) -> None:
         self._link = link
         self._room = room
         self._card = card
@@ -68,6 +81,8 @@ class Writing:
         self._wall = wall
         self._queue: deque[Offered] = deque()
         self._waiting = 0  # bytes
+        self._share, self._earned = share, 0.0  # bytes that may be written
+        self._refused = Recent(REFUSED, link.clock)
         self._answers: deque[BlockId] = deque()
         self._changed = threading.Condition()
         self._ends: float | None = None
@@ -78,17 +93,38 @@ class Writing:
 
     def offer(self, label: Label, payload: Bytes, *, last: bool) -> bool:
         link = self._link
-        if label.key in link.stored or not link.breaker.closed:
+        if label.key in link.stored:
             return False
+        if (reason := self._reason(label, len(payload), last=last)) is not None:
+            link.counters[f"skipped_{reason}"] += 1
+            self._refused.add(label.key)
+            return False
+        self._refused.drop(label.key)
+        if self._share < math.inf and not last:
+            self._earned -= len(payload)
         with self._changed:
-            if not last and self._waiting + len(payload) > self._room:
-                link.counters["skipped_full"] += 1
-                return False
             link.stored.add(label.key)  # or it would be offered again while it waits
             self._waiting += len(payload)
             self._queue.append(Offered((label,), payload))
             self._changed.notify()
         return True
+
+    def _reason(self, label: Label, size: int, *, last: bool) -> str | None:
+        """Why an entry is refused; None if it is not."""
+        if not self._link.breaker.closed:
+            return "failing"
+        if label.parent in self._refused:
+            return "parent"
+        if not last and self._share < math.inf and self._earned < size:
+            return "share"
+        if not last and self._waiting + size > self._room:
+            return "full"
+        return None
+
+    def computed(self, size: int) -> None:
+        """So many bytes of canonical entries were computed."""
+        if self._share < math.inf:
+            self._earned += self._share * size
 
     def touch(self, labels: Sequence[Label]) -> None:
         with self._changed:
@@ -112,13 +148,11 @@ class Writing:
     def _loop(self) -> None:
         while (batch := self._next()) is not None:
             try:
-                self._look_after()
-                if self._link.breaker.allows(self._link.clock()):
+                if batch and not self._link.breaker.allows(self._link.clock()):
+                    self._refuse(batch, "failing")
+                elif batch:
                     self._touch([label for one in batch if one.payload is None for label in one.labels])
                     self._store([(one.labels[0], one.payload) for one in batch if one.payload is not None])
-                    self._link.breaker.succeeded()
-                else:
-                    self._refuse(batch, "failing")
             except StoreError as error:
                 if error.reason == "full":
                     self._link.counters["fault_full"] += 1
@@ -130,6 +164,12 @@ class Writing:
                 log.exception("an internal error while writing to the shared store")
                 self._refuse(batch, "failing")
             self._answer(batch)
+            try:
+                self._look_after()
+            except StoreError as error:
+                self._link.failed(error.reason, error)
+            except Exception:
+                log.exception("an internal error while looking after the shared store")
 
     def _next(self) -> list[Offered] | None:
         """The next objects, perhaps none; None when it is time to stop."""
@@ -142,7 +182,7 @@ class Writing:
     def _look_after(self) -> None:
         """Forgets destroyed keys, and deletes what has expired in a store that does not do it itself."""
         now = self._link.clock()
-        if now < self._looked + LOOK:
+        if now < self._looked + LOOK or not self._link.breaker.closed:
             return
         self._looked = now
         self._link.keys.refresh()
@@ -155,15 +195,22 @@ class Writing:
             self._link.counters["erased"] += sweep(self._link.store, lambda owner: own.get(owner, everybody))
 
     def _touch(self, labels: Sequence[Label]) -> None:
-        if labels:
-            self._link.store.touch(list(map(self._link.name, labels)))
+        if not labels:
+            return
+        names = list(map(self._link.name, labels))
+        self._link.store.touch(names)
+        self._link.breaker.succeeded()
+        if not all(self._link.store.have(names)):  # evicted, or everything is gone: it is stored again when it is used again
+            self._link.stored.clear()
 
     def _store(self, batch: Sequence[tuple[Label, Bytes]]) -> None:
         link = self._link
         if not batch:
             return
         names = [link.name(label) for label, _ in batch]
-        for (label, payload), name, there in zip(batch, names, link.store.have(names), strict=True):
+        found = link.store.have(names)
+        link.breaker.succeeded()
+        for (label, payload), name, there in zip(batch, names, found, strict=True):
             if there and label.key not in link.bad:
                 link.counters["there"] += 1
                 continue
@@ -195,6 +242,7 @@ class Writing:
         self._link.counters[f"skipped_{reason}"] += len(offered)
         for label in offered:
             self._link.stored.drop(label.key)
+            self._refused.add(label.key)
 
     def _answer(self, batch: Sequence[Offered]) -> None:
         with self._changed:
