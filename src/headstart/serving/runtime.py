@@ -52,6 +52,8 @@ QUEUE_SHARE = 0.25
 """Largest share of the memory budget that may wait for the disk. Waiting entries cannot be evicted."""
 SHARED_SHARE = 0.125
 """The same for the shared store."""
+SETTLE_SHARE = 0.5
+"""Largest share of the stopping time in which finished turns are settled for the servers that go on with them."""
 TRUNCATED_SHARE = 0.75
 """Share of the context that a truncated conversation may fill. The rest is for the reply."""
 
@@ -407,7 +409,9 @@ class Runtime:
             if self._closed:
                 return
             self._closed = True
-        self.scheduler.close()
+        left = self.settings.drain if ends is None else max(0.0, ends - time.monotonic())
+        # Only canonical KV leaves the machine, so what is not settled would be computed again elsewhere.
+        self.scheduler.close(time.monotonic() + SETTLE_SHARE * left if "leaving" in self.cache.shared.saves else -math.inf)
         with self._users_changed:
             self._users_changed.wait_for(lambda: self._users == 0)
         ends = time.monotonic() + self.settings.drain if ends is None else ends

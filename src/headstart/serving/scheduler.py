@@ -112,6 +112,7 @@ class Scheduler:
         self._returning = 0
         self._lock = threading.Lock()  # of these two
         self._closed = False
+        self._settle_until = -math.inf
         self._ended = thread.submit(self._loop)
 
     # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -153,8 +154,14 @@ class Scheduler:
         """Measured seconds of prefill per token; None if not known yet."""
         return self._admission.pace.prefill or None
 
-    def close(self) -> None:
-        """Fails all running and waiting requests, and frees the engine thread. Idempotent."""
+    def close(self, settle_until: float = -math.inf) -> None:
+        """Fails all running and waiting requests, and frees the engine thread. Idempotent.
+
+        Args:
+            settle_until: the time, by the scheduler's clock, until which finished turns are settled for other servers. Without
+                running requests only.
+        """
+        self._settle_until = settle_until
         self._closed = True
         self._inbox.put(None)
         if (error := self._ended.exception()) is not None:
@@ -196,6 +203,8 @@ class Scheduler:
                 self._abandon(EngineError("internal error; the log says which"))
         try:
             self._take_in()  # turns that callers have returned already
+            while not self._running and self._clock() < self._settle_until and self.settle.step():
+                pass
             self.cache.kv_save.flush(self.slots)
         except Exception:
             log.exception("the KV of the slots could not be saved")

@@ -13,13 +13,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from headstart.interfaces.tier import KV, STATE
 from headstart.interfaces.tokens import Bytes
+from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.tiers.disk import Label
 from headstart.tiers.shared.breaker import Breaker
 from headstart.tiers.shared.envelope import PAYLOAD, SealError, open_placed
@@ -118,13 +119,14 @@ class Reading:
         try:
             keys = () if self._stopped else self._link.keys.of(self._wanted.owner)
             goal = self._goal() if keys else []
+            if not (keys or self._stopped):  # none, or it was destroyed: what was sealed with it is replaced
+                self._link.counters["missing"] += 1
+                self._distrust(map(self._wanted.label, self._wanted.blocks))
             for batch in self._batches(goal):
                 if self._stopped or not self._bring(batch, keys):
                     break
             if self._bad is not None:  # what follows may be bad too: all of it is replaced by what this server computes
-                for label in goal[goal.index(self._bad) :]:
-                    self._link.bad.add(label.key)
-                    self._link.stored.drop(label.key)
+                self._distrust(goal[goal.index(self._bad) :])
         except StoreError as error:
             self._link.failed(error.reason, error)
         except Exception:
@@ -132,6 +134,13 @@ class Reading:
         finally:
             self._over = True
             self._wake()
+
+    def _distrust(self, labels: Iterable[Label]) -> None:
+        """If these are in the store, they must be replaced, with the checkpoints after them."""
+        for label in labels:
+            for key in (label.key, checkpoint_id(label.key)):
+                self._link.bad.add(key)
+                self._link.stored.drop(key)
 
     def _goal(self) -> list[Label]:
         """The objects to fetch, in order; none if that is not worth it."""
