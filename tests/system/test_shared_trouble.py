@@ -20,7 +20,7 @@ from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving import shared_fetch
 from headstart.serving.runtime import Runtime
-from headstart.testing.fake_engine import FakeEngine
+from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from headstart.tiers.shared.data_keys import DataKeys
 from headstart.tiers.shared.expiry import contents, erase
 from headstart.tiers.shared.keys import FleetKeys
@@ -477,3 +477,56 @@ def settings(url: str, key_file: Path) -> Settings:
 
 def examined(url: str, key_file: Path, rt: Runtime) -> tuple[bool, list[tuple[str, str]]]:
     return examine_shared(settings(url, key_file), rt.engine)
+
+
+# ── reply tokens ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def writer_of_other_tokens() -> FakeEngine:
+    """Its replies have other tokens than the tokenizer would choose. Its decoding gives the KV of prefill (as with bf16)."""
+    tokenizer = FakeTokenizer(["aa", "ab", "ba", "bb"])
+    shape: dict[str, Any] = {"ctx": 1024, "block_size": BLOCK_SIZE, "delay": 0.005, "slots": 2}
+    return FakeEngine(**shape, alphabet=b"ab", tokenizer=tokenizer, decode_is_prefill=True)
+
+
+def test_a_conversation_that_moves_keeps_the_tokens_of_its_replies(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    """Without the notes, the other server would choose other tokens for the replies, and compute all after the first one."""
+    given: dict[str, Any] = {"reuse": "fast", "memory_budget": 1 << 20, "shared": valkey.url, "shared_key_file": key_file}
+    with (
+        Runtime(writer_of_other_tokens, Settings(**given, settle="off")) as one,
+        Runtime(writer_of_other_tokens, Settings(**given, settle="off")) as other,
+    ):
+        messages = chat()
+        for turn in range(4):
+            answer = ask(one, messages, max_tokens=40, ignore_eos=True)
+            messages = [*messages, assistant(answer.text), user(f"And then {turn}?")]
+        stored(one)
+        count = tier(one).counters["notes_saved"]
+        assert count >= 3, "the replies have the tokenizer's own tokens: nothing is tested"
+        report = ask(other, messages, max_tokens=4).report
+        assert report.computed <= len("And then 3?") + 40 + BLOCK_SIZE
+        assert tier(other).counters["notes_fetched"] == count
+        ask(other, messages, max_tokens=4)
+        assert tier(other).counters["notes_fetched"] == count, "it knows them now"
+        check(other)
+
+
+def test_notes_of_a_dead_store_or_of_a_stranger_are_misses(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    given: dict[str, Any] = {"reuse": "fast", "memory_budget": 1 << 20, "shared": valkey.url, "shared_key_file": key_file}
+    with Runtime(writer_of_other_tokens, Settings(**given, settle="off")) as one:
+        messages = chat()
+        answer = ask(one, messages, max_tokens=40, ignore_eos=True, salt="anna")
+        messages = [*messages, assistant(answer.text), user("And then?")]
+        stored(one)
+        assert tier(one).counters["notes_saved"] == 1
+    with Runtime(writer_of_other_tokens, Settings(**given, settle="off")) as other:
+        assert ask(other, messages, max_tokens=4, salt="berta").report.prompt
+        assert tier(other).counters["notes_fetched"] == 0
+        client = library.Valkey(HOST, valkey.port)
+        for key in client.keys("hs1/*/note/*"):  # type: ignore[union-attr]
+            client.set(key, b"x" * 100)
+        assert ask(other, messages, max_tokens=4, salt="anna").report.prompt
+        assert tier(other).counters["fault_foreign"] == 1
+        valkey.kill()
+        assert ask(other, [*messages, assistant("abab"), user("And?")], max_tokens=4, salt="anna").report.prompt
+        check(other)

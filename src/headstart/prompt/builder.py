@@ -9,7 +9,7 @@ forge a turn.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -101,6 +101,10 @@ class Prompter:
         self.family = family_of(self.template)
         self.visible = frozenset(control.id for control in controls if control.text in self.family.visible)
         self._truncations = TruncationMemo()
+
+    def look_elsewhere(self, find: Callable[[str, bytes], ReplyTokensRecord | None]) -> None:
+        """Sets where the tokens of replies are found that another server has made: see `PromptTokenizer.elsewhere`."""
+        self._prompt_tokenizer.elsewhere = find
 
     def clear(self) -> None:
         """Drops all remembered texts, tokens and reply tokens. Later prompts take longer; nothing else changes."""

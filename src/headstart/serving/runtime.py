@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from headstart import memory_plan, templates
@@ -138,6 +139,8 @@ class Runtime:
         self.clock = clock
         self._terms = Terms(math.inf if settings.expire is None else settings.expire)
         shared = _shared(engine, settings, budget, self._terms, clock)  # first: it may refuse the settings
+        if shared.on and self._mode.any_cut and self.prompter.use_reply_tokens:
+            self.prompter.look_elsewhere(partial(_reply_tokens_of, shared, engine.fingerprint))
         store = KvStore(
             *(engine, memory, self._mode, time.monotonic),
             disk=_disk(engine, settings, budget, self._terms, clock),
@@ -461,6 +464,15 @@ def _shared(engine: Engine, settings: Settings, memory: int, terms: Terms, clock
         terms=terms,
         wall=clock,
     )
+
+
+def _reply_tokens_of(shared: SharedTier, fingerprint: bytes, salt: str, key: bytes) -> ReplyTokensRecord | None:
+    """The tokens of a reply that another server has made."""
+    note = shared.find_note(owner_of(root_id(fingerprint, salt)), key)
+    try:
+        return None if note is None else ReplyTokensRecord.unpack(key, note.value)
+    except ValueError:
+        return None
 
 
 def _both(sinks: Sequence[Sink]) -> Sink:

@@ -16,7 +16,7 @@ from typing import Protocol
 from headstart.interfaces.tier import KV, STATE, EntryKind
 from headstart.interfaces.tokens import BlockId, Bytes
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
-from headstart.tiers.disk import Label
+from headstart.tiers.disk import Label, Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Fetch(Protocol):
 
 
 class SharedTier(Protocol):
-    """The tier that many servers share. All methods are for the engine thread, and none waits.
+    """The tier that many servers share. All methods but `find_note` are for the engine thread, and do not wait.
 
     Attributes:
         name: the name of the tier in reports.
@@ -134,6 +134,12 @@ class SharedTier(Protocol):
     def touch(self, labels: Sequence[Label]) -> None:
         """A request uses these entries, so the store should keep them."""
 
+    def note(self, owner: bytes, note: Note) -> None:
+        """Stores a note; deletes it, if its value is empty."""
+
+    def find_note(self, owner: bytes, key: bytes) -> Note | None:
+        """A note in the store. Thread-safe. It waits for the store, but not for long, and not while the store fails."""
+
     def answered(self) -> list[BlockId]:
         """Keys of offered entries whose bytes are free again."""
 
@@ -171,6 +177,12 @@ class NoShared:
 
     def touch(self, labels: Sequence[Label]) -> None:
         pass
+
+    def note(self, owner: bytes, note: Note) -> None:
+        pass
+
+    def find_note(self, owner: bytes, key: bytes) -> Note | None:
+        return None
 
     def answered(self) -> list[BlockId]:
         return []

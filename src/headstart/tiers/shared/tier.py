@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from headstart.interfaces.tokens import BlockId, Bytes
-from headstart.tiers.disk import Label
+from headstart.tiers.disk import Label, Note
 from headstart.tiers.shared.breaker import Breaker
+from headstart.tiers.shared.envelope import SealError, open_note
 from headstart.tiers.shared.keys import OwnerKeys
 from headstart.tiers.shared.pace import StorePace
 from headstart.tiers.shared.reading import AHEAD, Link, Reading
@@ -122,6 +123,30 @@ class StoreTier:
             for label in labels:
                 self._touched.add(label.key)
             self._writing.touch(labels)
+
+    def note(self, owner: bytes, note: Note) -> None:
+        if self.saves:
+            self._link.missing.drop(note.key)
+            self._writing.note(owner, note)
+
+    def find_note(self, owner: bytes, key: bytes) -> Note | None:
+        link = self._link
+        if key in link.missing or not link.breaker.allows(link.clock()):
+            return None
+        try:
+            name = link.keys.names.of(owner, "note", key)
+            (blob,) = link.store.get([name])
+            link.breaker.succeeded()
+            if blob is not None:
+                found = open_note(name, blob, key, link.keys.of(owner))
+                self.counters["notes_fetched"] += 1
+                return found
+        except SealError as error:
+            self.counters[f"fault_{error.reason}"] += 1
+        except StoreError as error:
+            link.failed(error.reason, error)
+        link.missing.add(key)
+        return None
 
     def answered(self) -> list[BlockId]:
         return self._writing.answered()

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headstart.interfaces.tokens import BlockId, Bytes
-from headstart.tiers.disk import Label
-from headstart.tiers.shared.envelope import seal
+from headstart.tiers.disk import Label, Note
+from headstart.tiers.shared.envelope import seal, seal_note
 from headstart.tiers.shared.expiry import sweep
 from headstart.tiers.shared.reading import Link
 from headstart.tiers.shared.recent import Recent
@@ -38,16 +38,20 @@ LOOK = 60.0
 """Seconds between two looks at destroyed keys and expired objects."""
 REFUSED = 3600.0
 """Seconds for which a refused entry keeps those that follow it out of the store."""
+NOTES = 4096
+"""Entries in the queue above which notes are refused."""
 GRACE = 2.0
 """Seconds for which stopping waits for a running call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """An entry that waits to be stored, and the beginning of a chain that is only touched (without a payload)."""
+    """What waits for the thread: an entry; the beginning of a chain that is only touched (without a payload); or a note with
+    its owner."""
 
-    labels: tuple[Label, ...]
-    payload: Bytes | None
+    labels: tuple[Label, ...] = ()
+    payload: Bytes | None = None
+    note: tuple[bytes, Note] | None = None
 
     @property
     def size(self) -> int:
@@ -131,6 +135,14 @@ class Writing:
             self._queue.append(Offered(tuple(labels), None))
             self._changed.notify()
 
+    def note(self, owner: bytes, note: Note) -> None:
+        if not self._link.breaker.closed or len(self._queue) > NOTES:
+            self._link.counters["skipped_note"] += 1
+            return
+        with self._changed:
+            self._queue.append(Offered(note=(owner, note)))
+            self._changed.notify()
+
     def answered(self) -> list[BlockId]:
         return [self._answers.popleft() for _ in range(len(self._answers))]
 
@@ -152,6 +164,7 @@ class Writing:
                     self._refuse(batch, "failing")
                 elif batch:
                     self._touch([label for one in batch if one.payload is None for label in one.labels])
+                    self._write_notes([one.note for one in batch if one.note is not None])
                     self._store([(one.labels[0], one.payload) for one in batch if one.payload is not None])
             except StoreError as error:
                 if error.reason == "full":
@@ -226,6 +239,17 @@ class Writing:
                 link.counters["saved"] += 1
                 link.counters["saved_bytes"] += len(blob)
 
+    def _write_notes(self, notes: Sequence[tuple[bytes, Note]]) -> None:
+        link = self._link
+        for owner, note in notes:
+            name, life = link.keys.names.of(owner, "note", note.key), self._terms.of(owner)
+            if not note.value:
+                link.store.delete([name])
+            elif life > 0:
+                link.store.put(name, seal_note(name, note, link.keys.newest(owner), self._writer), life=life)
+                link.counters["notes_saved"] += 1
+            link.breaker.succeeded()
+
     def _in_time(self, size: int) -> bool:
         """Waits until `size` bytes may be written. False if the server stops first."""
         now = self._link.clock()
@@ -240,6 +264,7 @@ class Writing:
     def _refuse(self, batch: Sequence[Offered], reason: str) -> None:
         offered = [label for one in batch if one.payload is not None for label in one.labels]
         self._link.counters[f"skipped_{reason}"] += len(offered)
+        self._link.counters["skipped_note"] += sum(one.note is not None for one in batch)
         for label in offered:
             self._link.stored.drop(label.key)
             self._refused.add(label.key)
