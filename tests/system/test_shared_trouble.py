@@ -17,6 +17,7 @@ from headstart.cli.doctor_shared import examine_shared
 from headstart.config import Settings
 from headstart.errors import Unavailable
 from headstart.prefix_cache.blocks import root_id
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving import shared_fetch
 from headstart.serving.runtime import Runtime
@@ -25,6 +26,7 @@ from headstart.tiers.shared.data_keys import DataKeys
 from headstart.tiers.shared.expiry import contents, erase
 from headstart.tiers.shared.keys import FleetKeys
 from headstart.tiers.shared.names import parse
+from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.tier import StoreTier
 from headstart.tiers.shared.valkey import ValkeyStore
 from sharing import be_patient, stored
@@ -275,6 +277,33 @@ def test_a_prompt_that_is_here_asks_the_store_nothing(
             assert ask(one, chat()).report.computed <= BLOCK_SIZE
             stored(one)
         assert calls == before
+
+
+def test_a_request_costs_no_more_when_more_is_stored(
+    key_file: Path, valkey: ValkeyServer, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks into the index and into what is known of the store, for one and the same kind of request."""
+    looks: Counter[str] = Counter()
+    for owner, name in ((Index, "get"), (Recent, "__contains__")):
+        method = getattr(owner, name)
+
+        def counted(*args: Any, _name: str = name, _method: Callable[..., Any] = method) -> Any:
+            looks[_name] += threading.current_thread().name == "headstart-engine"
+            return _method(*args)
+
+        monkeypatch.setattr(owner, name, counted)
+    with start(valkey.url, key_file, slots=1) as one:
+        costs = []
+        for number in range(4):
+            ask(one, chat(f"What is it, {number}?"), max_tokens=2)
+            stored(one)
+            looks.clear()
+            assert ask(one, chat(f"What is it, {number}?"), max_tokens=2).report.computed <= BLOCK_SIZE
+            costs.append(looks.copy())
+            for other in range(8):
+                ask(one, [user(f"{number} {other} is something else entirely, " * 5)], max_tokens=2)
+        assert min(costs[0].values()) > 0
+        assert max(costs[3].values()) <= 2 * max(costs[0].values()), costs
 
 
 def test_heads_of_chains_are_touched_in_the_store(key_file: Path, valkey: ValkeyServer, patient: None) -> None:

@@ -118,6 +118,18 @@ def test_what_others_receive_is_progress(store: FolderStore) -> None:
     tier.close(5)
 
 
+def test_no_request_waits_for_a_thread_longer_than_it_would_compute(store: FolderStore) -> None:
+    tier = tier_of(store, KEYS)
+    waits = Reading(request(prompt(2), SIZE, prefill=0.001), tier._link, lambda: None)
+    waits._made -= 1
+    before = waits.progress
+    store.received += 1
+    assert waits.progress == before
+    waits._begun = True
+    assert waits.progress > before
+    tier.close(5)
+
+
 def test_a_large_object_on_a_slow_network_is_progress(tmp_path: Path) -> None:
     """Fault: an object that takes longer than the wait without progress is given up again and again."""
     server = ValkeyServer(tmp_path)

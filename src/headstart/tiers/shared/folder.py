@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from headstart.tiers.disk import files
 from headstart.tiers.shared.names import parse
-from headstart.tiers.shared.store import GROWS, SLOWEST, TIMEOUT, Blob, Reason, SharedStore, Stored, StoreError, room
+from headstart.tiers.shared.store import GROWS, MOST, SLOWEST, TIMEOUT, Blob, Reason, SharedStore, Stored, StoreError, room
 
 THREADS = 8
 STEP = 4 << 20
@@ -118,18 +118,18 @@ class FolderStore(SharedStore):
 
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def get(self, names: Sequence[str]) -> list[Blob | None]:
+    def get(self, names: Sequence[str], most: int = MOST) -> list[Blob | None]:
         found: list[Blob | None] = []
         for at in range(0, len(names), THREADS):
-            pending = [self._begin(partial(self._read, self._path(name))) for name in names[at : at + THREADS]]
+            pending = [self._begin(partial(self._read, self._path(name), most)) for name in names[at : at + THREADS]]
             found += [self._end(future) for future in pending]
         return found
 
-    def _read(self, path: Path) -> Blob | None:
-        """The bytes of a file; None if it is not there, or became shorter meanwhile. Raises OSError."""
+    def _read(self, path: Path, most: int) -> Blob | None:
+        """The first bytes of a file, at most `most`; None if it is not there, or became shorter meanwhile. Raises OSError."""
         try:
             with open(path, "rb", buffering=0) as file:
-                data = room(os.fstat(file.fileno()).st_size)
+                data = room(min(most, os.fstat(file.fileno()).st_size))
                 done = 0
                 while done < len(data):
                     if not (got := file.readinto(data[done : done + STEP])):

@@ -86,6 +86,7 @@ class Reading:
         self._bad: Label | None = None
         self._begun = self._over = self._stopped = self._full = False
         self._seen, self._moved = link.store.received, link.clock()
+        self._made = self._moved
 
     @property
     def over(self) -> bool:
@@ -93,9 +94,11 @@ class Reading:
 
     @property
     def progress(self) -> float:
-        """Anything that arrives from the store counts, because this one may wait for a thread, and objects are large."""
-        received = self._link.store.received
-        if received != self._seen or self._full:
+        """Anything that arrives from the store counts, because this one may wait for a thread, and objects are large. But for a
+        thread it does not wait longer than computing takes."""
+        received, wanted = self._link.store.received, self._wanted
+        late = self._made + len(wanted.blocks) * wanted.chain.block_size * wanted.prefill
+        if (received != self._seen or self._full) and (self._begun or not wanted.prefill or self._link.clock() < late):
             self._seen, self._moved = received, self._link.clock()
         return self._moved
 

@@ -17,7 +17,7 @@ from valkey.exceptions import ConnectionError as Broken
 from valkey.exceptions import InvalidResponse
 from valkey.exceptions import TimeoutError as NoAnswer
 
-from headstart.tiers.shared.store import SLOWEST, Blob, Placed, room
+from headstart.tiers.shared.store import BEHIND, MOST, SLOWEST, Blob, Placed, room
 
 BIG = 1 << 16
 """Bytes from which a value gets memory of its own. Smaller ones are `bytes`."""
@@ -89,16 +89,23 @@ class PlacingParser:
 
     def _bulk(self, size: int, place: tuple[Blob, int] | None) -> bytes | Blob | Placed:
         if place is None or size <= place[1] + len(place[0]):
-            whole = self._filled(room(size), size)
-            self._filled(room(2), size)
+            whole = self._filled(room(size if place is not None else min(size, MOST)), size)
+            self._skip(size + 2 - len(whole), size)
             if place is None:
                 return whole if size >= BIG else bytes(whole)
             return Placed(whole, memoryview(b""))
         out, at = place
         head = self._filled(room(at), size)
         self._filled(out, size)
-        tail = self._filled(room(size - at - len(out) + 2), size)
-        return Placed(head, tail[:-2])
+        tail = self._filled(room(min(size - at - len(out), BEHIND)), size)
+        self._skip(size + 2 - at - len(out) - len(tail), size)
+        return Placed(head, tail)
+
+    def _skip(self, count: int, size: int) -> None:
+        """Reads over `count` bytes of an answer of `size` bytes."""
+        waste = room(min(count, BIG))
+        while count:
+            count -= len(self._filled(waste[: min(count, len(waste))], size))
 
     def _filled(self, out: Blob, size: int) -> Blob:
         """Fills `out`, a part of an answer of `size` bytes, with what was read ahead, and what comes."""

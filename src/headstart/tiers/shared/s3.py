@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import obstore
 from obstore import exceptions
 from obstore.store import S3Store
 
-from headstart.tiers.shared.store import GROWS, SLOWEST, Blob, Reason, SharedStore, Stored, StoreError, room
+from headstart.tiers.shared.store import GROWS, MOST, SLOWEST, Blob, Reason, SharedStore, Stored, StoreError, room
 
 TIMEOUT = 2.0
 """Seconds for a connection, and without progress for an answer: S3 needs longer than a store on the local network."""
@@ -91,19 +92,22 @@ class S3SharedStore(SharedStore):
 
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def get(self, names: Sequence[str]) -> list[Blob | None]:
-        return self._each(self._get, names)
+    def get(self, names: Sequence[str], most: int = MOST) -> list[Blob | None]:
+        return self._each(partial(self._get, most), names)
 
-    def _get(self, name: str) -> Blob | None:
+    def _get(self, most: int, name: str) -> Blob | None:
         try:
             found = obstore.get(self._store, name)
         except FileNotFoundError:
             return None
-        data, done = room(found.meta["size"]), 0
+        data, done = room(min(most, found.meta["size"])), 0
         for part in found.stream(min_chunk_size=STEP):
             self.received += 1
-            data[done : done + len(part)] = memoryview(part)
-            done += len(part)
+            taken = memoryview(part)[: len(data) - done]
+            data[done : done + len(taken)] = taken
+            done += len(taken)
+            if done == len(data):
+                break
         return data[:done]
 
     def have(self, names: Sequence[str]) -> list[bool]:

@@ -17,7 +17,7 @@ from valkey import Valkey, exceptions
 from valkey.connection import BlockingConnectionPool, Connection, SSLConnection
 
 from headstart.tiers.shared.resp import PlacingParser, SteppedPacker
-from headstart.tiers.shared.store import TIMEOUT, Blob, Placed, Reason, SharedStore, Stored, StoreError
+from headstart.tiers.shared.store import MOST, TIMEOUT, Blob, Placed, Reason, SharedStore, Stored, StoreError
 
 CONNECTIONS = 16
 """Most connections of one server."""
@@ -115,7 +115,7 @@ class ValkeyStore(SharedStore):
 
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def get(self, names: Sequence[str]) -> list[Blob | None]:
+    def get(self, names: Sequence[str], most: int = MOST) -> list[Blob | None]:
         found: list[Blob | None] = []
         for some in _batches(names, WINDOW):
             found += [None if value is None else memoryview(value) for value in self._all([("GET", name) for name in some])]
