@@ -315,8 +315,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=None, help="a GGUF; the bundled model by default")
     parser.add_argument("--kv-bytes", type=int, default=23_040, help="bytes of KV a token (23040, of the bundled model)")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--ctx", type=int, default=8192)
     given = parser.parse_args()
-    setup = Setup(given.model or demo_model(), slots=2, threads=given.threads)
+    setup = Setup(given.model or demo_model(), ctx=given.ctx, slots=2, threads=given.threads)
     parts = given.only or [*PARTS, "written", "s3", "fetching"]
     found: Series = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -297,7 +297,8 @@ class Settings:
         10.0,
         _SECONDS,
         "Operation",
-        "Longest time to stop: running replies continue for four fifths of it, the rest is for the disk.",
+        "Longest time to stop: running replies continue for four fifths of it, the rest is for the disk and the "
+        "shared store.",
     )
     state_dir: Path | None = _setting(
         None,

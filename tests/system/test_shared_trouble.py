@@ -29,6 +29,7 @@ from headstart.tiers.shared.names import parse
 from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.tier import StoreTier
 from headstart.tiers.shared.valkey import ValkeyStore
+from live import serving
 from sharing import be_patient, stored
 from stores import HOST, ValkeyServer
 
@@ -559,3 +560,23 @@ def test_notes_of_a_dead_store_or_of_a_stranger_are_misses(key_file: Path, valke
         valkey.kill()
         assert ask(other, [*messages, assistant("abab"), user("And?")], max_tokens=4, salt="anna").report.prompt
         check(other)
+
+
+# ── what people see ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_answers_timings_and_metrics_know_the_tier(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    body = {"messages": chat(), "max_tokens": 4}
+    with serving(start(valkey.url, key_file)) as one, serving(start(valkey.url, key_file)) as other:
+        assert one.post("/v1/chat/completions", json=body).json()["headstart"]["tiers"] == {}
+        assert one.runtime is not None
+        stored(one.runtime)
+        answer = other.post("/v1/chat/completions", json=body).json()
+        tokens = answer["headstart"]["tiers"]["shared"]
+        assert tokens > 0
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == tokens == answer["timings"]["cache_n"]
+        assert other.metric("headstart:cached_tokens_total", tier="shared") == tokens
+        assert other.metric("headstart:store_fetched_total", tier="shared") == tokens // BLOCK_SIZE
+        assert other.metric("headstart:store_fetched_bytes_total", tier="shared") > 0
+        assert one.metric("headstart:store_saved_bytes_total", tier="shared") > 0
+        assert one.metric("headstart:store_missing_total", tier="shared") == 1
