@@ -144,14 +144,17 @@ class Fleet:
         chat = begin(f"decodes {number}")
         first = self.a.chat(chat, REPLY)
         time.sleep(PAUSE)
+        self.a.server.rest()
         rates = []
         for turn in ("from the store", "from memory"):
             other = after(chat, first, turn)
-            timer = threading.Timer(0.3, lambda other=other: self.b.chat(other, 1))
+            computed: list[int] = []
+            timer = threading.Timer(0.3, lambda other=other, to=computed: to.append(self.b.chat(other, 1).computed))
             timer.start()
             rates.append(self.b.chat([{"role": "user", "content": f"Count, {turn}."}], LONG_REPLY).rate)
             timer.join()
             self.b.server.rest()
+            add(self.found, f"the conversation {turn} beside the reply: tokens computed", computed[0])
         add(self.found, f"{LONG_REPLY} tokens while a conversation is fetched / restored from memory", rates[0] / rates[1])
         rates = []
         for client in (self.a, self.cold):

@@ -85,7 +85,8 @@ class Reading:
         self._changed = threading.Condition()
         self._bad: Label | None = None
         self._begun = self._over = self._stopped = self._full = False
-        self._seen, self._moved = link.store.received, link.clock()
+        self._checked = 0  # objects
+        self._seen, self._moved = (link.store.received, 0), link.clock()
         self._made = self._moved
 
     @property
@@ -94,9 +95,10 @@ class Reading:
 
     @property
     def progress(self) -> float:
-        """Anything that arrives from the store counts, because this one may wait for a thread, and objects are large. But for a
-        thread it does not wait longer than computing takes."""
-        received, wanted = self._link.store.received, self._wanted
+        """Anything that arrives from the store counts, because this one may wait for a thread, and objects are large. So does each
+        object that is checked: on a busy machine that takes long. But nobody waits for a thread longer than computing takes.
+        """
+        received, wanted = (self._link.store.received, self._checked), self._wanted
         late = self._made + len(wanted.blocks) * wanted.chain.block_size * wanted.prefill
         if (received != self._seen or self._full) and (self._begun or not wanted.prefill or self._link.clock() < late):
             self._seen, self._moved = received, self._link.clock()
@@ -267,6 +269,7 @@ class Reading:
         """The entry in a sealed object; None if it must not be used."""
         try:
             found = open_placed(name, placed, wanted, out, keys)
+            self._checked += 1
         except SealError as error:
             self._link.counters[f"fault_{error.reason}"] += 1
             return None
