@@ -95,8 +95,9 @@ class Reading:
 
     @property
     def progress(self) -> float:
-        """Anything that arrives from the store counts, because this one may wait for a thread, and objects are large. So does each
-        object that is checked: on a busy machine that takes long. But nobody waits for a thread longer than computing takes.
+        """Anything that arrives from the store counts, because this one may wait for a thread, and objects are large.
+        So does each object that is checked: on a busy machine that takes long. But nobody waits for a thread longer than
+        computing would take.
         """
         received, wanted = (self._link.store.received, self._checked), self._wanted
         late = self._made + len(wanted.blocks) * wanted.chain.block_size * wanted.prefill
