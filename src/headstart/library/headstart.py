@@ -31,6 +31,7 @@ from headstart.interfaces.conversation import Conversation, Message, ToolChoice
 from headstart.interfaces.generation import GenerationParams
 from headstart.names import suggesting, unknown
 from headstart.output.parser import ReplyDelta, TextDelta
+from headstart.serving.listener import Listener
 from headstart.serving.request import Delta, Event, Failed, Finished, Progress, Report, Request, Sink, Started
 from headstart.serving.runtime import Runtime
 
@@ -505,7 +506,13 @@ def open(
     return load(Settings(model=os.fspath(model), **settings), progress)
 
 
-def load(settings: Settings, progress: Callable[[float], None] | None = None) -> Headstart:
-    """`open` for complete settings. Raises what `open` raises."""
+def load(
+    settings: Settings, progress: Callable[[float], None] | None = None, *, listener: Listener | None = None
+) -> Headstart:
+    """`open` for complete settings. Raises what `open` raises.
+
+    Args:
+        listener: hears what the runtime holds and does.
+    """
     settings.template()  # raises before the model is loaded and proved
-    return Headstart(Runtime(lambda: registry.load(settings.engine_options(), progress), settings))
+    return Headstart(Runtime(lambda: registry.load(settings.engine_options(), progress), settings, listener=listener))

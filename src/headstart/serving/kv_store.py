@@ -18,6 +18,7 @@ from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 from headstart.prompt.reply_tokens import ReplyTokensMemo
+from headstart.serving.listener import Listener, NoListener
 from headstart.serving.memory_budget import MemoryBudget
 from headstart.serving.offload import Offload
 from headstart.serving.shared_offer import SharedOffer
@@ -38,6 +39,7 @@ class KvStore:
         terms: how long entries may be kept, by the clock `wall`.
         wall: a clock in seconds since 1970.
         clock: a monotonic clock in seconds.
+        listener: hears what is held and done.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class KvStore:
         reply_tokens: ReplyTokensMemo | None = None,
         terms: Terms | None = None,
         wall: Callable[[], float] = time.time,
+        listener: Listener | None = None,
     ) -> None:
-        self.index = Index(engine.traits.block_size)
+        self.listener = NoListener() if listener is None else listener
+        self.index = Index(engine.traits.block_size, self.listener)
         self.memory = memory
         self.disk = NoDisk() if disk is None else disk
         self.shared = NoShared() if shared is None else shared

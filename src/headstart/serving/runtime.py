@@ -35,6 +35,7 @@ from headstart.serving.engine_thread import EngineThread
 from headstart.serving.expiry import Erasure
 from headstart.serving.job import Ticket
 from headstart.serving.kv_store import KvStore
+from headstart.serving.listener import Listener, NoListener
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
 from headstart.serving.turn import ReturnedTurn, Turn
@@ -42,7 +43,7 @@ from headstart.tiers.disk import Disk, StoredModel
 from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Memory
 from headstart.tiers.no_disk import NoDisk
-from headstart.tiers.shared_tier import NoShared, SharedTier
+from headstart.tiers.shared_tier import NoShared, SharedListener, SharedTier
 from headstart.tiers.write_behind import WriteBehind
 from headstart.units import count
 
@@ -86,6 +87,7 @@ class Runtime:
         settings: the runtime uses `reuse`, `overflow`, `queue`, `stall`, `chat_template` and the settings of the tiers.
         observe: called with every finished choice, on the engine thread.
         clock: a clock in seconds since 1970, for `expire`.
+        listener: hears what the runtime holds and does, from its beginning.
 
     Attributes:
         sampling: the defaults for requests without sampling options.
@@ -103,15 +105,22 @@ class Runtime:
         settings: Settings | None = None,
         observe: Callable[[Outcome], None] | None = None,
         clock: Callable[[], float] = time.time,
+        listener: Listener | None = None,
     ) -> None:
         self._thread = engine if isinstance(engine, EngineThread) else EngineThread(engine)
         try:
-            self._set_up(settings or Settings(), observe, clock)
+            self._set_up(settings or Settings(), observe, clock, NoListener() if listener is None else listener)
         except BaseException:
             self._thread.close()
             raise
 
-    def _set_up(self, settings: Settings, observe: Callable[[Outcome], None] | None, clock: Callable[[], float]) -> None:
+    def _set_up(
+        self,
+        settings: Settings,
+        observe: Callable[[Outcome], None] | None,
+        clock: Callable[[], float],
+        listener: Listener,
+    ) -> None:
         engine = self._thread.engine
         if settings.reuse == "exact" and not engine.traits.exact:
             reasons = "; ".join(engine.traits.notes)
@@ -123,6 +132,7 @@ class Runtime:
         chosen = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         self.sampling = Sampling(**{name: value for name, value in chosen.items() if value is not None})
         self._mode = Mode(settings.reuse == "exact", engine.traits)
+        listener.begin(self._mode)
         self.chat_template = settings.template() or templates.of_model(engine.tokenizer.chat_template)
         template = Template(self.chat_template.source, engine.tokenizer.names)
         self.prompter = Prompter(engine.tokenizer, template, use_reply_tokens=settings.reuse == "fast")
@@ -135,7 +145,7 @@ class Runtime:
         memory = Memory(cell, budget, engine.shape.state_bytes, quota(settings.tenant_memory, budget))
         self.clock = clock
         self._terms = Terms(math.inf if settings.expire is None else settings.expire)
-        shared = _shared(engine, settings, budget, self._terms, clock)  # first: it may refuse the settings
+        shared = _shared(engine, settings, budget, self._terms, clock, listener)  # first: it may refuse the settings
         store = KvStore(
             *(engine, memory, self._mode, time.monotonic),
             disk=_disk(engine, settings, budget, self._terms, clock),
@@ -143,6 +153,7 @@ class Runtime:
             reply_tokens=self.prompter.reply_tokens,
             terms=self._terms,
             wall=clock,
+            listener=listener,
         )
         self.cache = Cache(engine, self._mode, store)
         self.cache.store.offload.take_notices()  # before the first prompt is made, which is earlier than the first request
@@ -440,7 +451,9 @@ def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: 
     return WriteBehind(opened, engine.fingerprint, int(QUEUE_SHARE * memory), terms, clock)
 
 
-def _shared(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: Callable[[], float]) -> SharedTier:
+def _shared(
+    engine: Engine, settings: Settings, memory: int, terms: Terms, clock: Callable[[], float], listener: SharedListener
+) -> SharedTier:
     """The tier that many servers share. Raises ConfigError if it is set up wrongly. The store itself need not be there."""
     if settings.shared is None or not engine.traits.movable:
         return NoShared()
@@ -456,6 +469,7 @@ def _shared(engine: Engine, settings: Settings, memory: int, terms: Terms, clock
         room=int(SHARED_SHARE * memory),
         terms=terms,
         wall=clock,
+        listener=listener,
     )
 
 

@@ -89,6 +89,26 @@ class Fetch(Protocol):
         """Nobody waits any more. `stalled`: because there was no progress, so the store may be in trouble."""
 
 
+class SharedListener(Protocol):
+    """Hears what is in the store, as far as this server knows. It may be called on any thread, and must return at once."""
+
+    def in_store(self, label: Label) -> None:
+        """This server has stored the object, or fetched it."""
+
+    def not_in_store(self, key: BlockId) -> None:
+        """The object was missing or bad, or could not be stored. Perhaps it was not known to be there at all."""
+
+
+class NoSharedListener:
+    """Nobody listens."""
+
+    def in_store(self, label: Label) -> None:
+        pass
+
+    def not_in_store(self, key: BlockId) -> None:
+        pass
+
+
 class SharedTier(Protocol):
     """The tier that many servers share. All methods are for the engine thread, and none waits.
 
@@ -121,6 +141,9 @@ class SharedTier(Protocol):
         False if it is not wanted: it is stored already, the queue is full, or the store fails. `last`: the server stops.
         """
 
+    def fetching(self, size: int) -> float | None:
+        """Expected seconds to fetch `size` bytes; None if nothing can be fetched now."""
+
     def touch(self, labels: Sequence[Label]) -> None:
         """A request uses these entries, so the store should keep them."""
 
@@ -149,6 +172,9 @@ class NoShared:
 
     def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
         return False
+
+    def fetching(self, size: int) -> float | None:
+        return None
 
     def touch(self, labels: Sequence[Label]) -> None:
         pass

@@ -20,7 +20,7 @@ from headstart.tiers.shared.servers import ServerCard
 from headstart.tiers.shared.store import SharedStore, StoreError
 from headstart.tiers.shared.terms import SharedTerms
 from headstart.tiers.shared.writing import Writing
-from headstart.tiers.shared_tier import Fetch, FetchRequest
+from headstart.tiers.shared_tier import Arrival, Fetch, FetchRequest, NoSharedListener, SharedListener
 
 log = logging.getLogger("headstart.shared")
 
@@ -51,6 +51,7 @@ class StoreTier:
         room: most bytes that wait to be written. They are part of the memory tier.
         writes: whether entries are written at all (`--shared-mode`).
         terms: how long entries may be kept, by the clock `wall`.
+        listener: hears what is in the store.
     """
 
     name = "shared"
@@ -65,14 +66,19 @@ class StoreTier:
         room: int,
         writes: bool,
         terms: SharedTerms,
+        listener: SharedListener | None = None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self.saves: Set[str] = SAVES[store.url.partition(":")[0]] if writes else frozenset()
-        missing, stored, bad = Recent(MISSING, clock), Recent(STORED, clock), Recent(STORED, clock)
+        self._listener = listener = NoSharedListener() if listener is None else listener
+        missing = Recent(MISSING, clock, added=listener.not_in_store)
+        stored = Recent(STORED, clock, dropped=listener.not_in_store)
+        bad = Recent(STORED, clock)
         self._link = Link(store, keys, StorePace(), Breaker(), missing, stored, bad, set(), self.counters, clock)
         self._touched = Recent(TOUCHED, clock)
+        self._offered: dict[BlockId, Label] = {}  # and not answered yet
         self._writing = Writing(self._link, room, card, terms, wall)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="headstart-shared-read")
         self._closed = False
@@ -82,12 +88,18 @@ class StoreTier:
         first = wanted.label(wanted.blocks.start).key
         if (first in link.missing and first not in wanted.here) or not link.breaker.allows(link.clock()):
             return None
-        reading = Reading(wanted, link, wake)
+        reading = _HeardReading(wanted, link, wake, self._listener)
         self._readers.submit(reading.run)
         return reading
 
     def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
-        return bool(self.saves) and self._writing.offer(label, payload, last=last)
+        if not (self.saves and self._writing.offer(label, payload, last=last)):
+            return False
+        self._offered[label.key] = label
+        return True
+
+    def fetching(self, size: int) -> float | None:
+        return self._link.pace.seconds(size) if self._link.breaker.closed else None
 
     def touch(self, labels: Sequence[Label]) -> None:
         old = [label for label in labels if label.key in self._link.stored and label.key not in self._touched]
@@ -97,7 +109,12 @@ class StoreTier:
             self._writing.touch(old)
 
     def answered(self) -> list[BlockId]:
-        return self._writing.answered()
+        keys = self._writing.answered()
+        for key in keys:
+            label = self._offered.pop(key)
+            if key in self._link.stored:
+                self._listener.in_store(label)
+        return keys
 
     def distrust(self, label: Label, writer: str) -> None:
         self._link.distrusted.add(writer)
@@ -120,3 +137,17 @@ class StoreTier:
             self._link.store.close()  # ends the calls that are running
             self._readers.shutdown(wait=False, cancel_futures=True)
         return self._ended
+
+
+class _HeardReading(Reading):
+    """A reading of which the listener hears."""
+
+    def __init__(self, wanted: FetchRequest, link: Link, wake: Callable[[], None], listener: SharedListener) -> None:
+        super().__init__(wanted, link, wake)
+        self._listener = listener
+
+    def take(self) -> list[Arrival]:
+        arrived = super().take()
+        for arrival in arrived:
+            self._listener.in_store(arrival.label)
+        return arrived
