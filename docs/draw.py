@@ -167,7 +167,7 @@ PLACES: dict[str, tuple[float, int, str]] = {
     "prefix_cache": (0, 6, "what is known and kept"),
     "prompt": (1, 5, "messages to tokens"),
     "output": (1, 6, "replies to messages"),
-    "fleet": (3, 4, "several machines"),
+    "fleet": (3, 2, "several machines"),
     "interfaces": (1, 7, "contracts, value types"),
 }
 """Each package's column, row and subject in the drawing."""
