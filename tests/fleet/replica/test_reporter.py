@@ -310,8 +310,9 @@ def test_it_reports_beside_the_engine() -> None:
         assert sum(tier is Tier.MEMORY for _, tier in held) == whole > 0
 
 
-def test_it_speaks_of_the_shared_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one replica has written, and what another has read, until it is missing."""
+@pytest.mark.parametrize("end", ["missing", "bad"])
+def test_it_speaks_of_the_shared_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """What one replica has written, and what another has read, until it is missing, or what is before it is bad."""
     monkeypatch.setattr("headstart.tiers.shared.pace.StorePace.seconds", lambda *_: 0.0)
     monkeypatch.setattr("headstart.serving.shared_fetch.STALL", 30.0)
     (store := tmp_path / "store").mkdir()
@@ -334,19 +335,22 @@ def test_it_speaks_of_the_shared_tier(tmp_path: Path, monkeypatch: pytest.Monkey
         assert other.send(WORDS, "").answer().report.tiers["shared"] == len(keys) * BLOCK_SIZE
         wait_until(lambda: other.runtime.scheduler.wake() or keys <= rumours(other))
         for path in store.glob("**/kv/**/*"):
-            if path.is_file():
+            if path.is_file() and end == "bad":
+                path.write_bytes(path.read_bytes()[:-1])
+            elif path.is_file():
                 path.unlink()
     with replica(**options) as third:
         third.engine.delay = 0.01
         third.send("u" * 64, "").answer()
         tokens = third.runtime.text_prompt(WORDS).tokens
         chain = Chain(root_id(third.runtime.engine.fingerprint, ""), BLOCK_SIZE, as_tokens(tokens))
-        first, fingerprint = chain.ids[0], third.runtime.engine.fingerprint
-        third.journal.in_store(Label(first, chain.root, fingerprint, 0, tuple(tokens[:BLOCK_SIZE].tolist()), True))
-        assert rumours(third) >= {block_key(first)}
+        second, fingerprint = chain.ids[1], third.runtime.engine.fingerprint
+        text = tuple(chain.block(1).tolist())
+        third.journal.in_store(Label(second, chain.ids[0], fingerprint, BLOCK_SIZE, text, True))
+        assert block_key(second) in rumours(third)
         third.engine.shut()  # until it is computed here, and stored again
         pending = third.send(WORDS, "")
-        wait_until(lambda: block_key(first) not in rumours(third))
+        wait_until(lambda: block_key(second) not in rumours(third))
         third.engine.open()
         pending.answer()
 
