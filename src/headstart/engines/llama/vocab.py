@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
+from headstart.engines.llama.load import open_vocabulary
 from headstart.interfaces.engine import Control
 
 _NAMES = {"bos_token": "bos", "eos_token": "eos", "pad_token": "pad", "sep_token": "sep"}
@@ -85,3 +87,21 @@ class LlamaTokenizer:
                 room = -count
             known = self._bytes[token] = buffer.raw[:count]
         return known
+
+
+class VocabularyTokenizer(LlamaTokenizer):
+    """The tokenizer of a model file, without its weights: a `LoadedTokenizer`.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._model: Any = open_vocabulary(file)
+        super().__init__(self._model)
+
+    def close(self) -> None:
+        """Frees the vocabulary. Nobody may use it any more. Idempotent."""
+        model, self._model, self._vocab = self._model, None, None
+        if model is not None:
+            lib.llama_model_free(model)
