@@ -56,6 +56,7 @@ ALLOWED: dict[str, set[str]] = {
         "prefix_cache.blocks",
         "prompt",
         "output",
+        "serving.prompts",
         "serving.request",
         "serving.turn",
         "serving.runtime",

@@ -7,18 +7,18 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from headstart import memory_plan, templates
-from headstart.config import Settings
-from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
+from headstart import memory_plan
+from headstart.config import Overflow, Settings
+from headstart.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from headstart.explain.explain import Explanation, compare
 from headstart.explain.record import Record
 from headstart.interfaces.conversation import Conversation, Message
-from headstart.interfaces.engine import Engine, Grammar, Sampling, Tokenizer
+from headstart.interfaces.engine import Engine, Grammar, Sampling
 from headstart.interfaces.tokens import Tokens
 from headstart.model_names import model_name
 from headstart.names import OptionText, option
@@ -26,8 +26,7 @@ from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of, quota
-from headstart.prompt.builder import Prompt, Prompter
-from headstart.prompt.chat_template import Template
+from headstart.prompt.builder import Prompt
 from headstart.prompt.continuation import returned
 from headstart.prompt.reply_tokens import ReplyTokensRecord
 from headstart.serving.cache import Cache
@@ -35,6 +34,7 @@ from headstart.serving.engine_thread import EngineThread
 from headstart.serving.expiry import Erasure
 from headstart.serving.job import Ticket
 from headstart.serving.kv_store import KvStore
+from headstart.serving.prompts import Prompts
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
 from headstart.serving.turn import ReturnedTurn, Turn
@@ -52,8 +52,6 @@ QUEUE_SHARE = 0.25
 """Largest share of the memory budget that may wait for the disk. Waiting entries cannot be evicted."""
 SHARED_SHARE = 0.125
 """The same for the shared store."""
-TRUNCATED_SHARE = 0.75
-"""Share of the context that a truncated conversation may fill. The rest is for the reply."""
 
 
 class Handle:
@@ -89,6 +87,7 @@ class Runtime:
 
     Attributes:
         sampling: the defaults for requests without sampling options.
+        prompts: makes prompts that fit.
         chat_template: the template that renders conversations, and its origin.
 
     Raises:
@@ -119,13 +118,11 @@ class Runtime:
         self.engine = engine
         self.settings = settings
         self.reuse = settings.reuse
-        self.overflow = settings.overflow
         chosen = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         self.sampling = Sampling(**{name: value for name, value in chosen.items() if value is not None})
         self._mode = Mode(settings.reuse == "exact", engine.traits)
-        self.chat_template = settings.template() or templates.of_model(engine.tokenizer.chat_template)
-        template = Template(self.chat_template.source, engine.tokenizer.names)
-        self.prompter = Prompter(engine.tokenizer, template, use_reply_tokens=settings.reuse == "fast")
+        self.prompts = Prompts.of(engine.tokenizer, settings, engine.shape.ctx)
+        self.prompter, self.chat_template = self.prompts.prompter, self.prompts.chat_template
         if self.chat_template.origin == "none":
             log.warning("chat template: %s", self.template_facts)
         cell = engine.traits.block_size * engine.shape.kv_bytes_per_token
@@ -149,10 +146,7 @@ class Runtime:
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
         self._entrance = threading.Lock()  # so that a request checks the queue and joins it in one step
         self._watchers: list[Callable[[Request], Sink]] = []
-        self._users = 0  # of the tokenizer
-        self._users_changed = threading.Condition()
         self._seconds = 1.0  # smoothed seconds a choice holds a slot, for retry-after
-        self._closed = False
         # Last: from here on the engine thread is busy, and could not close the engine after an error.
         self.scheduler = Scheduler(
             self._thread,
@@ -177,66 +171,21 @@ class Runtime:
         """Tokens a conversation may hold."""
         return self.engine.shape.ctx
 
+    @property
+    def overflow(self) -> Overflow:
+        return self.prompts.overflow
+
     def chat_prompt(self, conversation: Conversation, *, use_reply_tokens: bool = True) -> Prompt:
-        """Renders and tokenises a conversation. Thread-safe; takes milliseconds.
-
-        Args:
-            use_reply_tokens: whether earlier replies in it keep the tokens that the model produced.
-
-        Raises:
-            InvalidRequest: no messages, or the template refuses them.
-            ContextTooLong: the conversation exceeds the context, and `overflow` is `error` (or its last exchange does).
-        """
-        with self.tokenizer_open():
-            if self.overflow == "slide":
-                prompt = self.prompter.truncated_chat(
-                    conversation, int(self.ctx * TRUNCATED_SHARE), use_reply_tokens=use_reply_tokens
-                )
-            else:
-                prompt = self.prompter.chat(conversation, use_reply_tokens=use_reply_tokens)
-            return self._fitting(prompt, "messages")
+        """Renders and tokenises a conversation: see `Prompts.chat`. Thread-safe; takes milliseconds."""
+        return self.prompts.chat(conversation, use_reply_tokens=use_reply_tokens)
 
     def shared_prefix_prompt(self, conversation: Conversation) -> Prompt:
-        """The prefix that all continuations of a conversation share. Raises what `chat_prompt` raises."""
-        with self.tokenizer_open():
-            return self._fitting(self.prompter.shared_prefix(conversation), "messages")
+        """The prefix that all continuations of a conversation share: see `Prompts.shared_prefix`. Thread-safe."""
+        return self.prompts.shared_prefix(conversation)
 
     def text_prompt(self, text: str | Sequence[int], *, salt: str = "", use_reply_tokens: bool = True) -> Prompt:
-        """Tokenises a raw text, or takes tokens as they are. The names of control tokens become these tokens. Thread-safe.
-
-        Raises:
-            InvalidRequest: an empty prompt, or unknown tokens.
-            ContextTooLong: it exceeds the context.
-        """
-        with self.tokenizer_open():
-            if isinstance(text, str):
-                return self._fitting(self.prompter.text(text, salt=salt, use_reply_tokens=use_reply_tokens), "prompt")
-            return self._fitting(self.prompter.tokens(text, salt=salt), "prompt")
-
-    @contextmanager
-    def tokenizer_open(self) -> Iterator[Tokenizer]:
-        """Keeps the model from being freed while its tokenizer is in use. Thread-safe.
-
-        Raises:
-            Unavailable: the runtime is closed.
-        """
-        with self._users_changed:
-            if self._closed:
-                raise Unavailable("The server is stopping.")
-            self._users += 1
-        try:
-            yield self.engine.tokenizer
-        finally:
-            with self._users_changed:
-                self._users -= 1
-                self._users_changed.notify_all()
-
-    def _fitting(self, prompt: Prompt, param: str) -> Prompt:
-        if not len(prompt):
-            raise InvalidRequest("The prompt is empty.", param=param)
-        if len(prompt) >= self.ctx:
-            raise ContextTooLong(len(prompt), self.ctx, param=param, slides=self.overflow == "slide")
-        return prompt
+        """Tokenises a raw text, or takes tokens as they are: see `Prompts.text`. Thread-safe."""
+        return self.prompts.text(text, salt=salt, use_reply_tokens=use_reply_tokens)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -249,7 +198,7 @@ class Runtime:
             InvalidRequest: the grammar cannot be followed. The message names `param`.
             Overloaded: too many grammars are in use.
         """
-        with self.tokenizer_open():
+        with self.prompts.tokenizer_open():
             return self.engine.check_grammar(replace(grammar, salt=salt), param)
 
     def submit(self, request: Request, sink: Sink) -> Handle:
@@ -261,7 +210,7 @@ class Runtime:
             ContextTooLong: the prompt does not fit.
             InvalidRequest: a bias for a token that the model does not have, or a grammar that cannot be followed.
         """
-        self._fitting(request.prompt, "prompt")
+        self.prompts.check(request.prompt, "prompt")
         n_vocab = self.engine.tokenizer.n_vocab
         if strange := [token for token, _ in request.params.sampling.logit_bias if not 0 <= token < n_vocab]:
             raise InvalidRequest(f"Invalid 'logit_bias': token {strange[0]} is not in [0, {n_vocab}).", param="logit_bias")
@@ -270,7 +219,7 @@ class Runtime:
                 raise InvalidRequest("Invalid 'ignore_eos': a grammar says where the reply ends.", param="ignore_eos")
             grammar = self.check_grammar(request.grammar, salt=request.prompt.salt)
             request = replace(request, grammar=grammar)  # which keeps the compiled grammar until the request ends
-        if self._closed:
+        if self.prompts.gate.closed:
             raise Unavailable("The server is stopping.")
         if request.prompt_logprobs is not None:
             request = replace(request, params=replace(request.params, reuse=False))
@@ -301,7 +250,7 @@ class Runtime:
         learned: Sequence[ReplyTokensRecord] = ()
         continuation = None
         try:
-            with self.tokenizer_open():
+            with self.prompts.tokenizer_open():
                 if turn.settles and turn.prompt.source is not None:
                     with suppress(InvalidRequest):  # the template refuses the reply
                         continuation = self.prompter.continued(returned(turn.prompt.source, back), parsed=parsed)
@@ -324,7 +273,7 @@ class Runtime:
         Raises:
             Unavailable: the runtime is closed.
         """
-        if self._closed:
+        if self.prompts.gate.closed:
             raise Unavailable("The server is stopping.")
         return self.scheduler.erase(slot).result()
 
@@ -388,7 +337,7 @@ class Runtime:
 
     def compare(self, prompt: Prompt, earlier: Prompt | Record) -> Explanation | None:
         """Which tokens `prompt` would recompute right after `earlier`, and why. None if only its new text. Thread-safe."""
-        with self.tokenizer_open() as tokenizer:
+        with self.prompts.tokenizer_open() as tokenizer:
 
             def characters(tokens: Tokens) -> int:
                 return len(b"".join(map(tokenizer.token_bytes, tokens.tolist())).decode("utf-8", "replace"))
@@ -403,13 +352,10 @@ class Runtime:
             seconds: most seconds for all of this. None limits only the disk, by the setting `drain`.
         """
         ends = None if seconds is None else time.monotonic() + seconds
-        with self._users_changed:
-            if self._closed:
-                return
-            self._closed = True
+        if not self.prompts.gate.shut():
+            return
         self.scheduler.close()
-        with self._users_changed:
-            self._users_changed.wait_for(lambda: self._users == 0)
+        self.prompts.gate.wait()
         ends = time.monotonic() + self.settings.drain if ends is None else ends
         ended = [tier.close(max(0.0, ends - time.monotonic())) for tier in (self.cache.disk, self.cache.shared)]
         if all(ended):  # or one may still read from memory

@@ -70,7 +70,7 @@ def _prompt(runtime: Runtime, given: str | Sequence[str | int], salt: str, *, us
 
 def _tokens(runtime: Runtime, text: str, salt: str, *, first: bool) -> list[int]:
     """The tokens of a text in a list of texts and tokens. Only the first text gets the BOS token."""
-    with runtime.tokenizer_open() as tokenizer:
+    with runtime.prompts.tokenizer_open() as tokenizer:
         tokens: list[int] = runtime.prompter.text(text, salt=salt, use_reply_tokens=False).tokens.tolist()
         added = tokenizer.bos is not None and not text.startswith(tokenizer.bos.text)
         return tokens[1:] if added and not first else tokens

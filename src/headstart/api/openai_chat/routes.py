@@ -88,7 +88,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     ]
     firsts: list[TokenLogprob] = []
     if scored is not None:
-        with runtime.tokenizer_open() as tokenizer:
+        with runtime.prompts.tokenizer_open() as tokenizer:
             tokens = [int(prompt.tokens[0]) for prompt in prompts]
             firsts = [TokenLogprob(token, tokenizer.token_bytes(token), 0.0) for token in tokens]
     encoder = CompletionEncoder(
