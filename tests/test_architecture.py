@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
         "prefix_cache.blocks",
         "prompt",
         "output",
-        "serving.prompts",
+        "serving.prompt_maker",
         "serving.request",
         "serving.turn",
         "serving.runtime",

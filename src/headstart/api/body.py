@@ -160,12 +160,22 @@ def parse(model: type[BodyT], data: bytes) -> BodyT:
     Raises:
         InvalidRequest: it is not a JSON object, or does not fit the model; one sentence, with the field in `param`.
     """
+    return validate(model, load(data))
+
+
+def load(data: bytes) -> dict[str, Any]:
+    """The JSON object in a body. Raises InvalidRequest."""
     try:
         value = from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
+    return value
+
+
+def validate(model: type[BodyT], value: dict[str, Any]) -> BodyT:
+    """A body as an object of a model. Raises InvalidRequest."""
     try:
         found = model.model_validate(value)
     except ValidationError as error:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterator
 
 import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headstart.api.auth import OPERATOR, Keys
+from headstart.api.auth import OPERATOR, Keys, offered_keys
 from headstart.api.caller import caller_of
 from headstart.api.errors import Forbidden, Unauthorized, WrongKey, answer
 from headstart.api.paths import canonical
@@ -87,7 +86,7 @@ class Edge:
         if path in OPEN:
             scope["operator"] = not self._keys.closed
             return None
-        offered = list(_offered_keys(headers))
+        offered = list(offered_keys(headers))
         key = self._keys.find(offered)
         if self._version != self._keys.version:
             self._version = self._keys.version
@@ -99,14 +98,3 @@ class Edge:
         if not scope["operator"] and any(path == route or path.startswith(f"{route}/") for route in OF_ALL):
             return Forbidden(f"{path} shows data of all tenants: it needs the key named '{OPERATOR}' in --api-key-file.")
         return None
-
-
-def _offered_keys(headers: Headers) -> Iterator[bytes]:
-    """The keys in a request's headers: OpenAI's and Anthropic's."""
-    for name, value in headers.raw:
-        if name == b"x-api-key":
-            yield value.strip()
-        elif name == b"authorization":
-            scheme, _, key = value.partition(b" ")
-            if scheme.lower() == b"bearer":
-                yield key.strip()

@@ -145,6 +145,10 @@ class Service:
         self._keep(salt, request.scope.get("expire"))
         return salt
 
+    def salting(self, request: HttpRequest) -> tenancy.Salting:
+        """`salt` of one request."""
+        return lambda user, cache_salt: self.salt(request, user, cache_salt)
+
     async def body(self, request: HttpRequest) -> bytes:
         """The whole body. Raises TooLarge, and Unavailable when the server stops."""
         refusal = TooLarge(f"The body is larger than {self.max_body} bytes.")

@@ -11,7 +11,7 @@ from headstart.chat.reply_memory import ReplyMemory
 from headstart.errors import ContextTooLong, InvalidRequest
 from headstart.interfaces.conversation import Conversation
 from headstart.prompt.builder import Prompt
-from headstart.serving.prompts import Prompts
+from headstart.serving.prompt_maker import PromptMaker
 
 
 class PromptModel:
@@ -24,7 +24,7 @@ class PromptModel:
         reply_memory: the parts of replies that callers may not send back.
     """
 
-    def __init__(self, prompts: Prompts, keep_noise: Collection[str] = ()) -> None:
+    def __init__(self, prompts: PromptMaker, keep_noise: Collection[str] = ()) -> None:
         self.prompts = prompts
         self.reply_memory = ReplyMemory()
         exact = {rule.name for rule in RULES if rule.remembers} if prompts.reuse == "exact" else set()
@@ -34,7 +34,7 @@ class PromptModel:
     def prompt(self, conversation: Conversation, *, use_reply_tokens: bool = True) -> tuple[Conversation, Prompt]:
         """A conversation in its canonical form, and its prompt.
 
-        Raises what `Prompts.chat` raises, and InvalidRequest if two tools have the same name.
+        Raises what `PromptMaker.chat` raises, and InvalidRequest if two tools have the same name.
         """
         conversation = self.canonical(conversation)
         return conversation, self.prompts.chat(conversation, use_reply_tokens=use_reply_tokens)

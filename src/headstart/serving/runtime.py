@@ -34,7 +34,7 @@ from headstart.serving.engine_thread import EngineThread
 from headstart.serving.expiry import Erasure
 from headstart.serving.job import Ticket
 from headstart.serving.kv_store import KvStore
-from headstart.serving.prompts import Prompts
+from headstart.serving.prompt_maker import PromptMaker
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
 from headstart.serving.turn import ReturnedTurn, Turn
@@ -121,7 +121,7 @@ class Runtime:
         chosen = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         self.sampling = Sampling(**{name: value for name, value in chosen.items() if value is not None})
         self._mode = Mode(settings.reuse == "exact", engine.traits)
-        self.prompts = Prompts.of(engine.tokenizer, settings, engine.shape.ctx)
+        self.prompts = PromptMaker.of(engine.tokenizer, settings, engine.shape.ctx)
         self.prompter, self.chat_template = self.prompts.prompter, self.prompts.chat_template
         if self.chat_template.origin == "none":
             log.warning("chat template: %s", self.template_facts)
@@ -176,15 +176,15 @@ class Runtime:
         return self.prompts.overflow
 
     def chat_prompt(self, conversation: Conversation, *, use_reply_tokens: bool = True) -> Prompt:
-        """Renders and tokenises a conversation: see `Prompts.chat`. Thread-safe; takes milliseconds."""
+        """Renders and tokenises a conversation: see `PromptMaker.chat`. Thread-safe; takes milliseconds."""
         return self.prompts.chat(conversation, use_reply_tokens=use_reply_tokens)
 
     def shared_prefix_prompt(self, conversation: Conversation) -> Prompt:
-        """The prefix that all continuations of a conversation share: see `Prompts.shared_prefix`. Thread-safe."""
+        """The prefix that all continuations of a conversation share: see `PromptMaker.shared_prefix`. Thread-safe."""
         return self.prompts.shared_prefix(conversation)
 
     def text_prompt(self, text: str | Sequence[int], *, salt: str = "", use_reply_tokens: bool = True) -> Prompt:
-        """Tokenises a raw text, or takes tokens as they are: see `Prompts.text`. Thread-safe."""
+        """Tokenises a raw text, or takes tokens as they are: see `PromptMaker.text`. Thread-safe."""
         return self.prompts.text(text, salt=salt, use_reply_tokens=use_reply_tokens)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────

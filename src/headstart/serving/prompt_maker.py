@@ -1,4 +1,4 @@
-"""Prompts: the settings of a server, and a model's tokenizer → prompts that fit. No engine is needed.
+"""Prompt maker: the settings of a server, and a model's tokenizer → prompts that fit. No engine is needed.
 
 A replica of a fleet and the front before it make the same prompts, because both make them here.
 """
@@ -24,7 +24,7 @@ TRUNCATED_SHARE = 0.75
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptMaker:
     """Makes the prompts of one model. Thread-safe.
 
     Attributes:
@@ -41,7 +41,7 @@ class Prompts:
     gate: Gate = field(default_factory=Gate)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, settings: Settings, ctx: int) -> Prompts:
+    def of(cls, tokenizer: Tokenizer, settings: Settings, ctx: int) -> PromptMaker:
         """Uses the settings `chat_template`, `reuse` and `overflow`.
 
         Raises:
