@@ -162,12 +162,12 @@ PLACES: dict[str, tuple[float, int, str]] = {
     "serving": (1, 3, "one engine thread"),
     "tiers": (0, 4, "memory, disk"),
     "explain": (1, 4, "why it was computed"),
-    "testing": (2.5, 5, "fake engine"),
+    "testing": (3, 5, "fake engine"),
     "engines": (2, 6, "llama.cpp"),
     "prefix_cache": (0, 6, "what is known and kept"),
     "prompt": (1, 5, "messages to tokens"),
     "output": (1, 6, "replies to messages"),
-    "fleet": (3, 4, "several machines"),
+    "fleet": (3, 0, "several machines"),
     "interfaces": (1, 7, "contracts, value types"),
 }
 """Each package's column, row and subject in the drawing."""
@@ -214,6 +214,9 @@ def packages() -> str:
         canvas.box(20 + 225 * column, 44 + 71 * row, 190, 44, name, subject)
     for start, end in arrows(needs):
         (c1, r1, _), (c2, r2, _) = shown[start], shown[end]
+        if r1 == r2:
+            canvas.arrow(210 + 225 * c1, 66 + 71 * r1, 18 + 225 * c2, 66 + 71 * r2)
+            continue
         shift = max(-60.0, min(60.0, 40 * (c2 - c1)))
         canvas.arrow(115 + 225 * c1 + shift, 88 + 71 * r1, 115 + 225 * c2 - shift, 42 + 71 * r2)
     return canvas.svg()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-import uuid
 
 import structlog
 from starlette.datastructures import Headers
@@ -51,7 +50,7 @@ class Edge:
         scope["path"] = canonical(scope["path"])
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        request_id = given if _SANE.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        request_id = given if _SANE.fullmatch(given) else self._service.new_id("req_")
         scope["request_id"] = request_id
         stamps = [(name, request_id.encode()) for name in ID_HEADERS]
         started = False

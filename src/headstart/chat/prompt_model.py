@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from copy import copy
 from dataclasses import replace
+from typing import Self
 
 from headstart.chat.normalize import RULES, Ground, normalise
 from headstart.chat.reply_memory import ReplyMemory
@@ -43,6 +45,17 @@ class PromptModel:
         """The same for a conversation that the model answers. Raises InvalidRequest also if a tool to call does not exist."""
         _check(conversation)
         return self.prompt(conversation, use_reply_tokens=use_reply_tokens)
+
+    def limited(self, ctx: int) -> Self:
+        """The same for another context. Both share all memory."""
+        other = copy(self)
+        other.prompts = replace(self.prompts, ctx=ctx)
+        return other
+
+    def forget(self) -> None:
+        """Drops all remembered texts, which only save time here."""
+        self.prompts.prompter.clear()
+        self.reply_memory.clear()
 
     def canonical(self, conversation: Conversation) -> Conversation:
         """The canonical form of a conversation. Raises InvalidRequest if two tools have the same name."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -121,7 +120,7 @@ async def input_items(
 def _response(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
     body = parse(ResponsesRequest, data)
     service.check_model(body.model)
-    id = PREFIX + uuid.uuid4().hex
+    id = service.new_id(PREFIX)
     source = ResponsesInputReader(service.responses, service.salting(request), body, id)
     conversation, tools = source.conversation()
     options, reasoning = body.prompt_cache_options, body.reasoning
