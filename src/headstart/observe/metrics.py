@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headstart.explain.causes import Cause
 from headstart.observe.report import Summary
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -60,8 +61,11 @@ class Metrics:
         self._queue = histogram("vllm:request_queue_time_seconds", "Waiting for a slot.", LONG)
         self._prefill = histogram("vllm:request_prefill_time_seconds", "From a slot to the first token.", LONG)
         self._decode = histogram("vllm:request_decode_time_seconds", "From the first token to the last.", LONG)
-        for reason in ("stop", "length", "abort", "error"):
+        for reason in ("stop", "length", "abort", "error"):  # a counter that begins at 0 shows its first increase too
             self._success.labels(model, reason)
+        for cause in Cause:
+            self._misses.labels(model, cause.value)
+            self._recomputed.labels(model, cause.value)
         for tier in ("live", "memory", "disk"):
             self._tiers.labels(model, tier)
             self._sources.labels(model, SOURCES[tier])
