@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 BENCH  := $(VENV)/.bench
 SITE   := $(VENV)/.site
+FLEET  := $(VENV)/.fleet
+KUBE   := $(VENV)/.kube
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow check hooks docs site bench
@@ -20,7 +22,7 @@ demo: $(READY) ## Chat with the bundled model over HTTP, and show what was compu
 test: $(READY) ## Run the tests, with the real engine and the real model, three at a time (5 minutes)
 	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=10
 
-test-slow: $(READY) $(SITE) ## Run all tests, also those that take long (80 minutes; CONTRIBUTING.md says when)
+test-slow: $(READY) $(SITE) $(FLEET) $(KUBE) ## Run all tests, also those that take long (80 minutes; CONTRIBUTING.md says when)
 	$(BIN)/python -m pytest --slow -n 2 --dist worksteal --timeout 1200 --durations=10
 
 check: $(READY) ## Lint and check types
@@ -62,6 +64,14 @@ $(READY): pyproject.toml
 
 $(BENCH): $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[bench]'
+	touch $@
+
+$(FLEET): $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[fleet]'
+	touch $@
+
+$(KUBE): $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[kubernetes]'
 	touch $@
 
 $(SITE): $(READY)

@@ -122,7 +122,7 @@ class _Cache:
         self.on_line = 0
         self._placement = placement
         self._shape = shape
-        self._room = budget
+        self._left = budget
         self._index = Index(block_size)
         self._worth: dict[bytes, float] = {}
         self._states: dict[bytes, Entry] = {}
@@ -207,14 +207,14 @@ class _Cache:
         return self._shape.state_bytes if entry.state else BLOCK_SIZE * self._shape.kv_bytes_per_token
 
     def _admit(self, entry: Entry, now: float) -> bool:
-        while self._room < self._bytes(entry):
+        while self._left < self._bytes(entry):
             victim = self._retention.victim()
             if victim is None or not self._retention.outranks(entry, victim, now):
                 return False
             self._evict(victim)
         self._index.add(entry, _TIER, canonical=True)
         self._retention.use(entry, now)
-        self._room -= self._bytes(entry)
+        self._left -= self._bytes(entry)
         if entry.state:
             self._states[entry.parent] = entry
         return True
@@ -230,7 +230,7 @@ class _Cache:
     def _drop(self, entry: Entry) -> None:
         self._retention.forget(entry)
         self._index.remove(entry.id, _TIER)
-        self._room += self._bytes(entry)
+        self._left += self._bytes(entry)
         if entry.state:
             del self._states[entry.parent]
 

@@ -58,7 +58,7 @@ def demo(turns: list[dict[str, Any]] | None = None) -> str:
 
 def tiers() -> str:
     """Where KV and checkpoints are, and when they move."""
-    canvas = Canvas(920, 396, "Tiers, and what moves when")
+    canvas = Canvas(920, 512, "Tiers, and what moves when")
     for x, name, what in (
         (30, "Slots", "one live sequence each, in the engine"),
         (355, "Memory", "an arena of equal cells, hard budget"),
@@ -99,6 +99,15 @@ def tiers() -> str:
         y[x] += 20 + 17 * len(lines) + 14
     rules = "An entry that only the disk has goes through memory. Open tails stay in memory."
     canvas.text(30, 382, f"{rules} A bad object is quarantined, and the plan is made again.", "small")
+    canvas.box(30, 416, 210, 76, "Memory", "of each server")
+    canvas.box(355, 416, 210, 76, "Shared tier", "one store for a fleet,", "with --shared")
+    canvas.arrow(240, 438, 353, 438, "offer")
+    canvas.arrow(353, 476, 242, 476, "fetch")
+    shared = (
+        "offer: canonical blocks and checkpoints,", "parents first, on a thread of its own",
+        "fetch: before a request gets a slot; it is", "parked, and computes what does not come",
+    )  # fmt: skip
+    canvas.texts(600, 430, shared, "small")
     return canvas.svg()
 
 
@@ -160,14 +169,14 @@ PLACES: dict[str, tuple[float, int, str]] = {
     "observe": (0, 2, "metrics, logs"),
     "chat": (1.5, 2, "conversations"),
     "serving": (1, 3, "one engine thread"),
-    "tiers": (0, 4, "memory, disk"),
+    "tiers": (0, 4, "memory, disk, shared store"),
     "explain": (1, 4, "why it was computed"),
-    "testing": (2.5, 5, "fake engine"),
+    "testing": (3, 5, "fake engine"),
     "engines": (2, 6, "llama.cpp"),
-    "prefix_cache": (0, 6, "what is known and kept"),
+    "prefix_cache": (-0.5, 6, "what is known and kept"),
     "prompt": (1, 5, "messages to tokens"),
     "output": (1, 6, "replies to messages"),
-    "fleet": (3, 4, "several machines"),
+    "fleet": (-1, 1, "several machines"),
     "interfaces": (1, 7, "contracts, value types"),
 }
 """Each package's column, row and subject in the drawing."""
@@ -209,13 +218,16 @@ def packages() -> str:
     if missing := needs.keys() - PLACES.keys():
         raise SystemExit(f"docs/draw.py: give a place to {', '.join(sorted(missing))}")
     shown = {name: place for name, place in PLACES.items() if name in needs}
-    canvas = Canvas(920, 620, "Packages: an arrow means imports, what other arrows imply is left out")
+    canvas = Canvas(930, 620, "Packages: an arrow means imports, what other arrows imply is left out")
     for name, (column, row, subject) in shown.items():
-        canvas.box(20 + 225 * column, 44 + 71 * row, 190, 44, name, subject)
+        canvas.box(225 + 200 * column, 44 + 71 * row, 190, 44, name, subject)
     for start, end in arrows(needs):
         (c1, r1, _), (c2, r2, _) = shown[start], shown[end]
+        if r1 == r2:
+            canvas.arrow(210 + 225 * c1, 66 + 71 * r1, 18 + 225 * c2, 66 + 71 * r2)
+            continue
         shift = max(-60.0, min(60.0, 40 * (c2 - c1)))
-        canvas.arrow(115 + 225 * c1 + shift, 88 + 71 * r1, 115 + 225 * c2 - shift, 42 + 71 * r2)
+        canvas.arrow(320 + 200 * c1 + shift, 88 + 71 * r1, 320 + 200 * c2 - shift, 42 + 71 * r2)
     return canvas.svg()
 
 

@@ -9,6 +9,7 @@ import json
 import random
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from typing import Any
 
 import httpx
 
+from headstart.tiers.shared.keys import FleetKeys
 from process import Server, started
 
 KEYS = ("sk-first-3f9a27c1", "Schlüssel/7+d==", "short9")
@@ -116,6 +118,19 @@ def loaded(
             server.process.kill()
             for thread in threads:
                 thread.join(60)
+
+
+def shared(folder: Path, url: str) -> list[str]:
+    """Options for a shared store, whose key file is in `folder`."""
+    FleetKeys.generate().save(folder / "fleet.key")
+    return ["--shared", url, "--shared-key-file", str(folder / "fleet.key")]
+
+
+@contextmanager
+def hanging() -> Iterator[str]:
+    """The address of a store that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as bound:
+        yield f"valkey://127.0.0.1:{bound.getsockname()[1]}"
 
 
 def client(url: str, seed: int, tally: Tally, over: threading.Event) -> None:

@@ -165,3 +165,29 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             one.shutdown(socket.SHUT_RDWR)
         one.close()
+
+
+@contextlib.contextmanager
+def slowly_before(port: int, pause: float, step: int = 1 << 15) -> Iterator[int]:
+    """The port of a slow network before `port`: answers come in steps, with a pause after each."""
+
+    def answer(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while data := source.recv(step):
+                target.sendall(data)
+                time.sleep(pause if len(data) > 1000 else 0.0)
+
+    def serve() -> None:
+        while True:
+            try:
+                outer, _ = listener.accept()
+            except OSError:
+                return
+            inner = socket.create_connection((HOST, port))
+            threading.Thread(target=_pass_on, args=(outer, inner), daemon=True).start()
+            threading.Thread(target=answer, args=(inner, outer), daemon=True).start()
+
+    with socket.create_server((HOST, 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Container
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ ALLOWED: dict[str, set[str]] = {
         "prefix_cache.blocks",
         "prompt",
         "output",
+        "serving.prompt_maker",
         "serving.request",
         "serving.turn",
         "serving.runtime",
@@ -63,12 +65,45 @@ ALLOWED: dict[str, set[str]] = {
     },
     "observe": {"explain", "serving.request"},
     "traces": {"interfaces"},
+    "replay": {"interfaces", "prefix_cache", "traces"},
     "fleet.router": {"interfaces", "prefix_cache.blocks"},
+    "fleet.front": {
+        "api",
+        "chat",
+        "config",
+        "engines.options",
+        "engines.registry",
+        "fleet.model_card",
+        "fleet.router",
+        "interfaces",
+        "prefix_cache.blocks",
+        "prompt",
+        "serving.prompt_maker",
+    },
+    "fleet.replica": {"interfaces", "prefix_cache", "serving", "tiers.disk", "fleet.router"},
+    "fleet.cluster": {
+        "api",
+        "config",
+        "engines.options",
+        "engines.registry",
+        "fleet.front",
+        "fleet.model_card",
+        "fleet.replica",
+        "interfaces",
+        "model_names",
+        "observe",
+        "serving.request",
+        "serving.runtime",
+        "serving.scheduler",
+    },
     "fleet": {"interfaces", "fleet.router", "traces"},
     "library": {"config", "interfaces", "output.parser", "serving", "chat", "engines"},
     "api": {"config", "model_names", "interfaces", "output", "prompt", "explain", "serving", "chat", "observe"},
 }
 """For each package below the entry points: the modules and packages of headstart that it may import."""
+
+ENTRY_POINTS = {"__init__", "__main__", "cli"}
+"""What may import all others but `testing`."""
 
 
 def own_name(path: Path) -> str:
@@ -96,11 +131,11 @@ def is_module(name: str) -> bool:
     return base.with_suffix(".py").exists() or (base / "__init__.py").exists()
 
 
-def rule_of(module: str) -> str:
-    """The rule of a module: the longest name in `ALLOWED` that it is, or is in; otherwise its package."""
+def rule_of(module: str, rules: Container[str] = ALLOWED) -> str:
+    """The rule of a module: the longest name in the rules that it is, or is in; otherwise its package."""
     parts = module.split(".")
     names = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-    return next((name for name in names if name in ALLOWED), parts[0])
+    return next((name for name in names if name in rules), parts[0])
 
 
 def within(name: str, allowed: set[str]) -> bool:
@@ -116,7 +151,14 @@ def test_imports_point_downwards(path: Path) -> None:
         assert not wrong, f"{module} must not know {sorted(wrong)}"
 
 
-ON_A_FLEET = {"cli.replay_fleet"}
+def test_only_authors_of_engines_load_what_is_for_testing() -> None:
+    """The command line neither, which may import all else."""
+    importers = {own_name(path) for path in MODULES if any(within(name, {"testing"}) for name in imports(path))}
+    assert "testing.conformance" in importers
+    assert not {name for name in importers if not within(name, {"testing"})}
+
+
+ON_A_FLEET = {"cli.fleet_demo", "cli.fleet_serve", "cli.replay_fleet"}
 """The modules outside `fleet` that may import it."""
 
 
@@ -154,6 +196,10 @@ FORBIDDEN = {
     "library": HTTP,
     "engines": HTTP,
     "fleet": {"ray", "llama_cpp"} | HTTP | (WORLD - {"random"}),
+    "fleet.front": {"ray", "llama_cpp"} | (HTTP - {"starlette"}) | WORLD,
+    "fleet.front.front": {"ray", "llama_cpp"} | (HTTP - {"starlette"}) | (WORLD - {"asyncio", "time"}),
+    "fleet.replica": {"ray", "llama_cpp"} | HTTP | (WORLD - {"time"}),
+    "fleet.cluster": {"llama_cpp", "httpx"},
     "api": {"llama_cpp"},
     "observe": {"llama_cpp"},
 }
@@ -166,7 +212,7 @@ STORE_CLIENTS = {"valkey", "libvalkey", "obstore", "cryptography"}
 
 @pytest.mark.parametrize("path", MODULES, ids=own_name)
 def test_packages_stay_in_their_world(path: Path) -> None:
-    forbidden = FORBIDDEN.get(own_name(path).split(".")[0], set())
+    forbidden = FORBIDDEN.get(rule_of(own_name(path), FORBIDDEN), set())
     used = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -175,12 +221,14 @@ def test_packages_stay_in_their_world(path: Path) -> None:
             used.add(node.module.split(".")[0])
     assert not used & forbidden
     assert own_name(path).startswith("tiers.shared.") or not used & STORE_CLIENTS
+    assert own_name(path).startswith("fleet.cluster.") or "ray" not in used
 
 
 def test_rules_see_real_packages() -> None:
     """A renamed package must not slip out of the table."""
     present = {own_name(path).split(".")[0] for path in MODULES if path.parent != SOURCE}
     assert present - {"cli"} == {name for name in ALLOWED if (SOURCE / name).is_dir()}
+    assert {rule_of(own_name(path)) for path in MODULES} - ENTRY_POINTS == ALLOWED.keys()
     assert {own_name(path) for path in MODULES} >= {name for name in ALLOWED if "." in name}
     assert "interfaces.engine" in imports(SOURCE / "prefix_cache" / "planner.py")
 

@@ -6,17 +6,21 @@ import dataclasses
 import json
 import re
 import runpy
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import headstart
 from headstart.api.app import create_app
 from headstart.api.service import Service
+from headstart.observe.metrics import SOURCES
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
+from headstart.tiers.shared import envelope, store
 from live import serving
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,6 +95,34 @@ def test_every_metric_is_described() -> None:
         assert told[name][1] == seen or (not seen and told[name][1]), name
 
 
+def test_reasons_of_the_shared_tier_are_described() -> None:
+    page = read("metrics.md")
+    for tier in SOURCES:
+        assert f"`{tier}`" in page
+    skipped = ("full", "store_full", "failing", "slow")
+    for reason in (*get_args(store.Reason), *get_args(envelope.SealReason), *skipped, "differs", "distrusted"):
+        assert f"`{reason}`" in page, reason
+
+
+@pytest.mark.parametrize("page", ["security.md", "privacy.md"])
+def test_what_leaves_the_machine_is_said_where_people_look_for_it(page: str) -> None:
+    text = read(page)
+    for option in ("--shared", "--shared-encrypt", "--cache-dir", "--no-disk", "--expire"):
+        assert f"`{option}`" in text
+    assert "shared.md" in text
+
+
+def test_llms_recipe_lets_it_ask_for_schemas_and_tools() -> None:
+    recipe = read("clients.md").partition("\n## llm\n")[2].partition("```yaml")[2].partition("```")[0]
+    assert {"supports_schema: true", "supports_tools: true"} <= {line.strip() for line in recipe.splitlines()}
+
+
+def test_privacy_names_all_that_limits_and_deletes() -> None:
+    text = read("privacy.md")
+    for option in ("--shared-expire", "--shared-mode read", "--explain off", "headstart fleet rm", "headstart cache rm"):
+        assert option in text
+
+
 def test_foreign_model_names_are_as_described() -> None:
     service, table = Service("mine"), read("http.md").partition("| taken | examples |")[2].partition("\n\n")[0]
     names = re.findall(r"`([\w.-]+)`", " ".join(line.split("|")[2] for line in table.splitlines() if line.count("|") == 3))
@@ -134,8 +166,19 @@ def test_contributing_names_files_that_exist() -> None:
     assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
 
 
+def test_contributing_names_commits_that_exist() -> None:
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+
+    if shutil.which("git") is None or git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("the history is not here")
+    named = re.findall(r"`([0-9a-f]{7,})`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(named) >= 4
+    assert [name for name in named if git("cat-file", "-e", f"{name}^{{commit}}").returncode] == []
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")):
+    for page in (*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "src").rglob("*.md"), *(ROOT / "tests").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"

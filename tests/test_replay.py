@@ -126,7 +126,7 @@ class Watched(simulator.SimulatedCache):
 
     def serve(self, number: int, request: TracedRequest) -> int:
         found = super().serve(number, request)
-        assert len(self._index) <= self._room, "over budget"
+        assert len(self._index) <= self._capacity, "over budget"
         self._index.check()
         for entry in self._index:
             assert not entry.pins

@@ -24,23 +24,26 @@ TWICE: frozenset[str] = frozenset()
 
 CLASSES = frozenset(
     "About Appeared Asked Beginning Beginnings Erased Gone Memo Opening Openings Pieces Piecewise Refused Replays Rows Scan"
-    " Slide Spelled Spelling Spellings Teller Usage Wiped Wishes".split()
+    " Edge Slide Spelled Spelling Spellings Teller Usage Wiped Wishes".split()
 )
 FUNCTIONS = frozenset(
-    "export_rows import_rows last_grid_point stem_prompt tokenize_special firm lay spell locate_text seat bury"
-    " _has_rows".split()
+    "_make_room _make_room_and_copy export_rows import_rows last_grid_point stem_prompt tokenize_special firm lay spell"
+    " locate_text seat bury _has_rows".split()
 )
 PARAMETERS = frozenset(
-    "abouts draft grid grid_point mend openings ours row_bytes spelling spellings theirs missed restorer unsettled"
-    " _owed _dead _told _told_at _doomed SAY".split()
+    "GHOSTS_A_PIECE abouts beginnings draft grid grid_point mend missed openings ours restorer room _room row_bytes slides"
+    " spelling spellings theirs unsettled _owed _dead _told _told_at _doomed SAY".split()
 )
 """Parameters, attributes and local names."""
 KEYS = frozenset("mend missed ours theirs pieces spelled_otherwise grid row_bytes".split())
 """JSON keys and causes: whole texts in the source."""
 OPTIONS = frozenset(["--grid"])
+VALUES = frozenset(["--overflow slide", 'overflow="slide"'])
 METRICS = frozenset(["headstart:missed_tokens", "headstart:store_pieces"])
 
 IDENTIFIERS = CLASSES | FUNCTIONS | PARAMETERS
+LEFT = {"room": ("fleet", "tiers/shared", "serving/runtime.py"), "_room": ("fleet", "tiers/shared")}
+"""Names that are still used in some places. It may only shrink."""
 KEPT = {
     "engines/llama/engine.py": {"grid"},  # hashed into the fingerprint: another key would change every id
     "engines/llama/identity.py": {"row_bytes"},
@@ -84,9 +87,9 @@ def texts(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("path", MODULES, ids=name)
 def test_source_has_no_retired_name(path: Path) -> None:
     text = path.read_text("utf-8")
-    assert not identifiers(text) & IDENTIFIERS
+    assert not {one for one in identifiers(text) & IDENTIFIERS if not name(path).startswith(LEFT.get(one, ()))}
     assert not (set(texts(text)) & KEYS) - KEPT.get(name(path), set())
-    assert not [one for one in texts(text) for word in OPTIONS | METRICS if re.search(rf"{word}(?!\w)", one)]
+    assert not [one for one in texts(text) for word in OPTIONS | VALUES | METRICS if re.search(rf"{word}(?!\w)", one)]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -94,7 +97,7 @@ def test_pages_have_no_retired_name(path: Path) -> None:
     text = path.read_text("utf-8")
     assert not quoted(text) & IDENTIFIERS
     assert not set(re.findall(r'"(\w+)":', text)) & KEYS
-    assert not [word for word in OPTIONS | METRICS | {"spelled_otherwise"} if re.search(rf"{word}(?![\w-])", text)]
+    assert not [word for word in OPTIONS | VALUES | METRICS | {"spelled_otherwise"} if re.search(rf"{word}(?![\w-])", text)]
 
 
 def test_no_class_or_alias_has_the_name_of_another_one() -> None:
@@ -113,6 +116,16 @@ def test_no_class_or_alias_has_the_name_of_another_one() -> None:
     twice = {found: where for found, where in places.items() if len(where) > 1}
     assert set(twice) - TWICE == set(), twice
     assert set(twice) == TWICE, "take names that occur once out of TWICE"
+
+
+def test_the_words_of_the_glossary_are_used() -> None:
+    """A word that nothing else uses is not the project's word."""
+    glossary = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    words = [word for entry in re.findall(r"^\* \*\*(.+?)\*\*", glossary, re.MULTILINE) for word in entry.split(", ")]
+    assert "Block boundary" in words
+    used = "\n".join(path.read_text("utf-8") for path in (*MODULES, *PAGES) if path.name != "glossary.md")
+    unused = [word for word in words if not re.search(r"\b" + re.sub(r"[ -]", r"[\\s_-]+", word), used, re.IGNORECASE)]
+    assert not unused
 
 
 def test_the_list_would_find_a_name() -> None:

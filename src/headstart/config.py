@@ -22,7 +22,7 @@ from headstart.names import as_argument, option, suggesting
 from headstart.units import parse_portion, parse_size, parse_time
 
 Reuse = Literal["fast", "exact"]
-Overflow = Literal["error", "slide"]
+Overflow = Literal["error", "truncate"]
 Switch = Literal["on", "off"]
 SharedMode = Literal["readwrite", "read"]
 Group = Literal["Speed and memory", "Model", "Reuse", "Shared cache", "Operation"]
@@ -254,7 +254,7 @@ class Settings:
         "error",
         _words(Overflow),
         "Reuse",
-        f"For a conversation longer than {option('ctx')}: `error` refuses it; `slide` drops its oldest exchanges and says so.",
+        f"If a conversation exceeds {option('ctx')}, `error` refuses it; `truncate` drops its oldest exchanges, and says so.",
     )
     shared: str | None = _setting(
         None,
@@ -278,13 +278,13 @@ class Settings:
         False,
         _FLAG,
         "Shared cache",
-        "Encrypt what is stored there, with a key for each tenant. Otherwise the store's operator can read prompts.",
+        "Encrypt what goes to the shared store, with a key for each tenant. Otherwise the store's operator can read prompts.",
     )
     shared_expire: float | None = _setting(
         None,
         _TIME,
         "Shared cache",
-        f"Delete from the shared store after this time, like 7d. {option('expire')} holds there too.",
+        f"Delete from the shared store after this time, like 7d. {option('expire')} applies to it too.",
         unset="until the store needs room",
         none="the store keeps everything until it needs room",
     )
@@ -297,7 +297,8 @@ class Settings:
         10.0,
         _SECONDS,
         "Operation",
-        "Longest time to stop: running replies continue for four fifths of it, the rest is for the disk.",
+        "Longest time to stop: running replies continue for four fifths of it, the rest is for the disk and the "
+        "shared store.",
     )
     state_dir: Path | None = _setting(
         None,

@@ -78,8 +78,8 @@ class ContextTooLong(RequestError):
     quotes = False
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, limit: int, *, param: str = "messages", slides: bool = False) -> None:
-        more = "." if slides else f", or with {option('overflow', 'slide')}."
+    def __init__(self, prompt_tokens: int, limit: int, *, param: str = "messages", truncates: bool = False) -> None:
+        more = "." if truncates else f", or with {option('overflow', 'truncate')}."
         remedy = f"Shorten it, or load the model with a larger {option('ctx')}{more}"
         super().__init__(
             f"This model's context holds {limit} tokens a conversation, but the prompt has {prompt_tokens}. {remedy}",
@@ -135,5 +135,5 @@ def for_log(error: BaseException) -> str:
         return f"{kind}: [Errno {error.errno}] {os.strerror(error.errno)}"
     if isinstance(error, sqlite3.Error):
         return f"{kind}: {name}" if (name := getattr(error, "sqlite_errorname", "")) else kind
-    said = error.with_flags if isinstance(error, HeadstartError) else str(error)
-    return kind if getattr(error, "quotes", True) or not said else f"{kind}: {said}"
+    message = error.with_flags if isinstance(error, HeadstartError) else str(error)
+    return kind if getattr(error, "quotes", True) or not message else f"{kind}: {message}"

@@ -22,7 +22,7 @@ class Lru(Generic[KeyT, ValueT]):
 
     def __init__(self, limit: int, size: float = math.inf, weigh: Callable[[ValueT], int] = lambda value: 1) -> None:
         self._limit = limit
-        self._size = self._room = size
+        self._size = self._left = size
         self._weigh = weigh
         self._known: OrderedDict[KeyT, ValueT] = OrderedDict()
         self._lock = threading.Lock()
@@ -42,14 +42,19 @@ class Lru(Generic[KeyT, ValueT]):
             if self._weigh(value) > self._size:
                 return
             self._known[key] = value
-            self._room -= self._enter(value)
-            while len(self._known) > self._limit or self._room < 0:
+            self._left -= self._enter(value)
+            while len(self._known) > self._limit or self._left < 0:
                 self._remove(next(iter(self._known)))
 
     def keys(self) -> list[KeyT]:
         """All keys, the least recently used first."""
         with self._lock:
             return list(self._known)
+
+    def items(self) -> list[tuple[KeyT, ValueT]]:
+        """All keys and values, the least recently used first. This does not count as a use."""
+        with self._lock:
+            return list(self._known.items())
 
     def clear(self) -> None:
         """Forgets everything."""
@@ -58,7 +63,7 @@ class Lru(Generic[KeyT, ValueT]):
     @property
     def used(self) -> float:
         """The weight of all values."""
-        return self._size - self._room if self._size < math.inf else 0.0
+        return self._size - self._left if self._size < math.inf else 0.0
 
     def drop(self, key: KeyT) -> None:
         """Forgets a key, if it is there."""
@@ -81,7 +86,7 @@ class Lru(Generic[KeyT, ValueT]):
 
     def _remove(self, key: KeyT) -> None:
         if key in self._known:
-            self._room += self._leave(self._known.pop(key))
+            self._left += self._leave(self._known.pop(key))
 
     def _enter(self, value: ValueT) -> int:
         """The weight that a new value adds. It is less than its own if values share parts."""

@@ -1,7 +1,7 @@
 """Memory plan: how many slots of how many tokens fit into host memory, and how much is left to store conversations. Pure.
 
-An engine asks `fit` before it allocates its slots, for it must leave room to store conversations. When it is loaded, `serving`
-asks `budget` how much that is.
+An engine asks `fit` before it allocates its slots, because memory must be left to store conversations. When it is loaded,
+`serving` asks `budget` how much that is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fit(host: HostMemory, *, trained: int, ctx: int | None, slots: int | None, r
 
     Args:
         trained: tokens that the model was trained on; 0 if unknown.
-        reserve: bytes that must stay free beside the slots; None for what restores one conversation, if there is room.
+        reserve: bytes that must stay free beside the slots; None for what restores one conversation, if it fits.
 
     Raises:
         ConfigError: too little memory, or numbers that make no sense.
@@ -49,14 +49,14 @@ def fit(host: HostMemory, *, trained: int, ctx: int | None, slots: int | None, r
     good = wanted if ctx is not None else min(wanted, _GOOD_CTX)
     free = SHARE * host.available - host.fixed
     for count in [slots] if slots is not None else range(MAX_SLOTS, 0, -1):
-        room = _room(host, count + _WHOLE, free) if reserve is None else _room(host, count, free - reserve)
-        if room >= good:
-            return Fit(min(wanted, room), count)
+        longest = _longest(host, count + _WHOLE, free) if reserve is None else _longest(host, count, free - reserve)
+        if longest >= good:
+            return Fit(min(wanted, longest), count)
     # Memory is short. The slots then get half of it, unless the user says otherwise.
     count = slots or 1
     least = wanted if ctx is not None else min(wanted, _LEAST_CTX)
     if ctx is None:
-        least = max(least, min(good, _room(host, count, free / 2 if reserve is None else free - reserve)))
+        least = max(least, min(good, _longest(host, count, free / 2 if reserve is None else free - reserve)))
     # The user asked for exactly this, or less is not possible: all of the memory may be used.
     if host.available - host.fixed - host.live(least, count) >= (reserve or 0):
         return Fit(least, count)
@@ -69,10 +69,10 @@ def fit(host: HostMemory, *, trained: int, ctx: int | None, slots: int | None, r
 
 
 def budget(host: HostMemory | None, ctx: int, slots: int) -> int:
-    """Bytes to store conversations beside `slots` slots of `ctx` tokens, where the user sets no budget.
+    """Bytes to store conversations beside `slots` slots of `ctx` tokens, if the user sets no budget.
 
-    It is 4 GiB, or more if restoring one conversation needs it, within the planned share of memory. Where even the slots exceed
-    that share, it is at most what restores one conversation.
+    It is 4 GiB, or more if restoring one conversation needs it, within the planned share of memory. If the slots alone
+    exceed that share, it is at most what restores one conversation.
 
     Args:
         host: None if the engine does not know.
@@ -84,7 +84,7 @@ def budget(host: HostMemory | None, ctx: int, slots: int) -> int:
     return min(planned, max(BUDGET, whole)) if planned >= 0 else max(0, min(host.available - used, whole))
 
 
-def _room(host: HostMemory, slots: float, size: float) -> int:
+def _longest(host: HostMemory, slots: float, size: float) -> int:
     """Tokens that each of so many slots can hold in `size` bytes; a multiple of the step."""
     return max(0, int((size - slots * host.state) // max(1, slots * host.kv))) // host.ctx_step * host.ctx_step
 

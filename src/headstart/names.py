@@ -20,6 +20,16 @@ R = TypeVar("R")
 _MARKED = re.compile("\x02([a-z_]+)(?:=([^\x02\x03]*))?\x03")
 _FLAGS = {"drain": "--drain-seconds"}
 """Flags whose name differs from the field of `Settings`."""
+_ELSEWHERE = {
+    "chat_template_kwargs": "template",
+    "functions": "tools",
+    "n_predict": "max_tokens",
+    "reasoning_effort": "template",
+    "response_format": "json_schema",
+    "stop_sequences": "stop",
+    "thinking": "template",
+}
+"""Names of HTTP APIs for options of the library, where the likeliest name by its letters is another option."""
 
 
 def option(name: str, value: str = "") -> str:
@@ -73,7 +83,8 @@ def unknown(what: str, given: Iterable[str], known: Iterable[str]) -> str | None
         return None
     sentences = []
     for name in strange:
-        near = difflib.get_close_matches(name, names, 1, 0.5)
+        known_as = _ELSEWHERE.get(name)
+        near = [known_as] if known_as in names else difflib.get_close_matches(name, names, 1, 0.5)
         remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}."
         sentences.append(f"There is no {what} {name}: {remedy}")
     return " ".join(sentences)

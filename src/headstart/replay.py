@@ -126,11 +126,11 @@ def replay(trace: Trace, policy: str, budget: int, costs: ReplayCosts, *, first:
         budget: tokens that fit; whole blocks of them are used.
         first: the first request that is counted; the cache sees all.
     """
-    room = budget // trace.block_size
-    serve = _Optimum(trace, room).serve if policy == OPTIMUM else SimulatedCache(policy, room, trace.block_size, costs).serve
+    capacity = budget // trace.block_size
+    simulated = _Optimum(trace, capacity) if policy == OPTIMUM else SimulatedCache(policy, capacity, trace.block_size, costs)
     hit = prompt = 0
     for number, request in enumerate(trace.requests):
-        found = serve(number, request)
+        found = simulated.serve(number, request)
         if number >= first:
             hit += found * trace.block_size
             prompt += request.prompt
@@ -149,13 +149,13 @@ def chain_of(request: TracedRequest) -> Chain:
 
 
 class SimulatedCache:
-    """Index and retention, as `serving/cache` uses them. `room`: blocks that fit, of `block_size` tokens each.
+    """Index and retention, as `serving/cache` uses them. `capacity`: blocks that fit, of `block_size` tokens each.
 
     As in the server, new KV is saved after the reply, so admission knows the whole request.
     """
 
-    def __init__(self, policy: str, room: int, block_size: int, costs: ReplayCosts) -> None:
-        self._room, self._block_size = room, block_size
+    def __init__(self, policy: str, capacity: int, block_size: int, costs: ReplayCosts) -> None:
+        self._capacity, self._block_size = capacity, block_size
         self._index = Index(1)
         value = costs.seconds / costs.bytes
         self.retention = ReplayRetention(_TIER, self._index, lambda _: value, policy)
@@ -171,7 +171,7 @@ class SimulatedCache:
             self.retention.use(entry, now)
         for block in range(len(found), len(chain)):
             entry = Entry(chain.ids[block], chain.parent_of(block), chain.block(block), block)
-            if len(path) < block or not self._make_room(entry, now, request_traits):
+            if len(path) < block or not self._evict_for(entry, now, request_traits):
                 self.retention.refuse(entry, now, request_traits)
                 continue
             self._index.add(entry, _TIER, canonical=True)
@@ -188,8 +188,8 @@ class SimulatedCache:
         new = request.prompt - known * self._block_size
         return RequestTraits.of(len(request.blocks), new=new, siblings=siblings, reply=request.reply, called=request.called)
 
-    def _make_room(self, newcomer: Entry, now: float, request_traits: RequestTraits) -> bool:
-        while len(self._index) >= self._room:
+    def _evict_for(self, newcomer: Entry, now: float, request_traits: RequestTraits) -> bool:
+        while len(self._index) >= self._capacity:
             victim = self.retention.victim()
             if victim is None or not self.retention.outranks(newcomer, victim, now, request_traits):
                 return False
@@ -199,7 +199,7 @@ class SimulatedCache:
 
 
 class _Optimum:
-    """The most hits that any cache of `room` blocks can have, with knowledge of the future.
+    """The most hits that any cache of `capacity` blocks can have, with knowledge of the future.
 
     It evicts the block with the farthest next use (Belady's MIN), and does not admit a block whose next use is farther than all
     others'. For blocks of equal size and cost this is the optimum of a cache that may hold any set of blocks. A prefix cache is
@@ -212,8 +212,8 @@ class _Optimum:
     trace.
     """
 
-    def __init__(self, trace: Trace, room: int) -> None:
-        self._room = room
+    def __init__(self, trace: Trace, capacity: int) -> None:
+        self._capacity = capacity
         self._held: set[bytes] = set()
         self._heap: list[tuple[int, int, bytes]] = []
         end = len(trace.requests)
@@ -231,7 +231,7 @@ class _Optimum:
         for depth, (key, after) in enumerate(zip(ids, self._next[number], strict=True)):
             self._held.add(key)
             heapq.heappush(self._heap, (-after, -depth, key))
-        while len(self._held) > self._room:
+        while len(self._held) > self._capacity:
             # Items of earlier uses are past, so they come after the items of all held blocks.
             self._held.remove(heapq.heappop(self._heap)[2])
         return hit

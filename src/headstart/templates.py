@@ -88,9 +88,9 @@ def of_model(source: str | None) -> ChatTemplate:
 
 
 def guess(controls: Iterable[str]) -> str | None:
-    """The built-in template whose marks are control tokens of the model. If several fit, the one with the most marks."""
+    """The built-in template whose control tokens the model has. If several fit, the one with the most of them."""
     known = frozenset(controls)
-    fitting = [name for name, marks in BUILT_IN.items() if marks and known.issuperset(marks)]
+    fitting = [name for name, controls in BUILT_IN.items() if controls and known.issuperset(controls)]
     return max(fitting, key=lambda name: len(BUILT_IN[name]), default=None)
 
 

@@ -63,7 +63,7 @@ def show_time(seconds: float) -> str:
     for unit in ("w", "d", "h", "min"):
         if seconds >= _SECONDS[unit] and seconds % _SECONDS[unit] == 0:
             return f"{seconds / _SECONDS[unit]:,.0f} {unit}"
-    return f"{seconds:,.3g} s"
+    return f"{_short(seconds)} s"
 
 
 def count(number: int, noun: str) -> str:
@@ -72,9 +72,14 @@ def count(number: int, noun: str) -> str:
 
 
 def show_size(size: float) -> str:
-    """`size` bytes with three digits and a binary unit."""
+    """`size` bytes with three digits or four, and a binary unit."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
-            return f"{size:.3g} {unit}"
+            return f"{_short(size)} {unit}"
         size /= 1024
-    return f"{size:.3g} GiB" if size < 1000 else f"{size:,.0f} GiB"
+    return f"{_short(size)} GiB"
+
+
+def _short(number: float) -> str:
+    """With three digits, or all digits before the point."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:,.0f}"

@@ -202,7 +202,7 @@ def test_a_handler_that_is_cancelled_leaves_no_request_behind(monkeypatch: pytes
     """Its thread goes on, and has understood when nobody waits for it any more."""
     with Runtime(lambda: FakeEngine(slots=1, ctx=4096, delay=0.02), Settings()) as runtime:
         understanding, left = threading.Event(), threading.Event()
-        prompt, prompts = runtime.text_prompt, []
+        prompt, prompts = runtime.prompter.text, []
 
         def slowly(*args: Any, **more: Any) -> Any:
             understanding.set()
@@ -219,7 +219,7 @@ def test_a_handler_that_is_cancelled_leaves_no_request_behind(monkeypatch: pytes
                 await asyncio.wait([call])
                 left.set()
 
-        monkeypatch.setattr(runtime, "text_prompt", slowly)
+        monkeypatch.setattr(runtime.prompter, "text", slowly)
         asyncio.run(play())  # which waits for the thread
         assert prompts
         rests(runtime)

@@ -411,6 +411,9 @@ def test_two_bodies_that_have_another_model_or_salt(server: Server) -> None:
     )
     assert found.json()["explanation"]["cause"] == "model_changed"
     assert found.json()["anthropic"]["type"] == found.json()["responses"]["reason"] == "model_changed"
+    items = [{"model": model, "input": "Which two models are these?"} for model in ("x", "y")]
+    found = server.post("/headstart/explain", json={"a": items[0], "b": items[1]})
+    assert found.json()["explanation"]["cause"] == "model_changed"
     assert compare(cache_salt="b")["explanation"]["cause"] == "salt_differs"
 
 

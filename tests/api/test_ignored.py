@@ -77,6 +77,27 @@ def test_so_do_streams(fake: Server, path: str) -> None:
         (MessagesRequest, {"messages": HI, "max_tokens": 1, "mcp_servers": [{"url": "x"}]}, ["mcp_servers"]),
         (MessagesRequest, {"messages": HI, "max_tokens": 1, "mcp_servers": [], "service_tier": "auto", "betas": ["x"]}, []),
         (LlamaRequest, {"prompt": "a", "samplers": ["top_k"], "typical_p": 1.0, "xtc_probability": 0.0}, ["samplers"]),
+        (ChatRequest, {"messages": HI, "temprature": 0, "temp": 0.0, "mirostat": 0, "stopp": ""}, ["temprature", "temp"]),
+        (MessagesRequest, {"messages": HI, "max_tokens": 1, "seed": 0, "presence_penalty": 0}, ["seed"]),
+        (ChatRequest, {"messages": HI, "response_format": {"type": "json_object", "shema": 1}}, ["response_format.shema"]),
+        (
+            ChatRequest,
+            {
+                "messages": HI,
+                "response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strit": 1, "description": "a"}},
+            },
+            ["response_format.json_schema.strit"],
+        ),
+        (ChatRequest, {"messages": HI, "structured_outputs": {"regex": "a", "regx": "b"}}, ["structured_outputs.regx"]),
+        (ChatRequest, {"messages": HI, "response_format.type": "text"}, ["response_format.type"]),
+        (ResponsesRequest, {"input": "a", "reasoning": {"efort": "high", "summary": "auto"}}, ["reasoning.efort"]),
+        (ResponsesRequest, {"input": "a", "text": {"formt": {"type": "json_object"}}}, ["text.formt"]),
+        (ResponsesRequest, {"input": "a", "prompt_cache_options": {"odd": 1}, "metadata": {"odd": "1"}}, []),
+        (
+            MessagesRequest,
+            {"messages": HI, "max_tokens": 1, "thinking": {"type": "enabled", "budget": 9}, "metadata": {"odd": 1}},
+            ["thinking.budget"],
+        ),
     ],
 )
 def test_what_is_passed_over(form: Any, body: dict[str, Any], names: list[str]) -> None:
@@ -115,6 +136,12 @@ def test_each_name_is_said_once_in_the_log() -> None:
         noted.note(["samplers", "mirostat"], [])
         noted.note((), [])
     assert [line["fields"] for line in lines] == ["temprature (did you mean temperature?), samplers", "mirostat"]
+
+
+def test_a_field_inside_another_is_said_with_its_likely_name() -> None:
+    with capture_logs() as lines:
+        IgnoredLog().note(["reasoning.efort", "text.verbosity"], ResponsesRequest.known())
+    assert [line["fields"] for line in lines] == ["reasoning.efort (did you mean reasoning.effort?), text.verbosity"]
 
 
 @pytest.mark.parametrize("name", ["sk-live-0123456789", "sk_live_0123456789abc", "My dear diary", "a\nb", "x" * 41, ""])

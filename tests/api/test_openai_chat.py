@@ -84,6 +84,15 @@ def test_a_stream_says_the_same_as_a_whole_answer(fake: Server) -> None:
     assert totals.usage.completion_tokens == whole.usage.completion_tokens
 
 
+def test_a_proxy_is_asked_to_hold_no_event_back(fake: Server) -> None:
+    """nginx follows this header (docs/service.md)."""
+    body = {"messages": fresh(), "max_tokens": 2, "stream": True}
+    with fake.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.headers["x-accel-buffering"] == "no"
+        assert response.headers["cache-control"] == "no-cache"
+        response.read()
+
+
 def test_without_include_usage_no_chunk_has_usage(fake: Server) -> None:
     chunks = list(chat(fake, fresh(), stream=True))
     assert all(len(chunk.choices) == 1 and chunk.usage is None for chunk in chunks)
@@ -258,7 +267,7 @@ def test_a_divergence_is_located(fake: Server) -> None:
 
 def test_sliding_says_how_many_messages_it_dropped() -> None:
     with (
-        Runtime(lambda: FakeEngine(slots=1, ctx=512), Settings(overflow="slide")) as runtime,
+        Runtime(lambda: FakeEngine(slots=1, ctx=512), Settings(overflow="truncate")) as runtime,
         serving(runtime, model_id="fake") as server,
     ):
         messages = [{"role": role, "content": "x" * 40} for _ in range(8) for role in ("user", "assistant")]

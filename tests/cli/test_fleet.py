@@ -56,7 +56,7 @@ def test_a_key_file_is_made_and_rotated_and_no_output_shows_a_key(fleet: Run, tm
 
 def test_owners_are_listed(fleet: Run, store: FolderStore) -> None:
     lines = fleet("ls", store.url).splitlines()
-    assert [line.split("   ")[1:3] for line in lines[:2]] == [["3 objects", "2.93 KiB"], ["1 object", "1e+03 B"]]
+    assert [line.split("   ")[1:3] for line in lines[:2]] == [["3 objects", "2.93 KiB"], ["1 object", "1,000 B"]]
     assert all("   oldest " in line for line in lines[:2])
     assert lines[2] == "2 owners, 4 objects, 3.91 KiB"
     found = json.loads(fleet("ls", store.url, "--json"))

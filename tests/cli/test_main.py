@@ -14,13 +14,17 @@ from typing import Any
 import httpx
 import pytest
 import typer.main
+from hypothesis import given
+from hypothesis import strategies as st
 
+import headstart
 import tiny
 from headstart.cli.foreign import COMMANDS, HINTS, MODEL, SAME, translate
 from headstart.cli.main import app, main
 from headstart.observe.prefill import PrefillLog
 from headstart.serving.request import Progress, Request
-from headstart.units import parse_size, show_size
+from headstart.tiers.shared.keys import FleetKeys
+from headstart.units import parse_size, show_size, show_time
 from process import BUNDLED, environment, run, serving
 
 SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "16MiB", "--port", "0")
@@ -134,6 +138,8 @@ def test_what_a_user_can_mend(arguments: list[str], mend: str, tiny_model: Path)
         (["--lora", "no-such.gguf"], "There is no adapter 'no-such.gguf'; give the path of its .gguf file."),
         (["--chat-template", "no-such.jinja"], "No such file or directory"),
         ([*SMALL, "--chat-template", "no-such.jinja"], "--chat-template"),
+        (["--shared", "valkey://localhost"], "--shared-key-file"),
+        (["--shared", "valkey://localhost", "--shared-key-file", "no-such.key"], "headstart fleet keygen no-such.key"),
     ],
 )
 def test_what_a_user_can_mend_before_anything_is_started(
@@ -153,6 +159,7 @@ def test_options_of_llama_server() -> None:
     typed = "serve -m a.gguf -c 4096 -ngl 99 -np=2 --ctx-size=512 --n-gpu-layers 3 --port 1 -- -m"
     ours = "serve a.gguf --ctx 4096 --gpu-layers 99 --slots 2 --ctx 512 --gpu-layers 3 --port 1 -- -m"
     assert translate(typed.split()) == ours.split()
+    assert translate("serve --ssl-cert-file a --ssl-key-file b".split()) == "serve --tls-cert a --tls-key b".split()
     assert translate("serve -c 0 -ngl auto -a x -a y".split()) == "serve --alias x --alias y".split()
     assert translate("serve -ngl all --gpu-layers 7".split()) == "serve --gpu-layers -1 --gpu-layers 7".split()
     for other in ([], ["cache", "-m"], ["doctor", "-c", "5"], ["--help"]):
@@ -177,6 +184,39 @@ def test_variables_that_nothing_reads_are_named(tiny_model: Path) -> None:
     assert [line["level"] for line in said if "HEADSTART_CTXX" in line["event"]] == ["warning"]
     (ready,) = [line for line in said if line["event"] == "ready"]
     assert (ready["ctx"], ready["slots"]) == (512, 1)
+
+
+def test_every_variable_that_is_read_is_known() -> None:
+    """What the code reads from the environment is no typing error of the user."""
+    source = Path(headstart.__file__).parent
+    read = {name for path in source.rglob("*.py") for name in re.findall(r'"(HEADSTART_[A-Z_]+)"', path.read_text("utf-8"))}
+    assert {"HEADSTART_API_KEY", "HEADSTART_SHARED_PASSWORD"} <= read
+    assert "There is no variable" not in run("version", **dict.fromkeys(read, "1")).stderr
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "valkey://:hush-hush-hush@host", "s3://"])
+def test_a_wrong_address_of_the_shared_store_is_said_before_the_model_is_loaded(
+    url: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    FleetKeys.generate().save(tmp_path / "fleet.key")
+    said = complaint(run("serve", str(tiny_model), *SMALL, "--shared", url, "--shared-key-file", str(tmp_path / "fleet.key")))
+    assert "address" in said
+    assert "hush" not in said
+
+
+@pytest.mark.parametrize("name", ["HEADSTART_SHARED_PASSWORD", "AWS_SECRET_ACCESS_KEY"])
+def test_secrets_of_the_shared_store_are_not_logged(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    """The second line of defence: here a folder has the secret in its name, and the log names the folder."""
+    (tmp_path / "store").mkdir()
+    FleetKeys.generate().save(tmp_path / "fleet.key")
+    shared = ("--shared", (tmp_path / "store").as_uri(), "--shared-key-file", str(tmp_path / "fleet.key"))
+    folder = ("--cache-dir", str(tmp_path / "hush-hush-hush"), "--log-format", "json")
+    with serving(str(tiny_model), *SMALL, *shared, *folder, **{name: "hush-hush-hush"}) as server:
+        server.line("listening")
+        assert server.end() == 0
+        log = "".join(server.rest())
+    assert "hush" not in log
+    assert "[key]" in log
 
 
 def test_a_broken_file(tiny_model: Path, tmp_path: Path) -> None:
@@ -246,6 +286,19 @@ def test_doctor(kind: str, tmp_path: Path) -> None:
     )
 
 
+def test_doctor_proves_what_an_earlier_load_has_proved(tiny_model: Path) -> None:
+    code = f"""
+from headstart.cli.main import main
+from headstart.errors import ConfigError
+from headstart.engines.llama import LlamaEngine
+def load(cls, options, progress=None, anew=False):
+    raise ConfigError(f"anew is {{anew}}")
+LlamaEngine.load = classmethod(load)
+main(["doctor", {str(tiny_model)!r}])
+"""
+    assert "anew is True" in complaint(run(code=code))
+
+
 def test_version() -> None:
     result = run("version")
     assert result.stdout == run("--version").stdout
@@ -309,6 +362,21 @@ def test_sizes_as_shown() -> None:
     assert [show_size(size) for size in (12, 23_040, 96_576_768, 4 << 30, 5 << 40)] == [
         *("12 B", "22.5 KiB", "92.1 MiB", "4 GiB", "5,120 GiB")
     ]
+    assert [show_size(size) for size in (999, 1000, 1023, 1023 << 10, 999.7 * 2**30)] == [
+        *("999 B", "1,000 B", "1,023 B", "1,023 KiB", "1,000 GiB")
+    ]
+
+
+def test_times_as_shown() -> None:
+    assert [show_time(seconds) for seconds in (0.1234, 60, 604_800, 98_765, 1234.5, 61)] == [
+        *("0.123 s", "1 min", "1 w", "98,765 s", "1,234 s", "61 s")
+    ]
+
+
+@given(st.floats(0, 1e15))
+def test_no_size_or_time_is_shown_with_an_exponent(value: float) -> None:
+    assert "e" not in show_size(max(1.0, value))
+    assert "e+" not in show_time(value)
 
 
 def test_a_long_prefill_is_logged_at_intervals() -> None:

@@ -21,7 +21,7 @@ WRITTEN = {
     "reuse": "exact",
     "settle": "off",
     "explain": "off",
-    "overflow": "slide",
+    "overflow": "truncate",
     "disk_budget": "5GiB",
     "memory_budget": "512MiB",
     "tenant_memory": "25%",

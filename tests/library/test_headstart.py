@@ -240,6 +240,9 @@ def test_refused_text(hs: headstart.Headstart) -> None:
         (lambda hs: hs.chat(CHAT, steam=True), "did you mean stream?"),
         (lambda hs: hs.chat(CHAT, xyzzy=1), "there are salt, max_tokens, stop,.* tools, tool_choice, template."),
         (lambda hs: hs.chat(CHAT, max_token=5, temprature=0), "max_tokens?.*option temprature: did you mean temperature?"),
+        (lambda hs: hs.chat(CHAT, response_format={}), "did you mean json_schema?"),
+        (lambda hs: hs.chat(CHAT, stop_sequences=["a"], n_predict=1), "did you mean max_tokens?.*did you mean stop?"),
+        (lambda hs: hs.chat(CHAT, reasoning_effort="low"), "did you mean template?"),
         (lambda hs: hs.complete("a", repetition_penalty=1.1), "did you mean repeat_penalty?"),
         (lambda hs: asyncio.run(hs.achat(CHAT, top_n=5)), "did you mean top_"),
         (lambda hs: asyncio.run(hs.acomplete("a", max_token=5)), "did you mean max_tokens?"),
@@ -263,10 +266,10 @@ def test_bad_messages_are_refused(hs: headstart.Headstart, messages: Any) -> Non
 
 
 def test_too_long_says_both_numbers(hs: headstart.Headstart) -> None:
-    with pytest.raises(headstart.ContextTooLong, match=r'512 .* 6\d\d.*a larger ctx=, or with overflow="slide"\.') as caught:
+    with pytest.raises(headstart.ContextTooLong, match=r'512 .* 6\d\d.*a larger ctx=, or with overflow="truncate"\.') as caught:
         hs.chat("x" * 600)
     assert "--" not in caught.value.message
-    assert "a larger --ctx, or with --overflow slide." in caught.value.with_flags
+    assert "a larger --ctx, or with --overflow truncate." in caught.value.with_flags
 
 
 def test_an_engine_fault_is_raised_and_forgotten(hs: headstart.Headstart) -> None:
@@ -375,6 +378,9 @@ def test_events_after_the_end_of_the_loop_harm_nobody(hs: headstart.Headstart) -
         ({"progres": print}, "did you mean progress"),
         ({"chat_template": "no-such.jinja"}, "Cannot read chat_template= no-such.jinja"),
         ({"xyzzy": 1}, "there are ctx, slots"),
+        ({"no_disk": True}, "no setting no_disk: cache_dir=None stores nothing on disk"),
+        ({"shared": "valkey://localhost"}, "give shared_key_file="),
+        ({"shared": "ftp://localhost", "shared_key_file": __file__}, "shared_key_file|key file"),
     ],
 )
 def test_open_refuses_settings_that_cannot_work(settings: dict[str, object], said: str) -> None:

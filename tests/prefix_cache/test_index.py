@@ -8,10 +8,26 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from effort import examples
 from headstart.interfaces.tokens import BlockId, as_tokens, common_prefix
 from headstart.prefix_cache.blocks import Chain
-from headstart.prefix_cache.index import Index
+from headstart.prefix_cache.index import Entry, Index
 from small_blocks import BLOCK_SIZE, ROOT, TOKENS, entries_of
 
 TIERS = st.sampled_from(["memory", "disk"])
+
+
+class Heard:
+    """A listener. `copies`: what it was told, in the form of `IndexMachine.copies`."""
+
+    def __init__(self) -> None:
+        self.copies: dict[BlockId, dict[str, bool]] = {}
+
+    def added(self, entry: Entry, tier: str) -> None:
+        assert self.copies.get(entry.id, {}).get(tier) in (None, False), "told twice"
+        self.copies.setdefault(entry.id, {})[tier] = entry.copies[tier]
+
+    def removed(self, entry: Entry, tier: str) -> None:
+        del self.copies[entry.id][tier]
+        if not self.copies[entry.id]:
+            del self.copies[entry.id]
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -19,7 +35,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.index = Index(BLOCK_SIZE)
+        self.heard = Heard()
+        self.index = Index(BLOCK_SIZE, self.heard)
         self.copies: dict[BlockId, dict[str, bool]] = {}
 
     @rule(tokens=TOKENS, tier=TIERS, canonical=st.booleans(), data=st.data())
@@ -88,6 +105,7 @@ class IndexMachine(RuleBasedStateMachine):
     def agree(self) -> None:
         self.index.check()
         assert {entry.id: entry.copies for entry in self.index} == self.copies
+        assert self.heard.copies == self.copies
 
 
 TestIndex = IndexMachine.TestCase

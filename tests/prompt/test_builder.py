@@ -235,8 +235,8 @@ def test_no_messages() -> None:
 
 def test_marks_locate_contents() -> None:
     prompt = prompter().chat(talk([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello you"}]))
-    assert [prompt.text[mark:][:5] for mark in prompt.marks] == ["Be br", "Hello"]
-    assert prompt.text.index("you") - prompt.marks[1] == len("Hello ")
+    assert [prompt.text[start:][:5] for start in prompt.content_starts] == ["Be br", "Hello"]
+    assert prompt.text.index("you") - prompt.content_starts[1] == len("Hello ")
 
 
 # ── spelling ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -387,7 +387,7 @@ def test_a_spelling_is_replaced_and_forgotten() -> None:
     assert known.find(b"head", "abcd") == []
 
 
-# ── slide ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── truncation ─────────────────────────────────────────────
 
 
 def count(messages: Any) -> int:

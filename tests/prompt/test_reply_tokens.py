@@ -160,9 +160,9 @@ def test_breakpoints_move_with_their_messages_when_a_conversation_slides() -> No
     ours = prompter()
     said: list[Message] = [{"role": ("user", "assistant")[at % 2], "content": f"{at} " * 20} for at in range(9)]
     chat: list[Message] = [{"role": "system", "content": "abcdef"}, *said]
-    slid = ours.truncated_chat(talk(chat, breakpoints=[(0, 3), (1, 5), (9, 4)]), 400)
-    assert slid.dropped
-    kept = [chat[0], *chat[1 + slid.dropped :]]
+    cut = ours.truncated_chat(talk(chat, breakpoints=[(0, 3), (1, 5), (9, 4)]), 400)
+    assert cut.dropped
+    kept = [chat[0], *chat[1 + cut.dropped :]]
     expected = ours.chat(talk(kept, breakpoints=[(0, 3), (len(kept) - 1, 4)]))
-    assert slid.landmarks == expected.landmarks
-    assert len(slid.landmarks.breakpoints) == 2
+    assert cut.landmarks == expected.landmarks
+    assert len(cut.landmarks.breakpoints) == 2

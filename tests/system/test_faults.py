@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -393,7 +394,7 @@ def test_a_reply_ends_where_the_context_ends() -> None:
 
 def test_sliding_drops_the_oldest_exchanges_and_hits_again() -> None:
     engine = FakeEngine(slots=1, ctx=1024, block_size=BLOCK_SIZE)
-    with Runtime(lambda: engine, Settings(overflow="slide", memory_budget=1 << 20)) as rt:
+    with Runtime(lambda: engine, Settings(overflow="truncate", memory_budget=1 << 20)) as rt:
         chat: Messages = [system("short")]
         dropped = []
         for turn in range(24):
@@ -404,7 +405,7 @@ def test_sliding_drops_the_oldest_exchanges_and_hits_again() -> None:
             if turn and dropped[-1] == dropped[-2]:
                 assert answer.report.computed <= 110
         assert dropped[-1] > 0
-        assert len(set(dropped)) <= 6  # it slides in large steps, not at every turn
+        assert len(set(dropped)) <= 6  # it truncates in large steps, not at every turn
 
 
 def test_exact_mode_refuses_an_engine_that_cannot_prove_it() -> None:
@@ -455,15 +456,16 @@ def test_a_fault_of_the_engines_own_fails_its_request_only() -> None:
 def test_a_fault_of_the_scheduler_leaves_nobody_waiting_and_no_place_in_the_queue_taken() -> None:
     engine = FakeEngine(slots=1)
     with Runtime(lambda: engine, Settings(memory_budget=0, queue=4)) as rt:
-        take = rt.scheduler._drop_cancelled
+        take, all_there = rt.scheduler._drop_cancelled, threading.Event()
 
         def fail() -> None:
             rt.scheduler._drop_cancelled = take  # type: ignore[method-assign]
-            time.sleep(0.1)
+            assert all_there.wait(60)
             raise ValueError("a bug")
 
         rt.scheduler._drop_cancelled = fail  # type: ignore[method-assign]
         pending = [submit(rt, [user(f"message {number}")]) for number in range(4)]
+        all_there.set()
         for one in pending:
             with pytest.raises(EngineError, match="internal error"):
                 one.answer()

@@ -298,8 +298,8 @@ def test_what_is_tokenised_for_one_is_remembered_for_it_alone(server: Server, pa
     text = f"what {path} gets"
     body = {"content": text, "messages": [{"role": role, "content": text} for role in ("user", "assistant", "user")]}
     assert httpx.post(f"{server.url}{path}", json=body, headers=bearer("a")).status_code == 200
-    salts = {salt for salt, piece in known._memo._known if text in piece}
-    begun = {under[0] for one, under in known._prefixes._known.items() if text in one.text}
+    salts = {salt for (salt, segment), _ in known._memo.items() if text in segment}
+    begun = {kept.key[0] for prefix, kept in known._prefixes._known.items() if text in prefix.text}
     assert len(salts) == 1
     assert "" not in salts
     assert begun == (set() if path == "/tokenize" else salts)

@@ -140,7 +140,7 @@ class Counting(FakeTokenizer):
         return super().tokenize(text)
 
 
-@pytest.mark.parametrize("overflow", ["error", "slide"])
+@pytest.mark.parametrize("overflow", ["error", "truncate"])
 def test_what_is_remembered_of_texts_is_its_tenants_own(overflow: str) -> None:
     tokenizer = Counting()
     engine = FakeEngine(slots=2, ctx=2048, block_size=BLOCK_SIZE, tokenizer=tokenizer)
@@ -150,7 +150,7 @@ def test_what_is_remembered_of_texts_is_its_tenants_own(overflow: str) -> None:
         asked: dict[str, list[Counter[str]]] = {}
         for who in (ALICE, BOB, ALICE):
             tokenizer.asked.clear()
-            rt.chat_prompt(talk(chat, salt=who)) if overflow == "slide" else rt.chat_prompt(talk(chat[:5], salt=who))
+            rt.chat_prompt(talk(chat, salt=who)) if overflow == "truncate" else rt.chat_prompt(talk(chat[:5], salt=who))
             asked.setdefault(who, []).append(tokenizer.asked.copy())
         assert asked[BOB][0] == asked[ALICE][0]
         assert not asked[ALICE][1], "hers are remembered"

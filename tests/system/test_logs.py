@@ -13,6 +13,7 @@ import pytest
 
 import headstart
 from headstart.observe import redaction
+from headstart.tiers.shared.keys import FleetKeys
 from process import run, serving, started
 from stopping import KEYS, SECRET
 
@@ -100,7 +101,7 @@ def test_whatever_is_raised_or_logged_its_values_stay_out(form: str) -> None:
 
 PLANTED = """
 import sys
-from headstart.chat import chat_model
+from headstart.chat import prompt_model
 from headstart.chat import reply_builder
 from headstart.api import auth
 from headstart.cli.main import main
@@ -110,6 +111,7 @@ from headstart.serving import job
 from headstart.serving import runtime
 from headstart.serving import scheduler
 from headstart.tiers.disk import Disk
+from headstart.tiers.shared.folder import FolderStore
 
 def plant(place, name, word, says, after=False):
     inner = getattr(place, name)
@@ -131,7 +133,7 @@ class Odd(auth.Keys):
 import headstart.api.serve as serve
 serve.Keys = Odd
 waiting = lambda args: str([job.request.prompt.text for job in args[0].waiting])
-plant(chat_model, "normalise", "in the handler", str)
+plant(prompt_model, "normalise", "in the handler", str)
 plant(reply_builder.ReplyBuilder, "end", "in the telling", lambda args: str(args[0].reader.conversation.messages))
 plant(scheduler.Scheduler, "_take_in", "in the loop", waiting, True)
 plant(job.Job, "turn", "in the record", lambda args: args[0].request.prompt.text)
@@ -142,9 +144,12 @@ if sys.argv[1] == "start":
 else:
     def load(cls, options, progress=None, anew=False):
         engine = FakeEngine(ctx=4096, batch=256)
-        plant(engine, "export_kv", "", lambda args: sys.argv[2])
+        exports = [sys.argv[2]] * 2  # later ones work, so that there is something to write
+        plant(engine, "export_kv", sys.argv[2], lambda args: exports.pop() if exports else "")
         return engine
 plant(Disk, "write", "", lambda args: sys.argv[2])
+plant(FolderStore, "have", "", lambda args: sys.argv[2])
+plant(FolderStore, "get_into", "", lambda args: sys.argv[2])
 LlamaEngine.load = classmethod(load)
 main(sys.argv[3:])
 """
@@ -152,7 +157,10 @@ main(sys.argv[3:])
 
 def planted(where: str, model: Path, form: str, folder: Path) -> list[str]:
     command = [sys.executable, "-c", PLANTED, where, SECRET, "serve", str(model), "--port", "0", "--log-format", form]
-    return [*command, "--cache-dir", str(folder), "--api-key", KEYS[0], "--api-key", "middleware-9c11"]
+    FleetKeys.generate().save(folder / "fleet.key")
+    (folder / "store").mkdir()
+    shared = ["--shared", (folder / "store").as_uri(), "--shared-key-file", str(folder / "fleet.key")]
+    return [*command, *shared, "--cache-dir", str(folder), "--api-key", KEYS[0], "--api-key", "middleware-9c11"]
 
 
 @pytest.mark.parametrize("form", A_FORM)
@@ -161,7 +169,8 @@ def test_a_fault_in_any_layer_is_answered_and_logged_without_what_it_was_about(
 ) -> None:
     with started(planted("", tiny_model, form, tmp_path)) as server:
         url = server.address()
-        answers = [say(url, f"{SECRET} {where}", stream) for where in PLACES for stream in (False, True)]
+        answers = [say(url, f"{SECRET} " * 9 + where, stream) for where in PLACES for stream in (False, True)]
+        fine = say(url, f"{SECRET} " * 9, False)
         middleware = httpx.get(f"{url}/v1/models", headers={"x-api-key": "middleware-9c11"})
         refused = [
             httpx.post(f"{url}/v1/chat/completions", content=f'{{"{SECRET}'.encode(), headers=bearer()),
@@ -177,6 +186,7 @@ def test_a_fault_in_any_layer_is_answered_and_logged_without_what_it_was_about(
         assert status in (200, 500)
         assert "error" in text, "each is told that something failed"
         assert "planted" not in text, "nobody is told what an exception quotes"
+    assert fine[0] == 200
     assert middleware.status_code == 500
     assert middleware.json()["error"]["code"] == "internal_error"
     assert all(one.status_code in (400, 404) for one in refused)
@@ -187,6 +197,8 @@ def test_a_fault_in_any_layer_is_answered_and_logged_without_what_it_was_about(
     assert "in planted" in log
     assert log.count("internal error") >= 3
     assert log.count("the model could not be closed") == 1
+    assert "an internal error while writing to the shared store" in log
+    assert "an internal error while reading from the shared store" in log
 
 
 PLACES = ("in the handler", "in the telling", "in the loop", "in the record")

@@ -15,27 +15,22 @@ from harness import Answer, ask, assistant, check, submit, system, user
 from headstart.config import Settings
 from headstart.errors import ConfigError
 from headstart.interfaces.engine import Span
-from headstart.serving import shared_audit, shared_fetch
+from headstart.serving import shared_audit
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
-from headstart.tiers.shared import opened
 from headstart.tiers.shared import tier as shared_tier
-from headstart.tiers.shared.address import open_store
 from headstart.tiers.shared.keys import FleetKeys
-from headstart.tiers.shared.pace import StorePace
+from sharing import be_patient, stored
 from stores import ValkeyServer
 
 BLOCK_SIZE = 8
-DELAY = 0.02
+DELAY = 0.005
 """Seconds of each call of the fake engine: with less, computing is faster than fetching, which is then not done."""
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of what is found: a busy machine must not look like a slow store. Other tests show what happens then."""
-    monkeypatch.setattr(shared_fetch, "STALL", 30.0)
-    monkeypatch.setattr(StorePace, "seconds", lambda *_: 0.0)
-    monkeypatch.setattr(opened, "open_store", lambda url: open_store(url, 30.0))
+    be_patient(monkeypatch)
 
 
 @pytest.fixture
@@ -70,14 +65,6 @@ def objects(tmp_path: Path) -> list[Path]:
     """The stored entries, without the cards of servers."""
     found = [path for kind in ("kv", "state") for path in (tmp_path / "store").glob(f"hs1/*/{kind}/**/*")]
     return sorted(path for path in found if path.is_file())
-
-
-def stored(rt: Runtime) -> None:
-    """Waits until everything that was offered is stored."""
-    until = time.monotonic() + 20
-    while any(slot.dirty for slot in rt.scheduler.slots) or rt.cache.store.shared_offer.reading or not rt.scheduler.idle:
-        assert time.monotonic() < until
-        time.sleep(0.005)
 
 
 def chat(words: str) -> list[dict[str, Any]]:
@@ -258,7 +245,7 @@ def test_a_store_that_hangs_or_dies_holds_nobody_up(key_file: Path, valkey: Valk
 
 def test_what_only_this_server_has_is_stored_when_it_stops(key_file: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store like S3 gets what is reused, and everything when a server leaves."""
-    monkeypatch.setitem(shared_tier.SAVES, "file", shared_tier.SAVES["s3"])
+    monkeypatch.setitem(shared_tier.SAVES, "file", shared_tier.Saves(frozenset({"reused", "leaving"})))
     with start(store, key_file) as one:
         answer(one, "Hello, who are you?")
         stored(one)

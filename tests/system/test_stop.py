@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
 from process import serving
-from stopping import FAULT, leaks, loaded, stop
+from stopping import FAULT, hanging, leaks, loaded, shared, stop
 
 STOPS = 200
 FAULTS = 50
@@ -26,14 +27,20 @@ LATE = 15.0
 
 @pytest.mark.parametrize("number", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in range(STOPS)])
 def test_stopped_at_any_moment_under_load(tmp_path: Path, tiny_model: Path, number: int) -> None:
-    """One signal or two; after some time, while replies run, while the model loads; with and without a disk; in both forms."""
+    """One signal or two; after some time, while replies run, while the model loads; in both forms; with and without a disk;
+    with a shared store, with one that hangs, and without."""
     dice = random.Random(number)
     signals = 2 if number % 3 == 2 else 1
     loading = 30.0 if number % 10 == 5 else 0.0
     drain = dice.choice([0, 0.5, 1.5, 8])
     options = ["--log-format", ("console", "json")[number % 2], "--drain-seconds", str(drain)]
     options += ["--no-disk"] if dice.random() < 0.3 else ["--cache-dir", str(tmp_path / "cache")]
-    with loaded(tiny_model, tmp_path, number, *options, loading=loading) as (server, tally, threads):
+    with ExitStack() as stack:
+        if number % 4 == 2:
+            options += shared(tmp_path, tmp_path.as_uri())
+        elif number % 8 == 1:
+            options += shared(tmp_path, stack.enter_context(hanging()))
+        server, tally, threads = stack.enter_context(loaded(tiny_model, tmp_path, number, *options, loading=loading))
         time.sleep(dice.uniform(0.0, 1.5))
         code, seconds = stop(server, dice, twice=signals == 2)
         for thread in threads:

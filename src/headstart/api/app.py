@@ -22,7 +22,7 @@ from headstart.api.errors import on_error
 from headstart.api.explain import routes as explain
 from headstart.api.llama_server import extras
 from headstart.api.llama_server import routes as llama
-from headstart.api.middleware import Edge
+from headstart.api.middleware import RequestMiddleware
 from headstart.api.openai_chat import routes as openai
 from headstart.api.openai_responses import routes as responses
 from headstart.api.openapi import describe
@@ -35,6 +35,7 @@ from headstart.version import __version__
 log = structlog.get_logger("headstart.api")
 
 _UNKNOWN = "The model could not be loaded ({}); the log says where."
+_TAG = re.compile(r"([0-9a-f]{8})?")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
@@ -49,6 +50,7 @@ def create_app(
     cors: Sequence[str] = (),
     keep_alive: float = 5.0,
     max_body: int = 64 << 20,
+    replica_tag: str = "",
     on_ready: Callable[[], None] = lambda: None,
     on_failure: Callable[[HeadstartError], None] | None = None,
 ) -> FastAPI:
@@ -65,18 +67,27 @@ def create_app(
         cors: origins of web pages that may send requests, like `http://localhost:3000`; `*` for all.
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a body.
+        replica_tag: 8 hexadecimal digits that name a replica of a fleet in the ids of its responses and requests; "" for none.
         on_ready: called on the event loop when requests are served, if `load` is a function.
         on_failure: called on the event loop if `load` raises.
 
     Raises:
-        ConfigError: no such policy or rule, or an entry of `cors` is not an origin.
+        ConfigError: no such policy or rule, an entry of `cors` is not an origin, or `replica_tag` has another form.
     """
+    if not _TAG.fullmatch(replica_tag):
+        raise ConfigError(f"A replica's tag has 8 hexadecimal digits; {replica_tag!r:.100} has not.")
     if wrong := next((origin for origin in cors if not _ORIGIN.fullmatch(origin)), None):
         raise ConfigError(f"--cors must be an origin like http://localhost:3000, or *, not {wrong!r:.100}.")
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
     policy = policy_of(isolate, several=keys.several)
     service = Service(
-        *(model_id, aliases), keep_alive=keep_alive, max_body=max_body, keep_noise=keep_noise, policy=policy, keys=keys
+        *(model_id, aliases),
+        keep_alive=keep_alive,
+        max_body=max_body,
+        keep_noise=keep_noise,
+        policy=policy,
+        keys=keys,
+        replica_tag=replica_tag,
     )
 
     @asynccontextmanager
@@ -112,7 +123,7 @@ def create_app(
         service.open(load)
     for kind in (HeadstartError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, on_error)
-    app.add_middleware(Edge, service=service, keys=keys)
+    app.add_middleware(RequestMiddleware, service=service, keys=keys)
     if cors:  # outside of the edge: a browser's preflight request has no key
         app.add_middleware(
             CORSMiddleware, allow_origins=[*cors], allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]

@@ -12,11 +12,11 @@ import hmac
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -24,6 +24,9 @@ from headstart.chat.tenancy import OPEN, tenant_of
 from headstart.errors import ConfigError
 from headstart.observe import redaction
 from headstart.units import parse_time
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
 
 OPERATOR = "operator"
 """Name of the keys that may read server-wide data."""
@@ -98,6 +101,17 @@ class Keys:
             if any(matches):
                 found = key
         return found
+
+
+def offered_keys(headers: Headers) -> Iterator[bytes]:
+    """The keys in a request's headers: OpenAI's and Anthropic's."""
+    for name, value in headers.raw:
+        if name == b"x-api-key":
+            yield value.strip()
+        elif name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                yield key.strip()
 
 
 class KeySource(Protocol):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from pydantic import BeforeValidator, Field, PrivateAttr, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, PrivateAttr, StringConstraints, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from headstart.api.ignored import ignored
@@ -32,7 +33,7 @@ class Body(Strict):
 
     @classmethod
     def known(cls) -> frozenset[str]:
-        """Names of fields that have an effect."""
+        """Names of fields that have an effect, also of those inside other fields: `reasoning.effort`."""
         return _known(cls)
 
     def note(self, body: Mapping[str, Any]) -> None:
@@ -42,7 +43,24 @@ class Body(Strict):
 
 @cache
 def _known(model: type[Body]) -> frozenset[str]:
-    return frozenset(field.alias or name for name, field in model.model_fields.items()) - model.WITHOUT_EFFECT
+    return frozenset(_names(model)) - model.WITHOUT_EFFECT
+
+
+def _names(model: type[BaseModel], within: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        path = within + (field.alias or name)
+        yield path
+        for inner in _models(field.annotation):
+            yield from _names(inner, f"{path}.")
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models of which a field's value can be one. Lists are left out: their objects are many, and not options."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Annotated, Union, UnionType):
+        for part in get_args(annotation):
+            yield from _models(part)
 
 
 def _parsed(value: Any) -> Any:
@@ -59,21 +77,30 @@ class JsonSchema(Strict):
     """`schema` is a JSON schema. With `strict`, a schema that cannot be guaranteed is refused."""
 
     name: str | None = None
+    description: str | None = None
     json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
 class ResponseFormat(Strict):
-    """The format of a reply."""
+    """The format of a reply. `schema` is llama-server's place for a schema, beside either type of JSON."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    llama_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
     @model_validator(mode="after")
     def _schema_given(self) -> ResponseFormat:
-        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.json_schema is None):
+        if self.type == "json_schema" and self.schema_of is None:
             raise PydanticCustomError("response_format", "needs a json_schema with a schema")
         return self
+
+    @property
+    def schema_of(self) -> dict[str, Any] | None:
+        """The schema of the reply; None for any JSON."""
+        if self.type == "json_schema" and self.json_schema is not None and self.json_schema.json_schema is not None:
+            return self.json_schema.json_schema
+        return self.llama_schema if self.type == "json_schema" else self.llama_schema or None
 
 
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
@@ -160,12 +187,22 @@ def parse(model: type[BodyT], data: bytes) -> BodyT:
     Raises:
         InvalidRequest: it is not a JSON object, or does not fit the model; one sentence, with the field in `param`.
     """
+    return validate(model, load(data))
+
+
+def load(data: bytes) -> dict[str, Any]:
+    """The JSON object in a body. Raises InvalidRequest."""
     try:
         value = from_json(data, allow_inf_nan=False)
     except ValueError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
+    return value
+
+
+def validate(model: type[BodyT], value: dict[str, Any]) -> BodyT:
+    """A body as an object of a model. Raises InvalidRequest."""
     try:
         found = model.model_validate(value)
     except ValidationError as error:

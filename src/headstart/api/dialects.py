@@ -1,38 +1,84 @@
-"""Dialects: finds the dialect of a body, and reads its conversation."""
+"""Dialects: finds the dialect of a body, and reads its conversation or its prompt."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from starlette.requests import Request as HttpRequest
-
-from headstart.api.anthropic import conversation as anthropic_conversation
-from headstart.api.anthropic import routes as anthropic
+from headstart.api.anthropic import prompt as anthropic
 from headstart.api.anthropic.schema import CountTokensRequest
-from headstart.api.body import parse
+from headstart.api.body import load, validate
 from headstart.api.generation import TemplateRequest
-from headstart.api.openai_responses import routes as responses
+from headstart.api.llama_server import prompt as llama
+from headstart.api.openai_chat import prompt as openai
+from headstart.api.openai_responses import prompt as responses
 from headstart.api.openai_responses.schema import ResponsesInput
-from headstart.api.service import Service
+from headstart.api.openai_responses.store import Responses
 from headstart.chat.messages import conversation_of as openai_conversation
+from headstart.chat.prompt_model import PromptModel
+from headstart.chat.tenancy import Salting
 from headstart.interfaces.conversation import Conversation
+from headstart.prompt.builder import Prompt
 
 _BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "document"})
 
+Reader = Callable[[PromptModel, dict[str, Any], Salting], Prompt]
+"""The prompt of a body; the first one if it has several. Raises RequestError."""
 
-def conversation_of(service: Service, request: HttpRequest, body: Mapping[str, Any]) -> Conversation:
+READERS: Mapping[str, Reader] = MappingProxyType(
+    {
+        "/v1/chat/completions": openai.of_chat,
+        "/v1/completions": openai.of_completion,
+        "/v1/messages": anthropic.of_messages,
+        "/v1/responses": responses.of_response,
+        "/completion": llama.of_completion,
+        "/completions": llama.of_completion,
+    }
+)
+"""How the body of each route becomes a prompt, for all routes that answer one with a reply."""
+
+
+def prompt_of(path: str, data: bytes, model: PromptModel, salting: Salting) -> Prompt | None:
+    """The prompt that a route makes of a body; the first one if it makes several. None if the route makes none.
+
+    A response that continues a stored one is unknown here.
+
+    Args:
+        path: the canonical path (`paths.canonical`) of the route; "" if it is not known, which the body then shows.
+
+    Raises:
+        RequestError: the body cannot be served.
+    """
+    if path:
+        reader = READERS.get(path)
+        return reader(model, load(data), salting) if reader is not None else None
+    value = load(data)
+    return READERS[_route_of(value)](model, value, salting)
+
+
+def conversation_of(body: Mapping[str, Any], salting: Salting, stored: Responses) -> Conversation:
     """The conversation in a body for any endpoint. Raises InvalidRequest."""
-    data = json.dumps(body).encode()
-    if "input" in body or "previous_response_id" in body:
-        return responses.ResponsesInputReader(service, request, parse(ResponsesInput, data)).conversation()[0]
+    value = dict(body)
+    if _continues_items(body):
+        return responses.ResponsesInputReader(stored, salting, validate(ResponsesInput, value)).conversation()[0]
     if _is_anthropic(body):
-        parsed = parse(CountTokensRequest, data)
-        return anthropic_conversation.conversation_of(parsed, anthropic.salt_of(service, request, parsed))
-    chat = parse(TemplateRequest, data)
+        return anthropic.messages_of(validate(CountTokensRequest, value), salting)
     salt = body.get("cache_salt")
-    return openai_conversation(chat, service.salt(request, None, salt if isinstance(salt, str) else None))
+    return openai_conversation(validate(TemplateRequest, value), salting(None, salt if isinstance(salt, str) else None))
+
+
+def _route_of(body: Mapping[str, Any]) -> str:
+    """The route that a body is for."""
+    if _continues_items(body):
+        return "/v1/responses"
+    if "prompt" in body and "messages" not in body:
+        return "/completion"  # its prompts include those of /v1/completions
+    return "/v1/messages" if _is_anthropic(body) else "/v1/chat/completions"
+
+
+def _continues_items(body: Mapping[str, Any]) -> bool:
+    return "input" in body or "previous_response_id" in body
 
 
 def _is_anthropic(body: Mapping[str, Any]) -> bool:

@@ -54,6 +54,11 @@ class Generation(Body):
     id_slot: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
 
     @property
+    def reuses(self) -> bool:
+        """Whether the request may use the cache."""
+        return self.cache_prompt is not False
+
+    @property
     def stops(self) -> tuple[str, ...]:
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(text for text in given if text)
@@ -75,7 +80,7 @@ def params_of(body: Generation, usual: Sampling, logprobs: int | None, limit: in
         max_tokens=None if limit is not None and limit < 0 else limit,
         stop=body.stops,
         choices=body.n or 1,
-        reuse=body.cache_prompt is not False,
+        reuse=body.reuses,
         ignore_eos=bool(body.ignore_eos),
     )
 

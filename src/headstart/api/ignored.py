@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -50,6 +51,14 @@ NEUTRAL: Mapping[str, Any] = MappingProxyType(
 )
 """Values that ask for what the server does anyway."""
 
+OFF_AT_ZERO = frozenset(
+    "best_of dry_allowed_length dry_multiplier dynatemp_range epsilon_cutoff eta_cutoff frequency_penalty min_keep "
+    "min_tokens mirostat mirostat_mode n_discard n_indent n_keep n_probs nsigma penalty_alpha presence_penalty "
+    "prompt_logprobs rep_pen_range repeat_last_n repetition_penalty_range smoothing_factor t_max_predict_ms "
+    "t_max_prompt_ms top_a top_logprobs top_n_sigma truncate_prompt_tokens xtc_probability".split()
+)
+"""Options of other servers that are off if they are 0. In any other field a 0 says something: `temprature: 0` is greedy."""
+
 MOST = 16
 """Most names in an answer."""
 LONGEST = 64
@@ -57,14 +66,31 @@ LONGEST = 64
 REMEMBERED = 256
 """Most names that are logged."""
 
-_PLAIN = re.compile(r"(?=.{1,40}$)[A-Za-z_]+(?:\d{1,2}[A-Za-z_]*)?")
+_PLAIN = re.compile(r"(?=.{1,40}$)(?:[a-z_]{1,20}\.){0,2}[A-Za-z_]+(?:\d{1,2}[A-Za-z_]*)?")
 """Names that may be logged: nothing that could be a key or a text."""
 
 
 def ignored(body: Mapping[str, Any], known: Collection[str]) -> tuple[str, ...]:
-    """The fields of a body that are neither `known` nor harmless, and whose values are not neutral, in their order."""
-    found = [name for name, value in body.items() if name not in known and name not in HARMLESS and _matters(name, value)]
-    return tuple(name[:LONGEST] for name in found[:MOST])
+    """The fields of a body that are neither `known` nor harmless, and whose values are not neutral, in their order.
+
+    Args:
+        known: names of fields that have an effect. A name with a dot is a field inside another one, in which other names are
+            unknown: `reasoning.effort`.
+    """
+    found = _ignored(body, "", known, {name.rpartition(".")[0] for name in known})
+    return tuple(islice((name[:LONGEST] for name in found), MOST))
+
+
+def _ignored(given: Mapping[str, Any], within: str, known: Collection[str], objects: Collection[str]) -> Iterator[str]:
+    for name, value in given.items():
+        path = within + name
+        if name in HARMLESS:
+            continue
+        if "." in name or path not in known:
+            if _matters(name, value):
+                yield path
+        elif path in objects and isinstance(value, Mapping):
+            yield from _ignored(value, f"{path}.", known, objects)
 
 
 def _matters(name: str, value: Any) -> bool:
@@ -72,7 +98,7 @@ def _matters(name: str, value: Any) -> bool:
         return False
     if name in NEUTRAL and value == NEUTRAL[name]:
         return False
-    return isinstance(value, bool) or value != 0
+    return isinstance(value, bool) or value != 0 or name not in OFF_AT_ZERO
 
 
 class IgnoredLog:
@@ -96,6 +122,6 @@ class IgnoredLog:
         options = list(known)
         named = []
         for name in fresh:
-            near = difflib.get_close_matches(name, options, 1, 0.8)
+            near = [] if name in options else difflib.get_close_matches(name, options, 1, 0.8)
             named.append(f"{name} (did you mean {near[0]}?)" if near else name)
         structlog.get_logger("headstart.request").warning("request fields are ignored; logged once", fields=", ".join(named))

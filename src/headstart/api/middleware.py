@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-import uuid
-from collections.abc import Iterator
 
 import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headstart.api.auth import OPERATOR, Keys
+from headstart.api.auth import OPERATOR, Keys, offered_keys
 from headstart.api.caller import caller_of
 from headstart.api.errors import Forbidden, Unauthorized, WrongKey, answer
 from headstart.api.paths import canonical
@@ -34,7 +32,7 @@ WRONG = "This API key is not known here. Send one that the server was given with
 _SANE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-class Edge:
+class RequestMiddleware:
     """ASGI middleware. It adds to the scope: `request_id`, `tenant` (a digest), `operator` (a bool), and `expire` (the seconds
     for which the tenant's data may be kept, or None)."""
 
@@ -52,7 +50,7 @@ class Edge:
         scope["path"] = canonical(scope["path"])
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
-        request_id = given if _SANE.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        request_id = given if _SANE.fullmatch(given) else self._service.new_id("req_")
         scope["request_id"] = request_id
         stamps = [(name, request_id.encode()) for name in ID_HEADERS]
         started = False
@@ -87,7 +85,7 @@ class Edge:
         if path in OPEN:
             scope["operator"] = not self._keys.closed
             return None
-        offered = list(_offered_keys(headers))
+        offered = list(offered_keys(headers))
         key = self._keys.find(offered)
         if self._version != self._keys.version:
             self._version = self._keys.version
@@ -99,14 +97,3 @@ class Edge:
         if not scope["operator"] and any(path == route or path.startswith(f"{route}/") for route in OF_ALL):
             return Forbidden(f"{path} shows data of all tenants: it needs the key named '{OPERATOR}' in --api-key-file.")
         return None
-
-
-def _offered_keys(headers: Headers) -> Iterator[bytes]:
-    """The keys in a request's headers: OpenAI's and Anthropic's."""
-    for name, value in headers.raw:
-        if name == b"x-api-key":
-            yield value.strip()
-        elif name == b"authorization":
-            scheme, _, key = value.partition(b" ")
-            if scheme.lower() == b"bearer":
-                yield key.strip()

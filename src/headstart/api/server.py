@@ -22,7 +22,7 @@ import uvicorn
 from headstart.api.service import Service
 
 REPLIES, REPLIES_ALONE = 0.8, 0.95
-"""Share of the stopping time for running replies, with and without a disk. The rest is for disk writes and last answers."""
+"""Share of the stopping time for running replies, with and without a lower tier. The rest is for writing and last answers."""
 LAST_WORDS = 1.0
 """Seconds in which ended clients must read their last bytes."""
 TAKEN_IN = 0.05
@@ -81,7 +81,8 @@ class Server(uvicorn.Server):
         if serving:
             log.info("stopping", running=running, waiting=drain.open - running, seconds=self._seconds)
         drain.begin(self._seconds)
-        saves = self._service.runtime is not None and self._service.runtime.cache.disk.on
+        cache = None if self._service.runtime is None else self._service.runtime.cache
+        saves = cache is not None and (cache.disk.on or bool(cache.shared.saves))
         await self._until(lambda: not drain.open, self._seconds * (REPLIES if saves else REPLIES_ALONE))
         drain.end()
         await self._until(lambda: not drain.open, self._at_most(LAST_WORDS), hurried=True)

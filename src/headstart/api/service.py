@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ class Service:
         keep_noise: rules of `normalize` to leave out.
         policy: how requests are isolated from each other.
         keys: have the expiry of each tenant's data.
+        replica_tag: the digits with which ids of stored things begin.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Service:
         keep_noise: Sequence[str] = (),
         policy: tenancy.IsolationPolicy = tenancy.POLICIES["none"],
         keys: Keys | None = None,
+        replica_tag: str = "",
     ) -> None:
         self.runtime: Runtime | None = None
         self.failure: HeadstartError | None = None
@@ -63,6 +66,7 @@ class Service:
         self._chat: ChatModel | None = None
         self.policy = policy
         self._keys = Keys() if keys is None else keys
+        self._replica_tag = replica_tag
         self.responses = Responses()
         self.noted = IgnoredLog()
         self.drain = Drain()
@@ -122,6 +126,10 @@ class Service:
             raise Unavailable("The model could not be loaded; the server's log says why." if self.failure else "Loading model")
         return self.runtime
 
+    def new_id(self, prefix: str) -> str:
+        """An id for something that this server keeps. In a fleet it names the replica. It always has the same length."""
+        return prefix + self._replica_tag + uuid.uuid4().hex[len(self._replica_tag) :]
+
     def serves(self, name: str) -> bool:
         """Whether a name is one of the served model's names."""
         return any(model_names.same(name, served) for served in (self.model_id, *self.aliases))
@@ -144,6 +152,10 @@ class Service:
         salt = tenancy.salt(self.policy, request.scope.get("tenant", tenancy.OPEN), user, cache_salt)
         self._keep(salt, request.scope.get("expire"))
         return salt
+
+    def salting(self, request: HttpRequest) -> tenancy.Salting:
+        """`salt` of one request."""
+        return lambda user, cache_salt: self.salt(request, user, cache_salt)
 
     async def body(self, request: HttpRequest) -> bytes:
         """The whole body. Raises TooLarge, and Unavailable when the server stops."""

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from headstart.chat.normalize import RULES, Ground, normalise, normalise_reply
+from headstart.chat.normalize import normalise_reply
+from headstart.chat.prompt_model import PromptModel
 from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
-from headstart.chat.reply_memory import Moment, ReplyMemory
-from headstart.errors import ContextTooLong, InvalidRequest
+from headstart.chat.reply_memory import Moment
+from headstart.errors import InvalidRequest
 from headstart.interfaces.conversation import Conversation, Format, Message, Tool
 from headstart.interfaces.engine import Grammar
 from headstart.interfaces.generation import GenerationParams
 from headstart.output.grammar import grammar_for
-from headstart.prompt.builder import Prompt
 from headstart.prompt.family_detection import Family
 from headstart.serving.expiry import Erasure
 from headstart.serving.request import Request
@@ -33,46 +31,18 @@ _SCHEMA = "failed to compile JSON schema: "
 """llguidance's words before the error in a schema."""
 
 
-class ChatModel:
+class ChatModel(PromptModel):
     """A loaded model with the memory of its conversations. Thread-safe.
 
     Args:
-        keep_noise: names of rules in `normalize.RULES` to leave out. Exact mode also leaves out the rules that need memory.
-
-    Attributes:
-        reply_memory: the parts of replies that callers may not send back.
+        keep_noise: as for `PromptModel`.
     """
 
     def __init__(self, runtime: Runtime, keep_noise: Collection[str] = ()) -> None:
+        super().__init__(runtime.prompts, keep_noise)
         self.runtime = runtime
-        self.reply_memory = ReplyMemory()
-        exact = {rule.name for rule in RULES if rule.remembers} if runtime.reuse == "exact" else set()
-        self._keep_noise = frozenset(keep_noise) | exact
-        self._ground = Ground(runtime.prompter.template, self.reply_memory)
         self._wipes = 0  # how often a chain has been deleted from the disk
         runtime.on_erase(self._erase)
-
-    def prompt(self, conversation: Conversation, *, use_reply_tokens: bool = True) -> tuple[Conversation, Prompt]:
-        """A conversation in its canonical form, and its prompt.
-
-        Raises what `Runtime.chat_prompt` raises, and InvalidRequest if two tools have the same name.
-        """
-        conversation = self.canonical(conversation)
-        return conversation, self.runtime.chat_prompt(conversation, use_reply_tokens=use_reply_tokens)
-
-    def canonical(self, conversation: Conversation) -> Conversation:
-        """The canonical form of a conversation. Raises InvalidRequest if two tools have the same name."""
-        names = Counter(tool["function"]["name"] for tool in conversation.tools)
-        if twice := next((name for name, times in names.items() if times > 1), None):
-            raise InvalidRequest(f"Invalid 'tools': two have the name '{twice[:100]}'.", param="tools")
-        return _prefilled(normalise(conversation, self._ground, self._keep_noise))
-
-    def count(self, conversation: Conversation) -> int:
-        """Tokens of a conversation's prompt, even if it does not fit: clients count in order to know when to compact."""
-        try:
-            return len(self.prompt(conversation)[1])
-        except ContextTooLong as error:
-            return error.prompt_tokens
 
     def request(self, conversation: Conversation, params: GenerationParams, seed: str) -> tuple[Request, ReplyReader]:
         """The request for a reply, and how to parse the reply.
@@ -84,8 +54,7 @@ class ChatModel:
             InvalidRequest: the template refuses the messages, a schema or grammar cannot be used, or a tool does not exist.
             ContextTooLong: the conversation does not fit.
         """
-        _check(conversation)
-        conversation, prompt = self.prompt(conversation, use_reply_tokens=params.reuse)
+        conversation, prompt = self.reply_prompt(conversation, use_reply_tokens=params.reuse)
         family = self.runtime.prompter.family
         thinking = family.opened(prompt.text)
         calls = bool(conversation.tools) and conversation.choice.mode != "none"
@@ -196,23 +165,3 @@ def callable_tools(conversation: Conversation) -> tuple[Tool, ...]:
     """The tools that a reply may call."""
     allowed = conversation.choice.allowed
     return tuple(tool for tool in conversation.tools if allowed is None or tool["function"]["name"] in allowed)
-
-
-def _prefilled(conversation: Conversation) -> Conversation:
-    """A last message that the reply continues becomes `prefill`."""
-    if not conversation.continues:
-        return conversation
-    *messages, last = conversation.messages
-    if last.get("tool_calls") or not isinstance(last["content"], str):
-        raise InvalidRequest("A message that the reply continues may contain only text.", param="messages")
-    return replace(conversation, messages=tuple(messages), prefill=last["content"], continues=False)
-
-
-def _check(conversation: Conversation) -> None:
-    names = [tool["function"].get("name") for tool in conversation.tools]
-    choice = conversation.choice
-    for name in (choice.name, *(choice.allowed or ())):
-        if name is not None and name not in names:
-            raise InvalidRequest(f"Invalid 'tool_choice': there is no tool '{name[:100]}'.", param="tool_choice")
-    if choice.mode == "required" and not names:
-        raise InvalidRequest("Invalid 'tool_choice': a call is required, but there are no 'tools'.", param="tool_choice")

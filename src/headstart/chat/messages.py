@@ -207,5 +207,5 @@ def _tool(given: ToolBody) -> dict[str, Any]:
 
 
 def effort(given: str | None) -> dict[str, Any]:
-    """The variables of reasoning models' templates for how much to think."""
+    """Template variables that say how much a reasoning model should think."""
     return {} if given is None else {"reasoning_effort": given, "enable_thinking": given != "none"}

@@ -24,9 +24,9 @@ class ReplyReader:
     """How the replies to a conversation are parsed.
 
     Attributes:
-        tools: whether they may call tools; else the marks of calls are text.
+        tools: whether they may call tools; else the markers of calls are text.
         thinking: whether the prompt ends inside reasoning.
-        begun: the beginning of the reply, if the caller sent one (the prefill).
+        prefill: the beginning of the reply, if the caller sent one.
         seed: for the ids of calls: the same reply has the same ids.
         moment: when the conversation arrived.
     """
@@ -35,7 +35,7 @@ class ReplyReader:
     family: Family
     tools: bool
     thinking: bool
-    begun: str
+    prefill: str
     seed: str
     moment: Moment
 
@@ -53,7 +53,7 @@ class ReplyReader:
 
     def complete(self, message: Message) -> dict[str, Any]:
         """The message with the beginning that the caller sent."""
-        return {**message, "content": self.begun + (message.get("content") or "")}
+        return {**message, "content": self.prefill + (message.get("content") or "")}
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ imitate another owner.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -16,6 +16,9 @@ from blake3 import blake3
 
 from headstart.errors import ConfigError
 from headstart.prefix_cache.blocks import OWNER_END
+
+Salting = Callable[[str | None, str | None], str]
+"""The salt of a request, from the user and the `cache_salt` in its body."""
 
 OPEN = ""
 """The tenant of all callers of a server without keys."""

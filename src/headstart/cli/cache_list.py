@@ -155,7 +155,7 @@ def _page(columns: Sequence[str], entries: Sequence[_Entry]) -> Text:
     """Columns as wide as needed. The first and the last two are left-aligned, the others right-aligned. Long lines are cut."""
     from rich.text import Text
 
-    room = shutil.get_terminal_size((80, 24)).columns
+    terminal_width = shutil.get_terminal_size((80, 24)).columns
     table = [columns, *(figures for figures, _ in entries)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     left = {0, len(columns) - 2, len(columns) - 1}
@@ -167,7 +167,7 @@ def _page(columns: Sequence[str], entries: Sequence[_Entry]) -> Text:
         lines = [Text("  ".join(cells).rstrip(), "" if number else "bold")]
         lines += [Text(f"  {entries[number - 1][1]}", "dim")] if number else []
         for line in lines:
-            line.truncate(room, overflow="ellipsis")
+            line.truncate(terminal_width, overflow="ellipsis")
             page.append_text(line).append("\n")
     return page
 

@@ -108,9 +108,9 @@ def check_walk(runtime: Runtime, seconds: float, progress: Callable[[float], Non
     while (passed := time.monotonic() - begun) < seconds or (not cached and compared < FEWEST):
         progress(passed)
         known = dice.choice(texts)
-        room = min(runtime.ctx - 2, max(4 * block_size, runtime.scheduler.prefills(PROMPT_SECONDS)))
-        kept = known[: dice.choice([len(known), len(known), dice.randint(0, len(known))])][: room - 1]
-        tokens = kept + dice.choices(words, k=dice.randint(1, min(room - len(kept), 3 * block_size)))
+        longest = min(runtime.ctx - 2, max(4 * block_size, runtime.scheduler.prefills(PROMPT_SECONDS)))
+        kept = known[: dice.choice([len(known), len(known), dice.randint(0, len(known))])][: longest - 1]
+        tokens = kept + dice.choices(words, k=dice.randint(1, min(longest - len(kept), 3 * block_size)))
         prompt = runtime.text_prompt(tokens)
         warm, report = _compute(runtime, prompt)
         cold, _ = _compute(runtime, prompt, reuse=False)

@@ -31,6 +31,6 @@ def examine_shared(settings: Settings, engine: Engine) -> tuple[bool, list[tuple
     for card in found:
         differs = differences(engine.identity, card.identity)
         same = card.fingerprint == engine.fingerprint.hex()
-        said = "shares its cache with this one" if same else f"cannot share: {'; '.join(differs) or 'its fingerprint differs'}"
-        lines.append((f"server {card.host}", as_flag(f"{card.model}: {said}")))
+        state = "shares its cache with this one" if same else f"cannot share: {'; '.join(differs) or 'its fingerprint differs'}"
+        lines.append((f"server {card.host}", as_flag(f"{card.model}: {state}")))
     return True, lines

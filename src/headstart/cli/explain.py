@@ -21,7 +21,7 @@ from headstart.cli.server import (
     typed,
 )
 from headstart.errors import ConfigError
-from headstart.units import count
+from headstart.units import count, show_time
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -134,7 +134,7 @@ def _page(answer: dict[str, Any]) -> Text:
         line("", Text("… ").append(before, "dim").append("▼"))
         line("current", Text("… ").append(before, "dim").append(_shown(found["current"]), "green"))
         line("previous", Text("… ").append(before, "dim").append(_shown(found["previous"]), "red"))
-    seconds = f", {found['seconds']:,.3g} s" if found["seconds"] else ""
+    seconds = f", {show_time(found['seconds'])}" if found["seconds"] else ""
     line("cost", f"about {count(found['recomputed'], 'token')} computed again{seconds}")
     line("hint", found["hint"])
     return page

@@ -30,6 +30,10 @@ SAME = {
     "--served-model-name": "--alias",
     "--chat-template-file": "--chat-template",
     "--temp": "--temperature",
+    "--ssl-cert-file": "--tls-cert",
+    "--ssl-certfile": "--tls-cert",
+    "--ssl-key-file": "--tls-key",
+    "--ssl-keyfile": "--tls-key",
 }
 """Options of other servers with the same meaning as an option of headstart. All take a value."""
 

@@ -304,6 +304,7 @@ def _notices() -> list[str]:
             yield from variables(inner)
 
     read_elsewhere = {"HEADSTART_STATE_DIR", "HEADSTART_DATA", "HEADSTART_SLOW"}
+    read_elsewhere |= {"HEADSTART_SHARED_PASSWORD", "HEADSTART_SHARED_PASSWORD_FILE"}
     return cli_foreign.strange_variables(os.environ, read_elsewhere | {*variables(typer.main.get_command(app))})
 
 
@@ -322,6 +323,13 @@ def _check_files(settings: Settings) -> None:
     if settings.lora is not None:
         llama_file.check(settings.lora, "adapter")
     settings.template()
+    if settings.shared is not None:
+        from headstart.observe import redaction
+        from headstart.serving.runtime import check_shared
+        from headstart.tiers.shared.address import secrets
+
+        redaction.hide(secrets())
+        check_shared(settings)
 
 
 def _load(settings: Settings, log_format: str) -> Runtime:

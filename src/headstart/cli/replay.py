@@ -131,8 +131,8 @@ def replay(
         return
     first = int(len(trace.requests) * behind)
     results = [
-        simulator.replay(trace, name, room, costs, first=first)
-        for room in budgets
+        simulator.replay(trace, name, budget, costs, first=first)
+        for budget in budgets
         for name in dict.fromkeys([*names, "lru", simulator.OPTIMUM])
     ]
     if as_json:

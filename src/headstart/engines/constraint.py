@@ -14,9 +14,8 @@ import logging
 import re
 import threading
 import time
-from collections import OrderedDict
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
@@ -25,6 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from headstart.errors import EngineError, InvalidRequest, Overloaded
 from headstart.interfaces.engine import Grammar, Tokenizer
+from headstart.lru import Lru
 
 log = logging.getLogger("headstart.constraint")
 
@@ -121,23 +121,28 @@ class Compiled:
         self.size = size
 
 
+class GrammarError(NamedTuple):
+    """Why a grammar cannot be compiled. `size`: bytes of its text."""
+
+    text: str
+    size: int
+
+
 class Grammars:
     """Compiled grammars of one tokenizer. The last used are kept. Thread-safe.
 
-    One is compiled at a time, so that they cost one core at most; whoever starts a known one does not wait for that.
+    One is compiled at a time, so that they cost one core at most. A request with a known grammar does not wait for that.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: OrderedDict[Grammar, Compiled | str] = OrderedDict()  # or the error in it
+        self._known: Lru[Grammar, Compiled | GrammarError] = Lru(KEPT, KEPT_TEXT, lambda known: known.size)
         self._in_use: WeakSet[Compiled] = WeakSet()
         self._trie: LLTokenizer | None = None
-        self._text = 0  # bytes of the texts in `_known`
-        self._lock = threading.Lock()  # of `_known` and `_text`
         self._compiling = threading.Lock()
 
     def check(self, grammar: Grammar, param: str | None = None) -> Grammar:
-        """Compiles a grammar unless that is done already: the same one, ready. Takes up to some seconds.
+        """Compiles a grammar, if it is not compiled yet. Returns the same grammar, ready. It can take some seconds.
 
         Raises:
             InvalidRequest: about `param`, in llguidance's words: the text is wrong, asks for what is not supported, or is
@@ -148,9 +153,7 @@ class Grammars:
 
     def clear(self) -> None:
         """Drops the compiled grammars. Those in use stay valid."""
-        with self._lock:
-            self._known.clear()
-            self._text = 0
+        self._known.clear()
 
     def start(self, grammar: Grammar) -> Constraint:
         """The constraint of a new reply. It compiles nothing if `check` returned the grammar. Raises what `check` raises."""
@@ -160,40 +163,26 @@ class Grammars:
         return Constraint(matcher, f"the {NAMES[grammar.kind]} {text!r}", self._tokenizer.eog, self._tokenizer.n_vocab)
 
     def _compiled(self, grammar: Grammar, param: str | None) -> Compiled:
-        found = self._find(grammar)
+        found = self._known.get(grammar)
         if found is None:
             size = _size(grammar)
             if size > MOST_TEXT:
-                found = f"it has {size} bytes; {MOST_TEXT} are the most."
+                found = GrammarError(f"it has {size} bytes; {MOST_TEXT} are the most.", size)
             else:
                 with self._compiling:
-                    found = self._find(grammar) or self._keep(grammar, self._compile(grammar))
-        if isinstance(found, str):
-            raise InvalidRequest(f"This {NAMES[grammar.kind]} cannot be followed: {found}", param=param)
+                    found = self._known.first(grammar, lambda: self._compile(grammar))
+        if isinstance(found, GrammarError):
+            raise InvalidRequest(f"This {NAMES[grammar.kind]} cannot be followed: {found.text}", param=param)
         return found
 
-    def _find(self, grammar: Grammar) -> Compiled | str | None:
-        with self._lock:
-            if grammar in self._known:
-                self._known.move_to_end(grammar)
-            return self._known.get(grammar)
-
-    def _keep(self, grammar: Grammar, compiled: Compiled | str) -> Compiled | str:
-        with self._lock:
-            self._known[grammar] = compiled
-            self._text += _size(grammar)
-            while len(self._known) > KEPT or self._text > KEPT_TEXT:
-                self._text -= _size(self._known.popitem(last=False)[0])
-        return compiled
-
-    def _compile(self, grammar: Grammar) -> Compiled | str:
+    def _compile(self, grammar: Grammar) -> Compiled | GrammarError:
+        size = _size(grammar)
         if not self._tokenizer.eog:
-            return "this model has no token that ends a reply."
+            return GrammarError("this model has no token that ends a reply.", size)
         if self._trie is None:
             begun = time.monotonic()
             self._trie = _trie(self._tokenizer)
             log.info("made the tokenizer ready for grammars, once, in %.1f s", time.monotonic() - begun)
-        size = _size(grammar)
         if sum(one.size for one in self._in_use) + size > IN_USE_TEXT:
             raise Overloaded("Requests with too many large grammars are being answered; try again.", retry_after=1.0)
         begun = time.monotonic()
@@ -201,9 +190,9 @@ class Grammars:
             matcher = LLMatcher(self._trie, _SOURCES[grammar.kind](grammar.text), log_level=0, limits=LIMITS)
             matcher.compute_bitmask()  # of the first token; each copy keeps the result
         except ValueError as error:
-            return condense(str(error))
+            return GrammarError(condense(str(error)), size)
         if matcher.is_error():
-            return condense(matcher.get_error())
+            return GrammarError(condense(matcher.get_error()), size)
         log.debug("compiled a %s of %d bytes in %.3f s", NAMES[grammar.kind], size, time.monotonic() - begun)
         compiled = Compiled(matcher, size)
         self._in_use.add(compiled)

@@ -1,13 +1,18 @@
-"""Registry: which engine loads a model. An engine is a class with a `load(options, *, progress, anew)`."""
+"""Registry: which engine loads a model. An engine is a class with a `load(options, *, progress, anew)`.
+
+It may also have a class method `load_tokenizer(options)`, for programs that make prompts and compute nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from headstart.engines.options import EngineOptions
-from headstart.interfaces.engine import Engine
+from headstart.errors import ConfigError
+from headstart.interfaces.engine import Engine, LoadedTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,30 @@ def load(options: EngineOptions, progress: Callable[[float], None] | None = None
         ConfigError: an option that cannot work.
         ModelError: the file is missing, broken or unsupported.
     """
-    row = next(row for row in ENGINES if row.takes(options))
-    engine: Engine = getattr(import_module(row.module), row.loader).load(options, progress=progress, anew=anew)
+    engine: Engine = _loader(_row(options)).load(options, progress=progress, anew=anew)
     return engine
+
+
+def load_tokenizer(options: EngineOptions) -> LoadedTokenizer:
+    """Loads the tokenizer and the chat template of a model, without its weights. Close it.
+
+    Raises:
+        ConfigError: the engine that takes the model cannot load them alone.
+        ModelError: the file is missing, broken or unsupported.
+    """
+    row = _row(options)
+    load = getattr(_loader(row), "load_tokenizer", None)
+    if load is None:
+        raise ConfigError(
+            f"The engine '{row.name}' cannot load a tokenizer without its model; choose a model of another engine."
+        )
+    tokenizer: LoadedTokenizer = load(options)
+    return tokenizer
+
+
+def _row(options: EngineOptions) -> EngineRow:
+    return next(row for row in ENGINES if row.takes(options))
+
+
+def _loader(row: EngineRow) -> Any:
+    return getattr(import_module(row.module), row.loader)

@@ -38,7 +38,7 @@ class Difference:
         character: the same within the message's content, where `message` is known.
         before, current, previous: the common text right before it, and both texts from there on.
         summary: where in our rendered text a message stands that replaces others: from, to. It is new, whatever it quotes.
-        fresh: whether nothing that is said from there on seems to be what the earlier prompt had.
+        fresh: whether all text from there on is new: the earlier prompt seems to contain none of it.
         begins: whether no reply stands before it.
     """
 
@@ -70,10 +70,10 @@ def common_text(a: str, b: str) -> int:
 
 
 def difference(current: Prompt, previous: Record, recent: Sequence[Record] = ()) -> Difference | None:
-    """Where `current` leaves the earlier prompt with its reply; None where it only continues or shortens that.
+    """The first difference to the earlier prompt and its reply. None if `current` only continues or shortens that.
 
     Args:
-        recent: other requests, the reply to one of which may be a summary that has replaced the history.
+        recent: other requests. The reply to one of them may be a summary that has replaced the history.
     """
     at = common_text(current.text, previous.text)
     if at in (len(current.text), len(previous.text)):
@@ -88,8 +88,8 @@ def _kept(a: Message, b: Message) -> bool:
     one, other = _content(a), _content(b)
     begin = common_text(one, other)
     end = common_text(one[begin:][::-1], other[begin:][::-1])
-    had = overlap(characters(one[begin : len(one) - end]), characters(other[begin : len(other) - end]), _QUOTE)
-    return 2 * (begin + end + int(np.count_nonzero(had))) >= len(one)
+    shared = overlap(characters(one[begin : len(one) - end]), characters(other[begin : len(other) - end]), _QUOTE)
+    return 2 * (begin + end + int(np.count_nonzero(shared))) >= len(one)
 
 
 class _Pair:
@@ -100,8 +100,8 @@ class _Pair:
         self.a: Sequence[Message] = current.source.messages if current.source else ()
         self.b: Sequence[Message] = previous.source.messages if previous.source else ()
         self._head = len(exchanges(self.a)[0]) if current.dropped else 0
-        marks = current.marks
-        self.marks = (*marks[: self._head], *marks[self._head + current.dropped :]) if current.dropped else marks
+        starts = current.content_starts
+        self.starts = (*starts[: self._head], *starts[self._head + current.dropped :]) if current.dropped else starts
 
     @property
     def _options(self) -> tuple[object, dict[str, object]]:
@@ -146,12 +146,12 @@ class _Pair:
             cause = Cause.COMPACTED
         else:
             cause = Cause.MESSAGE
-        mark = self.marks[number] if number < len(self.marks) else -1
+        start = self.starts[number] if number < len(self.starts) else -1
         # In the header of a message, or in one whose content is not in the text, nothing of it is common.
-        character = min(max(0, self.at - mark), len(_content(a))) if mark >= 0 else 0
+        character = min(max(0, self.at - start), len(_content(a))) if start >= 0 else 0
         if cause is Cause.COMPACTED:
-            new = mark >= 0 and a.get("role") != "tool" and key_of(a) not in self.previous.known
-            summary = (mark, mark + len(_content(a))) if new else (0, 0)
+            new = start >= 0 and a.get("role") != "tool" and key_of(a) not in self.previous.known
+            summary = (start, start + len(_content(a))) if new else (0, 0)
             return self.found(cause, where, number, character, summary=summary)
         begins = not any(message.get("role") == "assistant" for message in self.a[: number + 1])
         return self.found(cause, where, number, character, fresh=self._fresh(number), begins=begins)
@@ -163,13 +163,13 @@ class _Pair:
         return not any(map(_kept, self.a[first:], (*self.b, self.previous.answer)[first:]))
 
     def _message(self) -> int | None:
-        """The message in which, or in whose header, the texts part because the messages differ."""
-        first = max((number for number, mark in enumerate(self.marks) if 0 <= mark <= self.at), default=-1)
+        """The message that differs, if the texts part in its content or in its header."""
+        first = max((number for number, start in enumerate(self.starts) if 0 <= start <= self.at), default=-1)
         for number in range(max(first, 0), len(self.a)):
             if not self._same(number):
                 # Between two contents it may also be the tools or the template's options that differ.
                 return number if number == first or self._options == self._their_options else None
-            if number > first and self.marks[number] >= 0:
+            if number > first and self.starts[number] >= 0:
                 break
         return None
 
@@ -189,7 +189,7 @@ class _Pair:
         if extra != their_extra:
             return self.found(Cause.TEMPLATE, "template", None, self.at, fresh=fresh, begins=True)
         if self._cut_out():
-            number = max((number for number, mark in enumerate(self.marks) if 0 <= mark <= self.at), default=0)
+            number = max((number for number, start in enumerate(self.starts) if 0 <= start <= self.at), default=0)
             while number + 1 < len(self.a) and self.a[number].get("role") != "assistant":
                 number += 1
             return self.found(Cause.REASONING, "messages", number, 0)
@@ -201,10 +201,10 @@ class _Pair:
         return self.found(Cause.TEMPLATE, "template", None, self.at)
 
     def _end(self, number: int) -> int:
-        """Where the content of a message ends in our text, or of the last one before it that is there."""
-        while number >= 0 and self.marks[number] < 0:
+        """Where the content of a message ends in our text. If it is not there, the last message before it counts."""
+        while number >= 0 and self.starts[number] < 0:
             number -= 1
-        return self.marks[number] + len(_content(self.a[number]).rstrip()) if number >= 0 else 0
+        return self.starts[number] + len(_content(self.a[number]).rstrip()) if number >= 0 else 0
 
     def _reasoning_left(self, a: Message, b: Message) -> bool:
         """Whether a message has all of the earlier one but its reasoning."""
@@ -215,7 +215,7 @@ class _Pair:
         return self._cut_out()
 
     def _cut_out(self) -> bool:
-        """Whether our text goes on as the earlier one does behind a piece that looks like reasoning."""
+        """Whether our text continues like the earlier one after a part that looks like reasoning."""
         start = max(0, self.at - _TAG)
         current, previous = self.current.text, self.previous.text
         # The first tag may be common to both in part: `<` of `<think>` and of `<tool_call>`.
@@ -236,11 +236,11 @@ class _Pair:
                 return there > place  # what follows was further back
         if len(self.a) > len(self.b):
             return False
-        said = _content(a)
+        content = _content(a)
         for reply in (record.reply.strip() for record in (self.previous, *self.recent)):
-            if len(reply) >= _QUOTE and reply in said:
+            if len(reply) >= _QUOTE and reply in content:
                 return True
-        return len(self.b) - len(self.a) >= 2 and bool(_SUMMARY.search(said))
+        return len(self.b) - len(self.a) >= 2 and bool(_SUMMARY.search(content))
 
 
 def _content(message: Message) -> str:

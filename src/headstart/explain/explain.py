@@ -88,7 +88,7 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """What the cache had of a request.
+    """What the cache contained when a request came.
 
     Attributes:
         start: leading tokens that were not computed.
@@ -146,9 +146,9 @@ def alike(records: Sequence[Record], asked: RequestView, than: Record | None, le
     for record in reversed(records):
         if new.isdisjoint(record.known):
             continue  # then it has no more than `than` has
-        mark = common(record), asked.session != "" and record.session == asked.session
-        if mark > most:
-            best, most = record, mark
+        likeness = common(record), asked.session != "" and record.session == asked.session
+        if likeness > most:
+            best, most = record, likeness
     return best
 
 
@@ -191,7 +191,7 @@ def explain(asked: RequestView, records: Sequence[Record], cached: CacheView) ->
 def compare(
     current: Prompt, previous: Prompt | Record, *, block_size: int, pace: float | None, characters: Callable[[Tokens], int]
 ) -> Explanation | None:
-    """What `current` would compute again directly after `previous`, with an infinite cache."""
+    """The explanation of what `current` would compute again directly after `previous`, with an infinite cache."""
     shared = common_prefix(current.tokens, previous.tokens)
     record = previous
     if not isinstance(record, Record):
@@ -245,8 +245,8 @@ def _of_text(prompt: Prompt, record: Record, cached: CacheView, recent: Sequence
     recomputed = _again(prompt, record, cached, shared, there)
     if recomputed and 0 < shared - cached.start < cached.slack:
         recomputed += shared - cached.start  # the rest of the block is computed again too
-    had = len(record.tokens) - min(shared, cached.start)
-    recomputed = min(recomputed, had, len(prompt) - 1 - cached.start)
+    known = len(record.tokens) - min(shared, cached.start)
+    recomputed = min(recomputed, known, len(prompt) - 1 - cached.start)
     if recomputed < cached.slack and cached.start > shared:
         return []
     return [
@@ -266,11 +266,11 @@ def _of_text(prompt: Prompt, record: Record, cached: CacheView, recent: Sequence
 
 def _again(prompt: Prompt, record: Record, cached: CacheView, shared: int, there: Difference) -> int:
     """Tokens that were computed although the earlier prompt has them too, after the `shared` leading ones."""
-    had = overlap(prompt.tokens[shared:], record.tokens[shared:], RUN)
+    known = overlap(prompt.tokens[shared:], record.tokens[shared:], RUN)
     if any(there.summary):
         begin, end = (max(0, _position(prompt, place, cached.characters) - shared) for place in there.summary)
-        had[begin:end] = False
-    return int(np.count_nonzero(had[max(0, cached.start - shared) :]))
+        known[begin:end] = False
+    return int(np.count_nonzero(known[max(0, cached.start - shared) :]))
 
 
 def _position(prompt: Prompt, offset: int, characters: Callable[[Tokens], int]) -> int:
@@ -278,8 +278,8 @@ def _position(prompt: Prompt, offset: int, characters: Callable[[Tokens], int]) 
     low, high = 0, len(prompt)
     while high - low > 1:
         middle = (low + high) // 2
-        if (said := characters(prompt.tokens[low:middle])) <= offset:
-            low, offset = middle, offset - said
+        if (length := characters(prompt.tokens[low:middle])) <= offset:
+            low, offset = middle, offset - length
         else:
             high = middle
     return low

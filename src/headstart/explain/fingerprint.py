@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import takewhile
 
 from blake3 import blake3
 
 from headstart.interfaces.tokens import utf8
+from headstart.lru import Lru
 from headstart.prompt.builder import Prompt
 
 LIMIT = 1 << 15
@@ -44,8 +44,8 @@ class ConversationFingerprint:
         if source is None:
             return None
         before = [*takewhile(lambda message: message.get("role") != "user", source.messages)]
-        said = _digest("opening", prompt.salt, source.tools or None, source.messages[: len(before) + 1])
-        return cls(said, _digest("template", template, dict(source.template_kwargs))[:16], len(prompt))
+        key = _digest("opening", prompt.salt, source.tools or None, source.messages[: len(before) + 1])
+        return cls(key, _digest("template", template, dict(source.template_kwargs))[:16], len(prompt))
 
     def pack(self) -> bytes:
         """The fingerprint without its key, as bytes for the disk, with a checksum over both."""
@@ -70,14 +70,12 @@ class ConversationFingerprints:
     """The latest fingerprints. Used from one thread."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, ConversationFingerprint] = OrderedDict()
+        self._known: Lru[bytes, ConversationFingerprint] = Lru(LIMIT)
 
     def learn(self, fingerprint: ConversationFingerprint) -> bool:
         """Adds a fingerprint. Returns whether it is new, or was known with another template."""
         before = self._known.get(fingerprint.key)
-        self._known[fingerprint.key] = fingerprint
-        if len(self._known) > LIMIT:
-            self._known.popitem(last=False)
+        self._known.put(fingerprint.key, fingerprint)
         return before is None or before.template != fingerprint.template
 
     def clear(self) -> None:

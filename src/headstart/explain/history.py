@@ -90,7 +90,7 @@ class RecentHistory:
 
     def __init__(self, records: int = 256, size: int = 64 << 20) -> None:
         self._limit = records
-        self._room = size
+        self._left = size
         self._records: deque[Record] = deque()
 
     def explain(self, asked: RequestView, cached: CacheView) -> Explanation | None:
@@ -98,9 +98,9 @@ class RecentHistory:
 
     def remember(self, record: Record) -> None:
         self._records.append(record)
-        self._room -= record.size
-        while self._room < 0 or len(self._records) > self._limit:
-            self._room += self._records.popleft().size
+        self._left -= record.size
+        while self._left < 0 or len(self._records) > self._limit:
+            self._left += self._records.popleft().size
 
     def returned(self, record: Record, message: Message) -> None:
         for number in reversed(range(len(self._records))):
@@ -121,7 +121,7 @@ class RecentHistory:
 
     def forget(self, gone: Callable[[Record], bool]) -> None:
         forgotten = [record for record in self._records if gone(record)]
-        self._room += sum(record.size for record in forgotten)
+        self._left += sum(record.size for record in forgotten)
         self._records = deque(record for record in self._records if not any(record is one for one in forgotten))
 
     def __iter__(self) -> Iterator[Record]:

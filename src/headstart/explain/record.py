@@ -16,16 +16,16 @@ from headstart.output.json_values import bytes_of
 def key_of(message: Message) -> int:
     """A hash that is equal for messages with the same meaning. Valid within one process only."""
     content, calls = message.get("content") or "", nameless(message).get("tool_calls")
-    said = content if isinstance(content, str) else repr(content)
-    return hash((message.get("role"), said, repr(calls) if calls else ""))
+    text = content if isinstance(content, str) else repr(content)
+    return hash((message.get("role"), text, repr(calls) if calls else ""))
 
 
 def nameless(message: Message) -> dict[str, Any]:
     """A message without the ids of its calls, which differ between replies with the same meaning."""
-    said = {name: value for name, value in message.items() if name != "tool_call_id"}
-    if said.get("tool_calls"):
-        said["tool_calls"] = [{name: value for name, value in call.items() if name != "id"} for call in said["tool_calls"]]
-    return said
+    kept = {name: value for name, value in message.items() if name != "tool_call_id"}
+    if kept.get("tool_calls"):
+        kept["tool_calls"] = [{name: value for name, value in call.items() if name != "id"} for call in kept["tool_calls"]]
+    return kept
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,13 @@ class Tokenizer(Protocol):
         """The bytes of a token's text; for a control token, the bytes of its name."""
 
 
+class LoadedTokenizer(Tokenizer, Protocol):
+    """A tokenizer that was loaded without its model. It gives the same tokens."""
+
+    def close(self) -> None:
+        """Frees it. Nobody may use it any more. Idempotent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Traits:
     """What this engine was proved to do, with this model and these settings.

@@ -31,8 +31,9 @@ from headstart.interfaces.conversation import Conversation, Message, ToolChoice
 from headstart.interfaces.generation import GenerationParams
 from headstart.names import suggesting, unknown
 from headstart.output.parser import ReplyDelta, TextDelta
+from headstart.serving.listener import Listener
 from headstart.serving.request import Delta, Event, Failed, Finished, Progress, Report, Request, Sink, Started
-from headstart.serving.runtime import Runtime
+from headstart.serving.runtime import Runtime, check_shared
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -397,24 +398,24 @@ class Headstart:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _chat(self, messages: Messages, options: dict[str, Any]) -> _Prepared:
-        from headstart.library.options import Given
+        from headstart.library.options import CheckedOptions
 
         taken = {name: options.pop(name, None) for name in _BESIDE}
-        given = Given.of(options, beside=("stream", *_BESIDE))
-        conversation = _conversation(messages, taken["tools"], taken["template"], given.salt, taken["tool_choice"])
-        conversation = dataclasses.replace(conversation, format=given.format())
-        request, reader = self._model.request(conversation, given.params(self.runtime.sampling), f"chat-{uuid.uuid4().hex}")
+        checked = CheckedOptions.of(options, beside=("stream", *_BESIDE))
+        conversation = _conversation(messages, taken["tools"], taken["template"], checked.salt, taken["tool_choice"])
+        conversation = dataclasses.replace(conversation, format=checked.format())
+        request, reader = self._model.request(conversation, checked.params(self.runtime.sampling), f"chat-{uuid.uuid4().hex}")
         return _Prepared(request, self._model, reader)
 
     def _complete(self, text: str, options: dict[str, Any]) -> _Prepared:
-        from headstart.library.options import Given
+        from headstart.library.options import CheckedOptions
 
         if not isinstance(text, str):
             raise InvalidRequest(f"text must be a text, not {text!r:.100}.", param="text")
-        given = Given.of(options)
-        params = given.params(self.runtime.sampling)
-        prompt = self.runtime.text_prompt(text, salt=given.salt, use_reply_tokens=params.reuse)
-        grammar = self._model.plain_grammar(given.format())
+        checked = CheckedOptions.of(options)
+        params = checked.params(self.runtime.sampling)
+        prompt = self.runtime.text_prompt(text, salt=checked.salt, use_reply_tokens=params.reuse)
+        grammar = self._model.plain_grammar(checked.format())
         request = Request(prompt, params, grammar=grammar)
         return _Prepared(request, self._model)
 
@@ -497,6 +498,8 @@ def open(
         ModelError: the file is missing, broken or unsupported.
     """
     names = [field.name for field in dataclasses.fields(Settings) if field.name != "model"]
+    if "no_disk" in settings:
+        raise ConfigError("There is no setting no_disk: cache_dir=None stores nothing on disk.")
     if wrong := unknown("setting", settings, [*names, "progress"]):
         raise ConfigError(wrong)
     if not isinstance(model, str | os.PathLike):
@@ -505,7 +508,14 @@ def open(
     return load(Settings(model=os.fspath(model), **settings), progress)
 
 
-def load(settings: Settings, progress: Callable[[float], None] | None = None) -> Headstart:
-    """`open` for complete settings. Raises what `open` raises."""
+def load(
+    settings: Settings, progress: Callable[[float], None] | None = None, *, listener: Listener | None = None
+) -> Headstart:
+    """`open` for complete settings. Raises what `open` raises.
+
+    Args:
+        listener: hears what the runtime holds and does.
+    """
     settings.template()  # raises before the model is loaded and proved
-    return Headstart(Runtime(lambda: registry.load(settings.engine_options(), progress), settings))
+    check_shared(settings)
+    return Headstart(Runtime(lambda: registry.load(settings.engine_options(), progress), settings, listener=listener))

@@ -25,7 +25,7 @@ NonEmptyText = Annotated[str, Field(min_length=1)]
 _DEFAULT = Sampling()
 
 
-class Given(BaseModel):
+class CheckedOptions(BaseModel):
     """The values of `library.Options`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -49,7 +49,7 @@ class Given(BaseModel):
     regex: NonEmptyText | None = None
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], beside: Sequence[str] = ("stream",)) -> Given:
+    def of(cls, options: Mapping[str, Any], beside: Sequence[str] = ("stream",)) -> CheckedOptions:
         """The checked options. Raises InvalidRequest for a wrong type or range, and TypeError for an unknown option.
 
         `beside`: names of options that the caller has already removed.
@@ -85,6 +85,6 @@ class Given(BaseModel):
         )
 
 
-_SAMPLING = {field.name for field in dataclasses.fields(Sampling)} & Given.model_fields.keys() - {"logit_bias"}
+_SAMPLING = {field.name for field in dataclasses.fields(Sampling)} & CheckedOptions.model_fields.keys() - {"logit_bias"}
 
 _KINDS: tuple[Literal["grammar"], Literal["json_schema"], Literal["regex"]] = ("grammar", "json_schema", "regex")

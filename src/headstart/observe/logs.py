@@ -138,16 +138,18 @@ class Figures:
 def finished(caller: Caller, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
     """The line of a finished request."""
     found = summary.explanation
+    measured = summary.decode > 0 and summary.completion > 1  # one token has no pace
     structlog.get_logger("headstart.request").info(
         "finished",
         **caller.fields(),
         prompt=summary.prompt,
         cached=summary.cached,
         restored=summary.restored,
+        **({"shared": summary.tiers["shared"]} if summary.tiers.get("shared") else {}),
         computed=summary.computed,
         completion=summary.completion,
         ttft_ms=round(1e3 * summary.ttft, 1),
-        tokens_per_s=round((summary.completion - 1) / summary.decode, 1) if summary.decode > 0 else None,
+        tokens_per_s=round((summary.completion - 1) / summary.decode, 1) if measured else None,
         seconds=round(seconds, 3),
         finish=",".join(dict.fromkeys(reasons)),
         cause=found.cause.value if found is not None else None,

@@ -162,6 +162,7 @@ class _Gauges(Collector):
             ("erased", "Entries that expired or were deleted by their owner."),
             ("fetched", "Entries fetched from the shared store."),
             ("fetched_bytes", "Bytes of these."),
+            ("missing", "Fetches that ended at an object that the shared store did not have."),
             ("saved_bytes", "Bytes written to the shared store."),
             ("audited", "Fetched blocks that were computed again, and equal."),
         ):

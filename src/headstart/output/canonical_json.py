@@ -28,8 +28,8 @@ _NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions", "patternProper
 def canonical_arguments(arguments: str | Mapping[str, Any] | None, schema: Mapping[str, Any] | None) -> dict[str, Any] | str:
     """A call's arguments: keys in the order of the schema's properties, at every depth that it describes; others by name.
 
-    Nothing (None, or a blank text) is no arguments. What is not the JSON text of an object, or not
-    one that `json_value` reads, is returned as it is.
+    None and a blank text mean no arguments. A text is returned as it is if it is not the JSON of an object, or if `json_value`
+    cannot read it.
     """
     value: Any = arguments
     if isinstance(arguments, str):
@@ -76,7 +76,7 @@ def _arranged(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that a local `$ref` names, as far as there is one."""
+    """The schema that a local `$ref` names; an empty one if there is none."""
     for _ in range(8):  # a reference may name itself
         if not isinstance(schema, Mapping):
             return {}

@@ -41,9 +41,9 @@ def types_of(schema: Any) -> frozenset[str]:
 
 
 def cast(text: str, schema: Any) -> Any:
-    """A parameter's text as the value that its schema asks for; the text itself if it is no such value.
+    """Converts a parameter's text to a type that its schema allows. Returns the text itself if it is no such value.
 
-    Where a string may stand it is a string, unless it is `null` and may be.
+    If the schema allows strings, the value is a string, except for `null` if the schema allows that too.
     """
     types = types_of(schema)
     word = text.strip()

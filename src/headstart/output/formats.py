@@ -1,6 +1,6 @@
 """Formats: how a family of models writes reasoning and tool calls, as data.
 
-A *mark* is a text that delimits something, such as `<tool_call>` or `</think>`.
+A *marker* is a text that delimits something, such as `<tool_call>` or `</think>`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ToolCallSyntax = Literal["object", "list", "named", "xml", "python", "channels"]
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The marks around reasoning. Newlines directly inside and after them are not part of the reasoning."""
+    """The markers around reasoning. Newlines directly inside and after them are not part of the reasoning."""
 
     open: str
     close: str
@@ -26,11 +26,11 @@ class ReasoningFormat:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """How tool calls are written. An empty mark means that there is none.
+    """How tool calls are written. An empty marker means that there is none.
 
     Attributes:
         syntax: `object` a JSON object with name and arguments; `list` a JSON list of such; `named` a name, `separator` and
-            JSON arguments; `xml` a name and parameters between marks; `python` a list of Python calls; `channels` messages
+            JSON arguments; `xml` a name and parameters between markers; `python` a list of Python calls; `channels` messages
             to a recipient, as gpt-oss writes them.
         begin, finish: around all calls of a reply; around each of them if `each`.
         open, close: around each call; around all of them where they are a list. Without `open`, a call can only be what a
@@ -64,15 +64,15 @@ class ToolCallFormat:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The marks that every reply with a call contains. Without `open`, a template may omit `begin` and `finish`."""
+        """The markers that every reply with a call contains. Without `open`, a template may omit `begin` and `finish`."""
         around = (self.begin, self.finish) if self.open else ()
-        return tuple(mark for mark in (*around, self.open, self.separator, self.close) if mark)
+        return tuple(marker for marker in (*around, self.open, self.separator, self.close) if marker)
 
     @property
-    def marks(self) -> tuple[str, ...]:
-        """All marks; they may be control tokens of the model."""
+    def markers(self) -> tuple[str, ...]:
+        """All markers; they may be control tokens of the model."""
         parts = (self.begin, self.open, self.prefix, self.separator, self.key, self.key_end, self.value_end, self.close)
-        return tuple(dict.fromkeys(mark.strip() for mark in (*parts, self.finish) if mark.strip()))
+        return tuple(dict.fromkeys(marker.strip() for marker in (*parts, self.finish) if marker.strip()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Family:
 
     Attributes:
         calls: how it calls tools; None if it cannot.
-        reasoning: the marks of reasoning; None if it does not reason, or if `channels` cover it.
+        reasoning: the markers of reasoning; None if it does not reason, or if `channels` cover it.
         extra: further control tokens that the parser needs.
         adapted: whether the template has no tools, so that conversations need `adapt`.
     """
@@ -96,7 +96,7 @@ class Family:
     def visible(self) -> tuple[str, ...]:
         """The control tokens that must stay in a reply's text, because the parser needs them."""
         reasoning = (self.reasoning.open, self.reasoning.close) if self.reasoning else ()
-        return tuple(dict.fromkeys((*reasoning, *(self.calls.marks if self.calls else ()), *self.extra)))
+        return tuple(dict.fromkeys((*reasoning, *(self.calls.markers if self.calls else ()), *self.extra)))
 
     def opened(self, prompt: str) -> bool:
         """Whether a prompt ends inside reasoning, so that the reply begins with reasoning."""

@@ -1,4 +1,4 @@
-"""Grammar: what a reply may look like, so that tools are called validly and answers have the form that was asked for.
+"""Grammar: restricts a reply, so that tool calls are valid and the answer has the requested form.
 
 Grammars are Lark's as llguidance reads them. What is guaranteed, once a call begins:
 
@@ -32,11 +32,11 @@ _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 """As templates write arguments, so that they come back as they were made."""
 
 _AIRY = {"whitespace_pattern": r"[ \n]{1,32}"}
-"""Room for indentation, but not for blanks without end."""
+"""Enough for indentation, but not for endless blanks."""
 
 _ALONE = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "not", "if", "$ref"})
 _SHAPES = {"object": r"\s*\{\s*\"(name|type|function|parameters|arguments)\"", "python": r"\s*\[\s*[\w.]+\s*\("}
-"""What calls without a mark begin with."""
+"""Patterns of the beginning of calls without a marker, by form."""
 
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 _ANY = r"(.|\n)*"
@@ -59,7 +59,7 @@ def grammar_for(
         response_format: OpenAI's, of what is not a call; also `{"type": "regex", "regex": …}` and
             `{"type": "grammar", "grammar": …}` (Lark, or GBNF as llama.cpp has it).
         thinking: whether the prompt has opened the reasoning. If not, a family that reasons may open it itself.
-        controls: ids of the model's control tokens by their texts: other marks are plain text.
+        controls: ids of the model's control tokens by their texts: other markers are plain text.
 
     Raises:
         InvalidRequest: a call is demanded of a tool that is not there; or the grammar cannot be read.
@@ -109,20 +109,20 @@ class _Rules:
         parts = self._split.split(text) if self._split else [text]
         return " ".join(f"<[{self._controls[part]}]>" if part in self._controls else _quoted(part) for part in parts if part)
 
-    def until(self, name: str, mark: str, not_first: Sequence[str] = ()) -> str:
-        """Free text and the first `mark` behind it. Marks: see `free`."""
-        if mark in self._controls:
-            return f"{self.free((), not_first, name.upper())} {self.text(mark)}"
-        self.add(f"{name}[lazy]", self.add(name.upper(), _except(f"{_ANY}{_escaped(mark)}", not_first)))
+    def until(self, name: str, marker: str, not_first: Sequence[str] = ()) -> str:
+        """Free text and the first `marker` behind it. Marks: see `free`."""
+        if marker in self._controls:
+            return f"{self.free((), not_first, name.upper())} {self.text(marker)}"
+        self.add(f"{name}[lazy]", self.add(name.upper(), _except(f"{_ANY}{_escaped(marker)}", not_first)))
         return name
 
     def free(self, without: Sequence[str], not_first: Sequence[str], name: str = "TEXT") -> str:
-        """Free text that has none of the marks `without`, and begins with none of `not_first` (regular expressions).
+        """Free text that has none of the markers `without`, and begins with none of `not_first` (regular expressions).
 
-        A lexeme goes on as long as it can. So where a text and a mark may both stand, the text must refuse the mark.
+        A lexeme is as long as possible. So if a text or a marker may come next, the text must exclude the marker.
         """
-        marks = (f"{_ANY}{_escaped(mark)}" for mark in without if mark and mark not in self._controls)
-        return self.add(name, _except(_ANY, [*marks, *not_first]))
+        markers = (f"{_ANY}{_escaped(marker)}" for marker in without if marker and marker not in self._controls)
+        return self.add(name, _except(_ANY, [*markers, *not_first]))
 
 
 def _plain(
@@ -142,12 +142,12 @@ def _plain(
         thought = closed if thinking else f"({rules.text(reasoning.open)} {closed})?"
     options = []
     if functions and calls is not None:
-        mark = calls.begin if calls.begin and calls.open else calls.open
+        marker = calls.begin if calls.begin and calls.open else calls.open
         rules.add("calls", _calls(rules, calls, functions, several))
-        if forced or content is not None or not mark:
-            options.append(f"{rules.text(mark)} calls" if mark else "calls")
+        if forced or content is not None or not marker:
+            options.append(f"{rules.text(marker)} calls" if marker else "calls")
         else:
-            options.append(f"{rules.until('lead', mark, opened)} calls")
+            options.append(f"{rules.until('lead', marker, opened)} calls")
     if not forced:
         if content is None:
             assert calls is not None
@@ -173,7 +173,7 @@ def _channel_call(rules: _Rules, function: Mapping[str, Any]) -> str:
     return f"{rules.text(function['name'] + ' <|constrain|>json<|message|>')} {_arguments(function)}"
 
 
-# ── calls, from behind their first mark ──────────────────────────────────────────────────────────────────────────────
+# ── calls, from behind their first marker ──────────────────────────────────────────────────────────────────────────────
 
 
 def _calls(rules: _Rules, calls: ToolCallFormat, functions: Sequence[Mapping[str, Any]], several: bool) -> str:
@@ -319,8 +319,8 @@ def _quoted(text: Any) -> str:
     return json.dumps(text if isinstance(text, str) else json.dumps(text), ensure_ascii=False)
 
 
-def _except(pattern: str, beginnings: Sequence[str]) -> str:
-    return " & ".join([f"/{pattern}/", *(f"~/{beginning}{_ANY}/" for beginning in beginnings if beginning)])
+def _except(pattern: str, prefixes: Sequence[str]) -> str:
+    return " & ".join([f"/{pattern}/", *(f"~/{prefix}{_ANY}/" for prefix in prefixes if prefix)])
 
 
 def _escaped(text: str) -> str:

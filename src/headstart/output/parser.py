@@ -1,6 +1,6 @@
 """Parser: a reply's text → answer, reasoning and tool calls.
 
-It is incremental: text is passed on as soon as it cannot be the beginning of a mark. Nothing that a model writes is an error.
+It is incremental: text is passed on as soon as it cannot be the beginning of a marker. Nothing that a model writes is an error.
 Text that only looks like a call is passed on as text, and an incomplete call keeps its complete part.
 """
 
@@ -76,22 +76,22 @@ class ToolCallDelta:
 ReplyDelta = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta
 
 
-def message_of(pieces: Iterable[ReplyDelta], ids: Sequence[str] = ()) -> dict[str, Any]:
+def message_of(deltas: Iterable[ReplyDelta], ids: Sequence[str] = ()) -> dict[str, Any]:
     """The message that a client sends back. `ids`: of the calls in their order; `call_0`, … where there are too few."""
-    said: list[str] = []
+    content: list[str] = []
     thought: list[str] = []
     calls: list[tuple[str, list[str]]] = []
-    for piece in pieces:
-        match piece:
+    for delta in deltas:
+        match delta:
             case TextDelta(text):
-                said.append(text)
+                content.append(text)
             case ReasoningDelta(text):
                 thought.append(text)
             case ToolCallStart(_, name):
                 calls.append((name, []))
             case ToolCallDelta(index, text):
                 calls[index][1].append(text)
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(said)}
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
     if thought:
         message["reasoning_content"] = "".join(thought)
     if calls:
@@ -107,18 +107,18 @@ def message_of(pieces: Iterable[ReplyDelta], ids: Sequence[str] = ()) -> dict[st
 
 
 class Parser:
-    """Reads one reply. The concatenated pieces do not depend on how the text is cut.
+    """Reads one reply. The joined deltas do not depend on how the text is cut.
 
-    A call of a function that the request does not know is a call all the same: the client decides what to make of it.
+    A call of an unknown function is also a call: the client decides what to do with it.
 
     Args:
         family: how the model writes.
         tools: those of the request, in OpenAI's form: their schemas give types to parameters that are written as plain
-            text. True if they are not known. Without any, marks of calls are plain text.
+            text. True if they are not known. Without any, markers of calls are plain text.
         thinking: whether the prompt has opened the reasoning already (see `Family.opened`).
 
     Attributes:
-        left_out: whether the end of a cut reply is in no piece, because it is the beginning of a mark or of a call.
+        left_out: whether the end of a cut reply is in no delta, because it is the beginning of a marker or of a call.
     """
 
     def __init__(self, family: Family, *, tools: bool | Sequence[Mapping[str, Any]] = False, thinking: bool = False) -> None:
@@ -128,7 +128,7 @@ class Parser:
         self._scan = Scanner()
         self._out: list[ReplyDelta] = []
         self._blank = ""
-        self._said = False
+        self._has_text = False
         self._thought_blank = ""
         self._thought = False
         self._count = 0
@@ -138,14 +138,15 @@ class Parser:
         self._machine = self._channels() if self._trims else self._reply(thinking)
 
     def feed(self, text: str) -> list[ReplyDelta]:
-        """The pieces that `text` completes."""
+        """The deltas that `text` completes."""
         self._scan.add(text)
         next(self._machine, None)
         return self._given()
 
     def end(self, *, cut: bool = False) -> list[ReplyDelta]:
-        """The last pieces, once the reply is over. `cut`: it would have gone on; a mark or a call that has only begun is left
-        out."""
+        """The last deltas of a complete reply. `cut`: the reply was cut, so a marker or a call at its end that is not complete
+        is left out.
+        """
         self._cut = cut
         self._scan.finish()
         next(self._machine, None)
@@ -155,13 +156,13 @@ class Parser:
         return self._given()
 
     def _given(self) -> list[ReplyDelta]:
-        """What was put out, neighbours of one kind joined."""
+        """The deltas since the last call. Neighbours of one kind are joined."""
         out: list[ReplyDelta] = []
-        for _, group in groupby(self._out, key=lambda piece: (type(piece), getattr(piece, "index", None))):
+        for _, group in groupby(self._out, key=lambda delta: (type(delta), getattr(delta, "index", None))):
             first, *rest = group
             if rest and not isinstance(first, ToolCallStart):
                 first = replace(
-                    first, text=first.text + "".join(piece.text for piece in rest if not isinstance(piece, ToolCallStart))
+                    first, text=first.text + "".join(delta.text for delta in rest if not isinstance(delta, ToolCallStart))
                 )
             out.append(first)
         self._out.clear()
@@ -179,7 +180,7 @@ class Parser:
         self._blank = text[len(kept) :]
         if kept:
             self._out.append(TextDelta(kept))
-            self._said = True
+            self._has_text = True
 
     def _think(self, text: str) -> None:
         text = self._thought_blank + text
@@ -192,7 +193,7 @@ class Parser:
             self._thought = True
 
     def _call(self, name: str) -> None:
-        if not self._said:
+        if not self._has_text:
             self._blank = ""
         self._out.append(ToolCallStart(self._count, name))
         self._count += 1
@@ -207,7 +208,7 @@ class Parser:
         scan, reasoning = self._scan, self._family.reasoning
         if reasoning is not None:
             if not thinking:
-                scan.mark()
+                scan.keep()
                 yield from scan.blanks()
                 thinking = yield from scan.take(reasoning.open)
                 if not thinking:
@@ -222,33 +223,34 @@ class Parser:
             return
         reader = CallReader(scan, calls, self._schemas, self._call, self._argue)
         if not calls.open:
-            scan.mark()
+            scan.keep()
             if not (yield from reader.bare()):
                 if self._breaks_off():
                     return
                 scan.rewind()
-        marks = tuple(filter(None, (calls.begin, calls.open)))
-        while found := (yield from scan.until(marks, self._say)):
-            scan.mark(len(found))
+        markers = tuple(filter(None, (calls.begin, calls.open)))
+        while found := (yield from scan.until(markers, self._say)):
+            scan.keep(len(found))
             if not (yield from reader.read(found)):
                 if self._breaks_off():
                     return
-                # What waited for the end of the text in vain is not looked through again: that would take its square.
-                marks = () if scan.spent else marks
+                # Text that waited in vain for more is not searched again: that would take quadratic time.
+                markers = () if scan.spent else markers
                 scan.rewind(len(found))
                 self._say(found)
         self._rest(self._say)
 
     def _breaks_off(self) -> bool:
-        """Whether what was begun with a mark is no text: the reply ended in it, and was cut or has called before."""
+        """Whether the reply ended inside a call or a header, and was cut or has a call already. Then that part is no text."""
         if not self._scan.starved or not (self._cut or self._count):
             return False
         self._leave_out()
         return True
 
     def _unfinished(self) -> bool:
-        """Whether what was not read is the beginning of a mark and no text: `_breaks_off` of a mark. What reads like a word is
-        text."""
+        """Whether the unread text is the beginning of a marker, as in `_breaks_off`. If it begins with a letter or digit, it is
+        text.
+        """
         if self._scan.unread[:1].isalnum() or not self._scan.unread or not (self._cut or self._count):
             return False
         self._leave_out()
@@ -260,7 +262,7 @@ class Parser:
         self.left_out = self._cut
 
     def _rest(self, sink: TextSink) -> None:
-        """What no mark follows any more."""
+        """Gives `sink` the rest of the reply, in which no marker follows."""
         if not self._unfinished() and self._scan.unread:
             sink(self._scan.unread)
             self._scan.drop()
@@ -277,9 +279,9 @@ class Parser:
     def _channels(self) -> Incremental[None]:
         """Messages with a header each: its channel says what it is, its recipient what it calls."""
         scan = self._scan
-        found = ""  # the mark that was read last, if a header begins with it
+        found = ""  # the marker that was read last, if a header begins with it
         while True:
-            scan.mark(len(found))
+            scan.keep(len(found))
             header = yield from self._header(found)
             if header is None and self._breaks_off():
                 return
@@ -296,7 +298,7 @@ class Parser:
                 found = ""
 
     def _header(self, found: str) -> Incremental[str | None]:
-        """What stands before a message, with the mark it begins with; None if this is no header."""
+        """The header of a message, with the marker that begins it; None if this is no header."""
         scan = self._scan
         if not found:
             yield from scan.blanks()
@@ -311,7 +313,7 @@ class Parser:
         return found + head[0]
 
     def _channel(self, header: str) -> TextSink:
-        """Where the message behind a header goes."""
+        """What receives the message after a header."""
         recipient = _RECIPIENT.search(header)
         if recipient is not None and self._calls is not None:
             self._call(recipient[1])
@@ -319,7 +321,7 @@ class Parser:
         if header.partition("<|channel|>")[2].lstrip().startswith("analysis"):
             self._thought_blank = "\n\n" if self._thought else ""
             return self._think
-        self._blank = "\n\n" if self._said else ""
+        self._blank = "\n\n" if self._has_text else ""
         return self._say
 
 

@@ -32,9 +32,9 @@ class Scanner:
 
     Attributes:
         at: position of the next character.
-        kept: position that a reader may go back to; None if the text before `at` is no longer needed.
+        kept: position to which a reader may go back; None if the text before `at` is no longer needed.
         over: whether the text is complete.
-        starved: whether a reader needed more text than there was, since `mark`.
+        starved: whether a reader needed more text than there was, since the last `keep`.
     """
 
     def __init__(self) -> None:
@@ -51,12 +51,12 @@ class Scanner:
             self.kept = 0
 
     def finish(self) -> None:
-        """Nothing more comes."""
+        """No more text will come."""
         self.over = True
 
     @property
     def spent(self) -> bool:
-        """Whether all was read that ever comes."""
+        """Whether all text was read, and no more will come."""
         return self.over and self.at == len(self._text)
 
     def drop(self) -> None:
@@ -67,8 +67,8 @@ class Scanner:
     def unread(self) -> str:
         return self._text[self.at :]
 
-    def mark(self, back: int = 0) -> None:
-        """`rewind` goes to `back` characters before here."""
+    def keep(self, back: int = 0) -> None:
+        """Keeps the text from `back` characters before here on. `rewind` goes there."""
         self.kept = self.at - back
         self.starved = False
 
@@ -93,21 +93,21 @@ class Scanner:
                 return ""
         return self._text[self.at]
 
-    def take(self, mark: str) -> Incremental[bool]:
-        """Whether `mark` comes next; if so, behind it."""
+    def take(self, marker: str) -> Incremental[bool]:
+        """Whether `marker` comes next; if so, behind it."""
         while True:
-            rest = self._text[self.at : self.at + len(mark)]
-            if rest == mark:
-                self.at += len(mark)
+            rest = self._text[self.at : self.at + len(marker)]
+            if rest == marker:
+                self.at += len(marker)
                 return True
-            if not mark.startswith(rest) or not (yield from self.more()):
+            if not marker.startswith(rest) or not (yield from self.more()):
                 return False
 
-    def ends(self, mark: str) -> Incremental[bool]:
-        """As `take`; also if the text breaks off within the mark."""
-        if (yield from self.take(mark)):
+    def ends(self, marker: str) -> Incremental[bool]:
+        """As `take`; also if the text breaks off within the marker."""
+        if (yield from self.take(marker)):
             return True
-        if self.over and mark.startswith(self._text[self.at :]):
+        if self.over and marker.startswith(self._text[self.at :]):
             self.drop()
             return True
         return False
@@ -127,9 +127,11 @@ class Scanner:
                 self.at += len(word)
                 return word
 
-    def within(self, limit: int, *marks: str) -> Incremental[tuple[str, str] | None]:
-        """What stands before the first of `marks`, and that mark, which stays; None if it is not within `limit` characters."""
-        pattern = _any(marks)
+    def within(self, limit: int, *markers: str) -> Incremental[tuple[str, str] | None]:
+        """The text before the first of `markers`, and that marker, which stays unread. None if it is not within `limit`
+        characters.
+        """
+        pattern = _any(markers)
         while True:
             found = pattern.search(self._text, self.at, self.at + limit)
             if found is not None:
@@ -139,17 +141,19 @@ class Scanner:
             if len(self._text) - self.at >= limit or not (yield from self.more()):
                 return None
 
-    def until(self, marks: tuple[str, ...], sink: TextSink) -> Incremental[str]:
-        """Gives `sink` what stands before the first of `marks` as it comes; that mark, behind it; nothing at the end, where
-        what one of them may begin with stays."""
-        pattern = _any(marks)
+    def until(self, markers: tuple[str, ...], sink: TextSink) -> Incremental[str]:
+        """Gives `sink` the text before the first of `markers` as it comes. Returns that marker, and reads it.
+
+        At the end of the reply it returns an empty text. What may be the beginning of a marker then stays unread.
+        """
+        pattern = _any(markers)
         while True:
             found = pattern.search(self._text, self.at)
             if found is not None:
                 self._give(found.start(), sink)
                 self.at = found.end()
                 return found[0]
-            self._give(len(self._text) - self._beginning(marks), sink)
+            self._give(len(self._text) - self._beginning(markers), sink)
             if not (yield from self.more()):
                 return ""
 
@@ -158,11 +162,11 @@ class Scanner:
             sink(self._text[self.at : end])
             self.at = end
 
-    def _beginning(self, marks: tuple[str, ...]) -> int:
-        """Length of the longest end of the text that one of `marks` may begin with."""
-        most = min(len(self._text) - self.at, max(map(len, marks), default=1) - 1)
+    def _beginning(self, markers: tuple[str, ...]) -> int:
+        """Length of the longest end of the text that one of `markers` may begin with."""
+        most = min(len(self._text) - self.at, max(map(len, markers), default=1) - 1)
         ends = (self._text[len(self._text) - length :] for length in range(most, 0, -1))
-        return next((len(end) for end in ends if any(mark.startswith(end) for mark in marks)), 0)
+        return next((len(end) for end in ends if any(marker.startswith(end) for marker in markers)), 0)
 
     def value(self, sink: TextSink) -> Incremental[bool]:
         """Gives `sink` the text of a JSON value as it comes, up to its balanced end; False if the text ends before."""
@@ -221,5 +225,5 @@ class Scanner:
 
 
 @cache
-def _any(marks: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or r"(?!)")
+def _any(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or r"(?!)")

@@ -47,17 +47,17 @@ class CallReader:
         self._scan = scan
         self._calls = calls
         self._schemas = schemas
-        self._tell = announce
+        self._announce = announce
         self._argue = argue
         self.count = 0
 
     def _call(self, name: str) -> None:
         self._scan.kept = None
         self.count += 1
-        self._tell(name)
+        self._announce(name)
 
     def read(self, found: str) -> Incremental[bool]:
-        """Reads the call, or the list of calls, behind the mark `found`; False if there is none."""
+        """Reads the call, or the list of calls, behind the marker `found`; False if there is none."""
         scan = self._scan
         if not self._calls.open:
             return (yield from self.bare())
@@ -85,10 +85,10 @@ class CallReader:
             yield from self._close(self._calls.close)
         return called
 
-    def _close(self, mark: str) -> Incremental[None]:
-        self._scan.mark()
+    def _close(self, marker: str) -> Incremental[None]:
+        self._scan.keep()
         yield from self._scan.blanks()
-        if not mark or not (yield from self._scan.ends(mark.strip())):
+        if not marker or not (yield from self._scan.ends(marker.strip())):
             self._scan.rewind()
         self._scan.kept = None
 
@@ -113,7 +113,7 @@ class CallReader:
                     self._back()
                 return self.count > count
             yield from self._close(self._calls.finish)
-            scan.mark()
+            scan.keep()
             yield from scan.blanks()
             if (yield from scan.take(";")):
                 yield from scan.blanks()
@@ -188,7 +188,7 @@ class CallReader:
         """Objects up to the bracket that closes their list."""
         scan, count = self._scan, self.count
         while (yield from self._object()):
-            scan.mark()
+            scan.keep()
             yield from scan.blanks()
             if not (yield from scan.take(",")):
                 yield from scan.take("]")
@@ -229,7 +229,7 @@ class CallReader:
         key_end, *behind = self._calls.key_end.split()
         lead = "{"
         while True:
-            scan.mark()
+            scan.keep()
             yield from scan.blanks()
             if not (yield from scan.take(self._calls.key)):
                 break
@@ -237,9 +237,9 @@ class CallReader:
             if found is None:
                 break
             yield from scan.take(key_end)
-            for mark in behind:
+            for marker in behind:
                 yield from scan.blanks()
-                yield from scan.ends(mark)
+                yield from scan.ends(marker)
             scan.kept = None
             key, parts = found[0].strip(), list[str]()
             whole = bool((yield from scan.until((self._calls.value_end,), parts.append)))
@@ -254,7 +254,7 @@ class CallReader:
             self._argue(_json(cast(text.removesuffix(self._calls.blank), schema)))
             lead = ", "
         if not (yield from scan.take(self._calls.close)):
-            if scan.over:  # it breaks off, perhaps within a mark
+            if scan.over:  # it breaks off, perhaps within a marker
                 scan.drop()
                 return True
             scan.rewind()

@@ -19,7 +19,7 @@ from headstart.prefix_cache.eviction_order import EvictionOrder
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits, ReuseModel, ReuseStats
 
-GHOSTS, GHOSTS_A_PIECE = 1 << 15, 4
+GHOSTS, GHOSTS_PER_ENTRY = 1 << 15, 4
 """Most ghosts: this many, or this many for each entry in the tier, whichever is more."""
 STALE = 1.0
 """Seconds after which ranks are computed again."""
@@ -173,7 +173,7 @@ class Retention:
     def _add_ghost(self, key: BlockId, stats: ReuseStats) -> None:
         self._reuse.left()
         self._ghosts[key] = stats
-        if len(self._ghosts) > max(GHOSTS, GHOSTS_A_PIECE * len(self._stats)):
+        if len(self._ghosts) > max(GHOSTS, GHOSTS_PER_ENTRY * len(self._stats)):
             self._reuse.lost(self._ghosts.popitem(last=False)[1], self._now)
 
     def _push(self, entry: Entry) -> None:

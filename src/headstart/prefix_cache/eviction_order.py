@@ -26,8 +26,8 @@ _RankedEntry = tuple[float, float, int, BlockId, bytes]
 class EvictionOrder:
     """The entries of a tier that may be evicted, the next one first. All tiers use it; it knows no entries, only ids.
 
-    An entry is a *leaf* if it has no children in the tier. Only leaves may be evicted. Whoever evicts one calls `remove` and
-    `unlink`, and `push`es its parent if that is a leaf now.
+    An entry is a *leaf* if it has no children in the tier. Only leaves may be evicted. A caller that evicts one calls `remove`
+    and `unlink`. If its parent is a leaf now, the caller `push`es that.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class StoredEntry:
 def victims(
     entries: Iterable[StoredEntry], ghosts: Iterable[ReuseStats], reuse: ReuseModel, need: int, now: float, limits: OwnerLimits
 ) -> list[BlockId]:
-    """What to evict from a tier so that `need` bytes come free, in order; less than that if the rest is kept.
+    """The entries to evict so that `need` bytes become free, in order. Fewer bytes if the other entries must stay.
 
     Args:
         entries: all entries of the tier.

@@ -23,9 +23,9 @@ NOTED = 0.5
 
 
 def outlived(seconds: float, given: float) -> float:
-    """The time from which nothing can be left of an owner with a term of `seconds`, whose request at `given` was noted last.
+    """The time from which nothing of an owner with a term of `seconds` can be left. `given`: its last request that was noted.
 
-    The latest request came within `NOTED` terms of that. What it wrote was erased one term after it was written.
+    Its latest request came at most `NOTED` terms after that one. All that it wrote was erased one term after it was written.
     """
     return given + LONGEST_REQUEST + 2 * seconds
 
@@ -86,7 +86,7 @@ class Terms:
         self._in_folder = True
 
     def forget(self, now: float) -> None:
-        """Forgets the terms of owners of whom nothing can be left, unless a folder keeps them."""
+        """Forgets the terms of owners that can have nothing left, unless a folder keeps them."""
         with self._lock:
             if self._in_folder:
                 return
@@ -100,10 +100,10 @@ class Terms:
         with self._lock:
             return dict(self._news)
 
-    def learn(self, owners: Mapping[bytes, float], said: Mapping[bytes, float | None]) -> None:
-        """Sets the terms of all owners, as the folder has them. `said`: the `news` that were written there; newer ones stay."""
+    def learn(self, owners: Mapping[bytes, float], noted: Mapping[bytes, float | None]) -> None:
+        """Sets the terms of all owners, as the folder has them. `noted`: the `news` that it has; newer ones stay."""
         with self._lock:
-            self._news = {owner: term for owner, term in self._news.items() if owner not in said or said[owner] != term}
+            self._news = {owner: term for owner, term in self._news.items() if owner not in noted or noted[owner] != term}
             if (known := _with(owners, self._news)) != self.owners:
                 self._change(known)
                 self._given = {owner: given for owner, given in self._given.items() if owner in known}

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
 from headstart.interfaces.tokens import BlockId, Tokens, common_prefix
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
@@ -107,11 +108,32 @@ class Match:
         return total
 
 
+class IndexListener(Protocol):
+    """Hears which copies come and go. It must return at once."""
+
+    def added(self, entry: Entry, tier: str) -> None:
+        """A copy came, or became canonical: `entry.copies` has it."""
+
+    def removed(self, entry: Entry, tier: str) -> None:
+        """A copy left."""
+
+
+class NoIndexListener:
+    """Nobody listens."""
+
+    def added(self, entry: Entry, tier: str) -> None:
+        pass
+
+    def removed(self, entry: Entry, tier: str) -> None:
+        pass
+
+
 class Index:
     """All stored entries of one engine. `check` has the invariants."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, listener: IndexListener | None = None) -> None:
         self.block_size = block_size
+        self._listener = NoIndexListener() if listener is None else listener
         self._entries: dict[BlockId, Entry] = {}
         self._siblings_by_token: dict[tuple[BlockId, int], dict[BlockId, Entry]] = {}  # KV, by parent and first token
         self._children: dict[BlockId, dict[BlockId, Entry]] = {}  # KV, by parent
@@ -215,6 +237,7 @@ class Index:
             return False
         known.copies[tier] = canonical
         known.written = min(known.written, entry.written)
+        self._listener.added(known, tier)
         return True
 
     def wants(self, key: BlockId, tier: str, *, canonical: bool) -> bool:
@@ -248,6 +271,7 @@ class Index:
                 del self._children[entry.parent][key]
                 if not self._children[entry.parent]:
                     del self._children[entry.parent]
+        self._listener.removed(entry, tier)
 
     def check(self) -> None:
         """Raises AssertionError if the index contradicts itself. Fast enough to run when the engine is idle."""

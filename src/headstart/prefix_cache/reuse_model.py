@@ -113,7 +113,7 @@ class ReuseStats:
         saved_per_byte: seconds of prefill that the entry saves, per byte that it occupies.
         last: time of the last use, in seconds.
         uses: number of uses.
-        request_traits: the latest request that told of itself.
+        request_traits: those of the latest request whose traits are known.
         children: number of different entries that have followed it.
     """
 

@@ -9,7 +9,7 @@ forge a turn.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -25,7 +25,7 @@ from headstart.interfaces.tokens import Tokens, as_tokens, common_prefix
 from headstart.output.parser import meaning, parse
 from headstart.prompt.chat_template import Template
 from headstart.prompt.continuation import Continuation, returned
-from headstart.prompt.escape import MARK, Escaper
+from headstart.prompt.escape import ESCAPE, Escaper
 from headstart.prompt.family_detection import adapt, family_of
 from headstart.prompt.landmarks import contents, landmarks
 from headstart.prompt.overflow import TruncationMemo, exchanges, truncate_history
@@ -47,8 +47,8 @@ class Prompt:
         head: digest of the salt and of the tokens up to the last control token. With `lead`, it is the key of a reply's tokens.
         lead: the text between that control token and the reply.
         lead_tokens: the tokens of `lead`; a view of `tokens`.
-        marks: for each message, where its content begins in `text`; -1 if the text does not contain it unchanged.
-        dropped: messages that `--overflow slide` left out.
+        content_starts: for each message, where its content begins in `text`; -1 if the text does not contain it unchanged.
+        dropped: messages that `--overflow truncate` left out.
         landmarks: positions that later prompts are likely to share.
         source: the conversation of this prompt; None for a raw text.
     """
@@ -59,7 +59,7 @@ class Prompt:
     head: bytes = b""
     lead: str = ""
     lead_tokens: Tokens = field(default_factory=lambda: _NONE)
-    marks: tuple[int, ...] = ()
+    content_starts: tuple[int, ...] = ()
     dropped: int = 0
     landmarks: Landmarks = field(default_factory=Landmarks)
     source: Conversation | None = None
@@ -102,6 +102,10 @@ class Prompter:
         self.visible = frozenset(control.id for control in controls if control.text in self.family.visible)
         self._truncations = TruncationMemo()
 
+    def look_elsewhere(self, find: Callable[[str, bytes], ReplyTokensRecord | None]) -> None:
+        """Sets where the tokens of replies are found that another server has made: see `PromptTokenizer.elsewhere`."""
+        self._prompt_tokenizer.elsewhere = find
+
     def clear(self) -> None:
         """Drops all remembered texts, tokens and reply tokens. Later prompts take longer; nothing else changes."""
         self._prompt_tokenizer.clear()
@@ -125,9 +129,11 @@ class Prompter:
             InvalidRequest: no messages, or the template refuses them.
         """
         safe, rendered = self._render(conversation, generation=generation)
-        marks = tuple(contents(safe, rendered))
+        content_starts = tuple(contents(safe, rendered))
         where = conversation.breakpoints
-        prompt = self._build(rendered, conversation.salt, marks, safe, use_reply_tokens=use_reply_tokens, breakpoints=where)
+        prompt = self._build(
+            rendered, conversation.salt, content_starts, safe, use_reply_tokens=use_reply_tokens, breakpoints=where
+        )
         return replace(prompt, source=conversation)
 
     def _render(self, source: Conversation, *, generation: bool) -> tuple[Sequence[Message], str]:
@@ -179,9 +185,9 @@ class Prompter:
     def common(self, continuation: Continuation) -> Prompt:
         """The prompt of all that the continuations of a conversation share, as `shared_prefix` returns it."""
         source, messages = continuation.source, continuation.messages
-        marks = tuple(contents(messages, continuation.rendered))
+        content_starts = tuple(contents(messages, continuation.rendered))
         one = self._build(
-            continuation.rendered, source.salt, marks, messages, use_reply_tokens=False, breakpoints=source.breakpoints
+            continuation.rendered, source.salt, content_starts, messages, use_reply_tokens=False, breakpoints=source.breakpoints
         )
         other = self._prompt_tokenizer.tokenise(continuation.other, source.salt, use_reply_tokens=False)
         length = common_prefix(one.tokens, other.tokens)
@@ -209,8 +215,8 @@ class Prompter:
                 latest = (bare.messages, self.chat(bare, use_reply_tokens=use_reply_tokens))
             return latest[1]
 
-        said = conversation.tools, conversation.salt, conversation.template_kwargs, conversation.prefill
-        root = text_digest(repr((limit, use_reply_tokens, *said)))
+        settings = conversation.tools, conversation.salt, conversation.template_kwargs, conversation.prefill
+        root = text_digest(repr((limit, use_reply_tokens, *settings)))
         kept = truncate_history(messages, lambda part: len(build(part)), limit, self._truncations, root)
         first = len(exchanges(messages)[0])
         prompt = build(kept.messages)
@@ -218,8 +224,8 @@ class Prompter:
             prompt = self.chat(
                 replace(conversation, messages=kept.messages, breakpoints=tuple(left)), use_reply_tokens=use_reply_tokens
             )
-        marks = (*prompt.marks[:first], *[-1] * kept.dropped, *prompt.marks[first:])
-        return replace(prompt, marks=marks, dropped=kept.dropped)
+        content_starts = (*prompt.content_starts[:first], *[-1] * kept.dropped, *prompt.content_starts[first:])
+        return replace(prompt, content_starts=content_starts, dropped=kept.dropped)
 
     def text(self, text: str, *, salt: str = "", use_reply_tokens: bool = True) -> Prompt:
         """The prompt of a raw text. The texts of control tokens in it become control tokens."""
@@ -337,14 +343,14 @@ class Prompter:
         self,
         rendered: str,
         salt: str,
-        marks: tuple[int, ...],
+        content_starts: tuple[int, ...],
         messages: Sequence[Message],
         *,
         use_reply_tokens: bool,
         breakpoints: Sequence[tuple[int, int]] = (),
     ) -> Prompt:
         # The next prompt has new text only after the start of the last message.
-        stable = max(marks, default=0)
+        stable = max(content_starts, default=0)
         made = self._prompt_tokenizer.tokenise(
             rendered, salt, use_reply_tokens=use_reply_tokens and self.use_reply_tokens, stable=stable
         )
@@ -355,11 +361,11 @@ class Prompter:
             head=made.head,
             lead=made.lead,
             lead_tokens=made.tokens[made.leading :],
-            marks=marks,
-            landmarks=landmarks(messages, marks, made.places, breakpoints) if messages else Landmarks(),
+            content_starts=content_starts,
+            landmarks=landmarks(messages, content_starts, made.places, breakpoints) if messages else Landmarks(),
         )
 
 
 def _marked(text: str) -> str:
     """A text in which nothing is escaped, as rendered text is written."""
-    return text.replace(MARK, MARK * 2)
+    return text.replace(ESCAPE, ESCAPE * 2)

@@ -14,8 +14,8 @@ from headstart.interfaces.engine import Control
 
 # A noncharacter that is put into an escaped control token. Its own occurrences in a text are doubled, and no control token
 # begins with it, so unescaping is unambiguous.
-MARK = "\ufdd0"
-_UNMARK = re.compile(MARK + "(" + MARK + "?)")
+ESCAPE = "\ufdd0"
+_ESCAPED = re.compile(ESCAPE + "(" + ESCAPE + "?)")
 
 
 class Escaper:
@@ -23,22 +23,22 @@ class Escaper:
 
     def __init__(self, controls: Iterable[Control]) -> None:
         reply_tokens = sorted((re.escape(control.text) for control in controls if control.text), key=len, reverse=True)
-        self._risky = re.compile("|".join([MARK, *reply_tokens]))
-        # Without the mark, all control tokens of most models begin with the same character: that search is fast.
+        self._risky = re.compile("|".join([ESCAPE, *reply_tokens]))
+        # Without the escape character, all control tokens of most models begin with the same character: that search is fast.
         self._control = re.compile("|".join(reply_tokens) or "(?!)")
 
     def escape(self, value: Any) -> Any:
         """The value with all strings in it escaped, also keys of dicts. The value itself if nothing has to be escaped."""
         texts = _texts(value)
         if texts is not None:
-            said = "\0".join(texts)
-            if MARK not in said and self._control.search(said) is None:
+            joined = "\0".join(texts)
+            if ESCAPE not in joined and self._control.search(joined) is None:
                 return value
         return self._escaped(value)
 
     def _escaped(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._risky.sub(lambda m: MARK * 2 if m[0] == MARK else m[0][0] + MARK + m[0][1:], value)
+            return self._risky.sub(lambda m: ESCAPE * 2 if m[0] == ESCAPE else m[0][0] + ESCAPE + m[0][1:], value)
         if isinstance(value, Mapping):
             return {self._escaped(key): self._escaped(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
@@ -47,7 +47,7 @@ class Escaper:
 
     @staticmethod
     def unescape(text: str) -> str:
-        return _UNMARK.sub(r"\1", text) if MARK in text else text
+        return _ESCAPED.sub(r"\1", text) if ESCAPE in text else text
 
 
 def _texts(value: Any) -> list[str] | None:

@@ -151,7 +151,7 @@ def _variants(family: Family) -> list[Family]:
 
 
 _PROBE = "headstart_probe"
-_GIVEN = {"headstart_key": "headstart value", "headstart_count": 3}
+_VALUES = {"headstart_key": "headstart value", "headstart_count": 3}
 _TYPES = {"headstart_key": {"type": "string"}, "headstart_count": {"type": "integer"}}
 _TOOL = {
     "type": "function",
@@ -177,7 +177,7 @@ def _family(template: Template) -> Family:
     if _PROBE not in header:
         return GENERIC
     fallback = GENERIC
-    for arguments in (_GIVEN, json.dumps(_GIVEN)):
+    for arguments in (_VALUES, json.dumps(_VALUES)):
         call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": arguments}}
         calling = _rendered(template, [asked, {"role": "assistant", "content": "", "tool_calls": [call]}], generation=False)
         if calling.count(_PROBE) <= header.count(_PROBE):
@@ -196,9 +196,9 @@ def _family(template: Template) -> Family:
 def _written_as(calls: ToolCallFormat, reply: str) -> bool:
     """Whether the test call is written with the marks of `calls`, exactly. (Parsers accept more.)"""
     inside = {"object": r"\s*\{", "list": r"\s*\[\s*\{"}.get(calls.syntax, "")
-    value = f"{calls.blank}{_GIVEN['headstart_key']}{calls.blank}{calls.value_end}" if calls.syntax == "xml" else ""
+    value = f"{calls.blank}{_VALUES['headstart_key']}{calls.blank}{calls.value_end}" if calls.syntax == "xml" else ""
     return (
-        all(mark in reply for mark in calls.written)
+        all(marker in reply for marker in calls.written)
         and re.search(re.escape(calls.open) + inside, reply) is not None
         and value in reply
     )
@@ -212,17 +212,17 @@ def _rendered(template: Template, messages: Sequence[Message], *, generation: bo
 
 
 def _behind(header: str, calling: str) -> str:
-    """The text that `calling` has after `header`, from the beginning of a mark on: two marks may begin with the same text."""
+    """The text of `calling` after `header`, from the start of a marker on: two markers may begin with the same text."""
     at = next((at for at, (one, other) in enumerate(zip(header, calling, strict=False)) if one != other), len(header))
     while at < len(header) and at and not (header[at - 1].isspace() or header[at - 1] in ">]"):
         at -= 1
     return calling[at:]
 
 
-def _is_probe(pieces: Sequence[ReplyDelta]) -> bool:
-    calls = message_of(pieces).get("tool_calls") or ()
+def _is_probe(deltas: Sequence[ReplyDelta]) -> bool:
+    calls = message_of(deltas).get("tool_calls") or ()
     try:
-        return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == [(_PROBE, _GIVEN)]
+        return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == [(_PROBE, _VALUES)]
     except ValueError:
         return False
 
@@ -276,8 +276,8 @@ def adapt(
             adapted.append({"role": "user", "content": content})
         elif message.get("tool_calls"):
             rest = {key: value for key, value in message.items() if key != "tool_calls"}
-            said = [content] if content else []
-            adapted.append({**rest, "content": "\n".join([*said, *map(_written, message["tool_calls"])])})
+            parts = [content] if content else []
+            adapted.append({**rest, "content": "\n".join([*parts, *map(_written, message["tool_calls"])])})
         else:
             adapted.append(dict(message))
         answered = role == "tool"

@@ -54,36 +54,37 @@ def contents(messages: Sequence[Message], rendered: str) -> Iterator[int]:
     cursor = 0
     for message in messages:
         content = message.get("content")
-        said = content.strip() if isinstance(content, str) else ""
-        at = rendered.find(said[:_HEAD], cursor) if said else -1
+        text = content.strip() if isinstance(content, str) else ""
+        at = rendered.find(text[:_HEAD], cursor) if text else -1
         if at >= 0 and isinstance(content, str):
-            cursor = at + len(said[:_HEAD])
+            cursor = at + len(text[:_HEAD])
             # Blanks before it count, whether the template keeps them or not.
             at = max(0, at - len(content) + len(content.lstrip()))
         yield at
 
 
 def landmarks(
-    messages: Sequence[Message], marks: Sequence[int], places: Places, breakpoints: Sequence[tuple[int, int]] = ()
+    messages: Sequence[Message], starts: Sequence[int], places: Places, breakpoints: Sequence[tuple[int, int]] = ()
 ) -> Landmarks:
     """The landmarks of a conversation. If a content is not found in the text, the one before it is used.
 
     Args:
-        marks: for each message, where its content begins in the rendered text; -1 if it is not there.
+        starts: for each message, where its content begins in the rendered text; -1 if it is not there.
         breakpoints: marked by the caller: (number of a message, characters of its content).
     """
 
     def end(number: int) -> int:
-        while number >= 0 and marks[number] < 0:
+        while number >= 0 and starts[number] < 0:
             number -= 1
-        return places.position(marks[number] + len(messages[number]["content"])) if number >= 0 else 0
+        return places.position(starts[number] + len(messages[number]["content"])) if number >= 0 else 0
 
     roles = [message.get("role") for message in messages]
     first = next((number for number, role in enumerate(roles) if role not in ("system", "developer")), -1)
     turn = max((number for number, role in enumerate(roles) if role == "user"), default=-1)
     while 0 <= turn < len(roles) - 1 and roles[turn + 1] in ("system", "developer"):
         turn += 1  # clients also put system messages between the user's message and the reply
-    anchor = places.position(marks[first]) if first >= 0 and marks[first] >= 0 else 0
+    anchor = places.position(starts[first]) if first >= 0 and starts[first] >= 0 else 0
     header = end(len(roles) - 1)
-    marked = (places.position(marks[number] + at) for number, at in breakpoints if number < len(marks) and marks[number] >= 0)
+    there = ((number, at) for number, at in breakpoints if number < len(starts) and starts[number] >= 0)
+    marked = (places.position(starts[number] + at) for number, at in there)
     return Landmarks(anchor, header if turn == len(roles) - 1 else end(turn), header, tuple(marked))

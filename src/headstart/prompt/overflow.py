@@ -1,4 +1,4 @@
-"""Overflow: which messages `--overflow slide` drops when a conversation is longer than the context.
+"""Overflow: which messages `--overflow truncate` drops when a conversation is longer than the context.
 
 The oldest whole exchanges are dropped. An *exchange* is a user message with everything up to the next user message. When a
 request exceeds the limit, exchanges are dropped until half of the limit is free, so that the following requests need no further
@@ -47,7 +47,7 @@ def exchanges(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 class TruncationMemo(Lru[bytes, tuple[int, int]]):
-    """Where the replay of a history stands, by a digest of that history: each turn then replays only its own request."""
+    """Results for histories, by their digests. So a turn computes only the result of its own request."""
 
     def __init__(self, limit: int = 16_384) -> None:
         super().__init__(limit)
@@ -83,11 +83,11 @@ def truncate_history(
         starts.append(starts[-1] + len(turn))
     begin, end = len(head), starts.pop()
     requests = [at for at in range(begin, end) if messages[at].get("role") == "assistant"] + [end]
-    said = [ascii(message).encode() for message in messages]  # a template may escape what is not ASCII
+    texts = [ascii(message).encode() for message in messages]  # a template may escape what is not ASCII
     histories: list[bytes] = []
     digest, at = blake3(root), 0
     for request in requests:
-        for text in said[at:request]:
+        for text in texts[at:request]:
             digest.update(blake3(text).digest())
         histories.append(digest.digest())
         at = request
@@ -103,7 +103,7 @@ def truncate_history(
     for number in range(done, len(requests)):
         request = requests[number]
         if number:
-            bound += sum(len(text) + FRAME for text in said[requests[number - 1] : request])
+            bound += sum(len(text) + FRAME for text in texts[requests[number - 1] : request])
         last = bisect_left(starts, request) - 1
         if bound > limit and first < last:
             bound = count(part(first, request))

@@ -7,14 +7,14 @@ segment; this memo finds all of it at once. A prefix ends at a control token, so
 from __future__ import annotations
 
 import sys
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headstart.interfaces.engine import Control
 from headstart.interfaces.tokens import Tokens, as_tokens
+from headstart.lru import Lru
 from headstart.prompt.reply_tokens import ReplyTokensRecord
 
 _TAIL = 64
@@ -56,6 +56,11 @@ class TokenisedPrefix:
         return self.tokens.nbytes + sum(map(sys.getsizeof, held)) + replies
 
 
+class _Kept(NamedTuple):
+    key: Hashable
+    size: int
+
+
 class PrefixMemo:
     """The most recently used tokenised prefixes. Thread-safe.
 
@@ -65,46 +70,32 @@ class PrefixMemo:
     """
 
     def __init__(self, budget: int, most: int = 64) -> None:
-        self._most = most
-        self._budget = self._room = budget
-        self._known: OrderedDict[TokenisedPrefix, Hashable] = OrderedDict()
-        self._lock = threading.Lock()
+        self._budget = budget
+        self._known: Lru[TokenisedPrefix, _Kept] = Lru(most, budget, lambda kept: kept.size)
 
     def find(self, key: Hashable, text: str) -> TokenisedPrefix | None:
         """The longest prefix of `text` that was added under `key` (such as the salt)."""
-        with self._lock:
-            known = [prefix for prefix, of in self._known.items() if of == key and len(prefix.text) <= len(text)]
+        known = [prefix for prefix, kept in self._known.items() if kept.key == key and len(prefix.text) <= len(text)]
         for prefix in sorted(known, key=lambda prefix: -len(prefix.text)):
             tail = max(0, len(prefix.text) - _TAIL)
             if text.startswith(prefix.text[-_TAIL:], tail) and text.startswith(prefix.text):
-                with self._lock:
-                    if prefix in self._known:
-                        self._known.move_to_end(prefix)
+                self._known.get(prefix)  # it counts as used
                 return prefix
         return None
 
     def add(self, key: Hashable, prefix: TokenisedPrefix, *, instead: TokenisedPrefix | None = None) -> None:
         """Adds a prefix under `key`, in place of the shorter one that it continues. One larger than the budget is not kept."""
-        if prefix.size > self._budget:
+        kept = _Kept(key, prefix.size)
+        if kept.size > self._budget:
             return
-        with self._lock:
-            self._drop(instead)
-            self._known[prefix] = key
-            self._room -= prefix.size
-            while self._known and (self._room < 0 or len(self._known) > self._most):
-                self._drop(next(iter(self._known)))
+        if instead is not None:
+            self._known.drop(instead)
+        self._known.put(prefix, kept)
 
     def drop(self, prefix: TokenisedPrefix) -> None:
         """Drops one prefix."""
-        with self._lock:
-            self._drop(prefix)
+        self._known.drop(prefix)
 
     def clear(self) -> None:
         """Drops all prefixes."""
-        with self._lock:
-            self._known.clear()
-            self._room = self._budget
-
-    def _drop(self, prefix: TokenisedPrefix | None) -> None:
-        if prefix is not None and self._known.pop(prefix, None) is not None:
-            self._room += prefix.size
+        self._known.clear()

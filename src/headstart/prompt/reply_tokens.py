@@ -103,7 +103,7 @@ class ReplyTokensMemo:
 
     def __init__(self, limit: int = 4096, tokens: int = 2_000_000) -> None:
         self._limit = limit
-        self._room = tokens
+        self._left = tokens
         self._known: OrderedDict[tuple[bytes, bytes], ReplyTokens] = OrderedDict()
         self._ends: dict[bytes, list[int]] = {}  # by head: where its replies end, sorted; `find` hashes texts only up to these
         self._changed: deque[bytes] = deque(maxlen=256)  # heads, the latest change last
@@ -128,8 +128,8 @@ class ReplyTokensMemo:
             self._known[key] = reply
             self._note(record.head)
             insort(self._ends.setdefault(record.head, []), reply.end)
-            self._room -= len(reply.tokens)
-            while len(self._known) > self._limit or self._room < 0:
+            self._left -= len(reply.tokens)
+            while len(self._known) > self._limit or self._left < 0:
                 self._drop(next(iter(self._known)))
 
     def forget(self, head: bytes, lead: str, reply: str) -> None:
@@ -201,7 +201,7 @@ class ReplyTokensMemo:
         if reply is None:
             return
         self._note(key[0])
-        self._room += len(reply.tokens)
+        self._left += len(reply.tokens)
         ends = self._ends[key[0]]
         del ends[bisect_left(ends, reply.end)]
         if not ends:

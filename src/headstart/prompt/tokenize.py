@@ -6,7 +6,7 @@ prefixes are remembered by salt, so a long prompt costs only its new text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from headstart.interfaces.tokens import Tokens, as_tokens, utf8
 from headstart.prompt.escape import Escaper
 from headstart.prompt.landmarks import Places
 from headstart.prompt.prefix_memo import PrefixMemo, TokenisedPrefix
-from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord, head_digest
+from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord, head_digest, text_digest
 from headstart.prompt.special_tokens import SpecialTokenSplitter
 from headstart.prompt.text_memo import TextMemo
 
@@ -49,6 +49,10 @@ class PromptTokenizer:
         controls: the control tokens, the longest text first.
         reply_tokens: the tokens of earlier replies.
         memo_bytes: most bytes of remembered texts and tokens.
+
+    Attributes:
+        elsewhere: finds the tokens of a reply that another server has made, by salt and key of the record. It may take
+            milliseconds, and is asked once for each reply of a conversation that is not known here.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class PromptTokenizer:
         self._tokenizer = tokenizer
         self._single = {control.text: as_tokens(control.id) for control in controls}
         self._reply_tokens = reply_tokens
+        self.elsewhere: Callable[[str, bytes], ReplyTokensRecord | None] | None = None
         self._prefixes = PrefixMemo(memo_bytes // 4)
         self._memo = TextMemo(memo_bytes - memo_bytes // 4)
 
@@ -72,18 +77,21 @@ class PromptTokenizer:
             forget: if a list, reply tokens are used for the last time: they are dropped, and their keys are added to the list.
         """
         version = self._reply_tokens.version
-        looks = use_reply_tokens and len(self._reply_tokens) > 0
+        looks = use_reply_tokens and (len(self._reply_tokens) > 0 or self.elsewhere is not None)
         known = None if forget is not None else self._known(rendered, salt, looks=looks)
         work = _Work(known or self._nothing(rendered), salt)
         before, lead, leading = work.prefix.control, "", work.size
-        cut = work.mark(len(work.prefix.text), before)
-        for at, text, control in self.splitter.split(rendered, len(work.prefix.text), before):
+        cut = work.cut(len(work.prefix.text), before)
+        segments = [*self.splitter.split(rendered, len(work.prefix.text), before)]
+        opens = segments[-1][1] if segments and segments[-1][2] is None else ""  # what stands before a reply
+        for at, text, control in segments:
             if at <= stable:
-                cut = work.mark(at, before)
+                cut = work.cut(at, before)
             lead, leading, before = text, work.size, control
             work.begin(at)
             if text and looks:
-                self._add_reply_tokens(work, text, salt, forget, closed=control is not None)
+                may = forget is None and control is not None and bool(opens) and text.startswith(opens)
+                self._add_reply_tokens(work, text, salt, forget, closed=control is not None, elsewhere=may)
             elif text:
                 work.add(self._plain(text, salt))
             if control is not None:
@@ -112,9 +120,17 @@ class PromptTokenizer:
         self._reply_tokens.use(found.replies)
         return found
 
-    def _add_reply_tokens(self, work: _Work, text: str, salt: str, forget: list[bytes] | None, *, closed: bool) -> None:
+    def _add_reply_tokens(
+        self, work: _Work, text: str, salt: str, forget: list[bytes] | None, *, closed: bool, elsewhere: bool
+    ) -> None:
         """Adds a segment. Known replies in it get the tokens that the model produced."""
-        known = self._reply_tokens.find(work.head(), text, closed=closed)
+        head = work.head()
+        known = self._reply_tokens.find(head, text, closed=closed)
+        if not known and elsewhere and self.elsewhere is not None:
+            found = self.elsewhere(salt, head + text_digest(text))
+            if found is not None and found.reply.end == len(text):
+                self._reply_tokens.learn(found)
+                known = [found]
         if forget is not None:
             forget += [record.key for record in known]
             self._reply_tokens.drop(known)
@@ -141,7 +157,7 @@ class PromptTokenizer:
         return TokenisedPrefix(tokens=_NONE if bos is None or rendered.startswith(bos.text) else as_tokens(bos.id))
 
 
-class _Mark(NamedTuple):
+class _Cut(NamedTuple):
     """A position between two segments: `at` characters, after the token `control`, and the lengths of the other lists."""
 
     at: int
@@ -186,18 +202,18 @@ class _Work:
         """The head of a segment after all these tokens."""
         return self._digest.update(before[self._hashed[1] :].tobytes()).digest()
 
-    def mark(self, at: int, control: Control | None) -> _Mark:
-        return _Mark(at, control, self.size, len(self.starts), len(self._heads), len(self.replies))
+    def cut(self, at: int, control: Control | None) -> _Cut:
+        return _Cut(at, control, self.size, len(self.starts), len(self._heads), len(self.replies))
 
-    def until(self, mark: _Mark, rendered: str, tokens: Tokens, version: int) -> TokenisedPrefix:
+    def until(self, cut: _Cut, rendered: str, tokens: Tokens, version: int) -> TokenisedPrefix:
         """The tokenised prefix that ends at a mark."""
         return TokenisedPrefix(
-            rendered[: mark.at],
-            mark.control,
-            as_tokens(tokens[: mark.size]),  # a view would keep all of them
-            self.starts[: mark.segments],
-            self.offsets[: mark.segments],
-            self.prefix.heads.union(self._heads[: mark.heads]),
-            (*self.prefix.replies, *self.replies[: mark.replies]),
+            rendered[: cut.at],
+            cut.control,
+            as_tokens(tokens[: cut.size]),  # a view would keep all of them
+            self.starts[: cut.segments],
+            self.offsets[: cut.segments],
+            self.prefix.heads.union(self._heads[: cut.heads]),
+            (*self.prefix.replies, *self.replies[: cut.replies]),
             version,
         )

@@ -165,7 +165,9 @@ class Admission:
             begun = self._clock()
             restored = self._cache.kv_restore.restore(slot, chain, choice)
             if restored is not None and restored.plan.restored:
-                self.pace.restored(self._clock() - begun, restored.plan.start)
+                seconds = self._clock() - begun
+                self.pace.restored(seconds, restored.plan.start)
+                self._cache.store.listener.restored(restored.tiers, seconds)
         elif choice.keep < len(slot) and choice.keep:
             self._engine.truncate(slot.number, choice.keep)
             slot.truncate(choice.keep)

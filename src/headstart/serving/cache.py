@@ -15,6 +15,7 @@ from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain, block_id, checkpoint_id, root_id
 from headstart.prefix_cache.planner import Mode, Plan
+from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.prompt.reply_tokens import ReplyTokensRecord
 from headstart.serving.kv_restore import KvRestore
@@ -46,6 +47,7 @@ class Cache:
         self.prefetch = Prefetch(self.disk, memory_budget, store.label, size, lambda: store.clock())
         self.kv_restore = KvRestore(engine, mode, memory_budget, self.prefetch, self.disk.name)
         self._stateful = mode.traits.stateful
+        self._replies_leave = mode.any_cut  # otherwise the KV of replies stays here, and nobody else needs their tokens
         self._block_size = engine.traits.block_size
 
     def hit(self, chain: Chain, plan: Plan) -> None:
@@ -90,7 +92,10 @@ class Cache:
     def keep_reply_tokens(self, chain: Chain, record: ReplyTokensRecord) -> None:
         """Stores the tokens of the reply to a prompt. Without them, the KV of later turns could not be found again."""
         if chain.ids:
-            self.disk.note(Note(record.key, chain.ids[-1], record.pack()))
+            note = Note(record.key, chain.ids[-1], record.pack())
+            self.disk.note(note)
+            if self._replies_leave:
+                self.shared.note(owner_of(chain.root), note)
 
     def opened(self, chain: Chain, conversation_fingerprint: ConversationFingerprint) -> None:
         """Stores the fingerprint of a conversation with its first block, for `otherwise`."""
@@ -115,4 +120,7 @@ class Cache:
         self.store.offload.drop_derived([entry for key in unneeded for entry in (checkpoint_id(key), key)])
         if shared_prefix.ids:
             for key in forgotten:
-                self.disk.note(Note(key, shared_prefix.ids[-1], b""))
+                note = Note(key, shared_prefix.ids[-1], b"")
+                self.disk.note(note)
+                if self._replies_leave:
+                    self.shared.note(owner_of(shared_prefix.root), note)

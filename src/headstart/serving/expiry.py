@@ -29,12 +29,12 @@ RECENT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """What keepers of callers' texts must forget.
+    """What must be deleted from the memories that hold texts of callers.
 
     Attributes:
-        due: whether a text that was written under a salt, at a time in seconds since 1970, must go.
+        due: whether a text that was written under a salt, at a time in seconds since 1970, must be deleted.
         stay: if a user has deleted chains, the salts and ids of the answers that do not belong to them; else None.
-        hints: whether memos that only save milliseconds must go too, at any age.
+        hints: whether memos that only save milliseconds must be deleted too, at any age.
     """
 
     due: Callable[[str, float], bool]
@@ -43,7 +43,7 @@ class Erasure:
 
 
 class Expiry:
-    """Looks from time to time for entries that must go.
+    """Looks from time to time for entries that must be deleted, and deletes them.
 
     Args:
         empty: empties a slot.
@@ -79,16 +79,16 @@ class Expiry:
         self._looked, self._version = -math.inf, -1
 
     def observe(self, observer: Callable[[Erasure], None]) -> None:
-        """Adds a keeper of callers' texts. It is called on the engine thread."""
+        """Adds the `forget` of a memory that holds texts of callers. It is called on the engine thread."""
         self._observers.append(observer)
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look is due; infinite if none is."""
+        """Seconds until the next look; infinite if there is none."""
         return max(0.0, self._looked + self._terms.look - self._cache.store.wall())
 
     def step(self) -> None:
-        """Removes everything that must go now."""
+        """Removes everything that is due now."""
         offload, now, news = self._cache.store.offload, self._cache.store.wall(), bool(self._cache.store.offload.erased)
         self._terms.before = min(self._terms.before, now)  # the clock may have been set back
         if news:
@@ -160,9 +160,9 @@ class Expiry:
         return slot.forsaken or slot.now <= self._terms.due(owner_of(slot.root), self._cache.store.wall())
 
     def passed(self, turn: Turn) -> bool:
-        """Whether a turn must leave no record: it is due, or something was deleted since, perhaps its text.
+        """Whether a turn must leave no record: it is due, or something was deleted since then, which may be its text.
 
-        Any thread. If this is false, a later erasure also removes everything that was recorded of the turn before.
+        May be called on any thread. If this is false, a later erasure also removes all that the turn has recorded until then.
         """
         return turn.wipes != self.wipes or turn.written <= self._terms.due(owner_of(turn.chain.root), self._cache.store.wall())
 

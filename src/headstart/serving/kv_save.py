@@ -53,11 +53,11 @@ class KvSave:
         wanted = self._wanted(slot)
         waits = any(entry.id in self._store.offload.writing for entry, _ in wanted)
         if wanted:
-            self._make_room_and_copy(slot, spare, needed=needed, again=again)
+            self._evict_and_copy(slot, spare, needed=needed, again=again)
         # Set last, because other threads may read it. Derived KV that the disk is writing must not change until then.
         slot.dirty = waits
 
-    def _make_room_and_copy(self, slot: Slot, spare: Sequence[Entry], *, needed: bool, again: bool) -> None:
+    def _evict_and_copy(self, slot: Slot, spare: Sequence[Entry], *, needed: bool, again: bool) -> None:
         with pinned(spare):
             if not self._store.memory_budget.claim(len(slot)):
                 slot.kept = False
@@ -110,7 +110,7 @@ class KvSave:
 
     def _exposed(self, slot: Slot) -> bool:
         """Whether a crash would lose finished blocks of `slot`."""
-        if not (self._store.disk.on and slot.dirty):
+        if not (slot.dirty and (self._store.disk.on or "computed" in self._store.shared.saves)):
             return False
         last = (slot.canonical if self._mode.exact else len(slot)) // self._block_size - 1
         canonical = (last + 1) * self._block_size <= slot.canonical

@@ -18,6 +18,7 @@ from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 from headstart.prompt.reply_tokens import ReplyTokensMemo
+from headstart.serving.listener import Listener, NoListener
 from headstart.serving.memory_budget import MemoryBudget
 from headstart.serving.offload import Offload
 from headstart.serving.shared_offer import SharedOffer
@@ -38,6 +39,7 @@ class KvStore:
         terms: how long entries may be kept, by the clock `wall`.
         wall: a clock in seconds since 1970.
         clock: a monotonic clock in seconds.
+        listener: hears what is held and done.
     """
 
     def __init__(
@@ -51,8 +53,10 @@ class KvStore:
         reply_tokens: ReplyTokensMemo | None = None,
         terms: Terms | None = None,
         wall: Callable[[], float] = time.time,
+        listener: Listener | None = None,
     ) -> None:
-        self.index = Index(engine.traits.block_size)
+        self.listener = NoListener() if listener is None else listener
+        self.index = Index(engine.traits.block_size, self.listener)
         self.memory = memory
         self.disk = NoDisk() if disk is None else disk
         self.shared = NoShared() if shared is None else shared
@@ -116,8 +120,14 @@ class KvStore:
         """Whether there is a checkpoint at the end of a block or open tail."""
         return self.index.checkpoint(key, canonical_only=False) is not None
 
-    def publish(self, entry: Entry, cell: Cell, now: float, *, canonical: bool, size: int | None = None) -> None:
-        """Makes an entry known, which is complete in its cell, and offers it to the disk."""
+    def publish(
+        self, entry: Entry, cell: Cell, now: float, *, canonical: bool, size: int | None = None, computed: bool = True
+    ) -> None:
+        """Adds an entry, which is complete in its cell, to the index, and offers it to the lower tiers.
+
+        Args:
+            computed: whether this server computed it.
+        """
         for shorter in () if entry.state else self.index.covered(entry.parent, entry.tokens):
             if not (shorter.pins or self.marked(shorter.id)):  # `thin` decides about tails with a checkpoint
                 self.memory_budget.drop(shorter)
@@ -131,7 +141,8 @@ class KvStore:
         self.retention.use(known, now, anew=True)
         self.counters["saved"] += 1
         self.offload.offer(known)
-        self.shared_offer.computed(known)
+        if computed:
+            self.shared_offer.computed(known)
         state = self.index.get(checkpoint_id(entry.id))
         if state is not None:  # it waited for its block
             self.offload.offer(state)

@@ -98,7 +98,7 @@ class Offload:
         return block is not None and (self._disk.name in block.copies or block.id in self.writing or block.id in self._queued)
 
     def drop_derived(self, keys: Collection[BlockId]) -> None:
-        """The disk drops these entries as far as they are derived. They are offered again only if a request uses them."""
+        """Drops those of these entries from the disk that are derived. They are offered again only if a request uses them."""
         self._unneeded.update(keys)
         for key in keys:
             self._queued.pop(key, None)

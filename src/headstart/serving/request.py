@@ -79,7 +79,7 @@ class Report:
         prefill: seconds from getting a slot to the first token.
         ttft: seconds from arrival to the first token.
         decode: seconds from the first token to the last.
-        dropped: messages that were left out of a conversation longer than the context (`overflow="slide"`).
+        dropped: messages that were left out of a conversation longer than the context (`overflow="truncate"`).
     """
 
     prompt: int

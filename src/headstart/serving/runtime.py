@@ -7,18 +7,19 @@ import math
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from headstart import memory_plan, templates
-from headstart.config import Settings
-from headstart.errors import ConfigError, ContextTooLong, InvalidRequest, Overloaded, Unavailable
+from headstart import memory_plan
+from headstart.config import Overflow, Settings
+from headstart.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from headstart.explain.explain import Explanation, compare
 from headstart.explain.record import Record
 from headstart.interfaces.conversation import Conversation, Message
-from headstart.interfaces.engine import Engine, Grammar, Sampling, Tokenizer
+from headstart.interfaces.engine import Engine, Grammar, Sampling
 from headstart.interfaces.tokens import Tokens
 from headstart.model_names import model_name
 from headstart.names import OptionText, option
@@ -26,8 +27,7 @@ from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of, quota
-from headstart.prompt.builder import Prompt, Prompter
-from headstart.prompt.chat_template import Template
+from headstart.prompt.builder import Prompt
 from headstart.prompt.continuation import returned
 from headstart.prompt.reply_tokens import ReplyTokensRecord
 from headstart.serving.cache import Cache
@@ -35,6 +35,8 @@ from headstart.serving.engine_thread import EngineThread
 from headstart.serving.expiry import Erasure
 from headstart.serving.job import Ticket
 from headstart.serving.kv_store import KvStore
+from headstart.serving.listener import Listener, NoListener
+from headstart.serving.prompt_maker import PromptMaker
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
 from headstart.serving.turn import ReturnedTurn, Turn
@@ -42,7 +44,7 @@ from headstart.tiers.disk import Disk, StoredModel
 from headstart.tiers.disk_tier import DiskTier
 from headstart.tiers.memory import Memory
 from headstart.tiers.no_disk import NoDisk
-from headstart.tiers.shared_tier import NoShared, SharedTier
+from headstart.tiers.shared_tier import NoShared, SharedListener, SharedTier
 from headstart.tiers.write_behind import WriteBehind
 from headstart.units import count
 
@@ -52,8 +54,8 @@ QUEUE_SHARE = 0.25
 """Largest share of the memory budget that may wait for the disk. Waiting entries cannot be evicted."""
 SHARED_SHARE = 0.125
 """The same for the shared store."""
-TRUNCATED_SHARE = 0.75
-"""Share of the context that a truncated conversation may fill. The rest is for the reply."""
+SETTLE_SHARE = 0.5
+"""Largest share of the stopping time in which finished turns are settled for the servers that go on with them."""
 
 
 class Handle:
@@ -86,9 +88,11 @@ class Runtime:
         settings: the runtime uses `reuse`, `overflow`, `queue`, `stall`, `chat_template` and the settings of the tiers.
         observe: called with every finished choice, on the engine thread.
         clock: a clock in seconds since 1970, for `expire`.
+        listener: hears what the runtime holds and does, from its beginning.
 
     Attributes:
         sampling: the defaults for requests without sampling options.
+        prompts: makes prompts that fit.
         chat_template: the template that renders conversations, and its origin.
 
     Raises:
@@ -103,15 +107,22 @@ class Runtime:
         settings: Settings | None = None,
         observe: Callable[[Outcome], None] | None = None,
         clock: Callable[[], float] = time.time,
+        listener: Listener | None = None,
     ) -> None:
         self._thread = engine if isinstance(engine, EngineThread) else EngineThread(engine)
         try:
-            self._set_up(settings or Settings(), observe, clock)
+            self._set_up(settings or Settings(), observe, clock, NoListener() if listener is None else listener)
         except BaseException:
             self._thread.close()
             raise
 
-    def _set_up(self, settings: Settings, observe: Callable[[Outcome], None] | None, clock: Callable[[], float]) -> None:
+    def _set_up(
+        self,
+        settings: Settings,
+        observe: Callable[[Outcome], None] | None,
+        clock: Callable[[], float],
+        listener: Listener,
+    ) -> None:
         engine = self._thread.engine
         if settings.reuse == "exact" and not engine.traits.exact:
             reasons = "; ".join(engine.traits.notes)
@@ -119,13 +130,12 @@ class Runtime:
         self.engine = engine
         self.settings = settings
         self.reuse = settings.reuse
-        self.overflow = settings.overflow
         chosen = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         self.sampling = Sampling(**{name: value for name, value in chosen.items() if value is not None})
         self._mode = Mode(settings.reuse == "exact", engine.traits)
-        self.chat_template = settings.template() or templates.of_model(engine.tokenizer.chat_template)
-        template = Template(self.chat_template.source, engine.tokenizer.names)
-        self.prompter = Prompter(engine.tokenizer, template, use_reply_tokens=settings.reuse == "fast")
+        listener.begin(self._mode)
+        self.prompts = PromptMaker.of(engine.tokenizer, settings, engine.shape.ctx)
+        self.prompter, self.chat_template = self.prompts.prompter, self.prompts.chat_template
         if self.chat_template.origin == "none":
             log.warning("chat template: %s", self.template_facts)
         cell = engine.traits.block_size * engine.shape.kv_bytes_per_token
@@ -135,7 +145,9 @@ class Runtime:
         memory = Memory(cell, budget, engine.shape.state_bytes, quota(settings.tenant_memory, budget))
         self.clock = clock
         self._terms = Terms(math.inf if settings.expire is None else settings.expire)
-        shared = _shared(engine, settings, budget, self._terms, clock)  # first: it may refuse the settings
+        shared = _shared(engine, settings, budget, self._terms, clock, listener)  # first: it may refuse the settings
+        if shared.on and self._mode.any_cut and self.prompter.use_reply_tokens:
+            self.prompter.look_elsewhere(partial(_reply_tokens_of, shared, engine.fingerprint))
         store = KvStore(
             *(engine, memory, self._mode, time.monotonic),
             disk=_disk(engine, settings, budget, self._terms, clock),
@@ -143,16 +155,14 @@ class Runtime:
             reply_tokens=self.prompter.reply_tokens,
             terms=self._terms,
             wall=clock,
+            listener=listener,
         )
         self.cache = Cache(engine, self._mode, store)
         self.cache.store.offload.take_notices()  # before the first prompt is made, which is earlier than the first request
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
         self._entrance = threading.Lock()  # so that a request checks the queue and joins it in one step
         self._watchers: list[Callable[[Request], Sink]] = []
-        self._users = 0  # of the tokenizer
-        self._users_changed = threading.Condition()
         self._seconds = 1.0  # smoothed seconds a choice holds a slot, for retry-after
-        self._closed = False
         # Last: from here on the engine thread is busy, and could not close the engine after an error.
         self.scheduler = Scheduler(
             self._thread,
@@ -177,66 +187,21 @@ class Runtime:
         """Tokens a conversation may hold."""
         return self.engine.shape.ctx
 
+    @property
+    def overflow(self) -> Overflow:
+        return self.prompts.overflow
+
     def chat_prompt(self, conversation: Conversation, *, use_reply_tokens: bool = True) -> Prompt:
-        """Renders and tokenises a conversation. Thread-safe; takes milliseconds.
-
-        Args:
-            use_reply_tokens: whether earlier replies in it keep the tokens that the model produced.
-
-        Raises:
-            InvalidRequest: no messages, or the template refuses them.
-            ContextTooLong: the conversation exceeds the context, and `overflow` is `error` (or its last exchange does).
-        """
-        with self.tokenizer_open():
-            if self.overflow == "slide":
-                prompt = self.prompter.truncated_chat(
-                    conversation, int(self.ctx * TRUNCATED_SHARE), use_reply_tokens=use_reply_tokens
-                )
-            else:
-                prompt = self.prompter.chat(conversation, use_reply_tokens=use_reply_tokens)
-            return self._fitting(prompt, "messages")
+        """Renders and tokenises a conversation: see `PromptMaker.chat`. Thread-safe; takes milliseconds."""
+        return self.prompts.chat(conversation, use_reply_tokens=use_reply_tokens)
 
     def shared_prefix_prompt(self, conversation: Conversation) -> Prompt:
-        """The prefix that all continuations of a conversation share. Raises what `chat_prompt` raises."""
-        with self.tokenizer_open():
-            return self._fitting(self.prompter.shared_prefix(conversation), "messages")
+        """The prefix that all continuations of a conversation share: see `PromptMaker.shared_prefix`. Thread-safe."""
+        return self.prompts.shared_prefix(conversation)
 
     def text_prompt(self, text: str | Sequence[int], *, salt: str = "", use_reply_tokens: bool = True) -> Prompt:
-        """Tokenises a raw text, or takes tokens as they are. The names of control tokens become these tokens. Thread-safe.
-
-        Raises:
-            InvalidRequest: an empty prompt, or unknown tokens.
-            ContextTooLong: it exceeds the context.
-        """
-        with self.tokenizer_open():
-            if isinstance(text, str):
-                return self._fitting(self.prompter.text(text, salt=salt, use_reply_tokens=use_reply_tokens), "prompt")
-            return self._fitting(self.prompter.tokens(text, salt=salt), "prompt")
-
-    @contextmanager
-    def tokenizer_open(self) -> Iterator[Tokenizer]:
-        """Keeps the model from being freed while its tokenizer is in use. Thread-safe.
-
-        Raises:
-            Unavailable: the runtime is closed.
-        """
-        with self._users_changed:
-            if self._closed:
-                raise Unavailable("The server is stopping.")
-            self._users += 1
-        try:
-            yield self.engine.tokenizer
-        finally:
-            with self._users_changed:
-                self._users -= 1
-                self._users_changed.notify_all()
-
-    def _fitting(self, prompt: Prompt, param: str) -> Prompt:
-        if not len(prompt):
-            raise InvalidRequest("The prompt is empty.", param=param)
-        if len(prompt) >= self.ctx:
-            raise ContextTooLong(len(prompt), self.ctx, param=param, slides=self.overflow == "slide")
-        return prompt
+        """Tokenises a raw text, or takes tokens as they are: see `PromptMaker.text`. Thread-safe."""
+        return self.prompts.text(text, salt=salt, use_reply_tokens=use_reply_tokens)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -249,7 +214,7 @@ class Runtime:
             InvalidRequest: the grammar cannot be followed. The message names `param`.
             Overloaded: too many grammars are in use.
         """
-        with self.tokenizer_open():
+        with self.prompts.tokenizer_open():
             return self.engine.check_grammar(replace(grammar, salt=salt), param)
 
     def submit(self, request: Request, sink: Sink) -> Handle:
@@ -261,7 +226,7 @@ class Runtime:
             ContextTooLong: the prompt does not fit.
             InvalidRequest: a bias for a token that the model does not have, or a grammar that cannot be followed.
         """
-        self._fitting(request.prompt, "prompt")
+        self.prompts.check(request.prompt, "prompt")
         n_vocab = self.engine.tokenizer.n_vocab
         if strange := [token for token, _ in request.params.sampling.logit_bias if not 0 <= token < n_vocab]:
             raise InvalidRequest(f"Invalid 'logit_bias': token {strange[0]} is not in [0, {n_vocab}).", param="logit_bias")
@@ -270,7 +235,7 @@ class Runtime:
                 raise InvalidRequest("Invalid 'ignore_eos': a grammar says where the reply ends.", param="ignore_eos")
             grammar = self.check_grammar(request.grammar, salt=request.prompt.salt)
             request = replace(request, grammar=grammar)  # which keeps the compiled grammar until the request ends
-        if self._closed:
+        if self.prompts.gate.closed:
             raise Unavailable("The server is stopping.")
         if request.prompt_logprobs is not None:
             request = replace(request, params=replace(request.params, reuse=False))
@@ -301,7 +266,7 @@ class Runtime:
         learned: Sequence[ReplyTokensRecord] = ()
         continuation = None
         try:
-            with self.tokenizer_open():
+            with self.prompts.tokenizer_open():
                 if turn.settles and turn.prompt.source is not None:
                     with suppress(InvalidRequest):  # the template refuses the reply
                         continuation = self.prompter.continued(returned(turn.prompt.source, back), parsed=parsed)
@@ -324,7 +289,7 @@ class Runtime:
         Raises:
             Unavailable: the runtime is closed.
         """
-        if self._closed:
+        if self.prompts.gate.closed:
             raise Unavailable("The server is stopping.")
         return self.scheduler.erase(slot).result()
 
@@ -346,7 +311,7 @@ class Runtime:
         return written <= self._terms.due(owner, self.clock())
 
     def on_erase(self, observer: Callable[[Erasure], None]) -> None:
-        """Adds a keeper of callers' texts. It is called on the engine thread when some of them must go."""
+        """Adds a function that is called on the engine thread when texts of callers must be deleted."""
         self.scheduler.expiry.observe(observer)
 
     def observe(self, observer: Callable[[Outcome], None]) -> None:
@@ -362,6 +327,11 @@ class Runtime:
         self._seconds = 0.8 * self._seconds + 0.2 * (report.prefill + report.decode)
         for observer in self._observers:
             observer(outcome)
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be served: the engine thread runs."""
+        return self.scheduler.alive
 
     def snapshot(self) -> dict[str, Any]:
         """Current gauges. Thread-safe. Each value is read once, so two values may differ by a step."""
@@ -388,7 +358,7 @@ class Runtime:
 
     def compare(self, prompt: Prompt, earlier: Prompt | Record) -> Explanation | None:
         """Which tokens `prompt` would recompute right after `earlier`, and why. None if only its new text. Thread-safe."""
-        with self.tokenizer_open() as tokenizer:
+        with self.prompts.tokenizer_open() as tokenizer:
 
             def characters(tokens: Tokens) -> int:
                 return len(b"".join(map(tokenizer.token_bytes, tokens.tolist())).decode("utf-8", "replace"))
@@ -403,13 +373,12 @@ class Runtime:
             seconds: most seconds for all of this. None limits only the disk, by the setting `drain`.
         """
         ends = None if seconds is None else time.monotonic() + seconds
-        with self._users_changed:
-            if self._closed:
-                return
-            self._closed = True
-        self.scheduler.close()
-        with self._users_changed:
-            self._users_changed.wait_for(lambda: self._users == 0)
+        if not self.prompts.gate.shut():
+            return
+        left = self.settings.drain if ends is None else max(0.0, ends - time.monotonic())
+        # Only canonical KV leaves the machine, so what is not settled would be computed again elsewhere.
+        self.scheduler.close(time.monotonic() + SETTLE_SHARE * left if "leaving" in self.cache.shared.saves else -math.inf)
+        self.prompts.gate.wait()
         ends = time.monotonic() + self.settings.drain if ends is None else ends
         ended = [tier.close(max(0.0, ends - time.monotonic())) for tier in (self.cache.disk, self.cache.shared)]
         if all(ended):  # or one may still read from memory
@@ -440,7 +409,17 @@ def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: 
     return WriteBehind(opened, engine.fingerprint, int(QUEUE_SHARE * memory), terms, clock)
 
 
-def _shared(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: Callable[[], float]) -> SharedTier:
+def check_shared(settings: Settings) -> None:
+    """Raises ConfigError if the shared store of the settings is set up wrongly. It is to be found before a model is loaded."""
+    if settings.shared is not None:
+        from headstart.tiers.shared.opened import check
+
+        check(settings.shared, settings.shared_key_file, encrypt=settings.shared_encrypt)
+
+
+def _shared(
+    engine: Engine, settings: Settings, memory: int, terms: Terms, clock: Callable[[], float], listener: SharedListener
+) -> SharedTier:
     """The tier that many servers share. Raises ConfigError if it is set up wrongly. The store itself need not be there."""
     if settings.shared is None or not engine.traits.movable:
         return NoShared()
@@ -456,7 +435,17 @@ def _shared(engine: Engine, settings: Settings, memory: int, terms: Terms, clock
         room=int(SHARED_SHARE * memory),
         terms=terms,
         wall=clock,
+        listener=listener,
     )
+
+
+def _reply_tokens_of(shared: SharedTier, fingerprint: bytes, salt: str, key: bytes) -> ReplyTokensRecord | None:
+    """The tokens of a reply that another server has made."""
+    note = shared.find_note(owner_of(root_id(fingerprint, salt)), key)
+    try:
+        return None if note is None else ReplyTokensRecord.unpack(key, note.value)
+    except ValueError:
+        return None
 
 
 def _both(sinks: Sequence[Sink]) -> Sink:

@@ -99,6 +99,7 @@ class Scheduler:
         self._running: list[Job] = []
         self._prefill_calls = 0
         template = prompter.template.source
+        self._listener = cache.store.listener
         self._admission = Admission(engine, cache, self.slots, mode, self.history, template, clock)
         self.settle: settle.Settling = settle.NoSettle()
         if settles:
@@ -112,6 +113,7 @@ class Scheduler:
         self._returning = 0
         self._lock = threading.Lock()  # of these two
         self._closed = False
+        self._settle_until = -math.inf
         self._ended = thread.submit(self._loop)
 
     # ── any thread ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -153,8 +155,14 @@ class Scheduler:
         """Measured seconds of prefill per token; None if not known yet."""
         return self._admission.pace.prefill or None
 
-    def close(self) -> None:
-        """Fails all running and waiting requests, and frees the engine thread. Idempotent."""
+    def close(self, settle_until: float = -math.inf) -> None:
+        """Fails all running and waiting requests, and frees the engine thread. Idempotent.
+
+        Args:
+            settle_until: the time, by the scheduler's clock, until which finished turns are settled for other servers. Without
+                running requests only.
+        """
+        self._settle_until = settle_until
         self._closed = True
         self._inbox.put(None)
         if (error := self._ended.exception()) is not None:
@@ -169,6 +177,11 @@ class Scheduler:
     def queued(self) -> int:
         """Number of choices and requests that wait for a slot."""
         return len(self.waiting) + self._arriving
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine thread still runs it."""
+        return not self._ended.done()
 
     @property
     def idle(self) -> bool:
@@ -194,12 +207,21 @@ class Scheduler:
             except Exception:  # an internal error must not leave callers without an answer
                 log.exception("the scheduler failed")
                 self._abandon(EngineError("internal error; the log says which"))
+            self._tell()
         try:
             self._take_in()  # turns that callers have returned already
+            while not self._running and self._clock() < self._settle_until and self.settle.step():
+                pass
             self.cache.kv_save.flush(self.slots)
         except Exception:
             log.exception("the KV of the slots could not be saved")
         self._abandon(Unavailable("The server is stopping."))
+
+    def _tell(self) -> None:
+        try:
+            self._listener.stepped(self.slots, self._running, self.waiting)
+        except Exception:
+            log.exception("the listener failed")
 
     def _take_in(self) -> None:
         busy = bool(self._running or self.waiting or self._closed)
@@ -232,6 +254,7 @@ class Scheduler:
                 self.shared_fetch.begin(job)
             except Exception:  # it is computed
                 log.exception("the shared tier could not be asked")
+            self._listener.arrived(job, self._admission.available)
 
     def _wait(self) -> Ticket | ReturnedTurn | None:
         idle: float | None = IDLE_SAVE
@@ -241,6 +264,7 @@ class Scheduler:
                 return self._inbox.get(timeout=idle) if idle is None or idle > 0 else self._inbox.get_nowait()
             except queue.Empty:
                 idle = self._idle(since, idle or 0.0)
+                self._tell()
 
     def _idle(self, since: float, pause: float) -> float | None:
         """Does idle work. Returns how many seconds to sleep; None to sleep until something arrives."""
@@ -337,6 +361,7 @@ class Scheduler:
             return
         # In exact mode, replies must not depend on each other. They share a call only if that was proved to keep the bits.
         alone = self._mode.exact and not self._mode.any_cut
+        begun = self._clock()
         for batch in ([job] for job in ready) if alone else [ready]:
             steps = [Step(job.slot.number, job.token) for job in batch if job.slot and job.token is not None]
             try:
@@ -355,6 +380,7 @@ class Scheduler:
             for job, drawn in [(job, self._draw(job)) for job in batch]:
                 if drawn is not None:
                     self._accept(job, *drawn)
+        self._listener.decoded(len(ready), self._clock() - begun)
 
     def _draw(self, job: Job) -> tuple[int, tuple[TokenLogprob, ...]] | None:
         """The next token of a reply, with its log-probability if requested. None if the job has failed."""
@@ -414,7 +440,9 @@ class Scheduler:
             self._fail(job, error)
             return
         if size >= self.engine.traits.block_size:
-            self._admission.pace.prefilled(self._clock() - begun, size)
+            seconds = self._clock() - begun
+            self._admission.pace.prefilled(seconds, size)
+            self._listener.prefilled(start, start + size, seconds)
             self.cache.store.seconds = self._admission.pace.prefill
         job.computed += size
         slot.extend(tokens, canonical=self._is_canonical(slot, start, size, length))

@@ -62,8 +62,10 @@ class SharedFetch:
         """Asks for what the job's prompt lacks. The job is then `parked`, unless the tier is off or has nothing for it."""
         if not (self._tier.on and self._movable and job.request.params.reuse):
             return
-        for other in self._waiting:
-            if other.fetch is not None and other.root == job.root and self._first_lacking(job) in other.chain.ids:
+        others = [other for other in self._waiting if other.fetch is not None and other.root == job.root]
+        lacking = self._first_lacking(job) if others else None
+        for other in others:
+            if lacking in other.chain.ids:
                 job.follows = other
                 self._waiting.append(job)
                 return
@@ -90,6 +92,9 @@ class SharedFetch:
         stalled = self._clock() > job.fetch.progress + STALL
         if full or stalled:
             job.fetch.stop(stalled=stalled)
+        if stalled:  # the others would only wait as long again
+            for other in [other for other in self._waiting if other.follows is job]:
+                self._go_on(other)
         if full or stalled or job.fetch.over:
             self._go_on(job)
 
@@ -119,7 +124,9 @@ class SharedFetch:
         blocks = range(self._admission.available(job) // block_size, last_block_boundary(len(chain), block_size) // block_size)
         if not blocks:
             return None
-        keys = [key for block in blocks for key in (chain.ids[block], checkpoint_id(chain.ids[block]))]
+        keys = [chain.ids[block] for block in blocks]
+        if self._stateful:
+            keys += map(checkpoint_id, keys[:])
         here = frozenset(key for key in keys if (entry := index.get(key)) is not None and entry.canonical)
         pace = self._admission.pace
         return FetchRequest(
@@ -154,7 +161,7 @@ class SharedFetch:
             store.memory_budget.skip("restore", 1)
             return False
         store.memory.cell(cell)[: len(arrival.payload)] = arrival.payload
-        store.publish(entry, cell, now, canonical=True, size=len(arrival.payload) if state else None)
+        store.publish(entry, cell, now, canonical=True, size=len(arrival.payload) if state else None, computed=False)
         known = store.index.get(entry.id)
         assert known is not None
         known.pins += 1

@@ -36,6 +36,8 @@ class SharedOffer:
 
     def computed(self, entry: Entry) -> None:
         """An entry was computed here."""
+        if self._may_leave(entry):
+            self._tier.computed(self._memory.cell_bytes if not entry.state else self._memory.state_bytes)
         if "computed" in self._tier.saves:
             self._offer(entry)
 
@@ -46,7 +48,7 @@ class SharedOffer:
         entries = [entry for key in keys if (entry := self._index.get(key)) is not None and self._may_leave(entry)]
         for entry in entries:
             self._offer(entry)
-        self._tier.touch([self._label(entry, True) for entry in entries[:HEAD]])
+        self._tier.touch([self._label(entry, True) for entry in entries[:HEAD] if self._tier.due(entry.id)])
 
     def leave(self) -> None:
         """The server stops: offers everything that only this server may have."""
@@ -59,7 +61,7 @@ class SharedOffer:
         return entry.canonical and len(entry.tokens) == self._index.block_size
 
     def _offer(self, entry: Entry, *, last: bool = False) -> None:
-        here = self._may_leave(entry) and entry.copies.get(self._memory.name) is True
+        here = self._tier.lacks(entry.id) and self._may_leave(entry) and entry.copies.get(self._memory.name) is True
         data = self._memory.read(entry.id) if here and entry.id not in self.reading else None
         if data is not None and self._tier.offer(self._label(entry, True), data, last=last):
             entry.pins += 1

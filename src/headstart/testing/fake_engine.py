@@ -106,6 +106,9 @@ class FakeTokenizer:
     def token_bytes(self, token: int) -> bytes:
         return self._bytes[token]
 
+    def close(self) -> None:
+        return
+
 
 class FakeSampler:
     """Temperature, top-k, top-p, min-p, presence and frequency penalties, logit bias, seed."""
@@ -234,6 +237,11 @@ class FakeEngine(Engine):
         self._grammars = Grammars(self.tokenizer)
         self._failures: list[Operation] = []
         self._busy = threading.Lock()
+
+    @classmethod
+    def load_tokenizer(cls, options: object) -> FakeTokenizer:
+        """The tokenizer of an engine with default arguments."""
+        return FakeTokenizer()
 
     def fail_next(self, operation: Operation, times: int = 1) -> None:
         """Makes the next `times` calls of `operation` raise EngineError, and leave what the contract allows then."""

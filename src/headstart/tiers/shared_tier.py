@@ -16,7 +16,7 @@ from typing import Protocol
 from headstart.interfaces.tier import KV, STATE, EntryKind
 from headstart.interfaces.tokens import BlockId, Bytes
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
-from headstart.tiers.disk import Label
+from headstart.tiers.disk import Label, Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +73,45 @@ class Fetch(Protocol):
     """Objects on their way to one request. For the engine thread.
 
     Attributes:
-        progress: when something happened last, by the tier's clock.
+        progress: when something arrived last from the store, by the tier's clock.
     """
 
-    progress: float
+    @property
+    def progress(self) -> float: ...
 
     @property
     def over(self) -> bool:
         """Whether nothing more will arrive."""
 
     def take(self) -> list[Arrival]:
-        """What has arrived since the last call, parents before children."""
+        """What has arrived since the last call, parents before children. Call it often: fetching pauses when much waits."""
 
     def stop(self, *, stalled: bool = False) -> None:
         """Nobody waits any more. `stalled`: because there was no progress, so the store may be in trouble."""
 
 
+class SharedListener(Protocol):
+    """Hears what is in the store, as far as this server knows. It may be called on any thread, and must return at once."""
+
+    def in_store(self, label: Label) -> None:
+        """This server has stored the object, or fetched it."""
+
+    def not_in_store(self, key: BlockId) -> None:
+        """The object was missing or bad, or could not be stored. Perhaps it was not known to be there at all."""
+
+
+class NoSharedListener:
+    """Nobody listens."""
+
+    def in_store(self, label: Label) -> None:
+        pass
+
+    def not_in_store(self, key: BlockId) -> None:
+        pass
+
+
 class SharedTier(Protocol):
-    """The tier that many servers share. All methods are for the engine thread, and none waits.
+    """The tier that many servers share. All methods but `find_note` are for the engine thread, and do not wait.
 
     Attributes:
         name: the name of the tier in reports.
@@ -115,14 +136,32 @@ class SharedTier(Protocol):
             wake: called, on another thread, whenever something has arrived.
         """
 
+    def lacks(self, key: BlockId) -> bool:
+        """Whether the store may lack an entry: nobody has found it there, or put it there, for a while."""
+
+    def due(self, key: BlockId) -> bool:
+        """Whether an entry is in the store and was not touched for a while."""
+
     def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
         """Queues a canonical entry. `payload` must not change until `answered` returns its key.
 
         False if it is not wanted: it is stored already, the queue is full, or the store fails. `last`: the server stops.
         """
 
+    def fetching(self, size: int) -> float | None:
+        """Expected seconds to fetch `size` bytes; None if nothing can be fetched now."""
+
+    def computed(self, size: int) -> None:
+        """So many bytes of canonical entries were computed. Some kinds of store get only a share of that."""
+
     def touch(self, labels: Sequence[Label]) -> None:
         """A request uses these entries, so the store should keep them."""
+
+    def note(self, owner: bytes, note: Note) -> None:
+        """Stores a note; deletes it, if its value is empty."""
+
+    def find_note(self, owner: bytes, key: bytes) -> Note | None:
+        """A note in the store. Thread-safe. It waits for the store, but not for long, and not while the store fails."""
 
     def answered(self) -> list[BlockId]:
         """Keys of offered entries whose bytes are free again."""
@@ -147,11 +186,29 @@ class NoShared:
     def fetch(self, wanted: FetchRequest, wake: Callable[[], None]) -> Fetch | None:
         return None
 
+    def lacks(self, key: BlockId) -> bool:
+        return False
+
+    def due(self, key: BlockId) -> bool:
+        return False
+
     def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
         return False
 
+    def fetching(self, size: int) -> float | None:
+        return None
+
+    def computed(self, size: int) -> None:
+        pass
+
     def touch(self, labels: Sequence[Label]) -> None:
         pass
+
+    def note(self, owner: bytes, note: Note) -> None:
+        pass
+
+    def find_note(self, owner: bytes, key: bytes) -> Note | None:
+        return None
 
     def answered(self) -> list[BlockId]:
         return []

@@ -231,9 +231,11 @@ CHOICE = ["yes", 'no, "never"', "vielleicht – ü\\ \n|(a)"]
         {"structured_outputs": {"json": Answer.model_json_schema()}},
         {"structured_outputs": {"json": json.dumps(Answer.model_json_schema())}},
         {"guided_json": json.dumps(Answer.model_json_schema())},
+        {"response_format": {"type": "json_object", "schema": Answer.model_json_schema()}},
+        {"response_format": {"type": "json_schema", "schema": Answer.model_json_schema()}},
     ],
 )
-def test_formats_as_callers_of_vllm_ask_for_them(fake: Server, options: dict[str, Any]) -> None:
+def test_formats_as_callers_of_vllm_and_llama_server_ask_for_them(fake: Server, options: dict[str, Any]) -> None:
     said = ask(fake, extra_body=options, max_tokens=200, seed=4).choices[0].message.content
     name, value = next(iter(options.items()))
     match next(iter(value)) if isinstance(value, dict) else name.removeprefix("guided_"):

@@ -129,7 +129,7 @@ def test_blobs_are_taken_apart_and_put_together(
         for damage in (blob[:-1], np.concatenate([blob, blob[:1]]), np.concatenate([blob[:1] ^ 1, blob[1:]])):
             with pytest.raises(LayoutError):
                 form.open(damage, tokens, partial=part)
-    with pytest.raises(LayoutError, match="room"):
+    with pytest.raises(LayoutError, match="does not fit"):
         form.cut_checkpoint(opened, tokens, out[: len(state) - 1])
     for length in (tokens - 1, tokens + 1):
         with pytest.raises(LayoutError, match="was due"):

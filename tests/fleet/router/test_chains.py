@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from effort import examples
-from headstart.fleet.router.chains import block_key, chain_of, checkpoint_key
+from headstart.fleet.router.chains import block_key, chain_of, checkpoint_key, common_blocks
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import Chain, root_id
 
@@ -31,3 +31,12 @@ def test_a_checkpoint_is_a_flag_on_its_block() -> None:
 def test_another_tenant_has_other_keys() -> None:
     tokens = as_tokens(range(100))
     assert not set(chain_of(ROOT, 8, tokens).keys) & set(chain_of(root_id(b"model", "other"), 8, tokens).keys)
+
+
+@given(st.lists(st.integers(0, 1), max_size=6), st.lists(st.integers(0, 1), max_size=6))
+@examples(100)
+def test_common_blocks(one: list[int], other: list[int]) -> None:
+    """Keys stand for all that is before them."""
+    keys = [[hash(tuple(letters[: end + 1])) for end in range(len(letters))] for letters in (one, other)]
+    both = zip(*keys, strict=False)
+    assert common_blocks(*keys) == sum(a == b for a, b in both)

@@ -6,15 +6,12 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from effort import examples
 from headstart.fleet.router.chains import PromptChain
 from headstart.fleet.router.curve import Curve
-from headstart.fleet.router.reports import Speed, Tier
+from headstart.fleet.router.reports import RUMOUR, Speed, Tier
 from headstart.fleet.simulator.machine import Machine
-from headstart.fleet.simulator.replica import RUMOUR, Replica, SimulatedRequest, common_blocks, slot_wait
+from headstart.fleet.simulator.replica import Replica, SimulatedRequest
 from headstart.fleet.simulator.tiers import BlockLru
 
 SPEED = Speed(Curve(0.01), memory=0.0, disk=0.0, fetch=0.001, round_trip=0.5)
@@ -144,18 +141,3 @@ def test_a_report_has_the_load() -> None:
     load = served.report().load
     assert (load.prefills, load.queued, load.drag) == (pytest.approx((3.0,)), pytest.approx(2.0), pytest.approx(1.0))
     assert served.report().sequence == 1
-
-
-@given(st.lists(st.integers(0, 1), max_size=6), st.lists(st.integers(0, 1), max_size=6))
-@examples(100)
-def test_common_blocks(one: list[int], other: list[int]) -> None:
-    """Keys stand for all that is before them."""
-    keys = [[hash(tuple(letters[: end + 1])) for end in range(len(letters))] for letters in (one, other)]
-    both = zip(*keys, strict=False)
-    assert common_blocks(*keys) == sum(a == b for a, b in both)
-
-
-def test_the_wait_for_a_slot_is_steep() -> None:
-    assert slot_wait(0.0, 8) == 0.0
-    assert slot_wait(0.5, 64) < 1e-4 < slot_wait(0.9, 64) < slot_wait(1.0, 64) == slot_wait(3.0, 64)
-    assert slot_wait(0.8, 1) == pytest.approx(0.5 / 0.5), "with one slot: M/M/1, cut off at half"

@@ -305,7 +305,7 @@ def test_who_reads_for_long_only_puts_it_off(tmp_path: Path) -> None:
         assert reader.execute("SELECT COUNT(*) FROM objects").fetchone() == (3,)
         clock.now += 7 * DAY
         assert disk.expire(Terms(7 * DAY))[0] == [label(1).key]
-        with pytest.raises(BlockingIOError, match="`headstart cache gc` finishes this"):
+        with pytest.raises(BlockingIOError, match="run `headstart cache gc` to finish"):
             disk.erase([label(2).key])
         assert traces(tmp_path, 1) | traces(tmp_path, 2) <= {"index.sqlite", "index.sqlite-wal"}
         assert traces(tmp_path, 1)

@@ -13,7 +13,7 @@ import pytest
 
 from headstart.tiers.shared.address import open_store
 from headstart.tiers.shared.names import ObjectNames
-from headstart.tiers.shared.store import Blob, SharedStore, StoreError
+from headstart.tiers.shared.store import BEHIND, Blob, SharedStore, StoreError
 from stores import S3_ENVIRONMENT, SeaweedServer, ValkeyServer
 
 NAMES = ObjectNames(b"n" * 32)
@@ -80,10 +80,24 @@ def test_the_middle_of_an_object_goes_where_it_is_wanted(store: SharedStore) -> 
             if size <= 64 + space:
                 assert (bytes(placed.head), bytes(placed.tail)) == (whole, b"")
             else:
-                assert bytes(placed.head) + bytes(out.data) + bytes(placed.tail) == whole
+                assert bytes(placed.head) + bytes(out.data) + bytes(placed.tail) == whole[: 64 + space + BEHIND]
                 assert len(placed.head) == 64
     assert store.get_into([], 64) == []
     assert store.get([name(6)]) == [blob(70_000, 6)]
+
+
+def test_an_object_that_is_larger_than_it_may_be_is_cut(store: SharedStore) -> None:
+    """Fault: whoever can write to the store fills the memory of those who read."""
+    store.put(name(1), blob(3 * BEHIND))
+    store.put(name(2), blob(100))
+    out = np.zeros(50, np.uint8)
+    found = store.get_into([(name(1), out.data), (name(2), np.zeros(10, np.uint8).data)], 64)
+    assert found[0] is not None
+    assert found[1] is not None
+    whole = bytes(blob(3 * BEHIND))
+    assert bytes(found[0].head) + bytes(out.data) + bytes(found[0].tail) == whole[: 64 + 50 + BEHIND]
+    assert len(found[1].head) + 10 + len(found[1].tail) == 100
+    assert store.get([name(2)]) == [blob(100)], "the connection is where it should be"
 
 
 def test_the_last_of_two_writers_wins_and_put_new_leaves_what_is_there(store: SharedStore) -> None:

@@ -10,8 +10,8 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from headstart.api.anthropic.conversation import conversation_of
 from headstart.api.anthropic.encode import CacheMarks, MessageOptions, MessagesEncoder
+from headstart.api.anthropic.prompt import messages_of
 from headstart.api.anthropic.schema import CountTokensRequest, MessagesRequest
 from headstart.api.body import parse
 from headstart.api.handler import answer
@@ -42,7 +42,7 @@ async def count_tokens(request: HttpRequest) -> Response:
     def counted() -> int:
         body = parse(CountTokensRequest, data)
         service.check_model(body.model)
-        return service.chat.count(conversation_of(body, salt_of(service, request, body)))
+        return service.chat.count(messages_of(body, service.salting(request)))
 
     return JSONResponse({"input_tokens": await asyncio.to_thread(counted)})
 
@@ -60,9 +60,10 @@ async def event_logging(request: HttpRequest, kind: str) -> Response:
 def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
     body = parse(MessagesRequest, data)
     service.check_model(body.model)
-    salt = salt_of(service, request, body)
+    conversation = messages_of(body, service.salting(request))
+    salt = conversation.salt
     message_id = f"msg_{uuid.uuid4().hex[:24]}"
-    built, reader = service.chat.request(conversation_of(body, salt), _params(body, runtime.sampling), message_id)
+    built, reader = service.chat.request(conversation, _params(body, runtime.sampling), message_id)
     previous = body.diagnostics.previous_message_id if body.diagnostics is not None else None
     options = MessageOptions(
         id=message_id,
@@ -78,11 +79,6 @@ def _messages(service: Service, runtime: Runtime, request: HttpRequest, data: by
     )
     encoder = MessagesEncoder(options, built, reader)
     return Understood(body, [built], encoder, bool(body.stream), lambda: service.chat.reply_memory.mark_sent(salt, message_id))
-
-
-def salt_of(service: Service, request: HttpRequest, body: CountTokensRequest) -> str:
-    """The salt for a body's prompt."""
-    return service.salt(request, body.metadata.user_id if body.metadata is not None else None, body.cache_salt)
 
 
 def _params(body: MessagesRequest, usual: Sampling) -> GenerationParams:

@@ -142,6 +142,7 @@ def _prompt(service: Service, runtime: Runtime, request: HttpRequest, body: Mapp
     if not isinstance(body.get("model"), str | None):
         raise InvalidRequest(f"In '{name}': Invalid 'model': must be a valid string.", param=name)
     try:
-        return service.chat.prompt(conversation_of(service, request, body), use_reply_tokens=False)[1]
+        conversation = conversation_of(body, service.salting(request), service.responses)
+        return service.chat.prompt(conversation, use_reply_tokens=False)[1]
     except InvalidRequest as error:
         raise InvalidRequest(f"In '{name}': {error.with_flags}", param=name, code=error.code) from None

@@ -159,14 +159,14 @@ async def detokenize(request: HttpRequest) -> Response:
 
 
 def _text(runtime: Runtime, body: DetokenizeRequest) -> str:
-    with runtime.tokenizer_open() as tokenizer:
+    with runtime.prompts.tokenizer_open() as tokenizer:
         if any(token >= tokenizer.n_vocab for token in body.tokens):
             raise InvalidRequest(f"Invalid 'tokens': they must lie in [0, {tokenizer.n_vocab}).", param="tokens")
         return b"".join(map(tokenizer.token_bytes, body.tokens)).decode("utf-8", "replace")
 
 
 def _tokens(runtime: Runtime, body: TokenizeRequest, salt: str) -> list[Any]:
-    with runtime.tokenizer_open() as tokenizer:
+    with runtime.prompts.tokenizer_open() as tokenizer:
         tokens = _split(runtime, tokenizer, body, salt)
         if not body.with_pieces:
             return tokens

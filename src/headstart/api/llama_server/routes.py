@@ -14,6 +14,7 @@ from headstart.api.body import parse
 from headstart.api.encoder import Encoder, frame
 from headstart.api.generation import params_of, wanted_beside
 from headstart.api.handler import answer
+from headstart.api.llama_server.prompt import prompts_of
 from headstart.api.llama_server.schema import LlamaRequest
 from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
@@ -25,7 +26,6 @@ from headstart.chat.reply_builder import ReplyBuilder
 from headstart.interfaces.engine import Sampling
 from headstart.observe.report import Summary, summarise
 from headstart.output.parser import ReplyDelta, TextDelta
-from headstart.prompt.builder import Prompt
 from headstart.serving.request import Progress, Request, TokenLogprob
 from headstart.serving.runtime import Runtime
 
@@ -45,35 +45,12 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     scored = body.n_probs or (0 if body.return_tokens else None)  # token ids come with the log-probabilities
     limit = body.n_predict if body.n_predict is not None else body.max_tokens
     wanted = params_of(body, runtime.sampling, scored, limit)
-    salt = service.salt(request, body.safety_identifier or body.user, body.cache_salt)
-    requests = [
-        Request(
-            _prompt(runtime, given, salt, use_reply_tokens=wanted.reuse),
-            replace(wanted, choices=body.n_cmpl or wanted.choices),
-        )
-        for given in body.prompts
-    ]
+    wanted = replace(wanted, choices=body.n_cmpl or wanted.choices)
+    requests = [Request(prompt, wanted) for prompt in prompts_of(body, runtime.prompts, service.salting(request))]
     if body.format is not None:
         grammar = service.chat.plain_grammar(body.format)
         requests = [replace(made, grammar=grammar) for made in requests]
     return Understood(body, requests, LlamaEncoder(service.model_id, requests, body), bool(body.stream))
-
-
-def _prompt(runtime: Runtime, given: str | Sequence[str | int], salt: str, *, use_reply_tokens: bool) -> Prompt:
-    if isinstance(given, str) or all(isinstance(part, int) for part in given):
-        return runtime.text_prompt(given, salt=salt, use_reply_tokens=use_reply_tokens)  # type: ignore[arg-type]
-    tokens: list[int] = []
-    for part in given:
-        tokens += _tokens(runtime, part, salt, first=not tokens) if isinstance(part, str) else [part]
-    return runtime.text_prompt(tokens, salt=salt)
-
-
-def _tokens(runtime: Runtime, text: str, salt: str, *, first: bool) -> list[int]:
-    """The tokens of a text in a list of texts and tokens. Only the first text gets the BOS token."""
-    with runtime.tokenizer_open() as tokenizer:
-        tokens: list[int] = runtime.prompter.text(text, salt=salt, use_reply_tokens=False).tokens.tolist()
-        added = tokenizer.bos is not None and not text.startswith(tokenizer.bos.text)
-        return tokens[1:] if added and not first else tokens
 
 
 class LlamaEncoder(Encoder):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from dataclasses import replace
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -15,12 +14,12 @@ from headstart.api.body import parse
 from headstart.api.generation import Generation, TemplateRequest, params_of, wanted_beside
 from headstart.api.handler import answer
 from headstart.api.openai_chat.encode import ChatEncoder, CompletionEncoder, Head
+from headstart.api.openai_chat.prompt import chat_of, prompts_of
 from headstart.api.openai_chat.schema import ChatRequest, CompletionRequest
 from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service
 from headstart.api.understood import Understood, posted
-from headstart.chat.messages import conversation_of
 from headstart.serving.request import Request, TokenLogprob
 from headstart.serving.runtime import Runtime
 
@@ -60,8 +59,7 @@ def _chat(service: Service, runtime: Runtime, request: HttpRequest, data: bytes)
     top = (body.top_logprobs or 0) if body.logprobs else None
     limits = (body.max_completion_tokens, body.max_tokens, body.n_predict)
     limit = next((limit for limit in limits if limit is not None), None)
-    conversation = conversation_of(body, _salt(service, request, body))
-    conversation = replace(conversation, choice=body.choice, format=next(iter(body.formats), None))
+    conversation = chat_of(body, service.salting(request))
     built, reader = service.chat.request(conversation, params_of(body, runtime.sampling, top, limit), head.id)
     how = {"usage": _wants_usage(body), "logprobs": top is not None, **wanted_beside(body)}
     encoder = ChatEncoder(head, [built], reader, **how)
@@ -74,9 +72,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     limit = next((limit for limit in (body.max_tokens, body.n_predict) if limit is not None), 16)  # the endpoint's own default
     wanted = params_of(body, runtime.sampling, body.logprobs, limit)
     scored = body.logprobs if body.echo else None
-    use_reply_tokens = wanted.reuse and scored is None
-    salt = _salt(service, request, body)
-    prompts = [runtime.text_prompt(prompt, salt=salt, use_reply_tokens=use_reply_tokens) for prompt in body.prompts]
+    prompts = [*prompts_of(body, runtime.prompts, service.salting(request))]
     requests = [
         Request(
             prompt,
@@ -88,7 +84,7 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
     ]
     firsts: list[TokenLogprob] = []
     if scored is not None:
-        with runtime.tokenizer_open() as tokenizer:
+        with runtime.prompts.tokenizer_open() as tokenizer:
             tokens = [int(prompt.tokens[0]) for prompt in prompts]
             firsts = [TokenLogprob(token, tokenizer.token_bytes(token), 0.0) for token in tokens]
     encoder = CompletionEncoder(
@@ -106,10 +102,6 @@ def _completion(service: Service, runtime: Runtime, request: HttpRequest, data: 
 def _head(service: Service, runtime: Runtime, prefix: str) -> Head:
     fingerprint = "fp_" + runtime.engine.fingerprint.hex()[:12]
     return Head(prefix + uuid.uuid4().hex, int(time.time()), service.model_id, fingerprint)
-
-
-def _salt(service: Service, request: HttpRequest, body: Generation) -> str:
-    return service.salt(request, body.safety_identifier or body.user, body.cache_salt)
 
 
 def _wants_usage(body: Generation) -> bool:

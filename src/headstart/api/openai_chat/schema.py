@@ -63,10 +63,10 @@ class ChatRequest(Generation, ChatBody, Constrained):
         given = self.response_format
         if given is None or given.type == "text":
             return super().formats
-        asked = given.json_schema
-        if given.type == "json_object" or asked is None:
+        if given.schema_of is None:
             return [Format("json_object"), *super().formats]
-        return [Format("json_schema", json.dumps(asked.json_schema), bool(asked.strict)), *super().formats]
+        strict = given.json_schema is not None and bool(given.json_schema.strict)
+        return [Format("json_schema", json.dumps(given.schema_of), strict), *super().formats]
 
     @property
     def choice(self) -> ToolChoice:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -16,16 +15,14 @@ from headstart.api.body import parse
 from headstart.api.generation import params_of
 from headstart.api.handler import answer
 from headstart.api.openai_responses.encode import ResponseEncoder
-from headstart.api.openai_responses.items import ResponsesItem, Tools, messages_of, tools_of, whole
+from headstart.api.openai_responses.prompt import ResponsesInputReader
 from headstart.api.openai_responses.schema import ResponsesInput, ResponsesRequest
-from headstart.api.openai_responses.store import PREFIX, StoredResponse, UnknownResponse, identified, listed
+from headstart.api.openai_responses.store import PREFIX, StoredResponse, UnknownResponse, listed
 from headstart.api.openapi import ERRORS, STREAMED, takes
 from headstart.api.route import Route
 from headstart.api.service import Service, service_of
 from headstart.api.understood import Understood, compared
-from headstart.chat.messages import effort
 from headstart.errors import InvalidRequest, RequestError
-from headstart.interfaces.conversation import Conversation, ToolChoice
 from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 
@@ -65,7 +62,9 @@ async def input_tokens(request: HttpRequest) -> Response:
     data = await service.body(request)
 
     def counted() -> int:
-        conversation, _ = ResponsesInputReader(service, request, parse(ResponsesInput, data)).conversation()
+        body = parse(ResponsesInput, data)
+        service.check_model(body.model)
+        conversation, _ = ResponsesInputReader(service.responses, service.salting(request), body).conversation()
         return service.chat.count(conversation)
 
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await asyncio.to_thread(counted)})
@@ -118,77 +117,11 @@ async def input_items(
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class ResponsesInputReader:
-    """Reads the conversation of a body.
-
-    Args:
-        id: of the response that will answer it.
-
-    Attributes:
-        before: the response that it continues, or None.
-        own: the items of the body itself.
-
-    Raises:
-        UnknownResponse: it continues a response, or refers to an item, that is not stored.
-        InvalidRequest: it has nothing to answer.
-    """
-
-    def __init__(self, service: Service, request: HttpRequest, body: ResponsesInput, id: str = PREFIX) -> None:
-        service.check_model(body.model)
-        self.body = body
-        self.salt = service.salt(request, body.safety_identifier or body.user, body.cache_salt)
-        self.before: StoredResponse | None = None
-        if body.previous_response_id is not None:
-            self.before = service.responses.get(self.salt, body.previous_response_id, "previous_response_id")
-        self.own = identified(self._items(service), id)
-        self.tools = tools_of(body.tools or ())
-
-    def conversation(self) -> tuple[Conversation, Tools]:
-        body = self.body
-        messages = messages_of((*(self.before.context if self.before is not None else ()), *self.own))
-        if body.instructions:
-            messages.insert(0, {"role": "system", "content": body.instructions})
-        if not messages:
-            raise InvalidRequest("Missing 'input': there is nothing to answer.", param="input")
-        conversation = Conversation(
-            messages=tuple(messages),
-            tools=self.tools.offered,
-            choice=_choice(body.choice, self.tools),
-            format=body.format,
-            template_kwargs={**effort(body.effort), **(body.chat_template_kwargs or {})},
-            salt=self.salt,
-        )
-        return conversation, self.tools
-
-    def _items(self, service: Service) -> list[ResponsesItem]:
-        given = self.body.input
-        if given is None:
-            return []
-        if isinstance(given, str):
-            return [{"type": "message", "role": "user", "content": given}]
-        items = map(whole, given)
-        return [service.responses.item(self.salt, item["id"]) if _refers(item) else item for item in items]
-
-
-def _refers(item: ResponsesItem) -> bool:
-    return "role" not in item and item.get("type") in (None, "item_reference")
-
-
-def _choice(choice: ToolChoice, tools: Tools) -> ToolChoice:
-    """A tool choice with full names. In the body, a tool in a namespace may have its short name."""
-
-    def full(name: str) -> str:
-        found = [known for known, called in tools.named.items() if called.name == name]
-        return name if name in tools.named or len(found) != 1 else found[0]
-
-    allowed = None if choice.allowed is None else tuple(map(full, choice.allowed))
-    return replace(choice, name=None if choice.name is None else full(choice.name), allowed=allowed)
-
-
 def _response(service: Service, runtime: Runtime, request: HttpRequest, data: bytes) -> Understood:
     body = parse(ResponsesRequest, data)
-    id = PREFIX + uuid.uuid4().hex
-    source = ResponsesInputReader(service, request, body, id)
+    service.check_model(body.model)
+    id = service.new_id(PREFIX)
+    source = ResponsesInputReader(service.responses, service.salting(request), body, id)
     conversation, tools = source.conversation()
     options, reasoning = body.prompt_cache_options, body.reasoning
     limit = 0 if options is not None and options.prewarm else body.max_output_tokens
@@ -251,7 +184,7 @@ def _head(
         "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": built.params.sampling.top_p,
-        "truncation": "auto" if runtime.overflow == "slide" else "disabled",
+        "truncation": "auto" if runtime.overflow == "truncate" else "disabled",
         "usage": None,
         "user": body.user,
         "metadata": body.metadata or {},

@@ -110,7 +110,7 @@ class BlobLayout:
         cells = opened.window.tokens if opened.window is not None else 0
         size = self.checkpoint_size(cells)
         if size > len(out):
-            raise LayoutError(f"a checkpoint of {size} bytes where {len(out)} are room")
+            raise LayoutError(f"a checkpoint of {size} bytes does not fit into {len(out)}")
         out[:_CHECKPOINT].view("<u4")[:] = (tokens, cells)
         if opened.window is not None:
             opened.window.cut(0, cells, out[_CHECKPOINT:])

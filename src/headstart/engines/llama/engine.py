@@ -33,7 +33,7 @@ from headstart.engines.llama.digest import digest
 from headstart.engines.llama.padding import NO_PADDING, TILE, Padding
 from headstart.engines.llama.part import LayoutError
 from headstart.engines.llama.sampler import LlamaSampler
-from headstart.engines.llama.vocab import LlamaTokenizer
+from headstart.engines.llama.vocab import LlamaTokenizer, VocabularyTokenizer
 from headstart.engines.options import EngineOptions
 from headstart.engines.proof import MOST_TOKENS
 from headstart.engines.proven import Proven
@@ -169,6 +169,17 @@ class LlamaEngine(Engine):
         )
         report(1.0)
         return engine
+
+    @classmethod
+    def load_tokenizer(cls, options: EngineOptions) -> VocabularyTokenizer:
+        """Loads a model's tokenizer and chat template alone. Close it.
+
+        Raises:
+            ModelError: the model is missing or broken.
+        """
+        path = llama_file.locate(options.model)
+        llama_file.parts(path)
+        return VocabularyTokenizer(path)
 
     # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -134,7 +134,7 @@ def open_adapter(model: Any, context: Any, path: Path) -> None:
 
 
 def measure_memory(model: Any, kv_type: str, available: int) -> HostMemory:
-    """What the model and its slots take, measured in a minute context.
+    """The memory that the model and its slots take, measured in a very small context.
 
     Args:
         available: bytes that were free before the model was loaded.

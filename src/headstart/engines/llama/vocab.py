@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as lib
 
+from headstart.engines.llama.load import open_vocabulary
 from headstart.interfaces.engine import Control
 
 _NAMES = {"bos_token": "bos", "eos_token": "eos", "pad_token": "pad", "sep_token": "sep"}
@@ -62,26 +64,44 @@ class LlamaTokenizer:
     def tokenize(self, text: str) -> list[int]:
         """Tokens of plain text; see `Tokenizer.tokenize`."""
         data = text.encode("utf-8", "replace")
-        room = len(data) + 8
+        capacity = len(data) + 8
         while True:
-            tokens = np.empty(room, np.int32)
+            tokens = np.empty(capacity, np.int32)
             pointer = tokens.ctypes.data_as(lib.llama_token_p)
-            count = int(lib.llama_tokenize(self._vocab, data, len(data), pointer, room, False, False))
+            count = int(lib.llama_tokenize(self._vocab, data, len(data), pointer, capacity, False, False))
             if count >= 0:
                 found: list[int] = tokens[:count].tolist()
                 return found
-            room = -count
+            capacity = -count
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of a token; see `Tokenizer.token_bytes`."""
         known = self._bytes[token]
         if known is None:
-            room = 64
+            capacity = 64
             while True:
-                buffer = ctypes.create_string_buffer(room)
-                count = int(lib.llama_token_to_piece(self._vocab, token, buffer, room, 0, True))
+                buffer = ctypes.create_string_buffer(capacity)
+                count = int(lib.llama_token_to_piece(self._vocab, token, buffer, capacity, 0, True))
                 if count >= 0:
                     break
-                room = -count
+                capacity = -count
             known = self._bytes[token] = buffer.raw[:count]
         return known
+
+
+class VocabularyTokenizer(LlamaTokenizer):
+    """The tokenizer of a model file, without its weights: a `LoadedTokenizer`.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._model: Any = open_vocabulary(file)
+        super().__init__(self._model)
+
+    def close(self) -> None:
+        """Frees the vocabulary. Nobody may use it any more. Idempotent."""
+        model, self._model, self._vocab = self._model, None, None
+        if model is not None:
+            lib.llama_model_free(model)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from llama_cpp import llama_cpp as lib
-
-from headstart.engines.llama.load import open_vocabulary
-from headstart.engines.llama.vocab import LlamaTokenizer
+from headstart.engines.llama.vocab import VocabularyTokenizer
 
 
 class Words:
@@ -19,8 +16,7 @@ class Words:
     """
 
     def __init__(self, file: Path) -> None:
-        self._model = open_vocabulary(file)
-        self._tokenizer = LlamaTokenizer(self._model)
+        self._tokenizer = VocabularyTokenizer(file)
         self._controls = {control.id for control in self._tokenizer.controls}
 
     def text(self, tokens: Iterable[int]) -> str:
@@ -32,4 +28,4 @@ class Words:
         return b" " if token in self._controls else self._tokenizer.token_bytes(token)
 
     def close(self) -> None:
-        lib.llama_model_free(self._model)
+        self._tokenizer.close()

@@ -4,5 +4,5 @@
                                 └──▶ costs.Board           its speed and its queue
     tokens ──▶ chains.chain_of ──▶ Holdings.reach ──▶ Board.estimate ──▶ the replica with the least cost ──▶ book.Book
 
-Read `reports`, `chains`, `holdings`, `curve`, `costs`, `book`, then `router`.
+Read `reports`, `chains`, `holdings`, `curve`, `costs`, `book`, then `router`. Replicas use `slots` for their reports.
 """

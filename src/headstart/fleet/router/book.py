@@ -22,6 +22,8 @@ ARRIVES = 30.0
 PREFILLED = 3600.0
 """Seconds after which a request that arrived is taken as done."""
 
+_SLACK = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Booking:
@@ -89,3 +91,6 @@ class Book:
     def _end_at(self, request: str, due: float) -> None:
         self._due[request] = due
         heapq.heappush(self._dues, (due, request))
+        if len(self._dues) > 2 * len(self._due) + _SLACK:  # most are of requests that are over
+            self._dues = [(due, request) for request, due in self._due.items()]
+            heapq.heapify(self._dues)

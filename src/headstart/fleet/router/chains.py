@@ -9,6 +9,7 @@ A request has one chain, so one fingerprint and one tenant. Replicas with anothe
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,3 +54,16 @@ def block_key(block: BlockId) -> BlockKey:
 def checkpoint_key(block: BlockKey) -> BlockKey:
     """The key of the checkpoint at the end of a block."""
     return block | _CHECKPOINT
+
+
+def common_blocks(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+    """The number of leading blocks that two chains of keys or ids share. It is found by halving, because a key stands for all
+    blocks before it."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high) // 2
+        if one[middle] == other[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low

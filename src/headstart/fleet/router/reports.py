@@ -20,6 +20,8 @@ from headstart.fleet.router.curve import Curve
 BlockKey = int
 """A block or a checkpoint: 64 bits of its id (`chains`)."""
 
+RUMOUR = 3600.0
+"""Seconds after which a replica withdraws that a block is in the shared tier."""
 _AHEAD = 64
 """Most reports that are kept while an earlier one is missing."""
 

@@ -10,15 +10,13 @@ import math
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from headstart.fleet.router.chains import PromptChain
-from headstart.fleet.router.reports import BlockKey, Load, ReplicaReport, Tier
+from headstart.fleet.router.chains import PromptChain, common_blocks
+from headstart.fleet.router.reports import RUMOUR, BlockKey, Load, ReplicaReport, Tier
+from headstart.fleet.router.slots import SlotTimes
 from headstart.fleet.simulator.machine import Machine
 from headstart.fleet.simulator.tiers import BlockLru
 
-RUMOUR = 3600.0
-"""Seconds after which a replica withdraws that a block is in the shared tier."""
 _SMALL = 1e-7
-_SMOOTH = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +88,7 @@ class Replica:
         self._rumours: dict[BlockKey, float] = {}
         self._changes = Changes()
         self._sequence = 0
-        self._held_slot = 0.0  # mean seconds that a request has its slot
+        self._slot_times = SlotTimes(machine.slots)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -193,7 +191,7 @@ class Replica:
         replied = [job for job in self._decoding if job.reply <= _SMALL]
         for job in replied:
             self._decoding.remove(job)
-            self._held_slot += _SMOOTH * (self._now - job.started - self._held_slot)
+            self._slot_times.ended(self._now - job.started)
             self.ongoing -= 1
         self._admit()
         return Stepped(finished, replied)
@@ -286,33 +284,11 @@ class Replica:
 
     def _load(self) -> Load:
         queue = [*self._waiting, *(job for _, _, job, _ in self._fetches)]
-        missing, slots = len(queue) + 1 - self._free_slots, self._machine.slots
         return Load(
             prefills=tuple(max(0.0, job.left) for job in self._prefilling),
             queued=sum(job.left for job in queue),
             drag=self._step(len(self._decoding)) / self._machine.stall,
-            hold=max(0, missing) * self._held_slot / slots,
-            crowd=slot_wait(self.ongoing / slots, slots) * self._held_slot,
+            hold=self._slot_times.hold(len(queue), self._free_slots),
+            crowd=self._slot_times.crowd(self.ongoing),
             fetching=max(0.0, self._connected - self._now),
         )
-
-
-def slot_wait(busy: float, slots: int) -> float:
-    """The mean wait for one of several slots, in times that a slot is held, if they are busy for this share of the time.
-
-    Sakasegawa's approximation for random arrivals. It is steep: nothing while slots are free, much when nearly all are busy.
-    """
-    share = min(busy, 1.0 - 1.0 / (slots + 1))
-    return float(share ** (math.sqrt(2.0 * (slots + 1)) - 1.0) / (slots * (1.0 - share)))
-
-
-def common_blocks(one: list[BlockKey], other: list[BlockKey]) -> int:
-    """The number of leading blocks that two chains share. A key stands for all blocks before it, so it is found by halving."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high) // 2
-        if one[middle] == other[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low

@@ -45,7 +45,7 @@ SLACK = 256
 """Evict one object more than needed for every `SLACK` stored ones, so that the next write does not have to."""
 _SUFFIX = ".rows"
 _INDEX = "index.sqlite"
-_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_FAULTS_HERE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Errors of this process, which do not mean that a file is bad."""
 
 
@@ -173,7 +173,7 @@ class Disk(Store):
             lacking = [(label, data) for label, data in asked if not self._holds(label)]
             new = self._sealed(lacking)
             fitting = self._fitting(new, spare)
-            gone = self._make_room(sum(map(self._need, fitting)), spare, fitting)
+            gone = self._evict_until(sum(map(self._need, fitting)), spare, fitting)
             placed = fitting[: self._place(fitting)]
         missing = {file.label.key for file in new} - {file.label.key for file in placed}
         return [label for label, _ in asked if label.key not in missing], gone
@@ -211,18 +211,18 @@ class Disk(Store):
         If others must be evicted, no owner gets more than its quota.
         """
         need = sum(map(self._need, new))
-        room = self._free(need)
+        left = self._free(need)
         shares: OwnerLimits = NoQuota()
-        if need > room:
+        if need > left:
             shares = self._quota()
-            room += self.catalog.used() - self.catalog.kept(spare, shares)
+            left += self.catalog.used() - self.catalog.kept(spare, shares)
         fitting, without = list[Sealed](), set[bytes]()
         for file in new:
             size = self._need(file)
-            if size > room or file.label.parent in without or file.label.owner in shares.over(file.label.owner, size):
+            if size > left or file.label.parent in without or file.label.owner in shares.over(file.label.owner, size):
                 without.add(file.label.key)
             else:
-                room -= size
+                left -= size
                 shares.hold(file.label.owner, size)
                 fitting.append(file)
         return fitting
@@ -237,7 +237,7 @@ class Disk(Store):
     def _left(self) -> int:
         return self._budget - self.used - self.reserved
 
-    def _make_room(self, need: int, spare: Collection[bytes], coming: Sequence[Sealed] = ()) -> list[bytes]:
+    def _evict_until(self, need: int, spare: Collection[bytes], coming: Sequence[Sealed] = ()) -> list[bytes]:
         """Evicts until `need` bytes are free for new objects, or nothing more can go. Returns the evicted keys."""
         spare, gone = set(spare), list[bytes]()
         while (missing := need - self._free(need)) > 0:
@@ -255,16 +255,16 @@ class Disk(Store):
 
     def _place(self, new: Sequence[Sealed]) -> int:
         """Writes objects in order, as many as fit, and adds their rows. Returns how many."""
-        room = self._left
+        left = self._left
         temporary: list[Path] = []
         placed: list[Label] = []
         try:
             for file in new:
-                if self._need(file) > room:
+                if self._need(file) > left:
                     break
                 temporary.append(self._write_temporary(file))
-                room -= files.allocated(temporary[-1])
-                if room < 0:  # it occupies more than its size
+                left -= files.allocated(temporary[-1])
+                if left < 0:  # it occupies more than its size
                     temporary.pop().unlink()
                     break
             for path, file in zip(temporary, new, strict=False):
@@ -323,7 +323,7 @@ class Disk(Store):
     def erase(
         self, keys: Collection[bytes], before: float = -math.inf, spared: Callable[[], Collection[bytes]] = frozenset
     ) -> list[Row]:
-        """Deletes objects on request of a user, with every trace of them in the folder. Returns the rows that went.
+        """Deletes objects on request of a user, with every trace of them in the folder. Returns the rows of deleted objects.
 
         It also empties the quarantine, which may hold parts of any chain, and deletes everything that was written up to
         the time `before`. Objects that are `spared` stay; this function is called under the lock. Running servers forget the
@@ -336,7 +336,7 @@ class Disk(Store):
             self._quarantine.tidy(0)
             self._sweep(before)
             if not self.catalog.ages.clean:
-                raise BlockingIOError("another process reads the catalogue for too long; `headstart cache gc` finishes this")
+                raise BlockingIOError("another process reads the catalogue for too long; run `headstart cache gc` to finish")
         return [row for row in rows if row.label.key in gone]
 
     def expire(self, terms: Terms, spared: Callable[[], Collection[bytes]] = frozenset) -> tuple[list[bytes], list[bytes]]:
@@ -372,7 +372,7 @@ class Disk(Store):
         if self.catalog.ages.clean:
             return []
         # While it is rewritten, there are two copies of it.
-        evicted = self._make_room(max(0, files.occupied(self.folder) - self.reserved), spare)
+        evicted = self._evict_until(max(0, files.occupied(self.folder) - self.reserved), spare)
         self.catalog.ages.scrub()
         return evicted
 
@@ -420,7 +420,7 @@ class Disk(Store):
         except FormatError:
             return False
         except OSError as error:
-            if error.errno in _OURS:
+            if error.errno in _FAULTS_HERE:
                 raise
             return False
         return True
@@ -456,7 +456,7 @@ class Disk(Store):
             self.catalog.add(current + found)
             self.measure()  # the found objects belong to the budget too
             if evict:
-                gone += self._make_room(0, ())
+                gone += self._evict_until(0, ())
             gone += self._scrub()
             self._strange = there.keys() - self.catalog.keys()
         return [label for label, _ in found if label.key not in gone], gone
@@ -485,7 +485,7 @@ class Disk(Store):
             if not label.written:  # older versions did not store it
                 label = replace(label, written=self.path(key).stat().st_mtime)
         except (FormatError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in _OURS:
+            if isinstance(error, OSError) and error.errno in _FAULTS_HERE:
                 raise
             log.warning("not an object that can be used: %s (%s)", self.path(key).name, error)
             if not (isinstance(error, FormatError) and error.reason == "newer"):

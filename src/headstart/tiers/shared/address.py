@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from headstart.errors import ConfigError
+from headstart.names import option
 from headstart.tiers.shared.keys import FleetKeys, OwnerKeys, TagKeys
 from headstart.tiers.shared.store import SharedStore
 
@@ -81,6 +82,12 @@ def _password(environ: Mapping[str, str]) -> str | None:
     return environ.get(PASSWORD)
 
 
+def secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The secrets of stores in the environment, which no log line may contain. Raises what `open_store` raises."""
+    found = (_password(environ), environ.get("AWS_SECRET_ACCESS_KEY"), environ.get("AWS_SESSION_TOKEN"))
+    return [secret for secret in found if secret]
+
+
 def _s3(parts: SplitResult, given: dict[str, float]) -> SharedStore:
     from headstart.tiers.shared.s3 import S3SharedStore
 
@@ -125,6 +132,6 @@ def fleet_keys(path: Path | None) -> FleetKeys:
     if path is None:
         raise ConfigError(
             "a shared store needs a key file, the same on every server of the fleet; make one with"
-            " 'headstart fleet keygen fleet.key', and name it"
+            f" 'headstart fleet keygen fleet.key', and give {option('shared_key_file')}"
         )
     return FleetKeys.load(path)

@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from headstart.tiers.disk import files
 from headstart.tiers.shared.names import parse
-from headstart.tiers.shared.store import GROWS, SLOWEST, TIMEOUT, Blob, Reason, SharedStore, Stored, StoreError, room
+from headstart.tiers.shared.store import GROWS, MOST, SLOWEST, TIMEOUT, Blob, Reason, SharedStore, Stored, StoreError, room
 
 THREADS = 8
 STEP = 4 << 20
@@ -68,7 +68,6 @@ class FolderStore(SharedStore):
         self._serial = itertools.count()
         self._mark = secrets.token_hex(4)
         self._closed = False
-        self._steps = 0  # of all reads
 
     def _wait(self, work: Callable[[], T], size: int) -> T:
         """Does `work`, which moves about `size` bytes, on another thread. Raises StoreError if it fails or takes too long."""
@@ -95,8 +94,8 @@ class FolderStore(SharedStore):
     def _patiently(self, done: Callable[[float], bool], limit: float) -> bool:
         """Waits until `done(seconds)`, but not `limit` seconds without a step of any read. Returns whether it is done."""
         seen = None
-        while seen != self._steps:
-            seen = self._steps
+        while seen != self.received:
+            seen = self.received
             if done(limit):
                 return True
         return False
@@ -119,23 +118,23 @@ class FolderStore(SharedStore):
 
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def get(self, names: Sequence[str]) -> list[Blob | None]:
+    def get(self, names: Sequence[str], most: int = MOST) -> list[Blob | None]:
         found: list[Blob | None] = []
         for at in range(0, len(names), THREADS):
-            pending = [self._begin(partial(self._read, self._path(name))) for name in names[at : at + THREADS]]
+            pending = [self._begin(partial(self._read, self._path(name), most)) for name in names[at : at + THREADS]]
             found += [self._end(future) for future in pending]
         return found
 
-    def _read(self, path: Path) -> Blob | None:
-        """The bytes of a file; None if it is not there, or became shorter meanwhile. Raises OSError."""
+    def _read(self, path: Path, most: int) -> Blob | None:
+        """The first bytes of a file, at most `most`; None if it is not there, or became shorter meanwhile. Raises OSError."""
         try:
             with open(path, "rb", buffering=0) as file:
-                data = room(os.fstat(file.fileno()).st_size)
+                data = room(min(most, os.fstat(file.fileno()).st_size))
                 done = 0
                 while done < len(data):
                     if not (got := file.readinto(data[done : done + STEP])):
                         return None
-                    self._steps += 1
+                    self.received += 1
                     done += got
                 return data
         except FileNotFoundError:

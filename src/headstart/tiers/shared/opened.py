@@ -18,6 +18,7 @@ from headstart.tiers.shared.servers import ServerCard
 from headstart.tiers.shared.store import SharedStore
 from headstart.tiers.shared.terms import SharedTerms
 from headstart.tiers.shared.tier import StoreTier
+from headstart.tiers.shared_tier import SharedListener
 
 
 def open_keyed(url: str, key_file: Path | None, *, encrypt: bool) -> tuple[SharedStore, OwnerKeys]:
@@ -25,6 +26,12 @@ def open_keyed(url: str, key_file: Path | None, *, encrypt: bool) -> tuple[Share
     fleet = fleet_keys(key_file)
     store = open_store(url)
     return store, DataKeys(store, fleet) if encrypt else TagKeys(fleet)
+
+
+def check(url: str, key_file: Path | None, *, encrypt: bool) -> None:
+    """Raises ConfigError if there can be no store at `url`. Nothing is sent."""
+    store, _ = open_keyed(url, key_file, encrypt=encrypt)
+    store.close()
 
 
 def opened(
@@ -38,6 +45,7 @@ def opened(
     room: int,
     terms: Terms,
     wall: Callable[[], float],
+    listener: SharedListener,
 ) -> StoreTier:
     """The tier over the store at `url`. The store need not be there yet.
 
@@ -46,6 +54,7 @@ def opened(
         engine: whose KV is shared.
         room: most bytes that wait to be written.
         terms: of all owners, by the clock `wall`. They hold in the shared store too.
+        listener: hears what is in the store.
 
     Raises:
         ConfigError: the address, the key file or a missing library.
@@ -54,4 +63,4 @@ def opened(
     lives = SharedTerms(terms, math.inf if expire is None else expire, keys.names)
     name, writer = engine.facts.name, secrets.token_hex(WRITER)
     card = ServerCard(writer, platform.node(), name, engine.fingerprint.hex(), engine.identity)
-    return StoreTier(store, keys, card=card, room=room, writes=writes, terms=lives, wall=wall)
+    return StoreTier(store, keys, card=card, room=room, writes=writes, terms=lives, listener=listener, wall=wall)

@@ -4,7 +4,8 @@
 
 It ends at the first object that is missing or bad, because children are of no use without their parents; when the rest would
 take longer to fetch than to compute; and when nobody waits any more. In models with state the checkpoint is fetched first:
-without it the KV before it is of no use.
+without it the KV before it is of no use. It never is far ahead of the engine thread, which makes room in memory for what has
+arrived.
 """
 
 from __future__ import annotations
@@ -12,20 +13,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from headstart.interfaces.tier import KV, STATE
+from headstart.interfaces.tokens import Bytes
+from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.tiers.disk import Label
 from headstart.tiers.shared.breaker import Breaker
-from headstart.tiers.shared.envelope import SealError, open_sealed
+from headstart.tiers.shared.envelope import PAYLOAD, SealError, open_placed
 from headstart.tiers.shared.keys import OwnerKeys, SealKey
 from headstart.tiers.shared.names import KIND_OF
 from headstart.tiers.shared.pace import StorePace
 from headstart.tiers.shared.recent import Recent
-from headstart.tiers.shared.store import Blob, SharedStore, StoreError
+from headstart.tiers.shared.store import Placed, SharedStore, StoreError
 from headstart.tiers.shared_tier import Arrival, FetchRequest
 
 log = logging.getLogger("headstart.shared")
@@ -36,6 +39,8 @@ BATCH_SECONDS = 0.05
 """Expected seconds of one batch. So a slow store shows progress, and stopping does not wait for long."""
 BATCH = 64
 """Most objects of a batch."""
+AHEAD = 32 << 20
+"""Bytes that may have arrived and not been taken, beside the batch that is on its way. A batch has as many at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +57,14 @@ class Link:
     distrusted: set[str]
     counters: Counter[str]
     clock: Callable[[], float]
+    ahead: int = AHEAD
 
     def failed(self, reason: str, why: object) -> None:
         """The store has failed. It is left alone for a while if it fails again and again."""
         before = self.breaker.opened
         self.counters[f"fault_{reason}"] += 1
+        if reason == "refused":  # it may have been restarted, and then it has lost everything
+            self.stored.clear()
         self.breaker.failed(self.clock())
         if self.breaker.opened > before:
             log.warning("the shared store fails, serving goes on without it: %s", why)
@@ -69,51 +77,76 @@ class Reading:
     """A `Fetch`. `run` is for a thread of the tier; all else for the engine thread."""
 
     def __init__(self, wanted: FetchRequest, link: Link, wake: Callable[[], None]) -> None:
-        self.progress = link.clock()
         self._wanted = wanted
         self._link = link
         self._wake = wake
         self._arrived: list[Arrival] = []
-        self._lock = threading.Lock()
+        self._untaken = 0  # bytes
+        self._changed = threading.Condition()
         self._bad: Label | None = None
-        self._over = self._stopped = False
+        self._begun = self._over = self._stopped = self._full = False
+        self._checked = 0  # objects
+        self._seen, self._moved = (link.store.received, 0), link.clock()
+        self._made = self._moved
 
     @property
     def over(self) -> bool:
         return self._over and not self._arrived
 
+    @property
+    def progress(self) -> float:
+        """Anything that arrives from the store counts, because this one may wait for a thread, and objects are large.
+        So does each object that is checked: on a busy machine that takes long. But nobody waits for a thread longer than
+        computing would take.
+        """
+        received, wanted = (self._link.store.received, self._checked), self._wanted
+        late = self._made + len(wanted.blocks) * wanted.chain.block_size * wanted.prefill
+        if (received != self._seen or self._full) and (self._begun or not wanted.prefill or self._link.clock() < late):
+            self._seen, self._moved = received, self._link.clock()
+        return self._moved
+
     def take(self) -> list[Arrival]:
-        with self._lock:
-            taken, self._arrived = self._arrived, []
+        with self._changed:
+            taken, self._arrived, self._untaken = self._arrived, [], 0
+            self._changed.notify()
         return taken
 
     def stop(self, *, stalled: bool = False) -> None:
-        self._stopped = True
-        if stalled and not self._over:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if stalled and self._begun and not self._over:
             self._link.failed("stalled", "no answer in time")
 
     # ── on its thread ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
+        self._begun = True
         try:
-            keys = self._link.keys.of(self._wanted.owner)
+            keys = () if self._stopped else self._link.keys.of(self._wanted.owner)
             goal = self._goal() if keys else []
+            if not (keys or self._stopped):  # none, or it was destroyed: what was sealed with it is replaced
+                self._link.counters["missing"] += 1
+                self._distrust(map(self._wanted.label, self._wanted.blocks))
             for batch in self._batches(goal):
                 if self._stopped or not self._bring(batch, keys):
                     break
             if self._bad is not None:  # what follows may be bad too: all of it is replaced by what this server computes
-                for label in goal[goal.index(self._bad) :]:
-                    self._link.bad.add(label.key)
-                    self._link.stored.drop(label.key)
+                self._distrust(goal[goal.index(self._bad) :])
         except StoreError as error:
             self._link.failed(error.reason, error)
         except Exception:
             log.exception("an internal error while reading from the shared store")
-        else:
-            self._link.breaker.succeeded()
         finally:
             self._over = True
             self._wake()
+
+    def _distrust(self, labels: Iterable[Label]) -> None:
+        """If these are in the store, they must be replaced, with the checkpoints after them."""
+        for label in labels:
+            for key in (label.key, checkpoint_id(label.key)):
+                self._link.bad.add(key)
+                self._link.stored.drop(key)
 
     def _goal(self) -> list[Label]:
         """The objects to fetch, in order; none if that is not worth it."""
@@ -131,20 +164,29 @@ class Reading:
 
     def _depth(self) -> int:
         """The number of the first block that is neither here nor in the store."""
-        wanted = self._wanted
-        for start in range(wanted.blocks.start, wanted.blocks.stop, PROBE):
-            labels = [wanted.label(block) for block in range(start, min(start + PROBE, wanted.blocks.stop))]
-            there = iter(self._have([label for label in labels if label.key not in wanted.here]))
-            for number, label in enumerate(labels, start):
-                if label.key not in wanted.here and not next(there):
-                    return number
-        return wanted.blocks.stop
+        wanted, at_once = self._wanted, self._link.store.at_once
+        lacking = [label for label in map(wanted.label, wanted.blocks) if label.key not in wanted.here]
+        there, end = 0, len(lacking)  # the first `there` of them are in the store, and that at `end` is not
+        while there < end:
+            step = 1 if at_once >= PROBE else -(-(end - there) // at_once)  # asking is slow: children follow their parents
+            asked = range(there + step - 1, end, step)[:at_once]
+            found = self._have([lacking[at] for at in asked])
+            count = found.index(False) if False in found else len(found)
+            if count < len(found):
+                end = asked[count]
+            if count:
+                there = asked[count - 1] + 1
+        if end == len(lacking):
+            return wanted.blocks.stop
+        self._link.counters["missing"] += 1
+        return lacking[end].start // wanted.chain.block_size
 
     def _last_state(self, end: int) -> int:
         """The end of the last of the first `end` blocks that has a checkpoint in the store; 0 if none has."""
         wanted = self._wanted
-        for stop in range(end, wanted.blocks.start, -PROBE):
-            blocks = range(max(wanted.blocks.start, stop - PROBE), stop)
+        at_once = min(PROBE, self._link.store.at_once)
+        for stop in range(end, wanted.blocks.start, -at_once):
+            blocks = range(max(wanted.blocks.start, stop - at_once), stop)
             there = self._have([wanted.label(block, STATE) for block in blocks])
             for block, found in reversed(list(zip(blocks, there, strict=True))):
                 if found or wanted.label(block, STATE).key in wanted.here:
@@ -157,8 +199,8 @@ class Reading:
         begun = link.clock()
         there = dict(zip((label.key for label in ask), link.store.have(list(map(link.name, ask))) if ask else (), strict=True))
         if ask:
-            self.progress = link.clock()
-            link.pace.asked(self.progress - begun)
+            link.breaker.succeeded()
+            link.pace.asked(link.clock() - begun)
         for key, found in there.items():
             (link.stored if found else link.missing).add(key)
         return [there.get(label.key, False) for label in labels]
@@ -180,7 +222,7 @@ class Reading:
             if at and tokens and not self._pays(rest, tokens):
                 self._link.counters["skipped_slow"] += 1
                 return
-            most, count, size = BATCH_SECONDS * self._link.pace.bandwidth, 0, 0
+            most, count, size = min(BATCH_SECONDS * self._link.pace.bandwidth, self._link.ahead), 0, 0
             while count < min(len(rest), BATCH) and (not count or size + self._size(rest[count]) <= most):
                 size += self._size(rest[count])
                 count += 1
@@ -188,16 +230,20 @@ class Reading:
             at += count
 
     def _bring(self, labels: Sequence[Label], keys: Sequence[SealKey]) -> bool:
-        """Fetches and checks some objects. False if one of them is missing or bad."""
+        """Fetches and checks some objects. False if one of them is missing or bad, or nobody waits any more."""
+        self._wait_for_room()
+        if self._stopped:
+            return False
         link, begun = self._link, self._link.clock()
-        names = list(map(link.name, labels))
-        blobs = link.store.get(names)
+        wanted = [(link.name(label), np.empty(self._size(label), np.uint8)) for label in labels]
+        found = link.store.get_into([(name, out.data) for name, out in wanted], PAYLOAD)
+        link.breaker.succeeded()
         size, good = 0, True
-        for label, name, blob in zip(labels, names, blobs, strict=True):
-            arrival = None if blob is None else self._opened(label, name, blob, keys)
+        for label, (name, out), placed in zip(labels, wanted, found, strict=True):
+            arrival = None if placed is None else self._opened(label, name, placed, out, keys)
             if arrival is None:
-                self._bad = None if blob is None else label
-                link.counters["missing"] += blob is None
+                self._bad = None if placed is None else label
+                link.counters["missing"] += placed is None
                 link.missing.add(label.key)
                 link.stored.drop(label.key)
                 good = False
@@ -206,18 +252,25 @@ class Reading:
             link.stored.add(label.key)
             link.counters["fetched"] += 1
             link.counters["fetched_bytes"] += len(arrival.payload)
-            with self._lock:
+            with self._changed:
                 self._arrived.append(arrival)
-        self.progress = link.clock()
-        link.pace.got(self.progress - begun, size)
+                self._untaken += len(arrival.payload)
+        link.pace.got(link.clock() - begun, size)
         self._wake()
         return good
 
-    def _opened(self, wanted: Label, name: str, blob: Blob, keys: Sequence[SealKey]) -> Arrival | None:
+    def _wait_for_room(self) -> None:
+        """Waits until the engine thread has taken what has arrived, if that is much."""
+        with self._changed:
+            self._full = True
+            self._changed.wait_for(lambda: self._untaken < self._link.ahead or self._stopped)
+            self._full = False
+
+    def _opened(self, wanted: Label, name: str, placed: Placed, out: Bytes, keys: Sequence[SealKey]) -> Arrival | None:
         """The entry in a sealed object; None if it must not be used."""
-        out = np.empty(self._size(wanted), np.uint8)
         try:
-            found = open_sealed(name, blob, wanted, out, keys)
+            found = open_placed(name, placed, wanted, out, keys)
+            self._checked += 1
         except SealError as error:
             self._link.counters[f"fault_{error.reason}"] += 1
             return None
@@ -225,4 +278,3 @@ class Reading:
             self._link.counters["fault_distrusted"] += 1
             return None
         return Arrival(found.label, out[: found.size], found.writer)
-

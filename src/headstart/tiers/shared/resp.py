@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from valkey.connection import DefaultParser
@@ -17,7 +17,7 @@ from valkey.exceptions import ConnectionError as Broken
 from valkey.exceptions import InvalidResponse
 from valkey.exceptions import TimeoutError as NoAnswer
 
-from headstart.tiers.shared.store import SLOWEST, Blob, Placed, room
+from headstart.tiers.shared.store import BEHIND, MOST, SLOWEST, Blob, Placed, room
 
 BIG = 1 << 16
 """Bytes from which a value gets memory of its own. Smaller ones are `bytes`."""
@@ -29,12 +29,16 @@ _AHEAD = 1 << 14  # bytes that are read beside a value; they are copied once mor
 class PlacingParser:
     """Reads answers in RESP 2. It has the methods that a connection of the library calls, which closes itself after an error.
 
+    Args:
+        received: called whenever some bytes have arrived.
+
     Attributes:
         places: for the next answers, where the bytes of a value from a position on go: such an answer is a `Placed`, or None.
     """
 
-    def __init__(self, socket_read_size: int = 0) -> None:
+    def __init__(self, socket_read_size: int = 0, received: Callable[[], None] = lambda: None) -> None:
         self.places: deque[tuple[Blob, int]] = deque()
+        self._arrived = received
         self._data = bytearray(_AHEAD)
         self._view = memoryview(self._data)
         self._start = self._end = 0  # of what was read ahead
@@ -85,16 +89,23 @@ class PlacingParser:
 
     def _bulk(self, size: int, place: tuple[Blob, int] | None) -> bytes | Blob | Placed:
         if place is None or size <= place[1] + len(place[0]):
-            whole = self._filled(room(size), size)
-            self._filled(room(2), size)
+            whole = self._filled(room(size if place is not None else min(size, MOST)), size)
+            self._skip(size + 2 - len(whole), size)
             if place is None:
                 return whole if size >= BIG else bytes(whole)
             return Placed(whole, memoryview(b""))
         out, at = place
         head = self._filled(room(at), size)
         self._filled(out, size)
-        tail = self._filled(room(size - at - len(out) + 2), size)
-        return Placed(head, tail[:-2])
+        tail = self._filled(room(min(size - at - len(out), BEHIND)), size)
+        self._skip(size + 2 - at - len(out) - len(tail), size)
+        return Placed(head, tail)
+
+    def _skip(self, count: int, size: int) -> None:
+        """Reads over `count` bytes of an answer of `size` bytes."""
+        waste = room(min(count, BIG))
+        while count:
+            count -= len(self._filled(waste[: min(count, len(waste))], size))
 
     def _filled(self, out: Blob, size: int) -> Blob:
         """Fills `out`, a part of an answer of `size` bytes, with what was read ahead, and what comes."""
@@ -127,6 +138,7 @@ class PlacingParser:
     def _received(self, count: int) -> int:
         if not count:
             raise Broken("the server closed the connection")
+        self._arrived()
         return count
 
 

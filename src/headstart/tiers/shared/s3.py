@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import obstore
 from obstore import exceptions
 from obstore.store import S3Store
 
-from headstart.tiers.shared.store import GROWS, SLOWEST, Blob, Reason, SharedStore, Stored, StoreError
+from headstart.tiers.shared.store import GROWS, MOST, SLOWEST, Blob, Reason, SharedStore, Stored, StoreError, room
 
 TIMEOUT = 2.0
 """Seconds for a connection, and without progress for an answer: S3 needs longer than a store on the local network."""
@@ -28,6 +29,8 @@ LATE = 1 / 20
 """The part of its whole life after which an object is no longer uploaded. `expiry.sweep` deletes that much earlier."""
 LARGEST = 64 << 20
 """Bytes of the largest object for which a request has time."""
+STEP = 1 << 20
+"""Bytes of one step of receiving."""
 _DELETE = 1000
 
 T = TypeVar("T")
@@ -43,6 +46,7 @@ class S3SharedStore(SharedStore):
     """
 
     expires = False
+    at_once = THREADS
 
     def __init__(
         self, bucket: str, prefix: str = "", options: Mapping[str, Any] | None = None, *, timeout: float = TIMEOUT
@@ -88,14 +92,23 @@ class S3SharedStore(SharedStore):
 
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def get(self, names: Sequence[str]) -> list[Blob | None]:
-        return self._each(self._get, names)
+    def get(self, names: Sequence[str], most: int = MOST) -> list[Blob | None]:
+        return self._each(partial(self._get, most), names)
 
-    def _get(self, name: str) -> Blob | None:
+    def _get(self, most: int, name: str) -> Blob | None:
         try:
-            return memoryview(obstore.get(self._store, name).bytes())
+            found = obstore.get(self._store, name)
         except FileNotFoundError:
             return None
+        data, done = room(min(most, found.meta["size"])), 0
+        for part in found.stream(min_chunk_size=STEP):
+            self.received += 1
+            taken = memoryview(part)[: len(data) - done]
+            data[done : done + len(taken)] = taken
+            done += len(taken)
+            if done == len(data):
+                break
+        return data[:done]
 
     def have(self, names: Sequence[str]) -> list[bool]:
         return self._each(self._has, names)
@@ -105,6 +118,8 @@ class S3SharedStore(SharedStore):
             obstore.head(self._store, name)
         except FileNotFoundError:
             return False
+        finally:
+            self.received += 1
         return True
 
     def objects(self, prefix: str = "") -> Iterator[Stored]:

@@ -25,10 +25,13 @@ Blob = memoryview
 
 TIMEOUT = 0.25
 """Seconds that a store waits for a connection, or without progress for an answer."""
+MOST = 64 << 20
+"""Bytes of an object that are read, unless the caller says how many."""
 SLOWEST = 1 << 20
 """Bytes a second. An answer that comes more slowly than this, beyond the time limit, counts as no progress."""
-
-
+BEHIND = 1 << 16
+"""Most bytes that are taken behind the middle of an object (`get_into`), where a header and a tag stand. A larger object is
+cut: whoever can write to the store must not fill the memory of those who read."""
 GROWS = "This store evicts nothing, so it grows without limit. Let objects expire, or let the store delete what is old."
 """A warning about stores that never evict."""
 
@@ -81,21 +84,31 @@ class SharedStore(Protocol):
     Attributes:
         url: where it is, without password; for messages.
         expires: whether `put` makes the store delete the object at the end of its life. Otherwise `expiry.sweep` must.
+        received: grows whenever something has arrived, also in the middle of an object: whoever waits sees progress.
+        at_once: objects whose presence is asked for in one round trip.
     """
 
     url: str
     expires: bool
+    received: int = 0
+    at_once: int = 128
 
-    def get(self, names: Sequence[str]) -> list[Blob | None]:
-        """The objects, in order; None for those that are not there. One round trip where the store can."""
+    def get(self, names: Sequence[str], most: int = MOST) -> list[Blob | None]:
+        """The objects, in order; None for those that are not there. One round trip where the store can.
+
+        Args:
+            most: bytes of each object that are kept at most.
+        """
 
     def get_into(self, wanted: Sequence[tuple[str, Blob]], at: int) -> list[Placed | None]:
-        """Like `get`, but the bytes of each object from `at` on are written into its buffer, until that is full.
+        """Like `get`, but the bytes of each object from `at` on are written into its buffer, until that is full, and of those
+        behind it at most `BEHIND` are kept.
 
         Args:
             wanted: names with buffers. What is in a buffer after an error, or if the object is missing, is undefined.
         """
-        blobs = self.get([name for name, _ in wanted])
+        most = max((at + len(out) + BEHIND for _, out in wanted), default=0)
+        blobs = self.get([name for name, _ in wanted], most)
         return [None if blob is None else _placed(blob, out, at) for blob, (_, out) in zip(blobs, wanted, strict=True)]
 
     def have(self, names: Sequence[str]) -> list[bool]:
@@ -140,4 +153,4 @@ def _placed(blob: Blob, out: Blob, at: int) -> Placed:
     if len(blob) <= end:
         return Placed(blob, memoryview(b""))
     out[:] = blob[at:end]
-    return Placed(blob[:at], blob[end:])
+    return Placed(blob[:at], blob[end : end + BEHIND])

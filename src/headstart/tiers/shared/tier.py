@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 from headstart.interfaces.tokens import BlockId, Bytes
-from headstart.tiers.disk import Label
+from headstart.tiers.disk import Label, Note
 from headstart.tiers.shared.breaker import Breaker
+from headstart.tiers.shared.envelope import SealError, open_note
 from headstart.tiers.shared.keys import OwnerKeys
 from headstart.tiers.shared.pace import StorePace
-from headstart.tiers.shared.reading import Link, Reading
+from headstart.tiers.shared.reading import AHEAD, Link, Reading
 from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.servers import ServerCard
 from headstart.tiers.shared.store import SharedStore, StoreError
 from headstart.tiers.shared.terms import SharedTerms
 from headstart.tiers.shared.writing import Writing
-from headstart.tiers.shared_tier import Fetch, FetchRequest
+from headstart.tiers.shared_tier import Arrival, Fetch, FetchRequest, NoSharedListener, SharedListener
 
 log = logging.getLogger("headstart.shared")
 
@@ -33,14 +36,29 @@ STORED = 3600.0
 TOUCHED = 600.0
 """Seconds between two touches of one object."""
 
-SAVES: Final[dict[str, Set[str]]] = {
-    "valkey": frozenset({"computed", "reused", "leaving"}),
-    "valkeys": frozenset({"computed", "reused", "leaving"}),
-    "file": frozenset({"computed", "reused", "leaving"}),
-    "s3": frozenset({"reused", "leaving"}),  # requests cost money and time: what is never used again is not written
+
+@dataclass(frozen=True, slots=True)
+class Saves:
+    """What a kind of store gets.
+
+    Attributes:
+        when: entries are written as soon as they are `computed`, when a request has `reused` them, and when the server is
+            `leaving`.
+        share: most bytes that are written for each byte that is computed, before the server stops.
+    """
+
+    when: Set[str]
+    share: float = math.inf
+
+
+_EVERYTHING: Final = Saves(frozenset({"computed", "reused", "leaving"}))
+SAVES: Final[dict[str, Saves]] = {
+    "valkey": _EVERYTHING,
+    "valkeys": _EVERYTHING,
+    "file": _EVERYTHING,
+    "s3": Saves(frozenset({"reused", "leaving"}), 0.3),  # requests cost money and time
 }
-"""When entries are written, by the scheme of the store's URL: as soon as they are computed, when a request reuses them, and
-when the server stops."""
+"""By the scheme of the store's URL."""
 
 
 class StoreTier:
@@ -51,6 +69,7 @@ class StoreTier:
         room: most bytes that wait to be written. They are part of the memory tier.
         writes: whether entries are written at all (`--shared-mode`).
         terms: how long entries may be kept, by the clock `wall`.
+        listener: hears what is in the store.
     """
 
     name = "shared"
@@ -65,15 +84,22 @@ class StoreTier:
         room: int,
         writes: bool,
         terms: SharedTerms,
+        listener: SharedListener | None = None,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self.saves: Set[str] = SAVES[store.url.partition(":")[0]] if writes else frozenset()
-        missing, stored, bad = Recent(MISSING, clock), Recent(STORED, clock), Recent(STORED, clock)
-        self._link = Link(store, keys, StorePace(), Breaker(), missing, stored, bad, set(), self.counters, clock)
+        saves = SAVES[store.url.partition(":")[0]]
+        self.saves: Set[str] = saves.when if writes else frozenset()
+        self._listener = listener = NoSharedListener() if listener is None else listener
+        missing = Recent(MISSING, clock, added=listener.not_in_store)
+        stored = Recent(STORED, clock, dropped=listener.not_in_store)
+        bad = Recent(STORED, clock)
+        ahead = min(AHEAD, max(1, room // (4 * READERS)))
+        self._link = Link(store, keys, StorePace(), Breaker(), missing, stored, bad, set(), self.counters, clock, ahead)
         self._touched = Recent(TOUCHED, clock)
-        self._writing = Writing(self._link, room, card, terms, wall)
+        self._offered: dict[BlockId, Label] = {}  # and not answered yet
+        self._writing = Writing(self._link, room, card, terms, wall, saves.share)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="headstart-shared-read")
         self._closed = False
 
@@ -82,22 +108,65 @@ class StoreTier:
         first = wanted.label(wanted.blocks.start).key
         if (first in link.missing and first not in wanted.here) or not link.breaker.allows(link.clock()):
             return None
-        reading = Reading(wanted, link, wake)
+        reading = _HeardReading(wanted, link, wake, self._listener)
         self._readers.submit(reading.run)
         return reading
 
+    def lacks(self, key: BlockId) -> bool:
+        return key not in self._link.stored
+
+    def due(self, key: BlockId) -> bool:
+        return key in self._link.stored and key not in self._touched
+
     def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
-        return bool(self.saves) and self._writing.offer(label, payload, last=last)
+        if not (self.saves and self._writing.offer(label, payload, last=last)):
+            return False
+        self._offered[label.key] = label
+        return True
+
+    def fetching(self, size: int) -> float | None:
+        return self._link.pace.seconds(size) if self._link.breaker.closed else None
+
+    def computed(self, size: int) -> None:
+        self._writing.computed(size)
 
     def touch(self, labels: Sequence[Label]) -> None:
-        old = [label for label in labels if label.key in self._link.stored and label.key not in self._touched]
-        if old and self.saves:
-            for label in old:
+        if labels and self.saves:
+            for label in labels:
                 self._touched.add(label.key)
-            self._writing.touch(old)
+            self._writing.touch(labels)
+
+    def note(self, owner: bytes, note: Note) -> None:
+        if self.saves:
+            self._link.missing.drop(note.key)
+            self._writing.note(owner, note)
+
+    def find_note(self, owner: bytes, key: bytes) -> Note | None:
+        link = self._link
+        if key in link.missing or not link.breaker.allows(link.clock()):
+            return None
+        try:
+            name = link.keys.names.of(owner, "note", key)
+            (blob,) = link.store.get([name])
+            link.breaker.succeeded()
+            if blob is not None:
+                found = open_note(name, blob, key, link.keys.of(owner))
+                self.counters["notes_fetched"] += 1
+                return found
+        except SealError as error:
+            self.counters[f"fault_{error.reason}"] += 1
+        except StoreError as error:
+            link.failed(error.reason, error)
+        link.missing.add(key)
+        return None
 
     def answered(self) -> list[BlockId]:
-        return self._writing.answered()
+        keys = self._writing.answered()
+        for key in keys:
+            label = self._offered.pop(key)
+            if key in self._link.stored:
+                self._listener.in_store(label)
+        return keys
 
     def distrust(self, label: Label, writer: str) -> None:
         self._link.distrusted.add(writer)
@@ -120,3 +189,17 @@ class StoreTier:
             self._link.store.close()  # ends the calls that are running
             self._readers.shutdown(wait=False, cancel_futures=True)
         return self._ended
+
+
+class _HeardReading(Reading):
+    """A reading of which the listener hears."""
+
+    def __init__(self, wanted: FetchRequest, link: Link, wake: Callable[[], None], listener: SharedListener) -> None:
+        super().__init__(wanted, link, wake)
+        self._listener = listener
+
+    def take(self) -> list[Arrival]:
+        arrived = super().take()
+        for arrival in arrived:
+            self._listener.in_store(arrival.label)
+        return arrived

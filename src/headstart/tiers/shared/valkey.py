@@ -10,13 +10,14 @@ import re
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from valkey import Valkey, exceptions
 from valkey.connection import BlockingConnectionPool, Connection, SSLConnection
 
 from headstart.tiers.shared.resp import PlacingParser, SteppedPacker
-from headstart.tiers.shared.store import TIMEOUT, Blob, Placed, Reason, SharedStore, Stored, StoreError
+from headstart.tiers.shared.store import MOST, TIMEOUT, Blob, Placed, Reason, SharedStore, Stored, StoreError
 
 CONNECTIONS = 16
 """Most connections of one server."""
@@ -75,7 +76,7 @@ class ValkeyStore(SharedStore):
             password=password,
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
-            parser_class=PlacingParser,
+            parser_class=partial(PlacingParser, received=self._moved),
             command_packer=SteppedPacker(),
             lib_name=None,
             lib_version=None,
@@ -83,6 +84,9 @@ class ValkeyStore(SharedStore):
         )
         self._client = Valkey(connection_pool=self._pool)
         self._closed = False
+
+    def _moved(self) -> None:
+        self.received += 1
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
@@ -111,7 +115,7 @@ class ValkeyStore(SharedStore):
 
     # ── read ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def get(self, names: Sequence[str]) -> list[Blob | None]:
+    def get(self, names: Sequence[str], most: int = MOST) -> list[Blob | None]:
         found: list[Blob | None] = []
         for some in _batches(names, WINDOW):
             found += [None if value is None else memoryview(value) for value in self._all([("GET", name) for name in some])]

@@ -1,7 +1,8 @@
 """Writing: a thread that stores what the engine thread has offered, parents before children, at a limited rate.
 
 What does not fit into the queue is refused, and offered again when a request uses it. So when the store is slower than the
-engine, what is reused is stored first.
+engine, what is reused is stored first. What follows a refused entry on its chain is refused too: without it, it could not be
+used.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headstart.interfaces.tokens import BlockId, Bytes
-from headstart.tiers.disk import Label
-from headstart.tiers.shared.envelope import seal
+from headstart.tiers.disk import Label, Note
+from headstart.tiers.shared.envelope import seal, seal_note
 from headstart.tiers.shared.expiry import sweep
 from headstart.tiers.shared.reading import Link
+from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.servers import EVERY, ServerCard, publish
 from headstart.tiers.shared.store import StoreError
 from headstart.tiers.shared.terms import SharedTerms
@@ -34,16 +36,22 @@ BATCH = 32
 """Objects whose presence is asked for in one call."""
 LOOK = 60.0
 """Seconds between two looks at destroyed keys and expired objects."""
+REFUSED = 3600.0
+"""Seconds for which a refused entry keeps those that follow it out of the store."""
+NOTES = 4096
+"""Entries in the queue above which notes are refused."""
 GRACE = 2.0
 """Seconds for which stopping waits for a running call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """An entry that waits to be stored, and the beginning of a chain that is only touched (without a payload)."""
+    """What waits for the thread: an entry; the beginning of a chain that is only touched (without a payload); or a note with
+    its owner."""
 
-    labels: tuple[Label, ...]
-    payload: Bytes | None
+    labels: tuple[Label, ...] = ()
+    payload: Bytes | None = None
+    note: tuple[bytes, Note] | None = None
 
     @property
     def size(self) -> int:
@@ -57,9 +65,18 @@ class Writing:
         room: most bytes that wait.
         card: describes this server, and names it in what it seals.
         terms: how long entries may be kept, by the clock `wall`.
+        share: most bytes that are written for each byte that is computed, before the server stops.
     """
 
-    def __init__(self, link: Link, room: int, card: ServerCard, terms: SharedTerms, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        room: int,
+        card: ServerCard,
+        terms: SharedTerms,
+        wall: Callable[[], float],
+        share: float = math.inf,
+    ) -> None:
         self._link = link
         self._room = room
         self._card = card
@@ -68,6 +85,8 @@ class Writing:
         self._wall = wall
         self._queue: deque[Offered] = deque()
         self._waiting = 0  # bytes
+        self._share, self._earned = share, 0.0  # bytes that may be written
+        self._refused = Recent(REFUSED, link.clock)
         self._answers: deque[BlockId] = deque()
         self._changed = threading.Condition()
         self._ends: float | None = None
@@ -78,21 +97,50 @@ class Writing:
 
     def offer(self, label: Label, payload: Bytes, *, last: bool) -> bool:
         link = self._link
-        if label.key in link.stored or not link.breaker.closed:
+        if label.key in link.stored:
             return False
+        if (reason := self._reason(label, len(payload), last=last)) is not None:
+            link.counters[f"skipped_{reason}"] += 1
+            self._refused.add(label.key)
+            return False
+        self._refused.drop(label.key)
+        if self._share < math.inf and not last:
+            self._earned -= len(payload)
         with self._changed:
-            if not last and self._waiting + len(payload) > self._room:
-                link.counters["skipped_full"] += 1
-                return False
             link.stored.add(label.key)  # or it would be offered again while it waits
             self._waiting += len(payload)
             self._queue.append(Offered((label,), payload))
             self._changed.notify()
         return True
 
+    def _reason(self, label: Label, size: int, *, last: bool) -> str | None:
+        """Why an entry is refused; None if it is not."""
+        if not self._link.breaker.closed:
+            return "failing"
+        if label.parent in self._refused:
+            return "parent"
+        if not last and self._share < math.inf and self._earned < size:
+            return "share"
+        if not last and self._waiting + size > self._room:
+            return "full"
+        return None
+
+    def computed(self, size: int) -> None:
+        """So many bytes of canonical entries were computed."""
+        if self._share < math.inf:
+            self._earned += self._share * size
+
     def touch(self, labels: Sequence[Label]) -> None:
         with self._changed:
             self._queue.append(Offered(tuple(labels), None))
+            self._changed.notify()
+
+    def note(self, owner: bytes, note: Note) -> None:
+        if not self._link.breaker.closed or len(self._queue) > NOTES:
+            self._link.counters["skipped_note"] += 1
+            return
+        with self._changed:
+            self._queue.append(Offered(note=(owner, note)))
             self._changed.notify()
 
     def answered(self) -> list[BlockId]:
@@ -112,13 +160,12 @@ class Writing:
     def _loop(self) -> None:
         while (batch := self._next()) is not None:
             try:
-                self._look_after()
-                if self._link.breaker.allows(self._link.clock()):
-                    self._touch([label for one in batch if one.payload is None for label in one.labels])
-                    self._store([(one.labels[0], one.payload) for one in batch if one.payload is not None])
-                    self._link.breaker.succeeded()
-                else:
+                if batch and not self._link.breaker.allows(self._link.clock()):
                     self._refuse(batch, "failing")
+                elif batch:
+                    self._touch([label for one in batch if one.payload is None for label in one.labels])
+                    self._write_notes([one.note for one in batch if one.note is not None])
+                    self._store([(one.labels[0], one.payload) for one in batch if one.payload is not None])
             except StoreError as error:
                 if error.reason == "full":
                     self._link.counters["fault_full"] += 1
@@ -130,6 +177,12 @@ class Writing:
                 log.exception("an internal error while writing to the shared store")
                 self._refuse(batch, "failing")
             self._answer(batch)
+            try:
+                self._look_after()
+            except StoreError as error:
+                self._link.failed(error.reason, error)
+            except Exception:
+                log.exception("an internal error while looking after the shared store")
 
     def _next(self) -> list[Offered] | None:
         """The next objects, perhaps none; None when it is time to stop."""
@@ -142,7 +195,7 @@ class Writing:
     def _look_after(self) -> None:
         """Forgets destroyed keys, and deletes what has expired in a store that does not do it itself."""
         now = self._link.clock()
-        if now < self._looked + LOOK:
+        if now < self._looked + LOOK or not self._link.breaker.closed:
             return
         self._looked = now
         self._link.keys.refresh()
@@ -155,15 +208,22 @@ class Writing:
             self._link.counters["erased"] += sweep(self._link.store, lambda owner: own.get(owner, everybody))
 
     def _touch(self, labels: Sequence[Label]) -> None:
-        if labels:
-            self._link.store.touch(list(map(self._link.name, labels)))
+        if not labels:
+            return
+        names = list(map(self._link.name, labels))
+        self._link.store.touch(names)
+        self._link.breaker.succeeded()
+        if not all(self._link.store.have(names)):  # evicted, or everything is gone: it is stored again when it is used again
+            self._link.stored.clear()
 
     def _store(self, batch: Sequence[tuple[Label, Bytes]]) -> None:
         link = self._link
         if not batch:
             return
         names = [link.name(label) for label, _ in batch]
-        for (label, payload), name, there in zip(batch, names, link.store.have(names), strict=True):
+        found = link.store.have(names)
+        link.breaker.succeeded()
+        for (label, payload), name, there in zip(batch, names, found, strict=True):
             if there and label.key not in link.bad:
                 link.counters["there"] += 1
                 continue
@@ -179,6 +239,17 @@ class Writing:
                 link.counters["saved"] += 1
                 link.counters["saved_bytes"] += len(blob)
 
+    def _write_notes(self, notes: Sequence[tuple[bytes, Note]]) -> None:
+        link = self._link
+        for owner, note in notes:
+            name, life = link.keys.names.of(owner, "note", note.key), self._terms.of(owner)
+            if not note.value:
+                link.store.delete([name])
+            elif life > 0:
+                link.store.put(name, seal_note(name, note, link.keys.newest(owner), self._writer), life=life)
+                link.counters["notes_saved"] += 1
+            link.breaker.succeeded()
+
     def _in_time(self, size: int) -> bool:
         """Waits until `size` bytes may be written. False if the server stops first."""
         now = self._link.clock()
@@ -193,8 +264,10 @@ class Writing:
     def _refuse(self, batch: Sequence[Offered], reason: str) -> None:
         offered = [label for one in batch if one.payload is not None for label in one.labels]
         self._link.counters[f"skipped_{reason}"] += len(offered)
+        self._link.counters["skipped_note"] += sum(one.note is not None for one in batch)
         for label in offered:
             self._link.stored.drop(label.key)
+            self._refused.add(label.key)
 
     def _answer(self, batch: Sequence[Offered]) -> None:
         with self._changed:

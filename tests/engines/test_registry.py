@@ -1,0 +1,50 @@
+"""The registry: which engine loads a model or its tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headstart.engines import registry
+from headstart.engines.options import EngineOptions
+from headstart.engines.registry import EngineRow
+from headstart.errors import ConfigError, ModelError
+
+
+class Whole:
+    """An engine that cannot load a tokenizer alone."""
+
+
+def row(name: str, module: str, loader: str) -> EngineRow:
+    return EngineRow(name, module, loader, lambda options: options.model == name)
+
+
+ROWS = (row("fake", "headstart.testing.fake_engine", "FakeEngine"), row("whole", __name__, "Whole"), *registry.ENGINES)
+
+
+def test_the_engine_that_takes_a_model_loads_its_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "ENGINES", ROWS)
+    tokenizer = registry.load_tokenizer(EngineOptions("fake"))
+    assert tokenizer.tokenize("Hi") == [*b"Hi"]
+    tokenizer.close()
+    tokenizer.close()
+
+
+def test_an_engine_without_a_tokenizer_of_its_own_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "ENGINES", ROWS)
+    with pytest.raises(ConfigError, match="engine 'whole' cannot load a tokenizer without its model"):
+        registry.load_tokenizer(EngineOptions("whole"))
+
+
+def test_a_missing_model_is_refused_as_at_a_load(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="There is no model"):
+        registry.load_tokenizer(EngineOptions(str(tmp_path / "none.gguf")))
+
+
+def test_a_broken_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(ModelError, match=r"cannot read the vocabulary of '.*broken\.gguf'") as caught:
+        registry.load_tokenizer(EngineOptions(str(broken)))
+    assert "\n" not in str(caught.value)

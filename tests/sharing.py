@@ -1,0 +1,57 @@
+"""What system tests of the shared tier share: a store that is never too slow, waiting, and histories over two servers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from harness import Answer, Messages
+from headstart.serving import scheduler, shared_fetch
+from headstart.serving.runtime import Runtime
+from headstart.tiers.shared import opened
+from headstart.tiers.shared.address import open_store
+from headstart.tiers.shared.pace import StorePace
+from histories import Lab
+
+
+def be_patient(patch: pytest.MonkeyPatch) -> None:
+    """For tests of what is found: a busy machine must not look like a slow store. Other tests show what happens then."""
+    patch.setattr(shared_fetch, "STALL", 30.0)
+    patch.setattr(StorePace, "seconds", lambda *_: 0.0)
+    patch.setattr(opened, "open_store", lambda url: open_store(url, 30.0))
+    patch.setattr(scheduler, "IDLE_POLL", 0.05)  # what is stored is seen sooner
+
+
+def stored(rt: Runtime) -> None:
+    """Waits until everything that was offered is stored."""
+    until = time.monotonic() + 20
+    while any(slot.dirty for slot in rt.scheduler.slots) or rt.cache.store.shared_offer.reading or not rt.scheduler.idle:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+@dataclass
+class FleetLab(Lab):
+    """Histories whose requests go to servers by chance; the compared ones find what the others have stored by then.
+
+    Attributes:
+        fleet: the servers. They share one store.
+    """
+
+    fleet: Sequence[Runtime] = ()
+    chance: random.Random = field(default_factory=lambda: random.Random(1))
+
+    def _ask(self, dice: random.Random, chat: Messages, compared: bool = False) -> Answer:
+        if compared:
+            for runtime in self.fleet:
+                if runtime is not self.runtime:  # a reply may be running at the one that is asked
+                    stored(runtime)
+        answer = super()._ask(dice, chat, compared)
+        if compared:
+            self.tally.events["shared"] += answer.report.tiers.get("shared", 0) > 0
+        self.runtime = self.chance.choice(self.fleet)
+        return answer

@@ -1,0 +1,582 @@
+"""The shared tier in trouble, through a real Runtime and real stores: what is a miss, what waits, what is asked and written."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import valkey as library
+
+from harness import ask, assistant, check, submit, system, user
+from headstart.cli.doctor_shared import examine_shared
+from headstart.config import Settings
+from headstart.errors import Unavailable
+from headstart.prefix_cache.blocks import root_id
+from headstart.prefix_cache.index import Index
+from headstart.prefix_cache.quota import owner_of
+from headstart.serving import shared_fetch
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
+from headstart.tiers.shared.data_keys import DataKeys
+from headstart.tiers.shared.expiry import contents, erase
+from headstart.tiers.shared.keys import FleetKeys
+from headstart.tiers.shared.names import parse
+from headstart.tiers.shared.recent import Recent
+from headstart.tiers.shared.tier import StoreTier
+from headstart.tiers.shared.valkey import ValkeyStore
+from live import serving
+from sharing import be_patient, stored
+from stores import HOST, ValkeyServer
+
+BLOCK_SIZE = 8
+WORDS = "Hello, who are you?"
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(tmp_path)
+    yield server
+    server.go_on()
+    server.kill()
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    FleetKeys.generate().save(tmp_path / "fleet.key")
+    return tmp_path / "fleet.key"
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the stores of all servers are called."""
+    counts: Counter[str] = Counter()
+    for name in ("have", "get", "get_into", "put", "put_new", "touch"):
+        method = getattr(ValkeyStore, name)
+
+        def counted(*args: Any, _name: str = name, _method: Callable[..., Any] = method, **options: Any) -> Any:
+            counts[_name] += 1
+            return _method(*args, **options)
+
+        monkeypatch.setattr(ValkeyStore, name, counted)
+    return counts
+
+
+def start(url: str, key_file: Path, **options: Any) -> Runtime:
+    given: dict[str, Any] = {"reuse": "exact", "memory_budget": 1 << 20, **options}
+    shape = {"sliceable": given.pop("sliceable", True), "slots": given.pop("slots", 2), "delay": given.pop("delay", 0.005)}
+    settings = Settings(**given, shared=url, shared_key_file=key_file)
+    return Runtime(lambda: FakeEngine(ctx=512, block_size=BLOCK_SIZE, **shape), settings)
+
+
+def tier(rt: Runtime) -> StoreTier:
+    assert isinstance(rt.cache.shared, StoreTier)
+    return rt.cache.shared
+
+
+def chat(words: str = WORDS) -> list[dict[str, Any]]:
+    return [system("You answer in the words of the house, and never in others. " * 4), user(words)]
+
+
+def entries(server: ValkeyServer) -> dict[str, bytes]:
+    """Blocks and checkpoints in a store."""
+    client = library.Valkey(HOST, server.port)
+    names = [key.decode() for key in client.keys("hs1/*")]  # type: ignore[union-attr]
+    kinds = {name: parsed.kind for name in names if (parsed := parse(name)) is not None}
+    return {name: client.get(name) for name in names if kinds.get(name) in ("kv", "state")}  # type: ignore[misc]
+
+
+# ── misses ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("sliceable", [True, False], ids=["attention", "hybrid"])
+@pytest.mark.parametrize("spoil", ["poisoned", "of another tenant", "cut", "evicted in the middle", "of another fleet"])
+def test_a_bad_object_is_a_counted_miss(
+    key_file: Path, valkey: ValkeyServer, patient: None, spoil: str, sliceable: bool
+) -> None:
+    """In a real store, for blocks and checkpoints; every object is bad."""
+    with start(valkey.url, key_file, sliceable=sliceable) as one:
+        first = ask(one, chat(), salt="anna", max_tokens=4, keep_logits=True)
+        stored(one)
+        ask(one, chat(), salt="berta", max_tokens=4)
+        stored(one)
+        anna = tier(one)._link.keys.names.prefix(owner(one, "anna"))
+    client = library.Valkey(HOST, valkey.port)
+    found = entries(valkey)
+    mine = sorted(name for name in found if name.startswith(anna))
+    others = sorted(name for name in found if not name.startswith(anna))
+    assert len(mine) == len(others) > 8
+    for number, name in enumerate(mine):
+        data = bytearray(found[name])
+        if spoil == "poisoned":
+            data[100] ^= 1
+            client.set(name, bytes(data))
+        elif spoil == "of another tenant":
+            client.set(name, found[others[number]])
+        elif spoil == "cut":
+            client.set(name, bytes(data[:90]))
+    reason = {"poisoned": "tag", "of another tenant": "swapped", "cut": "truncated"}.get(spoil, "unknown_key")
+    if spoil == "of another fleet":
+        FleetKeys(FleetKeys.load(key_file).name_key, FleetKeys.generate().secrets).save(key_file, replace=True)
+    with start(valkey.url, key_file, sliceable=sliceable) as other:
+        if spoil == "evicted in the middle":  # between the question and the answer
+            link = tier(other)._link
+            ask_first = link.store.have
+
+            def have(names: list[str]) -> list[bool]:
+                there = ask_first(names)
+                client.delete(*[name for name in mine if name in found and mine.index(name) % 3 == 1])
+                return there
+
+            link.store.have = have  # type: ignore[method-assign, assignment]
+            reason = ""
+        second = ask(other, chat(), salt="anna", max_tokens=4, keep_logits=True)
+        assert second.logits is not None
+        assert first.logits is not None
+        assert second.logits.tobytes() == first.logits.tobytes()
+        assert second.text == first.text
+        counters = tier(other).counters
+        if reason:
+            assert counters[f"fault_{reason}"] == 1, counters
+            assert second.report.computed == second.report.prompt
+        else:
+            assert counters["missing"] >= 1, counters
+            assert second.report.computed > BLOCK_SIZE
+        check(other)
+
+
+def owner(rt: Runtime, salt: str) -> bytes:
+    return owner_of(root_id(rt.engine.fingerprint, salt))
+
+
+def test_keys_are_rotated_without_a_miss_and_the_oldest_opens_nothing(
+    key_file: Path, valkey: ValkeyServer, patient: None
+) -> None:
+    with start(valkey.url, key_file) as one:
+        ask(one, chat())
+        stored(one)
+    for expected in ("shared", "shared", None):
+        with start(valkey.url, key_file, shared_mode="read") as other:
+            report = ask(other, chat()).report
+            assert ("shared" in report.tiers) == (expected is not None)
+            assert tier(other).counters["fault_unknown_key"] == (expected is None)
+        FleetKeys.load(key_file).rotated().save(key_file, replace=True)
+
+
+def test_a_destroyed_data_key_ends_what_was_encrypted_with_it(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    with start(valkey.url, key_file, shared_encrypt=True) as one, start(valkey.url, key_file, shared_encrypt=True) as other:
+        ask(one, chat(), salt="anna")
+        ask(one, chat(), salt="berta")
+        stored(one)
+        assert b"words of the house" not in b"".join(entries(valkey).values())
+        copies = entries(valkey)
+        assert ask(other, chat(), salt="anna").report.tiers["shared"] > 0
+        keys = tier(one)._link.keys
+        assert isinstance(keys, DataKeys)
+        keys.destroy(owner(one, "anna"))
+    client = library.Valkey(HOST, valkey.port)
+    for name, data in copies.items():  # a copy that lived on elsewhere comes back
+        client.set(name, data)
+    with start(valkey.url, key_file, shared_encrypt=True) as third:
+        assert ask(third, chat(), salt="berta").report.tiers["shared"] > 0
+        report = ask(third, chat(), salt="anna").report
+        assert report.computed == report.prompt
+        stored(third)  # it makes a new key and writes everything anew
+    with start(valkey.url, key_file, shared_encrypt=True) as fourth:
+        assert ask(fourth, chat(), salt="anna").report.tiers["shared"] > 0
+
+
+def test_what_is_stored_is_listed_expires_and_is_deleted_by_tenant(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    with start(valkey.url, key_file, shared_expire=3600.0) as one:
+        ask(one, chat(), salt="anna")
+        ask(one, chat(), salt="berta")
+        stored(one)
+        prefix = tier(one)._link.keys.names.prefix(owner(one, "anna"))
+    client, store = library.Valkey(HOST, valkey.port), valkey.store()
+    lives = [client.pttl(name) for name in entries(valkey)]
+    assert all(0 < life <= 3_600_000 for life in lives)  # type: ignore[operator]
+    listed = {one.owner: one.objects for one in contents(store)}
+    count = listed[prefix.split("/")[1]]
+    assert count > 8
+    assert erase(store, prefix) == count
+    with start(valkey.url, key_file) as other:
+        assert "shared" not in ask(other, chat(), salt="anna").report.tiers
+        assert ask(other, chat(), salt="berta").report.tiers["shared"] > 0
+    store.close()
+
+
+# ── a store that hangs or is dead ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("step", ["have", "get_into", "put", "close"])
+@pytest.mark.parametrize("sliceable", [True, False], ids=["attention", "hybrid"])
+def test_a_store_that_hangs_at_any_step_holds_nobody_up(
+    key_file: Path, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch, step: str, sliceable: bool
+) -> None:
+    with start(valkey.url, key_file, sliceable=sliceable) as one:
+        first = ask(one, chat(), max_tokens=4, keep_logits=True)
+        stored(one)
+    method = getattr(ValkeyStore, step)
+
+    def hang(*args: Any, **options: Any) -> Any:
+        valkey.hang()
+        return method(*args, **options)
+
+    with start(valkey.url, key_file, sliceable=sliceable) as other:
+        monkeypatch.setattr(ValkeyStore, step, hang)
+        second = ask(other, chat(), max_tokens=4, keep_logits=True)
+        assert first.logits is not None
+        assert second.logits is not None
+        assert second.logits.tobytes() == first.logits.tobytes()
+        stored(other)  # every pin is given back
+        for number in range(3):
+            assert ask(other, chat(f"And then {number}?"), max_tokens=4).report.prompt
+        stored(other)
+        assert not [entry for entry in other.cache.index if entry.pins]
+        check(other)
+    assert not other.cache.memory.used, "it has ended, so its memory was given back"
+
+
+def test_a_dead_store_costs_local_hits_nothing(key_file: Path, valkey: ValkeyServer, calls: Counter[str]) -> None:
+    """Fault: every request waits for it."""
+    with start(valkey.url, key_file) as one:
+        ask(one, chat())
+        stored(one)
+        valkey.kill()
+        for number in range(4):
+            ask(one, chat(f"Is it dead {number}?"))
+        stored(one)
+        breaker = tier(one)._link.breaker
+        breaker._wait, breaker._until = 60.0, tier(one)._link.clock() + 1e9  # no trial while this test counts
+        before = calls.total()
+        for _ in range(5):
+            report = ask(one, chat("Is it dead 3?")).report
+            assert report.computed <= BLOCK_SIZE
+        stored(one)
+        assert calls.total() == before
+        check(one)
+
+
+def test_a_prompt_that_is_here_asks_the_store_nothing(
+    key_file: Path, valkey: ValkeyServer, patient: None, calls: Counter[str]
+) -> None:
+    with start(valkey.url, key_file) as one:
+        for _ in range(2):  # the second one touches what it reuses
+            ask(one, chat())
+            stored(one)
+        before = calls.copy()
+        for _ in range(4):
+            assert ask(one, chat()).report.computed <= BLOCK_SIZE
+            stored(one)
+        assert calls == before
+
+
+def test_a_request_costs_no_more_when_more_is_stored(
+    key_file: Path, valkey: ValkeyServer, patient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks into the index and into what is known of the store, for one and the same kind of request."""
+    looks: Counter[str] = Counter()
+    for owner, name in ((Index, "get"), (Recent, "__contains__")):
+        method = getattr(owner, name)
+
+        def counted(*args: Any, _name: str = name, _method: Callable[..., Any] = method) -> Any:
+            looks[_name] += threading.current_thread().name == "headstart-engine"
+            return _method(*args)
+
+        monkeypatch.setattr(owner, name, counted)
+    with start(valkey.url, key_file, slots=1) as one:
+        costs = []
+        for number in range(4):
+            ask(one, chat(f"What is it, {number}?"), max_tokens=2)
+            stored(one)
+            looks.clear()
+            assert ask(one, chat(f"What is it, {number}?"), max_tokens=2).report.computed <= BLOCK_SIZE
+            costs.append(looks.copy())
+            for other in range(8):
+                ask(one, [user(f"{number} {other} is something else entirely, " * 5)], max_tokens=2)
+        assert min(costs[0].values()) > 0
+        assert max(costs[3].values()) <= 2 * max(costs[0].values()), costs
+
+
+def test_heads_of_chains_are_touched_in_the_store(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    client = library.Valkey(HOST, valkey.port)
+
+    def touches() -> int:
+        return int(client.info("commandstats").get("cmdstat_touch", {}).get("calls", 0))  # type: ignore[union-attr]
+
+    with start(valkey.url, key_file) as one:
+        ask(one, chat())
+        stored(one)
+        assert touches() == 0
+        ask(one, chat())
+        until = time.monotonic() + 20
+        while not touches():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        count = touches()
+        for _ in range(5):
+            ask(one, chat())
+        stored(one)
+        assert touches() == count, "not at every use"
+
+
+# ── waiting requests ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("sliceable", [True, False], ids=["attention", "hybrid"])
+def test_several_choices_fetch_once(key_file: Path, valkey: ValkeyServer, patient: None, sliceable: bool) -> None:
+    with start(valkey.url, key_file, sliceable=sliceable) as one, start(valkey.url, key_file, sliceable=sliceable) as other:
+        first = ask(one, chat(), max_tokens=4)
+        stored(one)
+        answer = ask(other, chat(), max_tokens=4, choices=3)
+        assert set(answer.texts.values()) == {first.text}
+        blocks = (first.report.prompt - 1) // BLOCK_SIZE
+        assert tier(other).counters["fetched"] <= blocks + (not sliceable)
+        assert all(finish.report.computed <= BLOCK_SIZE for finish in answer.finishes.values())
+        check(other)
+
+
+def test_a_server_that_stops_while_it_fetches_ends(
+    key_file: Path, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start(valkey.url, key_file) as one:
+        ask(one, chat())
+        stored(one)
+    monkeypatch.setattr(shared_fetch, "STALL", 30.0)
+    before = set(threading.enumerate())
+    other = start(valkey.url, key_file)
+    valkey.hang()
+    pending = submit(other, chat())
+    until = time.monotonic() + 10
+    while not any(job.parked for job in other.scheduler.waiting):
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    other.close(1.0)
+    with pytest.raises(Unavailable):
+        pending.answer()
+    valkey.go_on()
+    until = time.monotonic() + 20
+    while left := [thread for thread in set(threading.enumerate()) - before if thread.name.startswith("headstart")]:
+        assert time.monotonic() < until, left
+        time.sleep(0.01)
+
+
+def test_others_run_while_a_request_is_parked(key_file: Path, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start(valkey.url, key_file) as one:
+        ask(one, chat())
+        stored(one)
+    monkeypatch.setattr(shared_fetch, "STALL", 30.0)
+    with start(valkey.url, key_file) as other:
+        tier(other)._link.store._pool.connection_kwargs["socket_timeout"] = 30.0  # type: ignore[attr-defined]
+        valkey.hang()
+        parked = submit(other, chat())
+        until = time.monotonic() + 10
+        while not any(job.parked for job in other.scheduler.waiting):
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        assert ask(other, [user("Something else entirely.")], reuse=False).text
+        assert not parked.handle.begun
+        valkey.go_on()
+        assert parked.answer().report.tiers["shared"] > 0
+
+
+def test_every_waiter_of_a_stalled_fetch_goes_on(key_file: Path, valkey: ValkeyServer) -> None:
+    """Fault: each of them begins to fetch in its turn, and waits as long again."""
+    with start(valkey.url, key_file) as one:
+        ask(one, chat())
+        stored(one)
+    with start(valkey.url, key_file, slots=4) as other:
+        valkey.hang()
+        pending = [submit(other, chat()) for _ in range(4)]
+        for one_of_them in pending:
+            assert one_of_them.answer().report.prompt
+        assert tier(other).counters["fault_stalled"] <= 1
+        check(other)
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("sliceable", [True, False], ids=["attention", "hybrid"])
+def test_bytes_written_are_at_most_the_bytes_computed(
+    key_file: Path, valkey: ValkeyServer, patient: None, sliceable: bool
+) -> None:
+    """A conversation of several turns at two servers. Envelopes count apart: here a block has a few hundred bytes only."""
+    computed = saved = written = 0
+    with start(valkey.url, key_file, sliceable=sliceable) as one, start(valkey.url, key_file, sliceable=sliceable) as other:
+        messages = chat()
+        for turn in range(4):
+            for rt in (one, other):
+                answer = ask(rt, messages, max_tokens=12)
+                computed += answer.report.computed
+                stored(rt)
+            messages = [*messages, assistant(answer.text), user(f"And then {turn}?")]
+        for rt in (one, other):
+            computed += rt.scheduler.settle.counters["tokens"]
+            saved += tier(rt).counters["saved"]
+            written += tier(rt).counters["saved_bytes"]
+        shape = one.engine.shape
+        stored_kv = [name for name in entries(valkey) if (parsed := parse(name)) is not None and parsed.kind == "kv"]
+        states = (saved - len(stored_kv)) * shape.state_bytes
+        assert saved == len(entries(valkey)), "nothing was written twice"
+        assert len(stored_kv) * BLOCK_SIZE <= computed
+        assert written <= computed * shape.kv_bytes_per_token + states + 1000 * saved
+
+
+def test_what_is_computed_by_both_is_written_once(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    with start(valkey.url, key_file) as one, start(valkey.url, key_file) as other:
+        pending = [submit(rt, chat()) for rt in (one, other)]
+        reports = [one_of_them.answer().report for one_of_them in pending]
+        for rt in (one, other):
+            stored(rt)
+        saved = sum(tier(rt).counters["saved"] for rt in (one, other))
+        assert saved >= len(entries(valkey)) >= (reports[0].prompt - 1) // BLOCK_SIZE
+
+
+def test_the_last_turn_is_settled_when_the_server_stops(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    """Derived KV stays here, so without it the reply would be computed again elsewhere."""
+    with start(valkey.url, key_file) as one:
+        messages = chat()
+        answer = ask(one, messages, max_tokens=60)
+    assert one.scheduler.settle.counters["turns"] == 1
+    messages = [*messages, assistant(answer.text), user("And then?")]
+    with start(valkey.url, key_file) as other:
+        report = ask(other, messages, max_tokens=4).report
+        assert report.computed <= len("And then?") + 40 + BLOCK_SIZE
+        assert report.tiers["shared"] > 0
+
+
+def test_logs_and_names_show_no_prompt(
+    key_file: Path, valkey: ValkeyServer, patient: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    with start(valkey.url, key_file) as one, start(valkey.url, key_file) as other:
+        for rt in (one, other):
+            ask(rt, chat("The secret word is marmalade."), salt="anna")
+            stored(rt)
+        valkey.kill()
+        ask(other, chat("The secret word is quincunx."), salt="anna")
+    said = caplog.text + " ".join(entries_named(key_file))
+    assert "marmalade" not in said
+    assert "quincunx" not in said
+    assert "anna" not in said
+
+
+def entries_named(key_file: Path) -> list[str]:
+    return [str(path.name) for path in key_file.parent.rglob("*")]
+
+
+# ── doctor ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_doctor_warns_of_a_store_that_evicts_nothing_and_names_servers_that_differ(tmp_path: Path, key_file: Path) -> None:
+    server = ValkeyServer(tmp_path, ["--maxmemory", "50mb", "--maxmemory-policy", "noeviction"])
+    try:
+        with start(server.url, key_file) as one:
+            ask(one, chat())
+            stored(one)
+            until = time.monotonic() + 20
+            while not any("server " in topic for topic, _ in examined(server.url, key_file, one)[1]):
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            usable, lines = examined(server.url, key_file, one)
+            assert usable
+            assert any("noeviction" in text for _, text in lines)
+            assert any("shares its cache with this one" in str(text) for _, text in lines)
+            strange = FakeEngine(ctx=512, block_size=16)
+            assert any("cannot share" in str(text) for _, text in examine_shared(settings(server.url, key_file), strange)[1])
+    finally:
+        server.kill()
+    usable, lines = examine_shared(settings(server.url, key_file), FakeEngine(ctx=512, block_size=8))
+    assert not usable
+    assert "cannot be used" in lines[0][1]
+
+
+def settings(url: str, key_file: Path) -> Settings:
+    return Settings(shared=url, shared_key_file=key_file)
+
+
+def examined(url: str, key_file: Path, rt: Runtime) -> tuple[bool, list[tuple[str, str]]]:
+    return examine_shared(settings(url, key_file), rt.engine)
+
+
+# ── reply tokens ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def writer_of_other_tokens() -> FakeEngine:
+    """Its replies have other tokens than the tokenizer would choose. Its decoding gives the KV of prefill (as with bf16)."""
+    tokenizer = FakeTokenizer(["aa", "ab", "ba", "bb"])
+    shape: dict[str, Any] = {"ctx": 1024, "block_size": BLOCK_SIZE, "delay": 0.005, "slots": 2}
+    return FakeEngine(**shape, alphabet=b"ab", tokenizer=tokenizer, decode_is_prefill=True)
+
+
+def test_a_conversation_that_moves_keeps_the_tokens_of_its_replies(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    """Without the notes, the other server would choose other tokens for the replies, and compute all after the first one."""
+    given: dict[str, Any] = {"reuse": "fast", "memory_budget": 1 << 20, "shared": valkey.url, "shared_key_file": key_file}
+    with (
+        Runtime(writer_of_other_tokens, Settings(**given, settle="off")) as one,
+        Runtime(writer_of_other_tokens, Settings(**given, settle="off")) as other,
+    ):
+        messages = chat()
+        for turn in range(4):
+            answer = ask(one, messages, max_tokens=40, ignore_eos=True)
+            messages = [*messages, assistant(answer.text), user(f"And then {turn}?")]
+        stored(one)
+        count = tier(one).counters["notes_saved"]
+        assert count >= 3, "the replies have the tokenizer's own tokens: nothing is tested"
+        report = ask(other, messages, max_tokens=4).report
+        assert report.computed <= len("And then 3?") + 40 + BLOCK_SIZE
+        assert tier(other).counters["notes_fetched"] == count
+        ask(other, messages, max_tokens=4)
+        assert tier(other).counters["notes_fetched"] == count, "it knows them now"
+        check(other)
+
+
+def test_notes_of_a_dead_store_or_of_a_stranger_are_misses(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    given: dict[str, Any] = {"reuse": "fast", "memory_budget": 1 << 20, "shared": valkey.url, "shared_key_file": key_file}
+    with Runtime(writer_of_other_tokens, Settings(**given, settle="off")) as one:
+        messages = chat()
+        answer = ask(one, messages, max_tokens=40, ignore_eos=True, salt="anna")
+        messages = [*messages, assistant(answer.text), user("And then?")]
+        stored(one)
+        assert tier(one).counters["notes_saved"] == 1
+    with Runtime(writer_of_other_tokens, Settings(**given, settle="off")) as other:
+        assert ask(other, messages, max_tokens=4, salt="berta").report.prompt
+        assert tier(other).counters["notes_fetched"] == 0
+        client = library.Valkey(HOST, valkey.port)
+        for key in client.keys("hs1/*/note/*"):  # type: ignore[union-attr]
+            client.set(key, b"x" * 100)
+        assert ask(other, messages, max_tokens=4, salt="anna").report.prompt
+        assert tier(other).counters["fault_foreign"] == 1
+        valkey.kill()
+        assert ask(other, [*messages, assistant("abab"), user("And?")], max_tokens=4, salt="anna").report.prompt
+        check(other)
+
+
+# ── what people see ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_answers_timings_and_metrics_know_the_tier(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    body = {"messages": chat(), "max_tokens": 4}
+    with serving(start(valkey.url, key_file)) as one, serving(start(valkey.url, key_file)) as other:
+        assert one.post("/v1/chat/completions", json=body).json()["headstart"]["tiers"] == {}
+        assert one.runtime is not None
+        stored(one.runtime)
+        answer = other.post("/v1/chat/completions", json=body).json()
+        tokens = answer["headstart"]["tiers"]["shared"]
+        assert tokens > 0
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == tokens == answer["timings"]["cache_n"]
+        assert other.metric("headstart:cached_tokens_total", tier="shared") == tokens
+        assert other.metric("headstart:store_fetched_total", tier="shared") == tokens // BLOCK_SIZE
+        assert other.metric("headstart:store_fetched_bytes_total", tier="shared") > 0
+        assert one.metric("headstart:store_saved_bytes_total", tier="shared") > 0
+        assert one.metric("headstart:store_missing_total", tier="shared") == 1

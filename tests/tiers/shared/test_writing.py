@@ -1,0 +1,154 @@
+"""Writing to a store: what is refused, in which order, and what happens when a store loses everything. With real stores."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headstart.tiers.shared import tier as tiers
+from headstart.tiers.shared import writing
+from headstart.tiers.shared.folder import FolderStore
+from headstart.tiers.shared.keys import FleetKeys, TagKeys
+from headstart.tiers.shared.names import parse
+from headstart.tiers.shared.tier import Saves
+from stores import ValkeyServer
+from tiers_shared import answered, fetched, payload_of, prompt, request, tier_of
+
+KEYS = TagKeys(FleetKeys.generate())
+SIZE = 20_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FolderStore]:
+    store = FolderStore(tmp_path, 30.0)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
+    server = ValkeyServer(tmp_path)
+    yield server
+    server.kill()
+
+
+class Held(FolderStore):
+    """A folder that takes nothing until it may."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 30.0)
+        self.may = threading.Event()
+
+    def have(self, names: list[str]) -> list[bool]:  # type: ignore[override]
+        self.may.wait(30)
+        return super().have(names)
+
+
+def kv(store: FolderStore) -> int:
+    return sum((name := parse(one.name)) is not None and name.kind == "kv" for one in store.objects())
+
+
+def test_what_follows_a_refused_entry_is_refused_until_that_is_stored(tmp_path: Path) -> None:
+    """Fault: the queue was full for a parent and not for its children, which fill the store and cannot be used."""
+    store = Held(tmp_path)
+    tier = tier_of(store, KEYS, room=3 * SIZE)
+    wanted = request(prompt(6), SIZE)
+    taken = [tier.offer(wanted.label(block), payload_of(block, SIZE)) for block in range(4)]
+    assert taken == [True, True, True, False]
+    store.may.set()
+    answered(tier, 3)
+    assert not tier.offer(wanted.label(4), payload_of(4, SIZE))
+    assert not tier.offer(wanted.label(5), payload_of(5, SIZE))
+    assert tier.counters["skipped_full"] == 1
+    assert tier.counters["skipped_parent"] == 2
+    for block in (3, 4, 5):  # as when a request uses the chain
+        assert tier.offer(wanted.label(block), payload_of(block, SIZE))
+    answered(tier, 3)
+    assert kv(store) == 6
+    tier.close(5)
+    store.close()
+
+
+def test_a_kind_of_store_may_get_a_share_only(store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiers.SAVES, "file", Saves(frozenset({"reused", "leaving"}), 0.3))
+    tier = tier_of(store, KEYS)
+    wanted = request(prompt(20), SIZE)
+    assert not tier.offer(wanted.label(0), payload_of(0, SIZE))
+    tier.computed(20 * SIZE)
+    assert sum(tier.offer(wanted.label(block), payload_of(block, SIZE)) for block in range(20)) == 6
+    answered(tier, 6)
+    assert tier.counters["skipped_share"] == 2
+    assert len(fetched(tier_of(store, KEYS), wanted)) == 6, "the head of the chain comes first"
+    assert not tier.offer(wanted.label(7), payload_of(7, SIZE), last=True), "its parent is not there"
+    assert tier.offer(wanted.label(6), payload_of(6, SIZE), last=True), "when a server stops, there is no limit"
+    tier.close(5)
+
+
+def test_a_store_that_was_restarted_gets_everything_again(valkey: ValkeyServer) -> None:
+    """Fault: a server believes for an hour that the store has what it lost."""
+    tier = tier_of(valkey.store(10.0), KEYS)
+    wanted = request(prompt(6), SIZE)
+    for block in range(6):
+        assert tier.offer(wanted.label(block), payload_of(block, SIZE))
+    answered(tier, 6)
+    assert not [block for block in range(6) if tier.lacks(wanted.label(block).key)]
+    valkey.kill()
+    valkey.start()
+    assert tier.due(wanted.label(0).key)
+    tier.touch([wanted.label(0)])
+    until = time.monotonic() + 20
+    while not tier.lacks(wanted.label(5).key):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    for block in range(6):
+        assert tier.offer(wanted.label(block), payload_of(block, SIZE))
+    answered(tier, 6)
+    assert len(fetched(tier_of(valkey.store(10.0), KEYS), wanted)) == 6
+    tier.close(5)
+
+
+def test_a_dead_store_is_believed_to_have_lost_everything(valkey: ValkeyServer) -> None:
+    tier = tier_of(valkey.store(10.0), KEYS)
+    wanted = request(prompt(6), SIZE)
+    tier.offer(wanted.label(0), payload_of(0, SIZE))
+    answered(tier, 1)
+    valkey.kill()
+    tier.offer(wanted.label(1), payload_of(1, SIZE))
+    answered(tier, 1)
+    assert tier.counters["fault_refused"] >= 1
+    assert tier.lacks(wanted.label(0).key)
+    tier.close(5)
+
+
+def test_an_idle_writer_does_not_close_the_breaker(store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "LOOK", 0.02)
+    tier = tier_of(store, KEYS)
+    breaker = tier._link.breaker
+    breaker.trip(tier._link.clock() - 1000)  # so a call may try at once
+    time.sleep(0.2)
+    assert not breaker.closed
+    wanted = request(prompt(2), SIZE)
+    assert not tier.offer(wanted.label(0), payload_of(0, SIZE))
+    assert tier.counters["skipped_failing"] == 1
+    assert fetched(tier, wanted) == []  # a real call does
+    assert breaker.closed
+    tier.close(5)
+
+
+def test_bytes_written_are_at_most_those_computed(store: FolderStore) -> None:
+    """Whatever is offered again, by the same server or by another one with the same content, is written once."""
+    tiers_of_fleet = [tier_of(store, KEYS) for _ in range(2)]
+    wanted = request(prompt(10), SIZE)
+    for tier in tiers_of_fleet:
+        for _ in range(3):
+            taken = [tier.offer(wanted.label(block), payload_of(block, SIZE)) for block in range(10)]
+            answered(tier, sum(taken))
+    saved = sum(tier.counters["saved_bytes"] for tier in tiers_of_fleet)
+    assert 10 * SIZE < saved < 10 * (SIZE + 1000)
+    assert tiers_of_fleet[1].counters["there"] == 10
+    for tier in tiers_of_fleet:
+        tier.close(5)
