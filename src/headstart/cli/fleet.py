@@ -1,4 +1,4 @@
-"""`headstart fleet`: the keys of a fleet, and what it stores."""
+"""`headstart fleet`: serves a model on several machines; the keys of a fleet, and what it stores."""
 
 from __future__ import annotations
 
@@ -7,21 +7,43 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from headstart.cli import fleet_demo as cli_fleet_demo
+from headstart.cli import fleet_serve as cli_fleet_serve
+from headstart.cli import fleet_status as cli_fleet_status
 from headstart.errors import ConfigError
 from headstart.units import count, show_size, show_time
 
 if TYPE_CHECKING:
     from headstart.tiers.shared.store import SharedStore
 
+SERVE = "serve"
+
+
+class FleetGroup(TyperGroup):
+    """`headstart fleet MODEL` means `headstart fleet serve MODEL`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = [SERVE, *args]
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     name="fleet",
-    help="Makes the keys of a fleet, and shows and deletes what its servers share. docs/shared.md explains it.",
+    cls=FleetGroup,
+    help="Serves a model with several replicas, on one machine or many (docs/run-a-fleet.md). Makes the keys of a fleet, and "
+    "shows and deletes what its servers share (docs/shared.md).",
     no_args_is_help=True,
 )
+app.command(SERVE, epilog=cli_fleet_serve.EPILOG)(cli_fleet_serve.serve)
+app.command("stop")(cli_fleet_serve.stop)
+app.command("status")(cli_fleet_status.status)
+app.command("demo")(cli_fleet_demo.demo)
 
 FleetKeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key file. Every server of the fleet needs a copy.")]
 StoreUrl = Annotated[str, typer.Argument(metavar="URL", help="The store, as in `--shared`.")]

@@ -1,0 +1,118 @@
+"""What a fleet costs beside one machine: `python -m benchmarks.fleet_paths [--rounds N]`. Needs the extra `fleet`.
+
+One server, a fleet in handle mode and a fleet in direct mode serve the same engine, which computes nothing and so takes no
+time. All run at the same time, and are asked in turn: a body of 60 kB that is known, and a reply of 32 tokens as a stream. The
+figures are the time to the first byte of the reply, and from there to the last one, by token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import processor
+from benchmarks.fixtures import of_tests
+from benchmarks.restart import spread
+
+ENGINE: dict[str, Any] = {"slots": 4, "ctx": 131_072, "block_size": 64, "batch": 512}
+BODY = 60_000
+REPLY = 32
+ASKED = 20
+"""Requests of a round to each."""
+
+
+def ask(client: httpx.Client, number: int) -> tuple[float, float]:
+    """Seconds to the first byte of a reply, and from there to its end."""
+    messages = [{"role": "system", "content": "x" * BODY}, {"role": "user", "content": f"Question {number}."}]
+    body = {"messages": messages, "max_tokens": REPLY, "ignore_eos": True, "stream": True, "temperature": 0}
+    begun = time.perf_counter()
+    with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        answer.raise_for_status()
+        parts = answer.iter_bytes()
+        next(parts)
+        first = time.perf_counter()
+        for _ in parts:
+            pass
+    return first - begun, time.perf_counter() - first
+
+
+@contextmanager
+def one_server() -> Iterator[httpx.Client]:
+    port = of_tests("stores").free_port()
+    command = [sys.executable, "-m", "benchmarks.fleet_paths", "--serve", str(port)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False)
+    try:
+        of_tests("live").wait_until(lambda: _answers(client), 120)
+        yield client
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def serve(port: int) -> None:
+    from headstart.api.serve import serve as run
+    from headstart.config import Settings
+    from headstart.serving.runtime import Runtime
+    from headstart.testing.fake_engine import FakeEngine
+
+    settings = Settings(memory_budget=64 << 20)
+    run(settings, "127.0.0.1", port, load=lambda given: Runtime(lambda: FakeEngine(**ENGINE), given))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet_paths", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve)
+        return
+    found: dict[str, list[tuple[float, float]]] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        running = of_tests("fleets").running
+        memory = ["--memory-budget", str(64 << 20)]
+        clients = {"one server": stack.enter_context(one_server())}
+        for name, direct in (("handle mode", False), ("direct mode", True)):
+            fleet = stack.enter_context(running(folder, replicas=2, engine=ENGINE, options=memory, direct=direct))
+            clients[name] = fleet.http
+        for client in clients.values():
+            for number in range(4):
+                ask(client, number)  # warms up
+        for number in range(options.rounds):
+            for name, client in clients.items():
+                times = [ask(client, 1000 * number + one) for one in range(ASKED)]
+                found.setdefault(name, []).append((median(one for one, _ in times), median(two for _, two in times)))
+    table = Table("milliseconds", "first byte", "above one server", "a token after it", title=f"{processor.name()}, two cores")
+    alone = found["one server"]
+    for name, rows in found.items():
+        firsts, tokens = ([1e3 * row[place] for row in rows] for place in (0, 1))
+        above = [1e3 * (row[0] - other[0]) for row, other in zip(rows, alone, strict=True)]
+        table.add_row(name, spread(firsts), spread(above), spread([one / REPLY for one in tokens]))
+    Console().print(table)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

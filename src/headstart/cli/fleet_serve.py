@@ -1,0 +1,166 @@
+"""`headstart fleet serve` and `headstart fleet stop`: a fleet on Ray Serve."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Annotated, cast
+
+import typer
+
+from headstart.cli.options import (
+    NETWORK,
+    OPERATION,
+    SERVED,
+    Alias,
+    ApiKeyFile,
+    Cors,
+    Host,
+    Isolate,
+    KeepNoise,
+    PortOption,
+    takes_settings,
+)
+from headstart.config import Settings
+from headstart.errors import ConfigError
+
+FLEET = "Fleet"
+EPILOG = """
+**Examples**
+
+`headstart fleet model.gguf --replicas 2` — two replicas on this machine, without a shared cache
+
+`headstart fleet model.gguf --replicas 2 --shared valkey://127.0.0.1 --shared-key-file fleet.key`
+
+`headstart fleet model.gguf --replicas 2..8 --address ray://head:10001 --shared valkey://store --shared-key-file /etc/fleet.key`
+
+`headstart fleet demo` — a store, two replicas, and a conversation that moves when its replica is killed
+"""
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HEADSTART_ADDRESS",
+        metavar="ray://HOST:PORT|auto",
+        rich_help_panel=FLEET,
+        help="Cluster of Ray that runs the fleet. The command ends when the fleet serves, and the fleet goes on.",
+        show_default="a new cluster on this machine, until the command is stopped",
+    ),
+]
+
+
+@takes_settings(*SERVED)
+def serve(
+    replicas: Annotated[
+        str,
+        typer.Option(
+            envvar="HEADSTART_REPLICAS",
+            metavar="N|N..M",
+            rich_help_panel=FLEET,
+            help="Replicas. With a range, there are more when prompts wait for seconds, and fewer when none wait.",
+        ),
+    ] = "2",
+    address: Address = None,
+    direct: Annotated[
+        bool,
+        typer.Option(
+            "--direct",
+            envvar="HEADSTART_DIRECT",
+            rich_help_panel=FLEET,
+            help="Let HAProxy stream from the replicas' own ports: less delay, but these ports are open to the network.",
+        ),
+    ] = False,
+    fronts: Annotated[
+        int,
+        typer.Option(min=1, envvar="HEADSTART_FRONTS", rich_help_panel=FLEET, help="Processes that choose replicas."),
+    ] = 1,
+    replica_cpus: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            envvar="HEADSTART_REPLICA_CPUS",
+            metavar="N",
+            rich_help_panel=FLEET,
+            help="Processors that Ray reserves for a replica.",
+            show_default="--threads on a cluster",
+        ),
+    ] = None,
+    host: Host = None,
+    port: PortOption = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="HEADSTART_API_KEY",
+            metavar="KEY",
+            rich_help_panel=NETWORK,
+            help="Key that requests must send; give the option again for more keys.",
+            show_default="none: open",
+        ),
+    ] = None,
+    api_key_file: ApiKeyFile = None,
+    isolate: Isolate = None,
+    alias: Alias = None,
+    cors: Cors = None,
+    keep_noise: KeepNoise = None,
+    *,
+    settings: Settings,
+    no_disk: Annotated[
+        bool, typer.Option("--no-disk", envvar="HEADSTART_NO_DISK", rich_help_panel="Reuse", help="Store nothing on disk.")
+    ] = False,
+    log_format: Annotated[
+        str,
+        typer.Option(
+            envvar="HEADSTART_LOG_FORMAT", metavar="console|json", rich_help_panel=OPERATION, help="Lines for people, or JSON."
+        ),
+    ] = "console",
+) -> None:
+    """Serves a model with several replicas. Each request goes to the replica that has most of its prompt and least to do.
+
+    With --shared, no replica computes what another one has computed. All files that the options name must be on every machine
+    of the cluster. docs/run-a-fleet.md explains how to run a fleet.
+    """
+    from headstart.fleet.cluster import launch
+    from headstart.fleet.cluster.setup import FleetSetup, Scale
+    from headstart.observe.logs import LogFormat, configure
+
+    if log_format not in ("console", "json"):
+        raise ConfigError(f"--log-format must be console or json, not {log_format!r}.")
+    scale = Scale.parse(replicas)
+    if address is not None and api_key:
+        raise ConfigError("With --address give --api-key-file: Ray would store keys of --api-key where its users read them.")
+    launch.check()
+    if no_disk:
+        settings = replace(settings, cache_dir=None)
+    cores = os.cpu_count() or 1
+    if address is None and settings.threads is None:
+        settings = replace(settings, threads=max(1, cores // scale.least))
+    setup = FleetSetup(
+        settings,
+        scale,
+        fronts=fronts,
+        cpus=replica_cpus or (0.1 if address is None else float(settings.threads or 1)),
+        spread=address is not None,
+        api_keys=tuple(api_key or ()),
+        api_key_file=api_key_file,
+        isolate=isolate,
+        keep_noise=tuple(keep_noise or ()),
+        alias=tuple(alias or ()),
+        cors=tuple(cors or ()),
+        log_format=cast("LogFormat", log_format),
+    )
+    setup.keys()  # raises before anything is started
+    configure(setup.log_format)
+    at, number = host or "127.0.0.1", 8000 if port is None else port
+    typer.echo(f"starting {replicas} replicas of {settings.model}", err=True)
+    with launch.fleet(setup, at, number, address=address, direct=direct):
+        typer.echo(f"serving at http://{at}:{number}/v1; headstart fleet status --port {number}", err=True)
+        if address is None:
+            launch.until_signal()
+            typer.echo("stopping", err=True)
+
+
+def stop(address: Annotated[str, typer.Argument(metavar="ADDRESS", help="The cluster of Ray, as in --address.")]) -> None:
+    """Stops a fleet that runs on a cluster. Running replies are finished, and replicas store what only they have."""
+    from headstart.fleet.cluster import launch
+
+    launch.stop(address)

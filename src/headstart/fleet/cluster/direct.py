@@ -1,0 +1,67 @@
+"""Direct mode: HAProxy asks the front where a request should go, and sends it to the replica's own port.
+
+client ──▶ HAProxy ──▶ the chosen replica's port          nothing of ours is between them, for any token
+              └──▶ POST /internal/route (the body) ──▶ front
+
+HAProxy's rules are in Ray Serve. They pass on the body, the request's id and one more header: `authorization` here, because the
+key decides whose cache a request may use. This depends on an internal hook of Ray Serve, which `tests/fleet/cluster` pins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from headstart.fleet.cluster.fronting import FrontProcess
+from headstart.fleet.cluster.named_replica import stopping
+from headstart.fleet.cluster.setup import APPLICATION, REPLICA, FleetSetup
+from headstart.fleet.model_card import ModelCard
+
+WATCH = 1.0
+"""Seconds between two tries to call a replica while none runs."""
+
+
+class DirectFront:
+    """The front as Ray Serve's ingress request router."""
+
+    async def __init__(self, setup: FleetSetup) -> None:  # type: ignore[misc]  # Ray awaits it
+        self._process = FrontProcess(setup)
+        self._forgetting = asyncio.create_task(self._process.forget())
+        self._watching = asyncio.create_task(_watch())
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        app.add_api_route("/internal/route", self._route, methods=["POST"])
+        return app
+
+    async def report(self, report: bytes, card: ModelCard) -> bool:
+        return await self._process.report(report, card)
+
+    async def status(self) -> list[dict[str, Any]]:
+        return self._process.status()
+
+    async def _route(self, request: Request) -> Response:
+        body = await request.body()
+        if "x-body-truncated" in request.headers:
+            body = b""
+        front, headers = self._process.front, request.headers
+        routed = await front.route(headers.get("x-request-id", ""), "", headers, body, without=stopping(front.replicas))
+        if routed is None:
+            return JSONResponse({"detail": "no replica reports"}, 503)
+        return JSONResponse({"host": "", "port": 0, "replica_id": routed.replica})
+
+
+async def _watch() -> None:
+    """Makes Ray tell this process which replicas run (`named_replica`): it does so for whoever has called one."""
+    while True:
+        with suppress(Exception):
+            await serve.get_deployment_handle(REPLICA, APPLICATION).figures.remote()
+            return
+        await asyncio.sleep(WATCH)

@@ -1,0 +1,46 @@
+"""Front process: a front with its prompt reader, fed with reports in their encoded form."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import Any
+
+from headstart.fleet.cluster.setup import FleetSetup
+from headstart.fleet.front.front import Front
+from headstart.fleet.front.prompts import PromptReader
+from headstart.fleet.model_card import ModelCard
+from headstart.fleet.replica.wire import decode
+from headstart.observe import logs
+
+LOOK = 60.0
+"""Most seconds between two looks at how long data may be kept: the file of keys can change it."""
+
+
+class FrontProcess:
+    """What the fronts of both modes share. Raises what loading the model's vocabulary raises."""
+
+    def __init__(self, setup: FleetSetup) -> None:
+        logs.configure(setup.log_format)
+        self.reader = PromptReader(
+            setup.settings, keys=setup.keys(), isolate=setup.isolate, keep_noise=setup.keep_noise, load=setup.tokenizer
+        )
+        self.front = Front(self.reader)
+
+    async def forget(self) -> None:
+        """Drops the texts of prompts as often as data expires. It runs until it is cancelled."""
+        forgot = time.monotonic()
+        while True:
+            await asyncio.sleep(min(self.reader.expire, LOOK))
+            if time.monotonic() >= forgot + self.reader.expire:
+                forgot = time.monotonic()
+                await asyncio.to_thread(self.reader.forget)
+
+    async def report(self, report: bytes, card: ModelCard) -> bool:
+        """Takes a report. True if the replica must send a dump."""
+        return self.front.report(await asyncio.to_thread(decode, report), card)
+
+    def status(self) -> list[dict[str, Any]]:
+        """What is known of each replica, for JSON."""
+        return [asdict(one) for one in self.front.status()]

@@ -1,0 +1,155 @@
+"""Gateway: the front in handle mode. It reads each request, chooses a replica, and passes its answer on.
+
+client ──▶ Ray's proxy ──▶ gateway ──(handle)──▶ the chosen replica
+                              └── reads the body, tokenises the prompt, asks the router
+
+If the replica dies before its answer has begun, the request goes to another one. Afterwards the client's stream breaks, as it
+does when a single server is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Protocol
+
+import structlog
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from headstart.api.errors import TooLarge, answer
+from headstart.errors import RequestError, Unavailable
+from headstart.fleet.cluster import bridge
+from headstart.fleet.cluster.fronting import FrontProcess
+from headstart.fleet.cluster.named_replica import ARGUMENT, stopping
+from headstart.fleet.cluster.setup import FleetSetup
+from headstart.fleet.front.front import Front
+from headstart.fleet.model_card import ModelCard
+
+MAX_BODY = 64 << 20
+"""Most bytes of a body."""
+TRIES = 2
+"""Replicas that a request is sent to before it fails. A prompt that kills its process must not kill them all."""
+_SANE = re.compile(r"[\x21-\x7e]{1,128}")
+
+log = structlog.get_logger("headstart.fleet")
+
+
+class ReplicaAnswer(Protocol):
+    """Batches of the ASGI messages of an answer. `cancel` ends the call, if it is not over."""
+
+    def __aiter__(self) -> AsyncIterator[list[Message]]: ...
+
+    def cancel(self) -> None: ...
+
+
+class Gateway:
+    """The front as the ingress deployment. Ray calls its methods."""
+
+    async def __init__(self, setup: FleetSetup, replicas: DeploymentHandle) -> None:  # type: ignore[misc]  # Ray awaits it
+        self._process = FrontProcess(setup)
+        self._forgetting = asyncio.create_task(self._process.forget())
+        self._replicas = replicas.options(stream=True)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return GatewayApp(self._process.front, self._ask)
+
+    async def report(self, report: bytes, card: ModelCard) -> bool:
+        return await self._process.report(report, card)
+
+    async def status(self) -> list[dict[str, Any]]:
+        return self._process.status()
+
+    def _ask(self, replica: str, scope: Mapping[str, Any], body: bytes) -> ReplicaAnswer:
+        answer: ReplicaAnswer = self._replicas.serve.remote(scope, body, **{ARGUMENT: replica})
+        return answer
+
+
+class GatewayApp:
+    """The ASGI app of a gateway.
+
+    Args:
+        ask: sends a request to a replica.
+    """
+
+    def __init__(self, front: Front, ask: Callable[[str, Mapping[str, Any], bytes], ReplicaAnswer]) -> None:
+        self._front = front
+        self._ask = ask
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _lifespan(receive, send)
+            return
+        headers = MutableHeaders(scope=scope)
+        request = headers.get("x-request-id", "")
+        if not _SANE.fullmatch(request):
+            request = headers["x-request-id"] = f"req_{uuid.uuid4().hex}"
+        scope["request_id"] = request
+        try:
+            body = await _body(receive, Headers(scope=scope))
+            await self._pass_on(request, scope, body, send)
+        except RequestError as error:
+            await answer(error, scope)(scope, receive, send)
+
+    async def _pass_on(self, request: str, scope: Scope, body: bytes, send: Send) -> None:
+        front, path, headers = self._front, scope["path"], Headers(scope=scope)
+        tried: set[str] = set()
+        for _ in range(TRIES):
+            routed = await front.route(request, path, headers, body, without=tried | stopping(front.replicas))
+            if routed is None:
+                break
+            begun = False
+            answer = self._ask(routed.replica, bridge.carried(scope), body)
+            try:
+                async for messages in answer:
+                    for message in messages:
+                        begun = True
+                        await send(message)
+                return
+            except (ActorDiedError, DeploymentUnavailableError) as error:
+                tried.add(routed.replica)
+                front.leave(routed.replica)  # if it is well, its next report brings it back
+                log.warning("a replica failed", replica=routed.replica, error=type(error).__name__, id=request, begun=begun)
+                if begun:
+                    raise
+            finally:
+                answer.cancel()
+                front.close(request)
+        raise Unavailable("No replica of the fleet can serve this request now; try again in 5 s.", retry_after=5.0)
+
+
+async def _body(receive: Receive, headers: Headers) -> bytes:
+    """The whole body. Raises TooLarge."""
+    refusal = TooLarge(f"The body is larger than {MAX_BODY} bytes.")
+    declared = headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY:
+        raise refusal
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Unavailable("The client has disconnected.")
+        size += len(message.get("body", b""))
+        if size > MAX_BODY:
+            raise refusal
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Answers what is not HTTP: the app's life. There are no web sockets."""
+    while True:
+        kind = (await receive())["type"]
+        if not kind.startswith("lifespan"):
+            await send({"type": "websocket.close"})
+            return
+        await send({"type": f"{kind}.complete"})
+        if kind == "lifespan.shutdown":
+            return

@@ -1,0 +1,246 @@
+"""Member: one server of a fleet: the app, its runtime, and the reports on both. It knows no cluster library.
+
+    start ──▶ load the model ──▶ measure its speed ──▶ ready ──▶ report, again and again ──▶ close
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import structlog
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from headstart.api.app import create_app
+from headstart.api.auth import OPERATOR
+from headstart.api.errors import Forbidden
+from headstart.engines import registry
+from headstart.errors import EngineError
+from headstart.fleet.cluster.metrics import merged
+from headstart.fleet.cluster.setup import FleetSetup
+from headstart.fleet.front.affinity import replica_tag
+from headstart.fleet.model_card import ModelCard
+from headstart.fleet.replica.journal import Journal
+from headstart.fleet.replica.reporter import Reporter
+from headstart.fleet.replica.wire import encode
+from headstart.interfaces.generation import GenerationParams
+from headstart.model_names import model_names
+from headstart.observe import logs
+from headstart.observe.metrics import CONTENT_TYPE
+from headstart.serving.request import Event, Failed, Finished, Request
+from headstart.serving.runtime import Runtime
+from headstart.serving.scheduler import Outcome
+
+STATUS, METRICS = "/headstart/fleet", "/headstart/fleet/metrics"
+"""Routes that show what all replicas do."""
+MEASURED = 128
+"""Tokens that are computed to measure the speed of a new replica."""
+PERIOD = 0.1
+"""Seconds between two reports."""
+LATE = 1.0
+"""Seconds that the fronts have to take a report, and pause after they did not."""
+
+
+class Fleet(Protocol):
+    """The other processes of the fleet."""
+
+    async def send(self, report: bytes, card: ModelCard) -> Sequence[bool]:
+        """Sends a report to all fronts. The results say whether a front needs a dump."""
+
+    async def status(self) -> dict[str, Any]:
+        """What the fronts and the replicas know, for JSON."""
+
+    async def metrics(self) -> dict[str, bytes]:
+        """The metrics of all replicas, by their tags."""
+
+
+log = structlog.get_logger("headstart.fleet")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a tier of a replica holds: entries and bytes."""
+
+    entries: int
+    used: int
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFigures:
+    """What a replica does now, and did since it started.
+
+    Attributes:
+        replica: its name in reports.
+        tag: the short form of it in the ids of its answers.
+        host, pid: its machine and process.
+        running, waiting: choices with and without a slot.
+        queue: seconds of prefill in its queue.
+        held: by tier.
+        computed: prompt tokens that it computed.
+        cached: prompt tokens that it did not compute, by the tier that had them.
+    """
+
+    replica: str
+    tag: str
+    host: str
+    pid: int
+    running: int
+    waiting: int
+    queue: float
+    held: dict[str, Held]
+    computed: int
+    cached: dict[str, int]
+
+
+class Member:
+    """A server of a fleet. Use it on one event loop.
+
+    Args:
+        name: by which the fronts know it.
+
+    Attributes:
+        app: the HTTP app, once it is started.
+    """
+
+    app: Starlette
+
+    def __init__(self, setup: FleetSetup, name: str) -> None:
+        self._setup = setup
+        self._name = name
+        self._reporting: asyncio.Task[None] | None = None
+        self._computed = 0
+        self._cached: Counter[str] = Counter()
+
+    async def start(self, fleet: Fleet) -> None:
+        """Loads the model and begins to report to `fleet`. Raises what loading raises."""
+        setup = self._setup
+        logs.configure(setup.log_format)
+        journal = Journal()
+        self._runtime = await asyncio.to_thread(self._load, journal)
+        self._runtime.observe(self._count)
+        self._card = ModelCard.of(self._runtime.engine)
+        self._reporter = Reporter(self._runtime, journal, self._name, epoch=time.time_ns())
+        names = tuple(dict.fromkeys((*setup.alias, *model_names(setup.settings.model))))
+        self.app = create_app(
+            self._runtime,
+            api_keys=setup.keys(),
+            isolate=setup.isolate,
+            keep_noise=setup.keep_noise,
+            model_id=names[0],
+            aliases=names,
+            cors=setup.cors,
+            replica_tag=replica_tag(self._name),
+        )
+        self.app.add_route(STATUS, self._show_status, methods=["GET"])
+        self.app.add_route(METRICS, self._show_metrics, methods=["GET"])
+        self._fleet = fleet
+        self._reporting = asyncio.create_task(self._report())
+
+    async def _show_status(self, request: HttpRequest) -> Response:
+        _check_operator(request)
+        return JSONResponse(await self._fleet.status())
+
+    async def _show_metrics(self, request: HttpRequest) -> Response:
+        _check_operator(request)
+        return Response(merged(await self._fleet.metrics()), media_type=CONTENT_TYPE)
+
+    def _load(self, journal: Journal) -> Runtime:
+        settings = self._setup.settings
+        engine = self._setup.engine or (lambda: registry.load(settings.engine_options(), None))
+        runtime = Runtime(engine, settings, listener=journal)
+        _measure(runtime)
+        return runtime
+
+    async def _report(self) -> None:
+        dump = sent = False
+        while True:
+            begun = time.monotonic()
+            try:
+                # First the changes: other fronts than the one that asks ignore a dump.
+                for make in (self._reporter.report, *([self._reporter.dump] if dump else [])):
+                    report = await asyncio.to_thread(make)
+                    if report is not None:
+                        async with asyncio.timeout(LATE):
+                            dump = any(await self._fleet.send(await asyncio.to_thread(encode, report), self._card))
+                        sent = True
+            except Exception as error:  # the fronts are starting, or gone
+                if sent:
+                    log.warning("a report could not be sent", error=type(error).__name__)
+                dump, sent = True, False
+                await asyncio.sleep(LATE)
+            await asyncio.sleep(max(0.0, PERIOD - (time.monotonic() - begun)))
+
+    def check(self) -> None:
+        """Raises EngineError if the engine thread has ended, so that the replica must be replaced."""
+        if not self._runtime.alive:
+            raise EngineError("the engine thread has ended")
+
+    def figures(self) -> MemberFigures:
+        """What `headstart fleet status` shows."""
+        now = self._runtime.snapshot()
+        held = {name: Held(tier["entries"], tier["used"], tier["budget"]) for name, tier in now["tiers"].items()}
+        return MemberFigures(
+            *(self._name, replica_tag(self._name), platform.node(), os.getpid()),
+            *(now["running"], now["waiting"], self.waiting()),
+            held=held,
+            computed=self._computed,
+            cached=dict(self._cached),
+        )
+
+    def _count(self, outcome: Outcome) -> None:
+        report = outcome.report
+        self._computed += report.computed
+        for tier, tokens in {"live": report.live, **report.tiers}.items():
+            self._cached[tier] += tokens
+
+    def metrics(self) -> tuple[str, bytes]:
+        """The replica's tag, and its metrics in Prometheus' text format."""
+        page: bytes = self.app.state.service.metrics.render()
+        return replica_tag(self._name), page
+
+    def waiting(self) -> float:
+        """Seconds of prefill in the queue."""
+        return self._reporter.waiting()
+
+    async def close(self) -> None:
+        """Stores what only this server has, and frees the model."""
+        if self._reporting is None:
+            return
+        self._reporting.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reporting
+        self._reporting = None
+        await asyncio.to_thread(self._runtime.close, self._setup.settings.drain)
+
+
+def _measure(runtime: Runtime) -> None:
+    """Computes some tokens, so that the first report has the replica's own speed. Fronts would take it for a fast one."""
+    ended = threading.Event()
+
+    def sink(event: Event) -> None:
+        if isinstance(event, Finished | Failed):
+            ended.set()
+
+    with runtime.prompts.tokenizer_open() as tokenizer:
+        tokens = tokenizer.tokenize("How fast is this machine? " * MEASURED)[: min(MEASURED + 1, runtime.ctx // 2)]
+    prompt = runtime.text_prompt(tokens, salt="headstart.measure")
+    runtime.submit(Request(prompt, GenerationParams(max_tokens=0, reuse=False)), sink)
+    ended.wait()
+
+
+def _check_operator(request: HttpRequest) -> None:
+    """Raises Forbidden."""
+    if not request.scope["operator"]:
+        path = request.scope["path"]
+        raise Forbidden(f"{path} shows data of all tenants: it needs the key named '{OPERATOR}' in --api-key-file.")

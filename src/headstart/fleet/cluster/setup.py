@@ -1,0 +1,86 @@
+"""Setup: what all processes of a fleet must know. It is pickled and sent to them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from headstart.api.auth import Keys
+from headstart.config import Settings
+from headstart.engines import registry
+from headstart.engines.options import EngineOptions
+from headstart.errors import ConfigError
+from headstart.interfaces.engine import Engine, LoadedTokenizer
+from headstart.observe.logs import LogFormat
+
+APPLICATION = "headstart"
+"""Name of the application in Ray Serve."""
+REPLICA = "Replica"
+"""Name of the deployment that computes."""
+FRONT = "Front"
+"""Name of the deployment that routes."""
+GRACE = 120.0
+"""Seconds in which a replica that stops may finish its replies."""
+_SCALE = re.compile(r"(\d+)(?:\.\.(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many replicas there are: at least and at most."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def parse(cls, text: str) -> Scale:
+        """`4`, or `2..8`. Raises ConfigError."""
+        found = _SCALE.fullmatch(text.strip())
+        if found is None:
+            raise ConfigError(f"--replicas must be a number like 4 or a range like 2..8, not {text!r:.100}.")
+        least, most = int(found[1]), int(found[2] or found[1])
+        if not 1 <= least <= most:
+            raise ConfigError(f"--replicas {text}: the first number must be 1 or more, and not more than the second.")
+        return cls(least, most)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSetup:
+    """What a fleet serves, and how. Files that it names must be on every machine.
+
+    Attributes:
+        settings: of each replica.
+        scale: number of replicas.
+        fronts: number of processes that route.
+        cpus: processors that Ray reserves for a replica.
+        spread: whether a machine has at most one replica.
+        api_keys, api_key_file, isolate, keep_noise, alias, cors: as for one server (`api.serve.serve`).
+        log_format: of the logs of its processes.
+        engine, tokenizer: load the engine of a replica and the tokenizer of a front, instead of those of the model in
+            `settings`. For tests of fleets.
+    """
+
+    settings: Settings
+    scale: Scale = Scale(1, 1)
+    fronts: int = 1
+    cpus: float = 1.0
+    spread: bool = False
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_key_file: Path | None = None
+    isolate: str | None = None
+    keep_noise: tuple[str, ...] = ()
+    alias: tuple[str, ...] = ()
+    cors: tuple[str, ...] = ()
+    log_format: LogFormat = "console"
+    engine: Callable[[], Engine] | None = None
+    tokenizer: Callable[[EngineOptions], LoadedTokenizer] = registry.load_tokenizer
+
+    def keys(self) -> Keys:
+        """The keys that open the fleet. Raises ConfigError."""
+        return Keys(self.api_keys, self.api_key_file)
+
+
+def stopping(setup: FleetSetup) -> float:
+    """Seconds in which the processes of a fleet may finish replies and store what only they have."""
+    return GRACE + setup.settings.drain

@@ -1,0 +1,131 @@
+"""Front: routes the requests of a fleet. It knows no cluster library, and sends nothing itself.
+
+    replica ──report──▶ Front ◀──request── caller
+                          └──▶ the name of the replica that should serve it
+
+Each front keeps its own state, and all of it is soft. A front that has just started routes by the least wait, and asks each
+replica that reports for a dump.
+
+Use it on one event loop. Reading a prompt takes milliseconds, so it runs on threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.datastructures import Headers
+
+from headstart.fleet.front.affinity import replica_tag, wanted_tag
+from headstart.fleet.model_card import ModelCard
+from headstart.fleet.router.chains import PromptChain
+from headstart.fleet.router.reports import ReplicaReport
+from headstart.fleet.router.router import FleetRouter, ReplicaStatus
+
+SILENT = 5.0
+"""Seconds without a report after which a replica gets no more requests. A replica reports at least once a second."""
+UNREAD = PromptChain([], 1, 64)
+"""The chain of a request without a prompt, or with one that cannot be read. It goes where the wait is least."""
+
+
+class ChainReader(Protocol):
+    """Reads the prompt of a request: `prompts.PromptReader`."""
+
+    def chain(self, card: ModelCard, path: str, headers: Headers, body: bytes) -> PromptChain | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Where a request goes.
+
+    Attributes:
+        replica: the replica's name.
+        known: whether its prompt was read.
+    """
+
+    replica: str
+    known: bool
+
+
+class Front:
+    """Knows the replicas by their reports, and chooses one for each request.
+
+    Args:
+        reader: reads prompts.
+        clock: seconds.
+    """
+
+    def __init__(self, reader: ChainReader, clock: Callable[[], float] = time.monotonic) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._router = FleetRouter()
+        self._cards: dict[str, ModelCard] = {}
+        self._tags: dict[str, str] = {}
+        self._heard: dict[str, float] = {}
+
+    @property
+    def replicas(self) -> Collection[str]:
+        """The replicas that report."""
+        self._sweep()
+        return self._heard.keys()
+
+    def report(self, report: ReplicaReport, card: ModelCard) -> bool:
+        """Takes a report. True if the replica must send a dump."""
+        now, name = self._clock(), report.replica
+        self._heard[name] = now
+        self._cards[name] = card
+        self._tags[replica_tag(name)] = name
+        return self._router.report(report, now)
+
+    def leave(self, replica: str) -> None:
+        """A replica is gone, or stops: it gets no more requests."""
+        self._router.leave(replica)
+        self._heard.pop(replica, None)
+        self._cards.pop(replica, None)
+        if self._tags.get(replica_tag(replica)) == replica:
+            del self._tags[replica_tag(replica)]
+
+    async def route(
+        self, request: str, path: str, headers: Headers, body: bytes, *, without: Collection[str] = ()
+    ) -> Routed | None:
+        """Chooses a replica and books the request there. None if there is none.
+
+        Args:
+            request: the request's id. Reports name the request by it.
+            path: "" if the caller knows the body only.
+            without: replicas that must not be chosen: they refused this request, or died.
+        """
+        self._sweep()
+        tag = await asyncio.to_thread(wanted_tag, path, body)
+        if tag is not None and (owner := self._tags.get(tag)) is not None and owner not in without:
+            # What the request names is in that replica's memory.
+            self._router.choose(request, UNREAD, self._clock(), without=self._heard.keys() - {owner})
+            return Routed(owner, False)
+        card = self._card()
+        chain = None
+        if card is not None and body:
+            chain = await asyncio.to_thread(self._reader.chain, card, path, headers, body)
+        chosen = self._router.choose(request, chain or UNREAD, self._clock(), without=without)
+        return None if chosen is None else Routed(chosen.replica, chain is not None)
+
+    def close(self, request: str) -> None:
+        """A request is over, or did not reach its replica."""
+        self._router.close(request)
+
+    def status(self) -> tuple[ReplicaStatus, ...]:
+        """What is known of each replica."""
+        self._sweep()
+        return self._router.status(self._clock())
+
+    def _card(self) -> ModelCard | None:
+        """The model of most replicas: during an update of the fleet there are two."""
+        cards = list(self._cards.values())
+        return max(set(cards), key=cards.count) if cards else None
+
+    def _sweep(self) -> None:
+        now = self._clock()
+        for name in [name for name, heard in self._heard.items() if now - heard > SILENT]:
+            self.leave(name)

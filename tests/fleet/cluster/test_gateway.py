@@ -1,0 +1,139 @@
+"""The gateway: a request and its answer, with replicas that die. Ray itself is not needed for that, its errors are."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+import pytest
+from starlette.datastructures import Headers
+from starlette.types import Message
+
+from headstart.fleet.front.front import Front
+from headstart.fleet.model_card import ModelCard
+from headstart.fleet.router.chains import PromptChain
+from headstart.fleet.router.reports import ReplicaReport
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's own, when it is imported
+    pytest.importorskip("ray.serve")
+    from ray.exceptions import ActorDiedError
+
+    from headstart.fleet.cluster import gateway, named_replica
+
+pytestmark = pytest.mark.slow  # Ray is an extra of the slow tests
+
+START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]}
+
+
+class Unread:
+    def chain(self, card: ModelCard, path: str, headers: Headers, body: bytes) -> PromptChain | None:
+        return None
+
+
+class Scripted:
+    """The answer of a replica: messages, or errors. `None` waits for ever."""
+
+    def __init__(self, script: list[Message | BaseException | None]) -> None:
+        self._script = script
+        self.cancelled = False
+
+    async def __aiter__(self) -> AsyncIterator[list[Message]]:
+        for one in self._script:
+            if isinstance(one, BaseException):
+                raise one
+            if one is None:
+                await asyncio.Event().wait()
+            assert one is not None
+            yield [one]
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Fleet:
+    """A gateway before replicas with scripts."""
+
+    def __init__(self, **scripts: list[Message | BaseException | None]) -> None:
+        self.front = Front(Unread())
+        self.asked: list[str] = []
+        self.answers: list[Scripted] = []
+        self._scripts = scripts
+        for name in scripts:
+            self.front.report(ReplicaReport(name, 1, 0), ModelCard(b"f" * 32, 64, False, 1024))
+        self.app = gateway.GatewayApp(self.front, self._ask)
+
+    def _ask(self, replica: str, scope: Mapping[str, Any], body: bytes) -> Scripted:
+        self.asked.append(replica)
+        self.answers.append(Scripted(self._scripts[replica]))
+        return self.answers[-1]
+
+    def post(self, content: bytes = b"{}", timeout: float = 30.0) -> httpx.Response:
+        async def run() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
+            async with httpx.AsyncClient(transport=transport, base_url="http://fleet") as client, asyncio.timeout(timeout):
+                return await client.post("/v1/chat/completions", content=content)
+
+        return asyncio.run(run())
+
+
+def body(text: bytes) -> Message:
+    return {"type": "http.response.body", "body": text, "more_body": False}
+
+
+def test_an_answer_is_passed_on() -> None:
+    fleet = Fleet(a=[START, body(b"hello")])
+    assert fleet.post().text == "hello"
+    assert all(answer.cancelled for answer in fleet.answers), "nothing is left running"
+
+
+def test_a_replica_that_dies_before_its_answer_is_replaced() -> None:
+    fleet = Fleet(a=[ActorDiedError()], b=[START, body(b"hello")])
+    fleet.front.report(ReplicaReport("b", 1, 1), ModelCard(b"f" * 32, 64, False, 1024))
+    answer = fleet.post()
+    assert answer.text == "hello"
+    assert fleet.asked[-1] == "b"
+
+
+def test_a_replica_that_dies_in_its_answer_breaks_the_stream() -> None:
+    fleet = Fleet(a=[START, {**body(b"hel"), "more_body": True}, ActorDiedError()], b=[ActorDiedError()])
+    fleet.front.leave("b")
+    with pytest.raises(ActorDiedError):
+        fleet.post()
+
+
+def test_a_prompt_that_kills_its_replica_does_not_kill_them_all() -> None:
+    fleet = Fleet(a=[ActorDiedError()], b=[ActorDiedError()], c=[ActorDiedError()])
+    answer = fleet.post()
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "5"
+    assert len(fleet.asked) == gateway.TRIES == 2
+
+
+def test_no_replica() -> None:
+    assert Fleet().post().status_code == 503
+
+
+def test_a_body_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "MAX_BODY", 10)
+    fleet = Fleet(a=[START, body(b"hello")])
+    assert fleet.post(b"x" * 11).status_code == 413
+    assert not fleet.asked
+
+
+def test_a_client_that_has_gone_ends_the_call() -> None:
+    fleet = Fleet(a=[START, None])
+    with pytest.raises(TimeoutError):
+        fleet.post(timeout=0.1)
+    assert fleet.answers[0].cancelled
+
+
+def test_replicas_that_ray_stops_get_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(a=[START, body(b"hello")], b=[START, body(b"hello")])
+    monkeypatch.setattr(named_replica.NamedReplica, "running", frozenset({"b"}))
+    for _ in range(4):
+        fleet.post()
+    assert set(fleet.asked) == {"b"}

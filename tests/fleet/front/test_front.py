@@ -1,0 +1,137 @@
+"""The front: which replica gets a request, from reports and prompts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from starlette.datastructures import Headers
+
+from headstart.fleet.front.front import SILENT, Front
+from headstart.fleet.model_card import ModelCard
+from headstart.fleet.router.chains import PromptChain, chain_of
+from headstart.fleet.router.reports import Load, ReplicaReport, Tier
+from headstart.prefix_cache.blocks import root_id
+
+BLOCK_SIZE = 8
+CARD = ModelCard(b"f" * 32, BLOCK_SIZE, False, 4096)
+OTHER = ModelCard(b"g" * 32, BLOCK_SIZE, False, 4096)
+
+
+class Bytes:
+    """A reader for which each byte of a body is a token."""
+
+    def __init__(self) -> None:
+        self.cards: list[ModelCard] = []
+
+    def chain(self, card: ModelCard, path: str, headers: Headers, body: bytes) -> PromptChain | None:
+        self.cards.append(card)
+        if path == "/unreadable":
+            return None
+        return chain_of(root_id(card.fingerprint, ""), card.block_size, np.frombuffer(body, np.uint8).astype(np.int32))
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Fleet:
+    """A front with replicas that report what they hold."""
+
+    def __init__(self) -> None:
+        self.clock, self.reader = Clock(), Bytes()
+        self.front = Front(self.reader, self.clock)
+        self.sequences: dict[str, int] = {}
+
+    def report(self, name: str, holds: Sequence[bytes] = (), *, queued: float = 0.0, card: ModelCard = CARD) -> bool:
+        sequence = self.sequences[name] = self.sequences.get(name, -1) + 1
+        keys = [key for text in holds for key in self._chain(text, card).keys]
+        return self.front.report(ReplicaReport(name, 1, sequence, Load(queued=queued), {Tier.MEMORY: keys}), card)
+
+    def _chain(self, text: bytes, card: ModelCard) -> PromptChain:
+        chain = Bytes().chain(card, "", Headers(), text)
+        assert chain is not None
+        return chain
+
+    def route(
+        self, body: bytes, path: str = "/v1/chat/completions", *, name: str = "r", without: Sequence[str] = ()
+    ) -> str | None:
+        found = asyncio.run(self.front.route(name, path, Headers(), body, without=without))
+        return None if found is None else found.replica
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+PROMPT = bytes(range(1, 65))
+
+
+def test_a_request_goes_where_its_prompt_is(fleet: Fleet) -> None:
+    for name in "abc":
+        fleet.report(name, [PROMPT] if name == "b" else [])
+    assert fleet.route(PROMPT + b"more") == "b"
+
+
+def test_a_prompt_that_cannot_be_read_goes_where_the_wait_is_least(fleet: Fleet) -> None:
+    for name, queued in (("a", 3.0), ("b", 0.0), ("c", 2.0)):
+        fleet.report(name, [PROMPT] if name == "a" else [], queued=queued)
+    assert fleet.route(PROMPT, "/unreadable") == "b"
+    assert fleet.route(b"") == "b"
+
+
+def test_nobody_reports(fleet: Fleet) -> None:
+    assert fleet.route(PROMPT) is None
+
+
+def test_a_silent_replica_gets_no_requests(fleet: Fleet) -> None:
+    fleet.report("a", [PROMPT])
+    fleet.clock.now = SILENT / 2
+    fleet.report("b")
+    fleet.clock.now = SILENT + 0.1
+    assert fleet.route(PROMPT) == "b"
+    assert set(fleet.front.replicas) == {"b"}
+
+
+def test_a_replica_that_left_gets_no_requests_until_it_reports_again(fleet: Fleet) -> None:
+    fleet.report("a", [PROMPT])
+    fleet.report("b")
+    fleet.front.leave("a")
+    assert fleet.route(PROMPT) == "b"
+
+
+def test_a_replica_that_failed_the_request_is_passed_over(fleet: Fleet) -> None:
+    fleet.report("a", [PROMPT])
+    fleet.report("b")
+    assert fleet.route(PROMPT, name="1") == "a"
+    assert fleet.route(PROMPT, name="1", without=["a"]) == "b"
+    assert fleet.route(PROMPT, name="1", without=["a", "b"]) is None
+
+
+def test_a_burst_spreads_and_one_prefix_meets(fleet: Fleet) -> None:
+    for name in "ab":
+        fleet.report(name)
+    first, second = bytes([1] * 640), bytes([2] * 640)
+    assert fleet.route(first, name="1") != fleet.route(second, name="2")
+    assert fleet.route(first, name="3") == fleet.route(first, name="4")
+
+
+def test_while_a_fleet_is_updated_the_model_of_most_replicas_counts(fleet: Fleet) -> None:
+    fleet.report("a", card=OTHER)
+    fleet.report("b")
+    fleet.report("c")
+    fleet.route(PROMPT)
+    assert fleet.reader.cards == [CARD]
+
+
+def test_status_has_the_age_of_reports(fleet: Fleet) -> None:
+    fleet.report("a", [PROMPT])
+    fleet.clock.now = 1.5
+    (found,) = fleet.front.status()
+    assert (found.replica, found.age, found.blocks) == ("a", 1.5, len(PROMPT) // BLOCK_SIZE - 1)
