@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -319,6 +320,20 @@ def test_a_catalogue_of_garbage(
             live(rt, wanted)
             assert rt.cache.disk.counters["faults"] == 0
     assert faults or "the catalogue is damaged" in caplog.text, "no damage was met"
+
+
+def test_a_catalogue_with_garbage_in_what_is_for_people_only(used: Path, tmp_path: Path, wanted: dict[int, Answer]) -> None:
+    """Fault: the names of models are read when the folder is opened. Damage there kept the disk from being used, for ever."""
+    folder = tmp_path / "cache"
+    shutil.copytree(used, folder)
+    with contextlib.closing(sqlite3.connect(folder / "index.sqlite")) as catalog, catalog:
+        catalog.execute("INSERT INTO models VALUES ('text, not bytes', 'name', 'file', 'mark')")
+    with start(folder) as rt:
+        recovered(rt, wanted)
+        assert rt.cache.disk.counters["faults"] == 1
+    with start(folder) as rt:
+        live(rt, wanted)
+        assert rt.cache.disk.counters["faults"] == 0
 
 
 class Gate:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -402,8 +401,7 @@ def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: 
 
     def opened() -> Disk:
         disk = Disk(folder, settings.disk_budget, settings.tenant_disk, clock)
-        with suppress(sqlite3.Error):  # the names can wait; other errors show themselves soon
-            disk.catalog.learn(engine.fingerprint, known)
+        disk.learn(engine.fingerprint, known)
         return disk
 
     return WriteBehind(opened, engine.fingerprint, int(QUEUE_SHARE * memory), terms, clock)

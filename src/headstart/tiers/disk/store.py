@@ -31,7 +31,7 @@ from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits, quota
 from headstart.tiers.disk import files, format, reader
-from headstart.tiers.disk.catalog import Catalog, Row
+from headstart.tiers.disk.catalog import Catalog, Row, StoredModel
 from headstart.tiers.disk.format import FormatError, Header, Label, Sealed
 from headstart.tiers.disk.lock import Lock
 from headstart.tiers.disk.quarantine import Quarantine
@@ -121,6 +121,18 @@ class Disk(Store):
                 drop(self.folder / _INDEX)
         finally:
             self.close()
+
+    def learn(self, fingerprint: bytes, model: StoredModel) -> None:
+        """Remembers what a fingerprint belongs to, for people. It does not matter if that fails now.
+
+        Raises the error of a damaged catalogue, which is deleted.
+        """
+        try:
+            self.catalog.learn(fingerprint, model)
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            if damages(error):
+                self.abandon_catalog()
+                raise
 
     def close(self) -> None:
         try:
