@@ -1,8 +1,8 @@
 """What a fleet costs beside one machine: `python -m benchmarks.fleet_paths [--rounds N]`. Needs the extra `fleet`.
 
 One server, a fleet in handle mode and a fleet in direct mode serve the same engine, which computes nothing and so takes no
-time. All run at the same time, and are asked in turn: a body of 60 kB that is known, and a reply of 32 tokens as a stream. The
-figures are the time to the first byte of the reply, and from there to the last one, by token.
+time. All run at the same time, and are asked in turn: a prompt that is known, and a reply of 32 tokens as a stream. The engine
+takes each byte for a token. The figures are the time to the first byte of the reply, and from there to the last one, by token.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from benchmarks.fixtures import of_tests
 from benchmarks.restart import spread
 
 ENGINE: dict[str, Any] = {"slots": 4, "ctx": 131_072, "block_size": 64, "batch": 512}
-BODY = 60_000
 REPLY = 32
 ASKED = 20
 """Requests of a round to each."""
 
 
-def ask(client: httpx.Client, number: int) -> tuple[float, float]:
+def ask(client: httpx.Client, size: int, number: int) -> tuple[float, float]:
     """Seconds to the first byte of a reply, and from there to its end."""
-    messages = [{"role": "system", "content": "x" * BODY}, {"role": "user", "content": f"Question {number}."}]
+    messages = [{"role": "system", "content": "x" * size}, {"role": "user", "content": f"Question {number}."}]
     body = {"messages": messages, "max_tokens": REPLY, "ignore_eos": True, "stream": True, "temperature": 0}
     begun = time.perf_counter()
     with client.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -83,6 +82,7 @@ def serve(port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet_paths", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--body", type=int, default=15_000, help="bytes of the prompt, and tokens")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -99,10 +99,10 @@ def main() -> None:
             clients[name] = fleet.http
         for client in clients.values():
             for number in range(4):
-                ask(client, number)  # warms up
+                ask(client, options.body, number)  # warms up
         for number in range(options.rounds):
             for name, client in clients.items():
-                times = [ask(client, 1000 * number + one) for one in range(ASKED)]
+                times = [ask(client, options.body, 1000 * number + one) for one in range(ASKED)]
                 found.setdefault(name, []).append((median(one for one, _ in times), median(two for _, two in times)))
     table = Table("milliseconds", "first byte", "above one server", "a token after it", title=f"{processor.name()}, two cores")
     alone = found["one server"]
