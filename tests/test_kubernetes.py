@@ -242,6 +242,7 @@ def test_the_options_are_those_of_the_application() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own, when it is imported
 def test_ray_serve_takes_the_configuration(tmp_path: Path) -> None:
     schema = pytest.importorskip("ray.serve.schema", reason="`make test-slow` installs Ray")
     application = pytest.importorskip("headstart.fleet.cluster.application", reason="the deployment is not in this tree")

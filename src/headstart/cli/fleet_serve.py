@@ -9,15 +9,16 @@ from typing import Annotated, cast
 import typer
 
 from headstart.cli.options import (
-    NETWORK,
-    OPERATION,
     SERVED,
     Alias,
     ApiKeyFile,
+    ApiKeys,
     Cors,
     Host,
     Isolate,
     KeepNoise,
+    LogFormatOption,
+    NoDisk,
     PortOption,
     takes_settings,
 )
@@ -87,16 +88,7 @@ def serve(
     ] = None,
     host: Host = None,
     port: PortOption = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="HEADSTART_API_KEY",
-            metavar="KEY",
-            rich_help_panel=NETWORK,
-            help="Key that requests must send; give the option again for more keys.",
-            show_default="none: open",
-        ),
-    ] = None,
+    api_key: ApiKeys = None,
     api_key_file: ApiKeyFile = None,
     isolate: Isolate = None,
     alias: Alias = None,
@@ -104,15 +96,8 @@ def serve(
     keep_noise: KeepNoise = None,
     *,
     settings: Settings,
-    no_disk: Annotated[
-        bool, typer.Option("--no-disk", envvar="HEADSTART_NO_DISK", rich_help_panel="Reuse", help="Store nothing on disk.")
-    ] = False,
-    log_format: Annotated[
-        str,
-        typer.Option(
-            envvar="HEADSTART_LOG_FORMAT", metavar="console|json", rich_help_panel=OPERATION, help="Lines for people, or JSON."
-        ),
-    ] = "console",
+    no_disk: NoDisk = False,
+    log_format: LogFormatOption = "console",
 ) -> None:
     """Serves a model with several replicas. Each request goes to the replica that has most of its prompt and least to do.
 
@@ -126,6 +111,8 @@ def serve(
     if log_format not in ("console", "json"):
         raise ConfigError(f"--log-format must be console or json, not {log_format!r}.")
     scale = Scale.parse(replicas)
+    if port == 0:
+        raise ConfigError("A fleet needs a port of its own: give --port a number that is not 0.")
     if address is not None and api_key:
         raise ConfigError("With --address give --api-key-file: Ray would store keys of --api-key where its users read them.")
     launch.check()

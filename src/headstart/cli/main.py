@@ -20,17 +20,17 @@ from headstart.cli import fleet as cli_fleet
 from headstart.cli import foreign as cli_foreign
 from headstart.cli import replay as cli_replay
 from headstart.cli.options import (
-    CACHE,
-    NETWORK,
-    OPERATION,
     SERVED,
     Alias,
     ApiKeyFile,
+    ApiKeys,
     Cors,
     Host,
     Isolate,
     KeepNoise,
+    LogFormatOption,
     ModelOption,
+    NoDisk,
     PortOption,
     TlsCert,
     TlsKey,
@@ -107,16 +107,7 @@ def serve(
     unix_socket_mode: UnixSocketMode = cast(int, "600"),  # noqa: B008  (typer parses defaults too)
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            envvar="HEADSTART_API_KEY",
-            metavar="KEY",
-            rich_help_panel=NETWORK,
-            help="Key that requests must send; give the option again for more keys (in the environment: separated by spaces).",
-            show_default="none: open",
-        ),
-    ] = None,
+    api_key: ApiKeys = None,
     api_key_file: ApiKeyFile = None,
     isolate: Isolate = None,
     alias: Alias = None,
@@ -124,18 +115,8 @@ def serve(
     keep_noise: KeepNoise = None,
     *,
     settings: Settings,
-    no_disk: Annotated[
-        bool, typer.Option("--no-disk", envvar="HEADSTART_NO_DISK", rich_help_panel=CACHE, help="Store nothing on disk.")
-    ] = False,
-    log_format: Annotated[
-        str,
-        typer.Option(
-            envvar="HEADSTART_LOG_FORMAT",
-            metavar="console|json",
-            rich_help_panel=OPERATION,
-            help="Lines for people, or JSON objects for collectors. They go to stderr.",
-        ),
-    ] = "console",
+    no_disk: NoDisk = False,
+    log_format: LogFormatOption = "console",
 ) -> None:
     """Serves a model to clients of OpenAI's API (responses, chat completions, completions, models), Anthropic's (messages) and
     llama-server's. Also `/health` and `/metrics`; `/openapi.json` describes all routes.

@@ -175,6 +175,28 @@ TlsKey = Annotated[
         help="Private key of that certificate, in PEM and without a passphrase.",
     ),
 ]
+ApiKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HEADSTART_API_KEY",
+        metavar="KEY",
+        rich_help_panel=NETWORK,
+        help="Key that requests must send; give the option again for more keys (in the environment: separated by spaces).",
+        show_default="none: open",
+    ),
+]
+NoDisk = Annotated[
+    bool, typer.Option("--no-disk", envvar="HEADSTART_NO_DISK", rich_help_panel=CACHE, help="Store nothing on disk.")
+]
+LogFormatOption = Annotated[
+    str,
+    typer.Option(
+        envvar="HEADSTART_LOG_FORMAT",
+        metavar="console|json",
+        rich_help_panel=OPERATION,
+        help="Lines for people, or JSON objects for collectors. They go to stderr.",
+    ),
+]
 ApiKeyFile = Annotated[
     Path | None,
     typer.Option(

@@ -15,7 +15,7 @@ from starlette.types import Message
 from headstart.fleet.front.front import Front
 from headstart.fleet.model_card import ModelCard
 from headstart.fleet.router.chains import PromptChain
-from headstart.fleet.router.reports import ReplicaReport
+from headstart.fleet.router.reports import Load, ReplicaReport
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own, when it is imported
@@ -92,10 +92,9 @@ def test_an_answer_is_passed_on() -> None:
 
 def test_a_replica_that_dies_before_its_answer_is_replaced() -> None:
     fleet = Fleet(a=[ActorDiedError()], b=[START, body(b"hello")])
-    fleet.front.report(ReplicaReport("b", 1, 1), ModelCard(b"f" * 32, 64, False, 1024))
-    answer = fleet.post()
-    assert answer.text == "hello"
-    assert fleet.asked[-1] == "b"
+    fleet.front.report(ReplicaReport("b", 1, 1, Load(queued=100.0)), ModelCard(b"f" * 32, 64, False, 1024))
+    assert fleet.post().text == "hello"
+    assert fleet.asked == ["a", "b"]
 
 
 def test_a_replica_that_dies_in_its_answer_breaks_the_stream() -> None:

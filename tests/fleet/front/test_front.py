@@ -61,8 +61,7 @@ class Fleet:
     def route(
         self, body: bytes, path: str = "/v1/chat/completions", *, name: str = "r", without: Sequence[str] = ()
     ) -> str | None:
-        found = asyncio.run(self.front.route(name, path, Headers(), body, without=without))
-        return None if found is None else found.replica
+        return asyncio.run(self.front.route(name, path, Headers(), body, without=without))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,6 @@ def _count(setup: FleetSetup) -> dict[str, Any]:
             max_replicas=scale.most,
             upscale_delay_s=5.0,
             downscale_delay_s=300.0,
-            metrics_interval_s=2.0,
-            look_back_period_s=5.0,
             policy=policy,
         )
     }
@@ -96,9 +95,14 @@ def build(options: dict[str, Any]) -> Application:
     given = dict(options)
 
     def texts(name: str) -> tuple[str, ...]:
-        return tuple(given.pop(name, ()))
+        found = given.pop(name, ())
+        return (found,) if isinstance(found, str) else tuple(found)
 
     direct, key_file = bool(given.pop("direct", False)), given.pop("api_key_file", None)
+    known = {one.name for one in fields(Settings)}
+    rest = given.keys() - known - {"replicas", "fronts", "replica_cpus", "isolate", "log_format", "alias", "cors", "keep_noise"}
+    if rest:
+        raise ConfigError(f"A fleet has no option {min(rest)!r}; docs/run-a-fleet.md lists them.")
     setup = FleetSetup(
         scale=Scale.parse(str(given.pop("replicas", 2))),
         fronts=int(given.pop("fronts", 1)),

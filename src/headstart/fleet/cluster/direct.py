@@ -52,10 +52,10 @@ class DirectFront:
         if "x-body-truncated" in request.headers:
             body = b""
         front, headers = self._process.front, request.headers
-        routed = await front.route(headers.get("x-request-id", ""), "", headers, body, without=stopping(front.replicas))
-        if routed is None:
+        replica = await front.route(headers.get("x-request-id", ""), "", headers, body, without=stopping(front.replicas))
+        if replica is None:
             return JSONResponse({"detail": "no replica reports"}, 503)
-        return JSONResponse({"host": "", "port": 0, "replica_id": routed.replica})
+        return JSONResponse({"host": "", "port": 0, "replica_id": replica})
 
 
 async def _watch() -> None:

@@ -100,11 +100,11 @@ class GatewayApp:
         front, path, headers = self._front, scope["path"], Headers(scope=scope)
         tried: set[str] = set()
         for _ in range(TRIES):
-            routed = await front.route(request, path, headers, body, without=tried | stopping(front.replicas))
-            if routed is None:
+            replica = await front.route(request, path, headers, body, without=tried | stopping(front.replicas))
+            if replica is None:
                 break
             begun = False
-            answer = self._ask(routed.replica, bridge.carried(scope), body)
+            answer = self._ask(replica, bridge.carried(scope), body)
             try:
                 async for messages in answer:
                     for message in messages:
@@ -112,9 +112,9 @@ class GatewayApp:
                         await send(message)
                 return
             except (ActorDiedError, DeploymentUnavailableError) as error:
-                tried.add(routed.replica)
-                front.leave(routed.replica)  # if it is well, its next report brings it back
-                log.warning("a replica failed", replica=routed.replica, error=type(error).__name__, id=request, begun=begun)
+                tried.add(replica)
+                front.leave(replica)  # if it is well, its next report brings it back
+                log.warning("a replica failed", replica=replica, error=type(error).__name__, id=request, begun=begun)
                 if begun:
                     raise
             finally:

@@ -45,6 +45,8 @@ STATUS, METRICS = "/headstart/fleet", "/headstart/fleet/metrics"
 """Routes that show what all replicas do."""
 MEASURED = 128
 """Tokens that are computed to measure the speed of a new replica."""
+MEASURER = "headstart.measure"
+"""Salt and tenant of these tokens: no caller shares their KV, or can ask for an explanation of them."""
 PERIOD = 0.1
 """Seconds between two reports."""
 LATE = 1.0
@@ -234,8 +236,8 @@ def _measure(runtime: Runtime) -> None:
 
     with runtime.prompts.tokenizer_open() as tokenizer:
         tokens = tokenizer.tokenize("How fast is this machine? " * MEASURED)[: min(MEASURED + 1, runtime.ctx // 2)]
-    prompt = runtime.text_prompt(tokens, salt="headstart.measure")
-    runtime.submit(Request(prompt, GenerationParams(max_tokens=0, reuse=False)), sink)
+    prompt = runtime.text_prompt(tokens, salt=MEASURER)
+    runtime.submit(Request(prompt, GenerationParams(max_tokens=0, reuse=False), tenant=MEASURER), sink)
     ended.wait()
 
 

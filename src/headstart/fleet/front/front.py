@@ -37,17 +37,13 @@ class ChainReader(Protocol):
     def chain(self, card: ModelCard, path: str, headers: Headers, body: bytes) -> PromptChain | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """Where a request goes.
+@dataclass(slots=True)
+class HeardReplica:
+    """A replica that reports: its model, its tag, and when it reported last."""
 
-    Attributes:
-        replica: the replica's name.
-        known: whether its prompt was read.
-    """
-
-    replica: str
-    known: bool
+    card: ModelCard
+    tag: str
+    at: float
 
 
 class Front:
@@ -62,9 +58,7 @@ class Front:
         self._reader = reader
         self._clock = clock
         self._router = FleetRouter()
-        self._cards: dict[str, ModelCard] = {}
-        self._tags: dict[str, str] = {}
-        self._heard: dict[str, float] = {}
+        self._heard: dict[str, HeardReplica] = {}
 
     @property
     def replicas(self) -> Collection[str]:
@@ -75,23 +69,18 @@ class Front:
     def report(self, report: ReplicaReport, card: ModelCard) -> bool:
         """Takes a report. True if the replica must send a dump."""
         now, name = self._clock(), report.replica
-        self._heard[name] = now
-        self._cards[name] = card
-        self._tags[replica_tag(name)] = name
+        self._heard[name] = HeardReplica(card, replica_tag(name), now)
         return self._router.report(report, now)
 
     def leave(self, replica: str) -> None:
         """A replica is gone, or stops: it gets no more requests."""
         self._router.leave(replica)
         self._heard.pop(replica, None)
-        self._cards.pop(replica, None)
-        if self._tags.get(replica_tag(replica)) == replica:
-            del self._tags[replica_tag(replica)]
 
     async def route(
         self, request: str, path: str, headers: Headers, body: bytes, *, without: Collection[str] = ()
-    ) -> Routed | None:
-        """Chooses a replica and books the request there. None if there is none.
+    ) -> str | None:
+        """Chooses a replica and books the request there. Returns its name; None if there is none.
 
         Args:
             request: the request's id. Reports name the request by it.
@@ -100,16 +89,16 @@ class Front:
         """
         self._sweep()
         tag = await asyncio.to_thread(wanted_tag, path, body)
-        if tag is not None and (owner := self._tags.get(tag)) is not None and owner not in without:
-            # What the request names is in that replica's memory.
+        owner = next((name for name, one in self._heard.items() if one.tag == tag), None)
+        if owner is not None and owner not in without:  # what the request names is in that replica's memory
             self._router.choose(request, UNREAD, self._clock(), without=self._heard.keys() - {owner})
-            return Routed(owner, False)
+            return owner
         card = self._card()
         chain = None
         if card is not None and body:
             chain = await asyncio.to_thread(self._reader.chain, card, path, headers, body)
         chosen = self._router.choose(request, chain or UNREAD, self._clock(), without=without)
-        return None if chosen is None else Routed(chosen.replica, chain is not None)
+        return None if chosen is None else chosen.replica
 
     def close(self, request: str) -> None:
         """A request is over, or did not reach its replica."""
@@ -122,10 +111,10 @@ class Front:
 
     def _card(self) -> ModelCard | None:
         """The model of most replicas: during an update of the fleet there are two."""
-        cards = list(self._cards.values())
+        cards = [one.card for one in self._heard.values()]
         return max(set(cards), key=cards.count) if cards else None
 
     def _sweep(self) -> None:
         now = self._clock()
-        for name in [name for name, heard in self._heard.items() if now - heard > SILENT]:
+        for name in [name for name, one in self._heard.items() if now - one.at > SILENT]:
             self.leave(name)
