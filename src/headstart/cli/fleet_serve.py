@@ -18,7 +18,7 @@ from headstart.cli.options import (
     Isolate,
     KeepNoise,
     LogFormatOption,
-    NoDisk,
+    NoDiskOption,
     PortOption,
     takes_settings,
 )
@@ -96,7 +96,7 @@ def serve(
     keep_noise: KeepNoise = None,
     *,
     settings: Settings,
-    no_disk: NoDisk = False,
+    no_disk: NoDiskOption = False,
     log_format: LogFormatOption = "console",
 ) -> None:
     """Serves a model with several replicas. Each request goes to the replica that has most of its prompt and least to do.

@@ -30,7 +30,7 @@ from headstart.cli.options import (
     KeepNoise,
     LogFormatOption,
     ModelOption,
-    NoDisk,
+    NoDiskOption,
     PortOption,
     TlsCert,
     TlsKey,
@@ -115,7 +115,7 @@ def serve(
     keep_noise: KeepNoise = None,
     *,
     settings: Settings,
-    no_disk: NoDisk = False,
+    no_disk: NoDiskOption = False,
     log_format: LogFormatOption = "console",
 ) -> None:
     """Serves a model to clients of OpenAI's API (responses, chat completions, completions, models), Anthropic's (messages) and

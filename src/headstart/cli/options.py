@@ -185,7 +185,7 @@ ApiKeys = Annotated[
         show_default="none: open",
     ),
 ]
-NoDisk = Annotated[
+NoDiskOption = Annotated[
     bool, typer.Option("--no-disk", envvar="HEADSTART_NO_DISK", rich_help_panel=CACHE, help="Store nothing on disk.")
 ]
 LogFormatOption = Annotated[
