@@ -92,9 +92,9 @@ def test_values_go_where_they_are_wanted(all: list[tuple[int, int]], at: int, cu
         for (size, space), out in zip(all, outs, strict=True):
             placed = parser.read_response()
             assert isinstance(placed, Placed)
-            middle = out.tobytes() if size > at + space else b""
-            whole = blob(size)
-            assert bytes(placed.head) + middle + bytes(placed.tail) == (whole[: at + space + BEHIND] if middle else whole)
+            longer = size > at + space
+            middle, whole = out.tobytes() if longer else b"", blob(size)
+            assert bytes(placed.head) + middle + bytes(placed.tail) == (whole[: at + space + BEHIND] if longer else whole)
         assert parser.read_response() == b"OK"
         assert not parser.can_read(0) or parser.can_read(5)
 
