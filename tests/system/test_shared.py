@@ -16,10 +16,11 @@ from headstart.config import Settings
 from headstart.errors import ConfigError
 from headstart.interfaces.engine import Span
 from headstart.serving import shared_audit
-from headstart.serving.runtime import Runtime
+from headstart.serving.runtime import SHARED_SHARE, Runtime
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers.shared import tier as shared_tier
 from headstart.tiers.shared.keys import FleetKeys
+from live import wait_until
 from sharing import be_patient, stored
 from stores import ValkeyServer
 
@@ -265,6 +266,19 @@ def test_memory_that_is_too_small_for_the_prompt_computes_the_rest(store: str, k
         stored(one)
         same(answer(other, "Hello, who are you?"), first)
         check(other)
+
+
+def test_a_prompt_that_is_longer_than_the_queue_is_stored_whole(store: str, key_file: Path) -> None:
+    """Fault: what did not fit into the queue at once was given up, so the store had the first part of a long prompt only."""
+    with start(store, key_file, memory_budget=24 << 10) as one, start(store, key_file) as other:
+        first = answer(one, "Hello, who are you?")
+        blocks = first.report.prompt // BLOCK_SIZE
+        assert blocks * one.cache.store.memory.cell_bytes > SHARED_SHARE * one.cache.store.memory.budget
+        wait_until(lambda: one.cache.shared.counters["saved"] >= blocks, 20)
+        assert one.cache.store.shared_offer.later == 0
+        again = answer(other, "Hello, who are you?")
+        same(again, first)
+        assert again.report.computed <= BLOCK_SIZE
 
 
 def test_nothing_of_it_is_loaded_without_a_store() -> None:

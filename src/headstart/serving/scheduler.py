@@ -283,7 +283,8 @@ class Scheduler:
             return wait if wait > 0 else 0.0 if self.shared_audit.step() else IDLE_SAVE
         if not (self.cache.disk.on or self.cache.store.shared_offer.reading):
             return None if self.expiry.pause == math.inf else self.expiry.pause + IDLE_SAVE
-        return IDLE_SAVE if active and self.cache.store.offload.pending_notices else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
+        more = self.cache.store.offload.pending_notices or self.cache.store.shared_offer.later
+        return IDLE_SAVE if active and more else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
 
     def _erase(self) -> None:
         while True:

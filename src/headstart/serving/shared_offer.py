@@ -1,13 +1,15 @@
 """Shared offer: offers canonical entries of memory to the shared tier, when its kind of store wants them.
 
-Used from the engine thread only. An offered entry is pinned until the tier has answered, because the tier reads its cell.
+Used from the engine thread only. An offered entry is pinned until the tier has answered, because the tier reads its cell. The
+tier's queue is short, and a long prompt is saved at once. So entries for which there is no room wait for it, in their order,
+and are not pinned meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from headstart.interfaces.tokens import BlockId
+from headstart.interfaces.tokens import BlockId, Bytes
 from headstart.prefix_cache.index import Entry, Index
 from headstart.tiers.disk import Label
 from headstart.tiers.memory import Memory
@@ -15,6 +17,8 @@ from headstart.tiers.shared_tier import SharedTier
 
 HEAD = 64
 """Blocks at the beginning of a chain that are touched: if the store evicted them, all after them would be lost with them."""
+LATER = 1 << 16
+"""Most entries that wait for room. Further ones are offered when they are used again, or when the server stops."""
 
 
 class SharedOffer:
@@ -29,6 +33,7 @@ class SharedOffer:
 
     def __init__(self, index: Index, memory: Memory, tier: SharedTier, label: Callable[[Entry, bool], Label]) -> None:
         self.reading: dict[BlockId, Entry] = {}
+        self._later: dict[BlockId, None] = {}
         self._index = index
         self._memory = memory
         self._tier = tier
@@ -60,16 +65,43 @@ class SharedOffer:
         """Whether it is a canonical block or checkpoint. Derived KV never leaves the machine."""
         return entry.canonical and len(entry.tokens) == self._index.block_size
 
+    @property
+    def later(self) -> int:
+        """The number of entries that wait for room."""
+        return len(self._later)
+
     def _offer(self, entry: Entry, *, last: bool = False) -> None:
-        here = self._tier.lacks(entry.id) and self._may_leave(entry) and entry.copies.get(self._memory.name) is True
-        data = self._memory.read(entry.id) if here and entry.id not in self.reading else None
-        if data is not None and self._tier.offer(self._label(entry, True), data, last=last):
+        """Offers an entry, behind those that wait for room."""
+        if (data := self._payload(entry)) is None:
+            return
+        if last or (not self._later and self._tier.room(len(data))):
+            self._hand_over(entry, data, last=last)
+        elif len(self._later) < LATER:
+            self._later[entry.id] = None
+
+    def _payload(self, entry: Entry | None) -> Bytes | None:
+        """What the store may lack of an entry; None if it is there, on its way, not to be shared, or not in memory."""
+        if entry is None or entry.id in self.reading or not (self._tier.lacks(entry.id) and self._may_leave(entry)):
+            return None
+        return self._memory.read(entry.id) if entry.copies.get(self._memory.name) is True else None
+
+    def _hand_over(self, entry: Entry, data: Bytes, *, last: bool = False) -> None:
+        if self._tier.offer(self._label(entry, True), data, last=last):
             entry.pins += 1
             self.reading[entry.id] = entry
 
     def take_answers(self) -> bool:
-        """Frees the entries that the tier has answered. Returns whether there were any."""
+        """Frees the entries that the tier has answered, and offers what waited for room. Returns whether there were answers."""
         keys = self._tier.answered()
         for key in keys:
             self.reading.pop(key).pins -= 1
+        while self._later and keys:
+            key = next(iter(self._later))
+            entry = self._index.get(key)
+            data = self._payload(entry)
+            if data is not None and not self._tier.room(len(data)):
+                break
+            del self._later[key]
+            if entry is not None and data is not None:
+                self._hand_over(entry, data)
         return bool(keys)

@@ -121,9 +121,12 @@ class Writing:
             return "parent"
         if not last and self._share < math.inf and self._earned < size:
             return "share"
-        if not last and self._waiting + size > self._room:
+        if not last and not self.room(size):
             return "full"
         return None
+
+    def room(self, size: int) -> bool:
+        return not self._waiting or self._waiting + size <= self._room
 
     def computed(self, size: int) -> None:
         """So many bytes of canonical entries were computed."""
