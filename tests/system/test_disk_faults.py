@@ -163,7 +163,11 @@ def settled(rt: Runtime) -> None:
     """Waits until the disk has answered for all that it was offered, or has refused it."""
     until = time.monotonic() + 20
     while any(slot.dirty for slot in rt.scheduler.slots) or rt.cache.disk._waiting:  # type: ignore[attr-defined]
-        assert time.monotonic() < until
+        assert time.monotonic() < until, (
+            rt.cache.disk._waiting,  # type: ignore[attr-defined]
+            rt.cache.disk.counters,
+            [slot.dirty for slot in rt.scheduler.slots],
+        )
         time.sleep(0.001)
 
 
