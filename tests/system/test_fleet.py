@@ -5,6 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +17,10 @@ pytest.importorskip("ray")
 
 from fleets import RunningFleet, running
 from harness import system, user
+from headstart.tiers.shared.keys import FleetKeys
+from headstart.tiers.shared.store import SharedStore
 from live import wait_until
+from stores import ValkeyServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -144,6 +150,39 @@ def test_a_replica_that_is_killed_is_replaced(fleet: RunningFleet) -> None:
     assert broken.is_set(), "the reply was not complete, and its client was not told"
     wait_until(lambda: fleet.ready(2), 120)
     assert tag not in fleet.replicas()
+
+
+def holds(store: SharedStore, blocks: int) -> bool:
+    return sum("/kv/" in one.name for one in store.objects()) >= blocks
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["handle", "direct"])
+def test_the_replacement_of_a_replica_has_the_system_prompt_in_its_memory(direct: bool, tmp_path: Path) -> None:
+    FleetKeys.generate().save(key_file := tmp_path / "fleet.key")
+    valkey = ValkeyServer(tmp_path)
+    options = ["--shared", valkey.url, "--shared-key-file", str(key_file)]
+    try:
+        with running(tmp_path, replicas=1, engine=SLOW, options=options, direct=direct) as fleet:
+            new = {"preloaded": 0}
+            for _ in range(3 if direct else 1):  # HAProxy asks the front some seconds after the fleet is ready
+                first = fleet.chat(conversation("hot"))["headstart"]
+                with closing(valkey.store(10.0)) as store:  # all blocks but the one with the last token
+                    blocks = (first["cached"] + first["computed"] - 1) // 8
+                    wait_until(partial(holds, store, blocks), 60)
+                (tag,) = fleet.replicas()
+                fleet.kill(tag)
+                wait_until(lambda gone=tag: fleet.ready(1) and gone not in fleet.replicas(), 120)
+                (new,) = fleet.replicas().values()
+                if new["preloaded"]:
+                    break
+            assert new["preloaded"] > len(RULES)
+            assert (new["computed"], new["running"], new["waiting"]) == (0, 0, 0)
+            answer = fleet.chat([conversation("hot")[0], user("Something else?")])["headstart"]
+            assert set(answer["tiers"]) == {"memory"}
+            assert answer["cached"] > len(RULES)
+            assert "words of the house" not in fleet.log.read_text("utf-8", "replace"), "a prompt in the log"
+    finally:
+        valkey.kill()
 
 
 @pytest.mark.parametrize("name", ["ServeReplica:headstart:Front", "ServeController"])
