@@ -30,6 +30,10 @@ class Lru(Generic[KeyT, ValueT]):
     def __len__(self) -> int:
         return len(self._known)
 
+    def __contains__(self, key: object) -> bool:
+        """Whether there is a value. This does not count as a use."""
+        return key in self._known
+
     def get(self, key: KeyT) -> ValueT | None:
         with self._lock:
             if key in self._known:

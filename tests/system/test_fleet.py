@@ -5,6 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +17,10 @@ pytest.importorskip("ray")
 
 from fleets import RunningFleet, running
 from harness import system, user
+from headstart.tiers.shared.keys import FleetKeys
+from headstart.tiers.shared.store import SharedStore
 from live import wait_until
+from stores import ValkeyServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -144,6 +150,34 @@ def test_a_replica_that_is_killed_is_replaced(fleet: RunningFleet) -> None:
     assert broken.is_set(), "the reply was not complete, and its client was not told"
     wait_until(lambda: fleet.ready(2), 120)
     assert tag not in fleet.replicas()
+
+
+def holds(store: SharedStore, blocks: int) -> bool:
+    return sum("/kv/" in one.name for one in store.objects()) >= blocks
+
+
+def test_a_new_replica_has_the_system_prompt_in_its_memory(tmp_path: Path) -> None:
+    """In handle mode: HAProxy has fixed ports, and the fleet of the other tests has them."""
+    FleetKeys.generate().save(key_file := tmp_path / "fleet.key")
+    valkey = ValkeyServer(tmp_path)
+    options = ["--shared", valkey.url, "--shared-key-file", str(key_file)]
+    try:
+        with running(tmp_path, replicas=1, engine=SLOW, options=options) as fleet:
+            first = fleet.chat(conversation("hot"))["headstart"]
+            with closing(valkey.store(10.0)) as store:  # all blocks but the one with the last token
+                wait_until(partial(holds, store, (first["computed"] - 1) // 8), 60)
+            (old,) = fleet.replicas()
+            fleet.kill(old)
+            wait_until(lambda: fleet.ready(1) and old not in fleet.replicas(), 120)
+            (new,) = fleet.replicas().values()
+            assert new["preloaded"] > len(RULES)
+            assert new["computed"] == 0
+            answer = fleet.chat([conversation("hot")[0], user("Something else?")])["headstart"]
+            assert {*answer["tiers"]} == {"memory"}
+            assert answer["cached"] > len(RULES)
+            assert "words of the house" not in fleet.log.read_text("utf-8", "replace"), "a prompt in the log"
+    finally:
+        valkey.kill()
 
 
 @pytest.mark.parametrize("name", ["ServeReplica:headstart:Front", "ServeController"])

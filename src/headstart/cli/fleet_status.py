@@ -34,7 +34,8 @@ def status(
     api_key_file: ClientKeyFile = None,
     data: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
 ) -> None:
-    """Shows the replicas of a fleet: what each holds, what it reused and computed, its queue, and the age of its reports."""
+    """Shows the replicas of a fleet: what each holds, fetched at its start, reused and computed, its queue, and the age of its
+    reports."""
     options: dict[str, Any] = {
         "url": url,
         "host": host,
@@ -51,7 +52,7 @@ def status(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("replica", "on", "requests", "queue", "holds", "reused", "computed", "report", box=None)
+    table = Table("replica", "on", "requests", "queue", "holds", "fetched at start", "reused", "computed", "report", box=None)
     for one in found["replicas"]:
         ages = [row["age"] for front in found["fronts"] for row in front if row["replica"] == one["replica"]]
         gaps = any(row["gap"] for front in found["fronts"] for row in front if row["replica"] == one["replica"])
@@ -61,6 +62,7 @@ def status(
             f"{one['running']} run, {one['waiting']} wait",
             f"{one['queue']:.1f} s",
             "\n".join(f"{tier}: {held['entries']:,} ({show_size(held['used'])})" for tier, held in one["held"].items()),
+            f"{one['preloaded']:,}",
             "\n".join(f"{tier}: {tokens:,}" for tier, tokens in one["cached"].items() if tokens) or "–",
             f"{one['computed']:,}",
             f"{max(ages):.1f} s ago{', incomplete' if gaps else ''}" if ages else "none",

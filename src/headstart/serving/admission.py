@@ -83,7 +83,7 @@ class Admission:
                 return True
             job.waits_for = None
         others = [other for other in running if other.prefilling and other.root == job.root and other.request.params.reuse]
-        best = self.available(job) if others else 0
+        best = self.available(job.chain) if others else 0
         for other in others:
             shared = min(common_prefix(other.chain.tokens, job.chain.tokens), len(job.chain) - 1)
             shared = shared // traits.block_size * traits.block_size
@@ -95,11 +95,11 @@ class Admission:
                 return True
         return False
 
-    def available(self, job: Job) -> int:
-        """Tokens of the prompt that need no computation: they are live in a slot, or stored."""
+    def available(self, chain: Chain) -> int:
+        """Tokens of a prompt that need no computation: they are live in a slot, or stored."""
         index = self._cache.index
-        kept = max(keepable(slot.view(), job.chain, index, self._mode).tokens for slot in self._slots)
-        return max(kept, restorable(index, job.chain, self._mode).tokens)
+        kept = max(keepable(slot.view(), chain, index, self._mode).tokens for slot in self._slots)
+        return max(kept, restorable(index, chain, self._mode).tokens)
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from headstart.prefix_cache.blocks import Chain
 from headstart.prefix_cache.index import IndexListener, NoIndexListener
 from headstart.prefix_cache.planner import Mode
 from headstart.serving.job import Job
@@ -21,11 +22,11 @@ class Listener(IndexListener, SharedListener, Protocol):
     def begin(self, mode: Mode) -> None:
         """The runtime is being set up. Called once, before all else."""
 
-    def arrived(self, job: Job, available: Callable[[Job], int]) -> None:
+    def arrived(self, job: Job, available: Callable[[Chain], int]) -> None:
         """A job has joined the queue.
 
         Args:
-            available: the tokens of a job's prompt that need no computation now. It takes up to a millisecond.
+            available: the tokens of a prompt that need no computation now. It takes up to a millisecond.
         """
 
     def prefilled(self, start: int, stop: int, seconds: float) -> None:
@@ -47,7 +48,7 @@ class NoListener(NoIndexListener, NoSharedListener):
     def begin(self, mode: Mode) -> None:
         pass
 
-    def arrived(self, job: Job, available: Callable[[Job], int]) -> None:
+    def arrived(self, job: Job, available: Callable[[Chain], int]) -> None:
         pass
 
     def prefilled(self, start: int, stop: int, seconds: float) -> None:

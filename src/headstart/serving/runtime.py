@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from headstart.interfaces.engine import Engine, Grammar, Sampling
 from headstart.interfaces.tokens import Tokens
 from headstart.model_names import model_name
 from headstart.names import OptionText, option
-from headstart.prefix_cache.blocks import root_id
+from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of, quota
@@ -38,6 +38,7 @@ from headstart.serving.listener import Listener, NoListener
 from headstart.serving.prompt_maker import PromptMaker
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
+from headstart.serving.shared_preload import Preload
 from headstart.serving.turn import ReturnedTurn, Turn
 from headstart.tiers.disk import Disk, StoredModel
 from headstart.tiers.disk_tier import DiskTier
@@ -247,6 +248,23 @@ class Runtime:
             ticket = Ticket(request, _both([sink, *(watcher(request) for watcher in self._watchers)]))
             self.scheduler.submit(ticket)
         return Handle(ticket, self.scheduler)
+
+    def preload(self, chains: Iterator[Chain], seconds: float) -> Preload:
+        """Brings prefixes from the shared tier into memory, in order, and computes nothing. It waits for that. Thread-safe.
+
+        Args:
+            chains: the prefixes, each with one token more, which is never reused. They are made on the engine thread.
+            seconds: most seconds. What has arrived by then stays.
+
+        Returns: what was brought.
+        """
+        preload = Preload(chains)
+        if self.cache.shared.on:
+            self.scheduler.preload(preload)
+            if not preload.over.wait(seconds):
+                preload.stopped = True
+                self.scheduler.wake()
+        return preload
 
     def remember(self, turn: Turn | None, message: Message | None = None, *, parsed: Message | None = None) -> None:
         """Records the message that the client will send back for a finished choice. Call it before the client can do so.

@@ -34,6 +34,7 @@ from headstart.serving.job import Job, Ticket, token_logprob
 from headstart.serving.request import Failed, Report, StopReason, TokenLogprob
 from headstart.serving.shared_audit import SharedAudit
 from headstart.serving.shared_fetch import SharedFetch
+from headstart.serving.shared_preload import Preload, SharedPreload
 from headstart.serving.slots import Slot
 from headstart.serving.turn import ReturnedTurn, Turn
 
@@ -96,6 +97,8 @@ class Scheduler:
         self._clock = clock
         self._inbox: queue.SimpleQueue[Ticket | ReturnedTurn | None] = queue.SimpleQueue()
         self._erasures: queue.SimpleQueue[tuple[int, Future[int | None]]] = queue.SimpleQueue()
+        self._preloads: queue.SimpleQueue[Preload] = queue.SimpleQueue()
+        self._preloading: SharedPreload | None = None
         self._running: list[Job] = []
         self._prefill_calls = 0
         template = prompter.template.source
@@ -145,6 +148,13 @@ class Scheduler:
         if self._closed:  # the loop may have ended without seeing it
             self._erase()
         return done
+
+    def preload(self, preload: Preload) -> None:
+        """Begins a preload, after those that began before."""
+        self._preloads.put(preload)
+        self.wake()
+        if self._closed:  # the loop may have ended without seeing it
+            preload.over.set()
 
     def prefills(self, seconds: float) -> int:
         """About how many tokens can be prefilled in `seconds`; 0 if the pace is not known yet."""
@@ -198,6 +208,7 @@ class Scheduler:
                 self.cache.store.shared_offer.take_answers()
                 self._drop_cancelled()
                 self.shared_fetch.step()
+                self._preload()
                 self.expiry.step()
                 self._erase()
                 self._admit()
@@ -215,6 +226,8 @@ class Scheduler:
             self.cache.kv_save.flush(self.slots)
         except Exception:
             log.exception("the KV of the slots could not be saved")
+        if self._preloading is not None:
+            self._preloading.end()
         self._abandon(Unavailable("The server is stopping."))
 
     def _tell(self) -> None:
@@ -285,6 +298,13 @@ class Scheduler:
             return None if self.expiry.pause == math.inf else self.expiry.pause + IDLE_SAVE
         more = self.cache.store.offload.pending_notices or self.cache.store.shared_offer.later
         return IDLE_SAVE if active and more else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
+
+    def _preload(self) -> None:
+        while self._preloading is not None or not self._preloads.empty():
+            self._preloading = self._preloading or SharedPreload(self._preloads.get(), self.shared_fetch)
+            if self._preloading.step():
+                return
+            self._preloading = None
 
     def _erase(self) -> None:
         while True:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tier import STATE
 from headstart.interfaces.tokens import BlockId, as_tokens
-from headstart.prefix_cache.blocks import checkpoint_id, last_block_boundary
+from headstart.prefix_cache.blocks import Chain, checkpoint_id, last_block_boundary
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.admission import Admission
 from headstart.serving.job import Job
 from headstart.serving.kv_store import KvStore
 from headstart.serving.shared_audit import SharedAudit
-from headstart.tiers.shared_tier import Arrival, FetchRequest
+from headstart.tiers.shared_tier import Arrival, Fetch, FetchRequest
 
 STALL = 0.25
 """Seconds without progress after which a request no longer waits."""
@@ -69,8 +69,8 @@ class SharedFetch:
                 job.follows = other
                 self._waiting.append(job)
                 return
-        wanted = self._wanted(job)
-        job.fetch = None if wanted is None else self._tier.fetch(wanted, self._wake)
+        wanted = self.wanted(job.chain)
+        job.fetch = None if wanted is None else self.fetch(wanted)
         if job.fetch is not None:
             self._waiting.append(job)
 
@@ -88,7 +88,7 @@ class SharedFetch:
         assert job.fetch is not None
         full = False
         for arrival in job.fetch.take():
-            full = full or not self._keep(job, arrival)
+            full = full or not self.keep(job.chain, job.brought, arrival)
         stalled = self._clock() > job.fetch.progress + STALL
         if full or stalled:
             job.fetch.stop(stalled=stalled)
@@ -109,19 +109,30 @@ class SharedFetch:
                 job.fetch.stop()
             if job in self._waiting:
                 self._go_on(job)
-            for entry in job.brought.values():
-                entry.pins -= 1
-                self._held -= self._store.memory.size(STATE) if entry.state else self._store.memory.cell_bytes
-            job.brought = {}
+            self.free(job.brought)
+
+    # ── for prefixes that no job waits for too (`shared_preload`) ────────────────────────────────────────────────────
+
+    def fetch(self, wanted: FetchRequest) -> Fetch | None:
+        """Begins to fetch. None if that is of no use now."""
+        return self._tier.fetch(wanted, self._wake)
+
+    def free(self, brought: dict[BlockId, Entry]) -> None:
+        """Frees what `keep` has pinned."""
+        for entry in brought.values():
+            entry.pins -= 1
+            self._held -= self._store.memory.size(STATE) if entry.state else self._store.memory.cell_bytes
+        brought.clear()
 
     def _first_lacking(self, job: Job) -> BlockId | None:
-        number = self._admission.available(job) // job.chain.block_size
+        number = self._admission.available(job.chain) // job.chain.block_size
         return job.chain.ids[number] if number < len(job.chain.ids) else None
 
-    def _wanted(self, job: Job) -> FetchRequest | None:
-        chain, index = job.chain, self._store.index
-        block_size = chain.block_size
-        blocks = range(self._admission.available(job) // block_size, last_block_boundary(len(chain), block_size) // block_size)
+    def wanted(self, chain: Chain) -> FetchRequest | None:
+        """What a prompt lacks; None if it lacks nothing."""
+        index, block_size = self._store.index, chain.block_size
+        end = last_block_boundary(len(chain), block_size)
+        blocks = range(self._admission.available(chain) // block_size, end // block_size)
         if not blocks:
             return None
         keys = [chain.ids[block] for block in blocks]
@@ -142,8 +153,8 @@ class SharedFetch:
             pace.restore,
         )
 
-    def _keep(self, job: Job, arrival: Arrival) -> bool:
-        """Stores an object in memory for the job. False if there is no room."""
+    def keep(self, chain: Chain, brought: dict[BlockId, Entry], arrival: Arrival) -> bool:
+        """Stores an object of a chain in memory, and pins it in `brought`. False if there is no room."""
         label, store = arrival.label, self._store
         state = label.kind == STATE
         entry = Entry(
@@ -166,6 +177,6 @@ class SharedFetch:
         assert known is not None
         known.pins += 1
         self._held += size
-        job.brought[entry.id] = known
-        self._audit.fetched(job.chain, arrival)
+        brought[entry.id] = known
+        self._audit.fetched(chain, arrival)
         return True

@@ -46,8 +46,8 @@ class Waiting:
 def test_a_job_waits_for_what_is_not_there() -> None:
     watch, looked = QueueWatch(), list[Any]()
 
-    def available(job: Any) -> int:
-        looked.append(job)
+    def available(chain: Any) -> int:
+        looked.append(chain)
         return 40
 
     first, second, plain = Waiting(), Waiting(choice=1), Waiting(reuse=False)
@@ -57,7 +57,7 @@ def test_a_job_waits_for_what_is_not_there() -> None:
     for _ in range(3):
         watch.stepped([], jobs)
     assert watch.state == QueueState(queued=((40, 100), (96, 100), (0, 100)))
-    assert looked == [first], "once, not at each step"
+    assert looked == [first.chain], "once, not at each step"
     first.slot = range(64)
     running: list[Any] = [first, Waiting(slot=range(7), token=5)]
     watch.stepped(running, jobs[1:])

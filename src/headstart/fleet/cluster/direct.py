@@ -10,6 +10,7 @@ key decides whose cache a request may use. This depends on an internal hook of R
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp
 from headstart.fleet.cluster.fronting import FrontProcess
 from headstart.fleet.cluster.named_replica import stopping
 from headstart.fleet.cluster.setup import APPLICATION, REPLICA, FleetSetup
+from headstart.fleet.front.hot import HotStretch
 from headstart.fleet.model_card import ModelCard
 
 WATCH = 1.0
@@ -43,6 +45,9 @@ class DirectFront:
 
     async def report(self, report: bytes, card: ModelCard) -> bool:
         return await self._process.report(report, card)
+
+    async def hottest(self, fingerprint: bytes, tokens: int) -> Sequence[HotStretch]:
+        return await self._process.hottest(fingerprint, tokens)
 
     async def status(self) -> list[dict[str, Any]]:
         return self._process.status()

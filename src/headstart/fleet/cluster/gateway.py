@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -29,6 +29,7 @@ from headstart.fleet.cluster.fronting import FrontProcess
 from headstart.fleet.cluster.named_replica import ARGUMENT, stopping
 from headstart.fleet.cluster.setup import FleetSetup
 from headstart.fleet.front.front import Front
+from headstart.fleet.front.hot import HotStretch
 from headstart.fleet.model_card import ModelCard
 
 MAX_BODY = 64 << 20
@@ -61,6 +62,9 @@ class Gateway:
 
     async def report(self, report: bytes, card: ModelCard) -> bool:
         return await self._process.report(report, card)
+
+    async def hottest(self, fingerprint: bytes, tokens: int) -> Sequence[HotStretch]:
+        return await self._process.hottest(fingerprint, tokens)
 
     async def status(self) -> list[dict[str, Any]]:
         return self._process.status()

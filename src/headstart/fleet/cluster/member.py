@@ -1,6 +1,6 @@
 """Member: one server of a fleet: the app, its runtime, and the reports on both. It knows no cluster library.
 
-    start ──▶ load the model ──▶ measure its speed ──▶ ready ──▶ report, again and again ──▶ close
+    start ──▶ load the model ──▶ measure its speed ──▶ fetch the hot list ──▶ ready ──▶ report, again and again ──▶ close
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from headstart.errors import EngineError
 from headstart.fleet.cluster.metrics import merged
 from headstart.fleet.cluster.setup import FleetSetup
 from headstart.fleet.front.affinity import replica_tag
+from headstart.fleet.front.hot import TOKENS, HotStretch, hot_prefixes
 from headstart.fleet.model_card import ModelCard
 from headstart.fleet.replica.journal import Journal
 from headstart.fleet.replica.reporter import Reporter
@@ -47,6 +48,10 @@ MEASURED = 128
 """Tokens that are computed to measure the speed of a new replica."""
 MEASURER = "headstart.measure"
 """Salt and tenant of these tokens: no caller shares their KV, or can ask for an explanation of them."""
+HOT_SECONDS = 10.0
+"""Most seconds in which a new replica asks for the hot list and fetches it."""
+HOT_SHARE = 0.5
+"""Share of the memory tier that the hot list may fill."""
 PERIOD = 0.1
 """Seconds between two reports."""
 LATE = 1.0
@@ -58,6 +63,9 @@ class Fleet(Protocol):
 
     async def send(self, report: bytes, card: ModelCard) -> Sequence[bool]:
         """Sends a report to all fronts. The results say whether a front needs a dump."""
+
+    async def hottest(self, fingerprint: bytes, tokens: int) -> Sequence[HotStretch]:
+        """The hot list of a front for a model: at most so many tokens."""
 
     async def status(self) -> dict[str, Any]:
         """What the fronts and the replicas know, for JSON."""
@@ -91,6 +99,7 @@ class MemberFigures:
         held: by tier.
         computed: prompt tokens that it computed.
         cached: prompt tokens that it did not compute, by the tier that had them.
+        preloaded: tokens of the hot list that it fetched before it was ready.
     """
 
     replica: str
@@ -103,6 +112,7 @@ class MemberFigures:
     held: dict[str, Held]
     computed: int
     cached: dict[str, int]
+    preloaded: int
 
 
 class Member:
@@ -123,6 +133,7 @@ class Member:
         self._reporting: asyncio.Task[None] | None = None
         self._computed = 0
         self._cached: Counter[str] = Counter()
+        self._preloaded = 0
 
     async def start(self, fleet: Fleet) -> None:
         """Loads the model and begins to report to `fleet`. Raises what loading raises."""
@@ -147,6 +158,7 @@ class Member:
         self.app.add_route(STATUS, self._show_status, methods=["GET"])
         self.app.add_route(METRICS, self._show_metrics, methods=["GET"])
         self._fleet = fleet
+        await self._preload()  # after the app, which knows how long data may be kept
         self._reporting = asyncio.create_task(self._report())
 
     async def _show_status(self, request: HttpRequest) -> Response:
@@ -163,6 +175,25 @@ class Member:
         runtime = Runtime(engine, settings, listener=journal)
         _measure(runtime)
         return runtime
+
+    async def _preload(self) -> None:
+        """Brings the hot list from the shared tier into memory. Whatever fails, the replica starts without it, in time."""
+        runtime, begun = self._runtime, time.monotonic()
+        if not runtime.cache.shared.on:
+            return
+        shape, budget = runtime.engine.shape, runtime.cache.memory.budget
+        room = int(HOT_SHARE * budget / shape.kv_bytes_per_token) if shape.kv_bytes_per_token else TOKENS
+        try:
+            async with asyncio.timeout(HOT_SECONDS):
+                found = list(await self._fleet.hottest(self._card.fingerprint, room))
+            chains = hot_prefixes(found, self._card.block_size)
+            brought = await asyncio.to_thread(runtime.preload, chains, HOT_SECONDS - (time.monotonic() - begun))
+        except Exception as error:
+            log.warning("the hot list could not be fetched", error=type(error).__name__)
+            return
+        self._preloaded = brought.tokens
+        figures = {"listed": len(found), "prefixes": brought.prefixes, "tokens": brought.tokens}
+        log.info("the hot list was fetched", **figures, seconds=round(time.monotonic() - begun, 3))
 
     async def _report(self) -> None:
         dump = sent = False
@@ -198,6 +229,7 @@ class Member:
             held=held,
             computed=self._computed,
             cached=dict(self._cached),
+            preloaded=self._preloaded,
         )
 
     def _count(self, outcome: Outcome) -> None:

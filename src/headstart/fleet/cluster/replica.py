@@ -11,12 +11,14 @@ from dataclasses import asdict
 from typing import Any
 
 from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
 from starlette.types import ASGIApp, Message
 
 from headstart.fleet.cluster import bridge
 from headstart.fleet.cluster.member import Member
 from headstart.fleet.cluster.setup import APPLICATION, FRONT, REPLICA, FleetSetup
+from headstart.fleet.front.hot import HotStretch
 from headstart.fleet.model_card import ModelCard
 
 PATIENCE = 3.0
@@ -63,6 +65,12 @@ class RayFleet:
     async def send(self, report: bytes, card: ModelCard) -> Sequence[bool]:
         answers = await _handle(FRONT).broadcast("report", report, card).results_async(return_exceptions=True)
         return [answer is True for answer in answers]
+
+    async def hottest(self, fingerprint: bytes, tokens: int) -> Sequence[HotStretch]:
+        with suppress(DeploymentUnavailableError):  # no front runs yet
+            lists = await _in_time(_handle(FRONT).broadcast("hottest", fingerprint, tokens))
+            return max(lists, key=len, default=())  # a front that has just started knows little
+        return ()
 
     async def status(self) -> dict[str, Any]:
         fronts, replicas = _handle(FRONT).broadcast("status"), _handle(REPLICA).broadcast("figures")

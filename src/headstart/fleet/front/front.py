@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.datastructures import Headers
 
 from headstart.fleet.front.affinity import replica_tag, wanted_tag
+from headstart.fleet.front.hot import HotPrompts, HotStretch
 from headstart.fleet.model_card import ModelCard
 from headstart.fleet.router.chains import PromptChain
 from headstart.fleet.router.reports import ReplicaReport
@@ -52,10 +53,14 @@ class Front:
     Args:
         reader: reads prompts.
         clock: seconds.
+        hot: remembers prompts for new replicas; None if there is no shared tier from which they could fetch them.
     """
 
-    def __init__(self, reader: ChainReader, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, reader: ChainReader, clock: Callable[[], float] = time.monotonic, hot: HotPrompts | None = None
+    ) -> None:
         self._reader = reader
+        self._hot = hot
         self._clock = clock
         self._router = FleetRouter()
         self._heard: dict[str, HeardReplica] = {}
@@ -97,12 +102,23 @@ class Front:
         chain = None
         if card is not None and body:
             chain = await asyncio.to_thread(self._reader.chain, card, path, headers, body)
+            if self._hot is not None and chain is not None and chain.source is not None:
+                self._hot.asked(card.fingerprint, chain.source, self._clock())
         chosen = self._router.choose(request, chain or UNREAD, self._clock(), without=without)
         return None if chosen is None else chosen.replica
 
     def close(self, request: str) -> None:
         """A request is over, or did not reach its replica."""
         self._router.close(request)
+
+    def hottest(self, fingerprint: bytes, tokens: int) -> Sequence[HotStretch]:
+        """The beginnings of prompts that a model's replicas use most, of so many tokens. Any thread may call it."""
+        return () if self._hot is None else self._hot.hottest(fingerprint, tokens, self._clock())
+
+    def forget(self) -> None:
+        """Forgets all prompts."""
+        if self._hot is not None:
+            self._hot.forget()
 
     def status(self) -> tuple[ReplicaStatus, ...]:
         """What is known of each replica."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import structlog
 from starlette.datastructures import Headers
 
 from headstart.api import dialects
-from headstart.api.auth import Keys, offered_keys
+from headstart.api.auth import Key, Keys, offered_keys
 from headstart.api.paths import canonical
 from headstart.chat import tenancy
 from headstart.chat.normalize import check_rules
@@ -90,20 +91,22 @@ class PromptReader:
             long. The name of the model, and grammars, are not checked here.
         """
         try:
-            prompt = self._prompt(card, path, headers if isinstance(headers, Headers) else Headers(headers), body)
+            headers = headers if isinstance(headers, Headers) else Headers(headers)
+            key = self._keys.find(offered_keys(headers)) if len(body) <= self._max_body else None
+            prompt = None if key is None else self._prompt(card, key, path, headers, body)
         except RequestError:
             return None
         except Exception as error:  # a request may contain anything
             log.error("a prompt could not be read", error=for_log(error))
             return None
-        if prompt is None:
+        if key is None or prompt is None:
             return None
-        return chain_of(root_id(card.fingerprint, prompt.salt), card.block_size, prompt.tokens, stateful=card.stateful)
+        found = chain_of(root_id(card.fingerprint, prompt.salt), card.block_size, prompt.tokens, stateful=card.stateful)
+        if self._policy.user and key.expire is not None:  # a replica learns a user's term from the user's first request
+            return replace(found, source=None)
+        return found
 
-    def _prompt(self, card: ModelCard, path: str, headers: Headers, body: bytes) -> Prompt | None:
-        key = self._keys.find(offered_keys(headers)) if len(body) <= self._max_body else None
-        if key is None:
-            return None
+    def _prompt(self, card: ModelCard, key: Key, path: str, headers: Headers, body: bytes) -> Prompt | None:
         path = canonical(path.partition("?")[0]) if path else ""
         if not path and _ANTHROPIC in headers:
             path = "/v1/messages"

@@ -21,6 +21,7 @@ from headstart.fleet.router.chains import block_key, checkpoint_key
 from headstart.fleet.router.reports import BlockKey, Tier, TierKeys
 from headstart.interfaces.tier import STATE
 from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.blocks import Chain
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Mode
 from headstart.serving.job import Job, Ticket
@@ -92,7 +93,7 @@ class Journal:
             with self._lock:
                 self._held.remove(key_of(entry), TIERS[tier])
 
-    def arrived(self, job: Job, available: Callable[[Job], int]) -> None:
+    def arrived(self, job: Job, available: Callable[[Chain], int]) -> None:
         self._queue.arrived(job, available)
         if job.choice == 0:
             self._open.append(job.ticket)

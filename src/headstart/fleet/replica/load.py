@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from headstart.fleet.router.curve import Curve
 from headstart.fleet.router.reports import Load, Speed
 from headstart.fleet.router.slots import SlotTimes
-from headstart.prefix_cache.blocks import last_block_boundary
+from headstart.prefix_cache.blocks import Chain, last_block_boundary
 from headstart.serving.job import Job
 
 PromptRest = tuple[int, int]
@@ -46,20 +46,20 @@ class QueueWatch:
     def __init__(self) -> None:
         self.state = QueueState()
         self._starts: dict[Job, int] = {}  # tokens that each waiting job need not compute
-        self._parked: dict[Job, Callable[[Job], int]] = {}
+        self._parked: dict[Job, Callable[[Chain], int]] = {}
 
-    def arrived(self, job: Job, available: Callable[[Job], int]) -> None:
+    def arrived(self, job: Job, available: Callable[[Chain], int]) -> None:
         """A job waits. What it need not compute is looked up now, and again when its fetch is over."""
         if job.parked:
             self._parked[job] = available
         self._starts[job] = self._start(job, available)
 
-    def _start(self, job: Job, available: Callable[[Job], int]) -> int:
+    def _start(self, job: Job, available: Callable[[Chain], int]) -> int:
         if not job.request.params.reuse:
             return 0
         if job.choice:  # the first choice computes all before
             return last_block_boundary(len(job.chain), job.chain.block_size)
-        return available(job)
+        return available(job.chain)
 
     def stepped(self, running: Sequence[Job], waiting: Iterable[Job]) -> None:
         """Publishes the state after a step."""

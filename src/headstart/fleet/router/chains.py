@@ -10,7 +10,7 @@ A request has one chain, so one fingerprint and one tenant. Replicas with anothe
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,19 +31,22 @@ class PromptChain:
         tokens: tokens of the prompt.
         block_size: tokens of a block.
         stateful: whether the model can continue only where there is a checkpoint.
+        source: what it was made of, for the hot list of a front (`front/hot`); None if it must not be remembered.
     """
 
     keys: list[BlockKey]
     tokens: int
     block_size: int
     stateful: bool = False
+    source: Chain | None = field(default=None, compare=False, repr=False)
 
 
 def chain_of(root: BlockId, block_size: int, tokens: Tokens, *, stateful: bool = False) -> PromptChain:
     """The chain of a prompt. `root`: see `blocks.root_id`."""
-    ids = Chain(root, block_size, tokens).ids[: max(0, len(tokens) - 1) // block_size]
+    chain = Chain(root, block_size, tokens)
+    ids = chain.ids[: max(0, len(tokens) - 1) // block_size]
     words = np.frombuffer(b"".join(ids), "<u8")[::4] & _BLOCKS
-    return PromptChain(words.tolist(), len(tokens), block_size, stateful)
+    return PromptChain(words.tolist(), len(tokens), block_size, stateful, chain)
 
 
 def block_key(block: BlockId) -> BlockKey:

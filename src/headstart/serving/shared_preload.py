@@ -1,0 +1,90 @@
+"""Shared preload: brings prefixes from the shared tier into memory that no request has asked for. Nothing is computed.
+
+One prefix after the other, in the order in which they are given: so what matters most comes first, and what several of them
+begin with is fetched once. Nobody waits for a single prefix, so the store may be slower than computing would be. What has
+arrived is pinned until all is over: the last prefixes do not evict the first ones. Used from the engine thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from headstart.interfaces.tier import KV
+from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.blocks import Chain
+from headstart.prefix_cache.index import Entry
+from headstart.serving.shared_fetch import SharedFetch
+from headstart.tiers.shared_tier import Fetch
+
+log = logging.getLogger("headstart.shared")
+
+
+@dataclass(slots=True, eq=False)
+class Preload:
+    """Prefixes to bring.
+
+    Attributes:
+        chains: the prefixes, each with one token more.
+        stopped: set on another thread: what is not there by now is not needed.
+        over: nothing more is done.
+        prefixes, tokens: of how many prefixes something was brought, and how many tokens.
+    """
+
+    chains: Iterator[Chain]
+    stopped: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
+    prefixes: int = 0
+    tokens: int = 0
+
+
+class SharedPreload:
+    """Does one preload."""
+
+    def __init__(self, preload: Preload, shared_fetch: SharedFetch) -> None:
+        self._preload = preload
+        self._shared_fetch = shared_fetch
+        self._chain: Chain | None = None
+        self._fetch: Fetch | None = None
+        self._new = True  # nothing of the present prefix has arrived
+        self._brought: dict[BlockId, Entry] = {}
+
+    def step(self) -> bool:
+        """Takes in what has arrived. False if the preload is over. It never raises."""
+        try:
+            while not self._preload.stopped:
+                if self._chain is not None and self._fetch is not None:
+                    if not self._take(self._chain, self._fetch):
+                        break
+                    if not self._fetch.over:
+                        return True
+                self._chain = next(self._preload.chains, None)
+                if self._chain is None:
+                    break
+                wanted, self._new = self._shared_fetch.wanted(self._chain), True
+                self._fetch = None if wanted is None else self._shared_fetch.fetch(replace(wanted, prefill=0.0))
+        except Exception:
+            log.exception("the hot list could not be brought")
+        self.end()
+        return False
+
+    def end(self) -> None:
+        """Nothing more is brought."""
+        if self._fetch is not None:
+            self._fetch.stop()
+        self._shared_fetch.free(self._brought)
+        self._preload.over.set()
+
+    def _take(self, chain: Chain, fetch: Fetch) -> bool:
+        """False if memory is full."""
+        for arrival in fetch.take():
+            before = len(self._brought)
+            if not self._shared_fetch.keep(chain, self._brought, arrival):
+                return False
+            if len(self._brought) > before:
+                self._preload.prefixes += self._new
+                self._preload.tokens += len(arrival.label.tokens) * (arrival.label.kind == KV)
+                self._new = False
+        return True
