@@ -89,6 +89,7 @@ ALLOWED: dict[str, set[str]] = {
         "fleet.front",
         "fleet.model_card",
         "fleet.replica",
+        "fleet.router.reports",
         "interfaces",
         "model_names",
         "observe",

@@ -111,3 +111,12 @@ def test_an_empty_trace() -> None:
     result: FleetResult = simulate(Trace("none", 64, ()), "exact", FleetPlan(2, MACHINE))
     assert (result.prompt, result.computed, result.p99) == (0, 0, 0.0)
     assert bound(Trace("none", 64, ()), FleetPlan(2, MACHINE)).requests == ()
+
+
+def test_a_request_passes_http_before_it_reaches_its_replica() -> None:
+    found = trace([("ab", 0.0, 3, -1), ("ab", 100.0, 3, -1)])
+    plan = FleetPlan(1, MACHINE)
+    longer = replace(plan, passage_least=0.5, passage=1e-3)
+    for one, other in zip(simulate(found, "exact", longer).requests, simulate(found, "exact", plan).requests, strict=True):
+        assert one.first_token == pytest.approx(other.first_token + 0.5 + 1e-3 * 207)
+        assert one.computed == other.computed

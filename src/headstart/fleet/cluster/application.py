@@ -35,27 +35,9 @@ def application(setup: FleetSetup, *, direct: bool = False) -> Application:
     """
     named = RequestRouterConfig(request_router_class=f"{NamedReplica.__module__}:{NamedReplica.__name__}")
     replica = serve.deployment(serve.ingress()(RayReplica) if direct else RayReplica, name=REPLICA).options(
-        **_count(setup),
-        ray_actor_options={"num_cpus": setup.cpus},
-        max_replicas_per_node=1 if setup.spread else None,
-        max_ongoing_requests=UNLIMITED,
-        graceful_shutdown_timeout_s=stopping(setup),
-        graceful_shutdown_wait_loop_s=0.5,
-        health_check_period_s=2.0,
-        health_check_timeout_s=10.0,
-        logging_config=QUIET,
-        request_router_config=named,
+        **replica_options(setup), request_router_config=named
     )
-    front = serve.deployment(serve.ingress()(DirectFront if direct else Gateway), name=FRONT).options(
-        num_replicas=setup.fronts,
-        ray_actor_options={"num_cpus": 0.1},
-        max_ongoing_requests=UNLIMITED,
-        graceful_shutdown_timeout_s=stopping(setup),  # the streams of all replicas run through it
-        graceful_shutdown_wait_loop_s=0.5,
-        health_check_period_s=2.0,
-        health_check_timeout_s=10.0,
-        logging_config=QUIET,
-    )
+    front = serve.deployment(serve.ingress()(DirectFront if direct else Gateway), name=FRONT).options(**front_options(setup))
     if direct:
         bound = replica.bind(setup)
         # The hook for direct streaming is internal to Ray Serve: tests/fleet/cluster/test_direct.py pins it.
@@ -64,6 +46,32 @@ def application(setup: FleetSetup, *, direct: bool = False) -> Application:
         routed: Application = getattr(bound, HOOK)(front.bind(setup))
         return routed
     return front.bind(setup, replica.bind(setup))
+
+
+def replica_options(setup: FleetSetup) -> dict[str, Any]:
+    """Ray Serve's options for a deployment of replicas, without its router."""
+    return {
+        **_common(setup),
+        **_count(setup),
+        "ray_actor_options": {"num_cpus": setup.cpus},
+        "max_replicas_per_node": 1 if setup.spread else None,
+    }
+
+
+def front_options(setup: FleetSetup) -> dict[str, Any]:
+    """Ray Serve's options for a deployment of fronts. The streams of all replicas run through them, so they stop as late."""
+    return {**_common(setup), "num_replicas": setup.fronts, "ray_actor_options": {"num_cpus": 0.1}}
+
+
+def _common(setup: FleetSetup) -> dict[str, Any]:
+    return {
+        "max_ongoing_requests": UNLIMITED,
+        "graceful_shutdown_timeout_s": stopping(setup),
+        "graceful_shutdown_wait_loop_s": 0.5,
+        "health_check_period_s": 2.0,
+        "health_check_timeout_s": 10.0,
+        "logging_config": QUIET,
+    }
 
 
 def _count(setup: FleetSetup) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class GatewayApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await _lifespan(receive, send)
+            await lifespan(receive, send)
             return
         headers = MutableHeaders(scope=scope)
         request = headers.get("x-request-id", "")
@@ -147,7 +147,7 @@ async def _body(receive: Receive, headers: Headers) -> bytes:
     return b"".join(parts)
 
 
-async def _lifespan(receive: Receive, send: Send) -> None:
+async def lifespan(receive: Receive, send: Send) -> None:
     """Answers what is not HTTP: the app's life. There are no web sockets."""
     while True:
         kind = (await receive())["type"]

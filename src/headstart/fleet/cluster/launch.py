@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,12 +42,21 @@ def check() -> None:
 
 
 @contextmanager
-def fleet(setup: FleetSetup, host: str, port: int, *, address: str | None = None, direct: bool = False) -> Iterator[None]:
+def fleet(
+    setup: FleetSetup,
+    host: str,
+    port: int,
+    *,
+    address: str | None = None,
+    direct: bool = False,
+    build: Callable[[FleetSetup], Any] | None = None,
+) -> Iterator[None]:
     """A fleet that serves at `host` and `port` until the context ends. With `address` it goes on after that.
 
     Args:
         address: a running cluster of Ray, like `ray://HOST:10001` or `auto`; None starts a cluster on this machine.
         direct: HAProxy sends requests to the replicas' own ports.
+        build: makes the application of Ray Serve; None for headstart's.
 
     Raises:
         ConfigError: Ray is missing or cannot be reached, or the fleet does not start.
@@ -73,7 +82,8 @@ def fleet(setup: FleetSetup, host: str, port: int, *, address: str | None = None
         where = "EveryNode" if address else "HeadOnly"
         serve.start(proxy_location=where, http_options={"host": host, "port": port}, logging_config=QUIET_LOG)
         try:
-            serve.run(application(setup, direct=direct), name=APPLICATION, route_prefix="/", blocking=False)
+            made = build(setup) if build else application(setup, direct=direct)
+            serve.run(made, name=APPLICATION, route_prefix="/", blocking=False)
         except RuntimeError as error:
             raise ConfigError(f"The fleet does not start; the log says why: {_first_line(error)}") from None
         yield

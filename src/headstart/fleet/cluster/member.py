@@ -34,6 +34,7 @@ from headstart.fleet.model_card import ModelCard
 from headstart.fleet.replica.journal import Journal
 from headstart.fleet.replica.reporter import Reporter
 from headstart.fleet.replica.wire import encode
+from headstart.fleet.router.reports import Speed
 from headstart.interfaces.generation import GenerationParams
 from headstart.model_names import model_names
 from headstart.observe import logs
@@ -96,6 +97,7 @@ class MemberFigures:
         host, pid: its machine and process.
         running, waiting: choices with and without a slot.
         queue: seconds of prefill in its queue.
+        speed: as it measured itself.
         held: by tier.
         computed: prompt tokens that it computed.
         cached: prompt tokens that it did not compute, by the tier that had them.
@@ -109,6 +111,7 @@ class MemberFigures:
     running: int
     waiting: int
     queue: float
+    speed: Speed
     held: dict[str, Held]
     computed: int
     cached: dict[str, int]
@@ -225,7 +228,7 @@ class Member:
         held = {name: Held(tier["entries"], tier["used"], tier["budget"]) for name, tier in now["tiers"].items()}
         return MemberFigures(
             *(self._name, replica_tag(self._name), platform.node(), os.getpid()),
-            *(now["running"], now["waiting"], self.waiting()),
+            *(now["running"], now["waiting"], self.waiting(), self._reporter.speed),
             held=held,
             computed=self._computed,
             cached=dict(self._cached),

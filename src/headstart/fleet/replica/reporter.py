@@ -32,7 +32,7 @@ REPEATED = 5.0
 
 
 class Reporter:
-    """Reports of one process. For one thread.
+    """Reports of one process. `report` and `dump` are for one thread; another one may call `waiting`.
 
     Args:
         journal: the runtime's listener.
@@ -42,6 +42,9 @@ class Reporter:
 
     Raises:
         ValueError: the journal is not the runtime's listener.
+
+    Attributes:
+        speed: as of the last report.
     """
 
     def __init__(
@@ -58,7 +61,8 @@ class Reporter:
         self._sequence = -1  # of the last report
         self._sent = -HEARTBEAT
         self._load = Load()
-        self._speed: Speed | None = None
+        self.speed = Speed()
+        self._told: Speed | None = None
         self._arrived, self._done = RepeatedIds(REPEATED), RepeatedIds(REPEATED)
         runtime.observe(self._ended)
 
@@ -69,14 +73,14 @@ class Reporter:
         """
         now, drained, speed = self._clock(), self._journal.drain(), self._measured()
         load = self._load_of(drained.queue, speed)
-        news = self._speed is None or not similar(speed, self._speed)
+        news = self._told is None or not similar(speed, self._told)
         if drained.empty and load == self._load and not news and now < self._sent + HEARTBEAT:
             return None
         self._arrived.add(drained.arrived, now)
         self._done.add(drained.done, now)
         self._sequence += 1
         self._sent, self._load = now, load
-        self._speed = speed if news else self._speed
+        self._told = speed if news else self._told
         return ReplicaReport(
             self._name,
             self._epoch,
@@ -110,11 +114,12 @@ class Reporter:
 
     def waiting(self) -> float:
         """Seconds of prefill that the replica has to do, decoding beside it not counted."""
-        return self._journal.queue.seconds(self._measured().prefill)
+        return self._journal.queue.seconds(self.speed.prefill)
 
     def _measured(self) -> Speed:
         shape = self._runtime.engine.shape
-        return self._journal.speedometer.speed(shape.kv_bytes_per_token, self._runtime.cache.shared.fetching)
+        self.speed = self._journal.speedometer.speed(shape.kv_bytes_per_token, self._runtime.cache.shared.fetching)
+        return self.speed
 
     def _load_of(self, queue: QueueState, speed: Speed) -> Load:
         shape, block = self._runtime.engine.shape, self._runtime.engine.traits.block_size

@@ -65,6 +65,8 @@ class FleetPlan:
         publish: seconds from the end of a prefill until its blocks are in the shared tier.
         interval: least seconds between two reports of a replica.
         delay: seconds that a report is on its way.
+        passage: seconds of a request outside the replica's engine, for each token of the prompt: HTTP, JSON, the front.
+        passage_least: the same for a request without a prompt.
         seed: for the routers that draw lots.
     """
 
@@ -74,4 +76,6 @@ class FleetPlan:
     publish: float = 1.0
     interval: float = 0.1
     delay: float = 0.05
+    passage: float = 0.0
+    passage_least: float = 0.0
     seed: int = 0

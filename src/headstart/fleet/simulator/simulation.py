@@ -157,6 +157,9 @@ class _Simulation:
         place = self._rule.choose(number, request, chain, [one.ongoing for one in self.replicas], self.now)
         job = SimulatedRequest(number, chain, self.now, float(max(0, request.reply - 1)))
         self.jobs[number], self.places[number] = job, place
+        self._at(self.now + self._plan.passage_least + self._plan.passage * request.prompt, lambda: self._reach(place, job))
+
+    def _reach(self, place: int, job: SimulatedRequest) -> None:
         self.replicas[place].advance(self.now)
         self.replicas[place].arrive(job)
         self._step(place)

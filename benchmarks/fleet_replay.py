@@ -1,0 +1,297 @@
+"""Recorded traffic on a real fleet, beside Ray's own router and the simulator: `python -m benchmarks.fleet_replay`.
+
+Needs the extra `fleet`. For each trace: a fleet on Ray Serve in handle mode, exact reuse, and a Valkey that holds everything.
+Its replicas have an engine with a clock (`headstart.testing.clocked_engine`): calls take the seconds of a machine whose speed
+gives the wanted load. All else is real: HTTP, prompts as token ids, tiers, reports, routing, the store.
+
+The beginning of a trace is replayed, its times scaled so that it lasts `--seconds`. A session sends its next request when its
+reply is complete and its recorded pause is over.
+
+Three results for each trace: headstart's router, Ray's `PrefixCacheAffinityRouter` before the same replicas (`ray_routed`), and
+the simulator's prediction. What the simulator needs to know of this machine is measured first, on the idle fleet: the seconds
+that a request spends outside the engine, by its tokens, and the replicas' own speeds of restoring and fetching.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from rich.console import Console
+
+from benchmarks import processor
+from benchmarks.fixtures import of_tests
+from benchmarks.fleet import ROOT, FleetWorkload, workloads
+from headstart.fleet.router.reports import Speed
+from headstart.fleet.simulator.machine import FleetPlan, Machine
+from headstart.fleet.simulator.simulation import FleetResult, bound, simulate
+from headstart.testing.clocked_engine import ClockedEngine, MachineClock
+from headstart.tiers.shared.keys import FleetKeys
+from headstart.traces import Trace
+
+BATCH = 2048
+"""Tokens of the engine's largest call."""
+ALPHABET = 256
+"""Tokens of prompts are below this."""
+ROUTERS = ("exact", "ray-prefix")
+
+
+# ── the fleet ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def serve(what: dict[str, Any]) -> None:
+    """Runs a fleet until it is stopped."""
+    from benchmarks import ray_routed
+    from headstart.config import Settings
+    from headstart.fleet.cluster import launch
+    from headstart.fleet.cluster.setup import FleetSetup, Scale
+
+    setup = FleetSetup(
+        Settings(**what["settings"]),
+        Scale(what["replicas"], what["replicas"]),
+        cpus=0.1,
+        engine=partial(ClockedEngine, MachineClock(**what["clock"]), **what["engine"]),
+        tokenizer=ClockedEngine.load_tokenizer,
+    )
+    build = ray_routed.application if what["router"] == "ray-prefix" else None
+    with launch.fleet(setup, "127.0.0.1", what["port"], build=build):
+        launch.until_signal()
+
+
+@contextmanager
+def fleet(work: FleetWorkload, plan: FleetPlan, router: str, folder: Path) -> Iterator[str]:
+    """The URL of a fleet like that of the plan, with a store of its own."""
+    stores = of_tests("stores")
+    store, key_file, port = stores.ValkeyServer(folder), folder / "fleet.key", stores.free_port()
+    FleetKeys.generate().save(key_file)
+    machine, block = plan.machine, work.trace.block_size
+    longest = max(one.prompt + one.reply for one in work.trace.requests)
+    engine = {"slots": machine.slots, "ctx": -(-(longest + 2 * block) // block) * block, "block_size": block, "batch": BATCH}
+    kv_bytes = ClockedEngine(MachineClock(0.0), block_size=8).shape.kv_bytes_per_token
+    settings = {"reuse": "exact", "memory_budget": int(machine.memory * kv_bytes), "stall": machine.stall, "queue": 10_000}
+    settings |= {"shared": store.url, "shared_key_file": str(key_file), "settle": "off"}
+    curve = machine.speed.prefill
+    clock = MachineClock(curve.per_token, curve.per_depth, machine.step, machine.step_reply)
+    what = {"router": router, "replicas": plan.replicas, "port": port, "engine": engine, "settings": settings}
+    what["clock"] = asdict(clock)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.fleet_replay", "--serve", json.dumps(what)],
+        stdout=(folder / "fleet.log").open("wb"),
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])},
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        of_tests("live").wait_until(lambda: process.poll() is not None or whole(url, plan.replicas), 180)
+        if process.poll() is not None:
+            raise RuntimeError((folder / "fleet.log").read_text("utf-8", "replace")[-3000:])
+        yield url
+    finally:
+        process.terminate()
+        process.wait(200)
+        store.kill()
+
+
+def whole(url: str, replicas: int) -> bool:
+    try:
+        return len(figures(url)) == replicas
+    except (httpx.HTTPError, ValueError):
+        return False
+
+
+def figures(url: str) -> list[dict[str, Any]]:
+    """What the replicas say of themselves."""
+    answer = httpx.get(f"{url}/headstart/fleet", timeout=30, trust_env=False).raise_for_status()
+    found: list[dict[str, Any]] = answer.json()["replicas"]
+    return found
+
+
+# ── the traffic ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A request on the real fleet: when it was sent, seconds to its first token, and the tokens computed."""
+
+    at: float
+    first_token: float
+    computed: int
+    fetched: int
+
+
+def beginning(trace: Trace, requests: int, seconds: float) -> Trace:
+    """The first requests of a trace, in so many seconds."""
+    first = trace.requests[:requests]
+    scale = seconds / max(1e-9, first[-1].at - first[0].at)
+    return replace(trace, requests=tuple(replace(one, at=(one.at - first[0].at) * scale) for one in first))
+
+
+def tokens_of(trace: Trace, number: int, salt: int = 0) -> list[int]:
+    """A prompt with these blocks. What is behind the last block is its own."""
+    size, request = trace.block_size, trace.requests[number]
+
+    def stretch(name: int, count: int) -> Any:
+        return np.random.default_rng([salt, name]).integers(0, ALPHABET, count)
+
+    blocks = [stretch(int(block), size) for block in request.blocks]
+    tail = stretch((1 << 40) + number, request.prompt - size * len(blocks))
+    return [int(token) for token in np.concatenate([*blocks, tail])]
+
+
+async def ask(http: httpx.AsyncClient, body: bytes) -> Served:
+    begun, first, last = time.perf_counter(), math.nan, b""
+    async with http.stream("POST", "/v1/completions", content=body, headers={"content-type": "application/json"}) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError(f"{answer.status_code}: {(await answer.aread())[:300]!r}")
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                first = time.perf_counter() - begun if math.isnan(first) else first
+                last = line[6:].encode() if '"headstart"' in line else last
+    costs = json.loads(last)["headstart"]
+    return Served(begun, first, costs["computed"], costs["tiers"].get("shared", 0))
+
+
+def body_of(tokens: Sequence[int], reply: int) -> bytes:
+    body = {"prompt": tokens, "max_tokens": max(1, reply), "ignore_eos": True, "temperature": 0, "stream": True}
+    return json.dumps({**body, "stream_options": {"include_usage": True}}).encode()
+
+
+async def replay(url: str, trace: Trace) -> list[Served]:
+    """Sends all requests of a trace when they are due."""
+    bodies = [body_of(tokens_of(trace, number), one.reply) for number, one in enumerate(trace.requests)]
+    limits, found = httpx.Limits(max_connections=None), dict[int, Served]()
+    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False, limits=limits) as http:
+        begun = time.perf_counter() + 1.0
+
+        async def until(at: float) -> None:
+            await asyncio.sleep(max(0.0, at - time.perf_counter()))
+
+        async def one(number: int) -> None:
+            found[number] = await ask(http, bodies[number])
+
+        async def alone(number: int) -> None:
+            await until(begun + trace.requests[number].at)
+            await one(number)
+
+        async def session(numbers: list[int]) -> None:
+            await alone(numbers[0])
+            for before, number in pairwise(numbers):
+                await until(found[before].at + trace.requests[number].at - trace.requests[before].at)
+                await one(number)
+
+        sessions: dict[int, list[int]] = {}
+        for number, request in enumerate(trace.requests):
+            if request.session >= 0:
+                sessions.setdefault(request.session, []).append(number)
+        apart = [alone(number) for number, request in enumerate(trace.requests) if request.session < 0]
+        await asyncio.gather(*apart, *map(session, sessions.values()))
+    return [found[number] for number in range(len(trace.requests))]
+
+
+async def passage(url: str, trace: Trace, machine: Machine) -> tuple[float, float]:
+    """Seconds of a request outside the engine, without a prompt, and for each token of it: asked on the idle fleet."""
+    sizes, seconds = (2 * trace.block_size, max(one.prompt for one in trace.requests) * 3 // 4), []
+    async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as http:
+        for size in sizes:
+            body = body_of(np.random.default_rng(size).integers(0, ALPHABET, size).tolist(), 1)
+            times = []
+            for _ in range(8):
+                served = await ask(http, body)
+                computing = machine.speed.prefill.seconds(size - served.computed, size)
+                times.append(served.first_token - computing)
+            seconds.append(float(np.median(times[1:])))
+    slope = max(0.0, (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]))
+    return max(0.0, seconds[0] - slope * sizes[0]), slope
+
+
+# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def real(work: FleetWorkload, plan: FleetPlan, router: str) -> tuple[list[Served], FleetPlan, str]:
+    """The trace on a real fleet, the plan with what was measured of it, and the tokens in the store."""
+    with tempfile.TemporaryDirectory() as folder, fleet(work, plan, router, Path(folder)) as url:
+        least, token = asyncio.run(passage(url, work.trace, plan.machine))
+        served = asyncio.run(replay(url, work.trace))
+        speeds = [one["speed"] for one in figures(url)]
+    curve = plan.machine.speed.prefill
+    fetch = [one["fetch"] for one in speeds if one["fetch"] is not None]
+    middle: Any = {name: float(np.median([one[name] for one in speeds])) for name in ("memory", "round_trip")}
+    speed = Speed(curve, middle["memory"], 0.0, float(np.median(fetch)) if fetch else None, middle["round_trip"])
+    machine = replace(plan.machine, speed=speed)
+    note = f"passage {1e3 * least:.0f} ms + {1e6 * token:.2f} µs a token, fetch {1e6 * (speed.fetch or 0):.2f} µs a token"
+    return served, replace(plan, machine=machine, passage=token, passage_least=least), note
+
+
+def row(name: str, trace: Trace, times: Sequence[float], computed: int, best: FleetResult) -> str:
+    p50, p90, p99 = np.percentile(times, (50, 90, 99))
+    shares = f"{computed / trace.tokens:.3f} | {computed / best.computed:.3f}"
+    return f"| {name} | {np.mean(times):.2f} | {p50:.2f} | {p90:.2f} | {p99:.2f} | {shares} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet_replay", description=__doc__)
+    given = os.environ.get("HEADSTART_DATA")
+    parser.add_argument("--data", type=Path, default=Path(given) if given else ROOT.parent / "shared" / "data")
+    parser.add_argument("--only", nargs="*", default=[], help="traces whose names begin like this")
+    parser.add_argument("--replicas", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--requests", type=int, default=250)
+    parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--load", type=float, default=0.5)
+    parser.add_argument("--routers", nargs="*", default=ROUTERS, choices=ROUTERS)
+    parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for fleet_replay.json")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(json.loads(options.serve))
+        return
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a run takes long, and each row counts
+    show = Console(soft_wrap=True, markup=False, highlight=False).print
+    show(processor.caption())
+    found = []
+    for whole_work in workloads(options.data):
+        if options.only and not whole_work.trace.name.startswith(tuple(options.only)):
+            continue
+        work = replace(whole_work, trace=beginning(whole_work.trace, options.requests, options.seconds))
+        for replicas in options.replicas:
+            plan = work.plan(replicas, options.load, shared=True)
+            plan = replace(plan, machine=real_calls(plan.machine))
+            best = bound(work.trace, plan)
+            speed = f"{1 / plan.machine.speed.prefill.per_token:,.0f} tokens/s"
+            show(f"\n**{work.trace.name}**, {len(work.trace.requests)} requests, {replicas} replicas of {speed}\n")
+            show("| | mean, s | p50 | p90 | p99 | computed | / infinite cache |\n|---|---:|---:|---:|---:|---:|---:|")
+            for router in options.routers:
+                served, measured, note = real(work, plan, router)
+                times = [one.first_token for one in served]
+                show(row(f"real, {router}", work.trace, times, sum(one.computed for one in served), best))
+                predicted = simulate(work.trace, router, measured)
+                times = [one.first_token for one in predicted.requests]
+                show(row(f"simulated, {router}", work.trace, times, predicted.computed, best) + f" ({note})")
+                about = {"trace": work.trace.name, "replicas": replicas, "router": router, "note": note}
+                found.append({**about, "real": [asdict(one) for one in served], "simulated": times})
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "fleet_replay.json").write_text(json.dumps(found))
+
+
+def real_calls(machine: Machine) -> Machine:
+    """The machine with the calls that a real scheduler makes: none is larger than the engine's batch."""
+    return replace(machine, stall=min(machine.stall, BATCH * machine.speed.prefill.per_token))
+
+
+if __name__ == "__main__":
+    main()
