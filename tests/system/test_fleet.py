@@ -87,6 +87,16 @@ def test_a_response_is_continued_where_it_is_known(fleet: RunningFleet) -> None:
             assert fleet.http.get(f"/v1/responses/{first['id']}").json()["id"] == first["id"]
 
 
+def test_a_request_is_explained_whichever_replica_served_it(fleet: RunningFleet) -> None:
+    for number in range(4):
+        chosen = {"x-request-id": f"own-{number}"} if number % 2 else {}
+        body = {"messages": conversation(f"explained {number}"), "max_tokens": 2}
+        id = fleet.http.post("/v1/chat/completions", json=body, headers=chosen).headers["x-request-id"]
+        for _ in range(3):
+            assert fleet.http.get(f"/headstart/explain/{id}").json()["id"] == id
+            assert fleet.http.get("/headstart/explain").json()["id"] == id
+
+
 def test_streams_arrive_token_by_token(fleet: RunningFleet) -> None:
     body = {"messages": conversation("stream"), "max_tokens": 20, "ignore_eos": True, "stream": True}
     with fleet.http.stream("POST", "/v1/chat/completions", json=body) as answer:

@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response
 from headstart.api.app import create_app
 from headstart.api.auth import OPERATOR
 from headstart.api.errors import Forbidden
+from headstart.api.explain.routes import account
 from headstart.engines import registry
 from headstart.errors import EngineError
 from headstart.fleet.cluster.metrics import merged
@@ -64,6 +65,9 @@ class Fleet(Protocol):
 
     async def metrics(self) -> dict[str, bytes]:
         """The metrics of all replicas, by their tags."""
+
+    async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
+        """What the replicas say about a request: `api.service.Elsewhere`."""
 
 
 log = structlog.get_logger("headstart.fleet")
@@ -143,6 +147,7 @@ class Member:
             aliases=names,
             cors=setup.cors,
             replica_tag=replica_tag(self._name),
+            elsewhere=fleet.explain,
         )
         self.app.add_route(STATUS, self._show_status, methods=["GET"])
         self.app.add_route(METRICS, self._show_metrics, methods=["GET"])
@@ -210,6 +215,10 @@ class Member:
         """The replica's tag, and its metrics in Prometheus' text format."""
         page: bytes = self.app.state.service.metrics.render()
         return replica_tag(self._name), page
+
+    def explain(self, tenant: str, salt: str, request_id: str | None) -> dict[str, Any] | None:
+        """What this replica says about a request."""
+        return account(self._runtime, tenant, salt, request_id)
 
     def waiting(self) -> float:
         """Seconds of prefill in the queue."""

@@ -45,6 +45,9 @@ class RayReplica:
     async def metrics(self) -> tuple[str, bytes]:
         return self._member.metrics()
 
+    async def explain(self, tenant: str, salt: str, request_id: str | None) -> dict[str, Any] | None:
+        return self._member.explain(tenant, salt, request_id)
+
     async def check_health(self) -> None:
         self._member.check()
 
@@ -70,6 +73,9 @@ class RayFleet:
 
     async def metrics(self) -> dict[str, bytes]:
         return dict(await _in_time(_handle(REPLICA).broadcast("metrics")))
+
+    async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
+        return await _in_time(_handle(REPLICA).broadcast("explain", tenant, salt, request_id))
 
 
 def _handle(name: str) -> DeploymentHandle:
