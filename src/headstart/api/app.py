@@ -20,6 +20,7 @@ from headstart.api.anthropic import routes as anthropic
 from headstart.api.auth import Keys
 from headstart.api.errors import on_error
 from headstart.api.explain import routes as explain
+from headstart.api.incoming import MAX_BODY
 from headstart.api.llama_server import extras
 from headstart.api.llama_server import routes as llama
 from headstart.api.middleware import RequestMiddleware
@@ -49,7 +50,7 @@ def create_app(
     aliases: Sequence[str] = (),
     cors: Sequence[str] = (),
     keep_alive: float = 5.0,
-    max_body: int = 64 << 20,
+    max_body: int = MAX_BODY,
     replica_tag: str = "",
     elsewhere: Elsewhere = nowhere,
     on_ready: Callable[[], None] = lambda: None,

@@ -13,8 +13,8 @@ from starlette.requests import Request as HttpRequest
 from headstart import model_names
 from headstart.api.auth import Keys
 from headstart.api.drain import Drain
-from headstart.api.errors import TooLarge
 from headstart.api.ignored import IgnoredLog
+from headstart.api.incoming import MAX_BODY, whole_body
 from headstart.api.openai_responses.store import Responses
 from headstart.chat import tenancy
 from headstart.chat.chat_model import ChatModel
@@ -61,7 +61,7 @@ class Service:
         aliases: Sequence[str] = (),
         *,
         keep_alive: float = 5.0,
-        max_body: int = 64 << 20,
+        max_body: int = MAX_BODY,
         keep_noise: Sequence[str] = (),
         policy: tenancy.IsolationPolicy = tenancy.POLICIES["none"],
         keys: Keys | None = None,
@@ -171,19 +171,8 @@ class Service:
 
     async def body(self, request: HttpRequest) -> bytes:
         """The whole body. Raises TooLarge, and Unavailable when the server stops."""
-        refusal = TooLarge(f"The body is larger than {self.max_body} bytes.")
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > self.max_body:
-            raise refusal
-        parts: list[bytes] = []
-        size = 0
         async with self.drain.body():
-            async for part in request.stream():
-                size += len(part)
-                if size > self.max_body:
-                    raise refusal
-                parts.append(part)
-        return b"".join(parts)
+            return await whole_body(request, self.max_body)
 
     def finished(self, caller: Caller, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
         """Records a finished call in metrics and log."""
