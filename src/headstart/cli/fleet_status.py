@@ -3,48 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from headstart.cli.server import (
-    ApiKey,
-    ClientKeyFile,
-    ServerAddress,
-    ServerCert,
-    ServerHost,
-    ServerPort,
-    ServerSocket,
-    Url,
-    typed,
-)
+from headstart.cli.server import ServerAddress, asks_server
 from headstart.units import show_size
 
 STATUS = "/headstart/fleet"
 
 
+@asks_server
 def status(
-    context: typer.Context,
-    url: Url = None,
-    host: ServerHost = None,
-    port: ServerPort = None,
-    unix_socket: ServerSocket = None,
-    tls_cert: ServerCert = None,
-    api_key: ApiKey = None,
-    api_key_file: ClientKeyFile = None,
+    *,
+    server: ServerAddress,
     data: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
 ) -> None:
     """Shows the replicas of a fleet: what each holds, what it reused and computed, its queue, and the age of its reports."""
-    options: dict[str, Any] = {
-        "url": url,
-        "host": host,
-        "port": port,
-        "unix_socket": unix_socket,
-        "tls_cert": tls_cert,
-        "api_key": api_key,
-        "api_key_file": api_key_file,
-    }
-    found = ServerAddress.found(options, typed(context, options.keys())).ask(STATUS)
+    found = server.ask(STATUS)
     if data:
         print(json.dumps(found))
         return
