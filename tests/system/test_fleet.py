@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -154,6 +155,28 @@ def test_a_replica_that_is_killed_is_replaced(fleet: RunningFleet) -> None:
     assert broken.is_set(), "the reply was not complete, and its client was not told"
     wait_until(lambda: fleet.ready(2), 120)
     assert tag not in fleet.replicas()
+
+
+def test_a_replica_that_hangs_does_not_hide_the_others(fleet: RunningFleet) -> None:
+    hung, other = fleet.replicas().values()
+    os.kill(hung["pid"], signal.SIGSTOP)
+    try:
+
+        def named() -> bool:
+            try:
+                found = fleet.http.get("/headstart/fleet", timeout=5).json()
+                page = fleet.http.get("/headstart/fleet/metrics", timeout=5).text
+            except httpx.HTTPError:  # it went to the one that hangs
+                return False
+            shown = [one["tag"] for one in found["replicas"]]
+            up = f'headstart:replica_up{{replica="{other["tag"]}"}} 1.0' in page
+            down = f'headstart:replica_up{{replica="{hung["tag"]}"}} 0.0' in page
+            return found["silent"]["replicas"] == [hung["tag"]] and shown == [other["tag"]] and up and down
+
+        wait_until(named, 60)
+    finally:
+        os.kill(hung["pid"], signal.SIGCONT)
+    wait_until(lambda: fleet.ready(2), 120)
 
 
 @pytest.mark.parametrize("name", ["ServeReplica:headstart:Front", "ServeController"])

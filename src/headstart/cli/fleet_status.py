@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headstart.cli.server import ServerAddress, asks_server
-from headstart.units import show_size
+from headstart.units import count, show_size
 
 STATUS = "/headstart/fleet"
 
@@ -41,4 +41,8 @@ def status(
             f"{one['computed']:,}",
             f"{max(ages):.1f} s ago{', incomplete' if gaps else ''}" if ages else "none",
         )
+    for tag in found["silent"]["replicas"]:
+        table.add_row(tag, "does not answer")
     Console().print(table)
+    if silent := found["silent"]["fronts"]:
+        typer.echo(f"{count(silent, 'front')} did not answer", err=True)

@@ -51,20 +51,20 @@ MEASURER = "headstart.measure"
 PERIOD = 0.1
 """Seconds between two reports."""
 LATE = 1.0
-"""Seconds that the fronts have to take a report, and pause after they did not."""
+"""Seconds that a front has to take a report, and pause after none has taken one."""
 
 
 class Fleet(Protocol):
     """The other processes of the fleet."""
 
     async def send(self, report: bytes, card: ModelCard) -> Sequence[bool]:
-        """Sends a report to all fronts. The results say whether a front needs a dump."""
+        """Sends a report to all fronts. The results say whether a front needs a dump. Raises TimeoutError if none takes it."""
 
     async def status(self) -> dict[str, Any]:
-        """What the fronts and the replicas know, for JSON."""
+        """What the fronts and the replicas know, and which of them do not answer, for JSON."""
 
     async def metrics(self) -> dict[str, bytes]:
-        """The metrics of all replicas, by their tags."""
+        """The metrics of all replicas, by their tags; empty for one that does not answer."""
 
     async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
         """What the replicas say about a request: `api.service.Elsewhere`."""
@@ -178,8 +178,7 @@ class Member:
                 for make in (self._reporter.report, *([self._reporter.dump] if dump else [])):
                     report = await asyncio.to_thread(make)
                     if report is not None:
-                        async with asyncio.timeout(LATE):
-                            dump = any(await self._fleet.send(await asyncio.to_thread(encode, report), self._card))
+                        dump = any(await self._fleet.send(await asyncio.to_thread(encode, report), self._card))
                         sent = True
             except Exception as error:  # the fronts are starting, or gone
                 if sent:
