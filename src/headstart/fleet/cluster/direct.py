@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from headstart.fleet.cluster.fronting import FrontProcess
 from headstart.fleet.cluster.named_replica import stopping
 from headstart.fleet.cluster.setup import APPLICATION, REPLICA, FleetSetup
+from headstart.fleet.cluster.starting import reasoned
 from headstart.fleet.model_card import ModelCard
 
 WATCH = 1.0
@@ -32,7 +33,8 @@ class DirectFront:
     """The front as Ray Serve's ingress request router."""
 
     async def __init__(self, setup: FleetSetup) -> None:  # type: ignore[misc]  # Ray awaits it
-        self._process = FrontProcess(setup)
+        with reasoned():
+            self._process = FrontProcess(setup)
         self._forgetting = asyncio.create_task(self._process.forget())
         self._watching = asyncio.create_task(_watch())
 

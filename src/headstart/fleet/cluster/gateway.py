@@ -30,6 +30,7 @@ from headstart.fleet.cluster import bridge
 from headstart.fleet.cluster.fronting import FrontProcess
 from headstart.fleet.cluster.named_replica import ARGUMENT, stopping
 from headstart.fleet.cluster.setup import FleetSetup
+from headstart.fleet.cluster.starting import reasoned
 from headstart.fleet.front.front import Front
 from headstart.fleet.model_card import ModelCard
 
@@ -51,7 +52,8 @@ class Gateway:
     """The front as the ingress deployment. Ray calls its methods."""
 
     async def __init__(self, setup: FleetSetup, replicas: DeploymentHandle) -> None:  # type: ignore[misc]  # Ray awaits it
-        self._process = FrontProcess(setup)
+        with reasoned():
+            self._process = FrontProcess(setup)
         self._forgetting = asyncio.create_task(self._process.forget())
         self._replicas = replicas.options(stream=True)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from headstart.errors import ConfigError
 from headstart.fleet.cluster.setup import APPLICATION, FleetSetup, stopping
+from headstart.fleet.cluster.starting import reason_in
 
 ROOM = 1
 """Processors that a local cluster claims to have beside those of the replicas, for Ray's own processes."""
@@ -65,17 +66,14 @@ def fleet(setup: FleetSetup, host: str, port: int, *, address: str | None = None
     if address is None:
         processors = math.ceil(setup.scale.most * setup.cpus) + setup.fronts + ROOM
         local = {"num_cpus": processors, "object_store_memory": OBJECTS, "include_dashboard": False}
-    try:
-        ray.init(address, namespace=APPLICATION, logging_level="ERROR", **local)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"Ray cannot be reached at {address}: {_first_line(error)}") from None
+    _connect(address or "local", **local)  # without an address, Ray would join a cluster that runs on this machine
     try:
         where = "EveryNode" if address else "HeadOnly"
-        serve.start(proxy_location=where, http_options={"host": host, "port": port}, logging_config=QUIET_LOG)
         try:
+            serve.start(proxy_location=where, http_options={"host": host, "port": port}, logging_config=QUIET_LOG)
             serve.run(application(setup, direct=direct), name=APPLICATION, route_prefix="/", blocking=False)
         except RuntimeError as error:
-            raise ConfigError(f"The fleet does not start; the log says why: {_first_line(error)}") from None
+            raise ConfigError(f"The fleet does not start: {_reason(error)}") from None
         yield
         if address is None:
             _delete(setup)
@@ -98,10 +96,7 @@ def stop(address: str) -> None:
     from ray import serve
     from ray.serve.exceptions import RayServeException
 
-    try:
-        ray.init(address, namespace=APPLICATION, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"Ray cannot be reached at {address}: {_first_line(error)}") from None
+    _connect(address)
     try:
         if APPLICATION not in serve.status().applications:
             raise ConfigError(f"There is no fleet on the cluster at {address}.")
@@ -110,6 +105,15 @@ def stop(address: str) -> None:
         raise ConfigError(f"There is no fleet on the cluster at {address}.") from None
     finally:
         ray.shutdown()
+
+
+def _connect(address: str, **local: Any) -> None:
+    import ray
+
+    try:
+        ray.init(address, namespace=APPLICATION, logging_level="ERROR", **local)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"Ray cannot be reached at {address}: {_first_line(error)}") from None
 
 
 def _delete(setup: FleetSetup | None) -> None:
@@ -134,6 +138,19 @@ def until_signal() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
     ends.wait()
+
+
+def _reason(error: RuntimeError) -> str:
+    """Why Serve or a process of the fleet did not start."""
+    from ray import serve
+
+    failed = serve.status().applications.get(APPLICATION)
+    reports = [one.message for one in failed.deployments.values()] if failed is not None else []
+    return next(filter(None, map(reason_in, reports)), None) or _last_line(error)
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]
 
 
 def _first_line(error: Exception) -> str:

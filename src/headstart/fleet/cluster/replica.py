@@ -19,6 +19,7 @@ from headstart.fleet.cluster import bridge
 from headstart.fleet.cluster.member import LATE, Member
 from headstart.fleet.cluster.named_replica import NamedReplica
 from headstart.fleet.cluster.setup import APPLICATION, FRONT, REPLICA, FleetSetup
+from headstart.fleet.cluster.starting import reasoned
 from headstart.fleet.front.affinity import replica_tag
 from headstart.fleet.model_card import ModelCard
 
@@ -32,7 +33,8 @@ class RayReplica:
     async def __init__(self, setup: FleetSetup) -> None:  # type: ignore[misc]  # Ray awaits it
         name = serve.get_replica_context().replica_id.to_full_id_str()
         self._member = Member(setup, name)
-        await self._member.start(RayFleet())
+        with reasoned():
+            await self._member.start(RayFleet())
 
     async def serve(self, scope: Mapping[str, Any], body: bytes, *, replica: str = "") -> AsyncIterator[list[Message]]:
         """Serves one HTTP call. `replica` is for the router (`named_replica`)."""
