@@ -90,3 +90,20 @@ def test_a_front_that_hangs_does_not_keep_reports_from_the_others(fleet: dict[st
     fleet[replica.FRONT] = Handle(None)
     with pytest.raises(TimeoutError):
         asyncio.run(replica.RayFleet().send(b"", card))
+
+
+def test_a_replica_learns_that_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = named_replica.NamedReplica
+    monkeypatch.setattr(named_replica, "WATCH", 0.001)
+
+    async def run() -> list[bool]:
+        waiting, seen = asyncio.ensure_future(named_replica.stopped("a", 0.05)), []
+        for names in ((), ("a", "b"), ("b",), ("a",)):  # it is not known yet; it runs; Ray's list is short of it for a moment
+            monkeypatch.setattr(running, "running", frozenset(names))
+            await asyncio.sleep(0.2 if names != ("b",) else 0.01)
+            seen.append(waiting.done())
+        monkeypatch.setattr(running, "running", frozenset())
+        await asyncio.wait_for(waiting, 5)
+        return seen
+
+    assert not any(asyncio.run(run()))

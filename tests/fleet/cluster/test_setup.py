@@ -8,7 +8,7 @@ import pytest
 
 from headstart.config import Settings
 from headstart.errors import ConfigError
-from headstart.fleet.cluster.setup import FleetSetup, Scale
+from headstart.fleet.cluster.setup import FleetSetup, Scale, stopping
 from headstart.testing.fake_engine import FakeEngine
 
 
@@ -30,3 +30,7 @@ def test_a_setup_travels_to_other_processes_and_shows_no_keys() -> None:
     assert pickle.loads(pickle.dumps(setup)) == setup
     assert "secret" not in repr(setup)
     assert setup.keys().closed
+
+
+def test_ray_kills_nothing_that_still_has_time() -> None:
+    assert stopping(FleetSetup(Settings(drain=7.0), grace=20.0)) > 27.0

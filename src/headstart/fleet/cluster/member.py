@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 from headstart.api.app import create_app
 from headstart.api.auth import OPERATOR
+from headstart.api.drain import Drain
 from headstart.api.errors import Forbidden
 from headstart.api.explain.routes import account
 from headstart.engines import registry
@@ -222,6 +223,13 @@ class Member:
     def waiting(self) -> float:
         """Seconds of prefill in the queue."""
         return self._reporter.waiting()
+
+    def end_replies(self) -> None:
+        """Ends the replies that run, as their dialects end one that is not complete. Otherwise `close` could come too late."""
+        drain: Drain = self.app.state.service.drain
+        log.warning("replies are ended", running=drain.running)
+        drain.begin(self._setup.settings.drain)
+        drain.end()
 
     async def close(self) -> None:
         """Stores what only this server has, and frees the model."""

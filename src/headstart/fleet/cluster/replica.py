@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message
 
 from headstart.fleet.cluster import bridge
 from headstart.fleet.cluster.member import LATE, Member
-from headstart.fleet.cluster.named_replica import NamedReplica
+from headstart.fleet.cluster.named_replica import NamedReplica, stopped, watch
 from headstart.fleet.cluster.setup import APPLICATION, FRONT, REPLICA, FleetSetup
 from headstart.fleet.cluster.starting import reasoned
 from headstart.fleet.front.affinity import replica_tag
@@ -35,6 +35,12 @@ class RayReplica:
         self._member = Member(setup, name)
         with reasoned():
             await self._member.start(RayFleet())
+        self._ending = asyncio.create_task(self._end(name, setup.grace))
+
+    async def _end(self, name: str, grace: float) -> None:
+        await watch()
+        await stopped(name, grace)
+        self._member.end_replies()
 
     async def serve(self, scope: Mapping[str, Any], body: bytes, *, replica: str = "") -> AsyncIterator[list[Message]]:
         """Serves one HTTP call. `replica` is for the router (`named_replica`)."""

@@ -22,7 +22,9 @@ REPLICA = "Replica"
 FRONT = "Front"
 """Name of the deployment that routes."""
 GRACE = 120.0
-"""Seconds in which a replica that stops may finish its replies."""
+"""Seconds in which a replica that stops may finish its replies. Then they are ended."""
+NOTICED = 5.0
+"""Seconds until a replica has noticed that it stops."""
 _SCALE = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
 
@@ -57,6 +59,7 @@ class FleetSetup:
         spread: whether a machine has at most one replica.
         api_keys, api_key_file, isolate, keep_noise, alias, cors: as for one server (`api.serve.serve`).
         log_format: of the logs of its processes.
+        grace: seconds in which a replica that stops may finish its replies.
         engine, tokenizer: load the engine of a replica and the tokenizer of a front, instead of those of the model in
             `settings`. For tests of fleets.
     """
@@ -73,6 +76,7 @@ class FleetSetup:
     alias: tuple[str, ...] = ()
     cors: tuple[str, ...] = ()
     log_format: LogFormat = "console"
+    grace: float = GRACE
     engine: Callable[[], Engine] | None = None
     tokenizer: Callable[[EngineOptions], LoadedTokenizer] = registry.load_tokenizer
 
@@ -82,5 +86,5 @@ class FleetSetup:
 
 
 def stopping(setup: FleetSetup) -> float:
-    """Seconds in which the processes of a fleet may finish replies and store what only they have."""
-    return GRACE + setup.settings.drain
+    """Seconds in which the processes of a fleet may finish replies and store what only they have. Then Ray kills them."""
+    return NOTICED + setup.grace + setup.settings.drain
