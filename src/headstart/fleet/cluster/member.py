@@ -164,7 +164,7 @@ class Member:
         return Response(merged(await self._fleet.metrics()), media_type=CONTENT_TYPE)
 
     def _load(self, journal: Journal) -> Runtime:
-        settings = self._setup.settings
+        settings = self._setup.of_replica()
         engine = self._setup.engine or (lambda: registry.load(settings.engine_options(), None))
         runtime = Runtime(engine, settings, listener=journal)
         _measure(runtime)
