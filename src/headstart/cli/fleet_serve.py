@@ -144,9 +144,8 @@ def serve(
         setup.check_paths()
     setup.keys()  # raises before anything is started
     configure(setup.log_format)
-    at, number = host or "127.0.0.1", 8000 if port is None else port
     typer.echo(f"starting {replicas} replicas of {settings.model}", err=True)
-    with launch.fleet(setup, at, number, address=address, direct=direct):
+    with launch.fleet(setup, host, port, address=address, direct=direct) as (at, number):
         typer.echo(f"serving at http://{at}:{number}/v1; headstart fleet status --port {number}", err=True)
         if address is None:
             launch.until_signal()

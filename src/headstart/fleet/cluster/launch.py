@@ -43,15 +43,18 @@ def check() -> None:
 
 
 @contextmanager
-def fleet(setup: FleetSetup, host: str, port: int, *, address: str | None = None, direct: bool = False) -> Iterator[None]:
-    """A fleet that serves at `host` and `port` until the context ends. With `address` it goes on after that.
+def fleet(
+    setup: FleetSetup, host: str | None, port: int | None, *, address: str | None = None, direct: bool = False
+) -> Iterator[tuple[str, int]]:
+    """A fleet that serves until the context ends; with `address` it goes on after that. Yields its host and port.
 
     Args:
+        host, port: where it is to serve; None for Serve's own on a cluster where Serve runs already, else for 127.0.0.1:8000.
         address: a running cluster of Ray, like `ray://HOST:10001` or `auto`; None starts a cluster on this machine.
         direct: HAProxy sends requests to the replicas' own ports.
 
     Raises:
-        ConfigError: Ray is missing or cannot be reached, or the fleet does not start.
+        ConfigError: Ray is missing or cannot be reached, the fleet does not start, or Serve has another host and port already.
     """
     check()
     for name, value in {**({} if address else QUIET), **(DIRECT if direct else {})}.items():
@@ -70,11 +73,13 @@ def fleet(setup: FleetSetup, host: str, port: int, *, address: str | None = None
     try:
         where = "EveryNode" if address else "HeadOnly"
         try:
-            serve.start(proxy_location=where, http_options={"host": host, "port": port}, logging_config=QUIET_LOG)
+            wanted = {"host": host or "127.0.0.1", "port": port or 8000}
+            serve.start(proxy_location=where, http_options=wanted, logging_config=QUIET_LOG)
+            at = _serves_at(host, port)
             serve.run(application(setup, direct=direct), name=APPLICATION, route_prefix="/", blocking=False)
         except RuntimeError as error:
             raise ConfigError(f"The fleet does not start: {_reason(error)}") from None
-        yield
+        yield at
         if address is None:
             _delete(setup)
     finally:
@@ -114,6 +119,19 @@ def _connect(address: str, **local: Any) -> None:
         ray.init(address, namespace=APPLICATION, logging_level="ERROR", **local)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"Ray cannot be reached at {address}: {_first_line(error)}") from None
+
+
+def _serves_at(host: str | None, port: int | None) -> tuple[str, int]:
+    """Where Serve listens. Raises ConfigError if that is elsewhere: Serve keeps what it was started with, and only logs it."""
+    from ray.serve.context import _get_global_client
+
+    found = _get_global_client().http_config  # no public call says it
+    if host not in (None, found.host) or port not in (None, found.port):
+        raise ConfigError(
+            f"Ray Serve runs on this cluster already, at {found.host}:{found.port}: leave out --host and --port, or end it "
+            "with `serve shutdown` on the head."
+        )
+    return found.host, found.port
 
 
 def _delete(setup: FleetSetup | None) -> None:
