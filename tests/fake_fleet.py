@@ -17,6 +17,7 @@ if __name__ == "__main__":
         Settings(**{"memory_budget": 8 << 20, **what["settings"]}),
         Scale.parse(str(what["replicas"])),
         cpus=0.1,
+        grace=what["grace"],
         api_keys=tuple(what["keys"]),
         engine=partial(FakeEngine, **what["engine"]),
         tokenizer=FakeEngine.load_tokenizer,

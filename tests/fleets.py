@@ -102,6 +102,7 @@ def running(
     options: Sequence[str] = (),
     keys: Sequence[str] = (),
     direct: bool = False,
+    grace: float = 120.0,
 ) -> Iterator[RunningFleet]:
     """A fleet of replicas.
 
@@ -110,13 +111,14 @@ def running(
         engine: arguments of the fake engine; None for the bundled model.
         options: of the command.
         keys: API keys. The fleet's client sends the first one.
+        grace: seconds for replies when the fleet stops (the fake engine only).
     """
     port, log = free_port(), folder / f"fleet-{time.monotonic_ns()}.log"
     if engine is None:
         command = ["-m", "headstart", "fleet", "serve", "demo", "--replicas", str(replicas), "--port", str(port), *options]
         command += [*(["--direct"] if direct else []), *(part for key in keys for part in ("--api-key", key))]
     else:
-        what = {"port": port, "replicas": replicas, "engine": engine, "direct": direct, "keys": keys}
+        what = {"port": port, "replicas": replicas, "engine": engine, "direct": direct, "keys": keys, "grace": grace}
         what["settings"] = dict(_pairs(options))
         command = [str(Path(__file__).parent / "fake_fleet.py"), json.dumps(what)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_SHARED")}

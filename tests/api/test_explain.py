@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from headstart.api.auth import Keys
+from headstart.api.explain.routes import account
 from headstart.cli.main import main
 from headstart.config import Settings
 from headstart.explain.causes import CAUSES, Cause
@@ -522,3 +523,22 @@ def test_causes_are_counted_and_logged(server: Server) -> None:
     send(server, conversation(next(NUMBER)) | {"cache_prompt": False})
     assert server.metric("headstart:misses_total", cause="disabled") >= 1
     assert server.metric("headstart:recomputed_tokens_total", cause="system_changed") >= 1
+
+
+def test_servers_of_a_fleet_find_each_others_requests() -> None:
+    runtimes: list[Runtime] = []
+
+    async def elsewhere(tenant: str, salt: str, request_id: str | None) -> list[dict[str, Any] | None]:
+        return [account(one, tenant, salt, request_id) for one in runtimes]
+
+    options: dict[str, Any] = {"model_id": "fake", "elsewhere": elsewhere, "api_keys": ["one", "two"]}
+    with start() as first, start() as second, serving(first, **options) as a, serving(second, **options) as b:
+        runtimes += [first, second]
+        mine, other = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        ids = [send(server, body, **mine).headers["x-request-id"] for server in (a, b)]
+        own = send(b, body, **{**mine, "x-request-id": "chosen"}).headers["x-request-id"]
+        for server in (a, b):
+            assert [server.http.get(f"/headstart/explain/{id}", headers=mine).json()["id"] for id in ids] == ids
+            assert server.http.get("/headstart/explain", headers=mine).json()["id"] == own == "chosen"
+            assert server.http.get("/headstart/explain/chosen", headers=other).status_code == 404

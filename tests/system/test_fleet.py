@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -93,6 +94,16 @@ def test_a_response_is_continued_where_it_is_known(fleet: RunningFleet) -> None:
             assert fleet.http.get(f"/v1/responses/{first['id']}").json()["id"] == first["id"]
 
 
+def test_a_request_is_explained_whichever_replica_served_it(fleet: RunningFleet) -> None:
+    for number in range(4):
+        chosen = {"x-request-id": f"own-{number}"} if number % 2 else {}
+        body = {"messages": conversation(f"explained {number}"), "max_tokens": 2}
+        id = fleet.http.post("/v1/chat/completions", json=body, headers=chosen).headers["x-request-id"]
+        for _ in range(3):
+            assert fleet.http.get(f"/headstart/explain/{id}").json()["id"] == id
+            assert fleet.http.get("/headstart/explain").json()["id"] == id
+
+
 def test_streams_arrive_token_by_token(fleet: RunningFleet) -> None:
     body = {"messages": conversation("stream"), "max_tokens": 20, "ignore_eos": True, "stream": True}
     with fleet.http.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -150,6 +161,28 @@ def test_a_replica_that_is_killed_is_replaced(fleet: RunningFleet) -> None:
     assert broken.is_set(), "the reply was not complete, and its client was not told"
     wait_until(lambda: fleet.ready(2), 120)
     assert tag not in fleet.replicas()
+
+
+def test_a_replica_that_hangs_does_not_hide_the_others(fleet: RunningFleet) -> None:
+    hung, other = fleet.replicas().values()
+    os.kill(hung["pid"], signal.SIGSTOP)
+    try:
+
+        def named() -> bool:
+            try:
+                found = fleet.http.get("/headstart/fleet", timeout=5).json()
+                page = fleet.http.get("/headstart/fleet/metrics", timeout=5).text
+            except httpx.HTTPError:  # it went to the one that hangs
+                return False
+            shown = [one["tag"] for one in found["replicas"]]
+            up = f'headstart:replica_up{{replica="{other["tag"]}"}} 1.0' in page
+            down = f'headstart:replica_up{{replica="{hung["tag"]}"}} 0.0' in page
+            return found["silent"]["replicas"] == [hung["tag"]] and shown == [other["tag"]] and up and down
+
+        wait_until(named, 60)
+    finally:
+        os.kill(hung["pid"], signal.SIGCONT)
+    wait_until(lambda: fleet.ready(2), 120)
 
 
 def holds(store: SharedStore, blocks: int) -> bool:

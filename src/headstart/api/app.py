@@ -20,13 +20,14 @@ from headstart.api.anthropic import routes as anthropic
 from headstart.api.auth import Keys
 from headstart.api.errors import on_error
 from headstart.api.explain import routes as explain
+from headstart.api.incoming import MAX_BODY
 from headstart.api.llama_server import extras
 from headstart.api.llama_server import routes as llama
 from headstart.api.middleware import RequestMiddleware
 from headstart.api.openai_chat import routes as openai
 from headstart.api.openai_responses import routes as responses
 from headstart.api.openapi import describe
-from headstart.api.service import Service
+from headstart.api.service import Elsewhere, Service, nowhere
 from headstart.chat.tenancy import policy_of
 from headstart.errors import ConfigError, HeadstartError, for_log
 from headstart.serving.runtime import Runtime
@@ -49,8 +50,9 @@ def create_app(
     aliases: Sequence[str] = (),
     cors: Sequence[str] = (),
     keep_alive: float = 5.0,
-    max_body: int = 64 << 20,
+    max_body: int = MAX_BODY,
     replica_tag: str = "",
+    elsewhere: Elsewhere = nowhere,
     on_ready: Callable[[], None] = lambda: None,
     on_failure: Callable[[HeadstartError], None] | None = None,
 ) -> FastAPI:
@@ -68,6 +70,7 @@ def create_app(
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a body.
         replica_tag: 8 hexadecimal digits that name a replica of a fleet in the ids of its responses and requests; "" for none.
+        elsewhere: asks the other replicas of a fleet about a request, for `/headstart/explain`.
         on_ready: called on the event loop when requests are served, if `load` is a function.
         on_failure: called on the event loop if `load` raises.
 
@@ -88,6 +91,7 @@ def create_app(
         policy=policy,
         keys=keys,
         replica_tag=replica_tag,
+        elsewhere=elsewhere,
     )
 
     @asynccontextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 
 import structlog
@@ -12,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headstart.api.auth import OPERATOR, Keys, offered_keys
 from headstart.api.caller import caller_of
 from headstart.api.errors import Forbidden, Unauthorized, WrongKey, answer
+from headstart.api.incoming import given_id
 from headstart.api.paths import canonical
 from headstart.api.service import Service
 from headstart.errors import RequestError
@@ -28,8 +28,6 @@ ID_HEADERS = (b"x-request-id", b"request-id")
 
 MISSING = "This server needs an API key: send it as 'Authorization: Bearer <key>' or as 'x-api-key: <key>'."
 WRONG = "This API key is not known here. Send one that the server was given with --api-key or --api-key-file."
-
-_SANE = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestMiddleware:
@@ -49,9 +47,7 @@ class RequestMiddleware:
         # The path that is checked must be the path that is routed.
         scope["path"] = canonical(scope["path"])
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if _SANE.fullmatch(given) else self._service.new_id("req_")
-        scope["request_id"] = request_id
+        request_id = scope["request_id"] = given_id(headers) or self._service.new_id("req_")
         stamps = [(name, request_id.encode()) for name in ID_HEADERS]
         started = False
 

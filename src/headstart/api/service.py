@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -13,8 +13,8 @@ from starlette.requests import Request as HttpRequest
 from headstart import model_names
 from headstart.api.auth import Keys
 from headstart.api.drain import Drain
-from headstart.api.errors import TooLarge
 from headstart.api.ignored import IgnoredLog
+from headstart.api.incoming import MAX_BODY, whole_body
 from headstart.api.openai_responses.store import Responses
 from headstart.chat import tenancy
 from headstart.chat.chat_model import ChatModel
@@ -31,6 +31,15 @@ _VENDORS = re.compile(r"(claude|gpt-\d|chatgpt|codex|o\d)([-.\w]|$)")
 """Names that clients send by default. They mean the served model here. gpt-oss is not among them: it can be served locally."""
 
 
+Elsewhere = Callable[[str, str, str | None], Awaitable[Sequence[dict[str, Any] | None]]]
+"""Asks the other servers of a fleet what `explain.routes.account` says about a tenant, a salt and the id of a request."""
+
+
+async def nowhere(tenant: str, salt: str, request_id: str | None) -> Sequence[None]:
+    """`Elsewhere` of a server that is alone."""
+    return ()
+
+
 class Service:
     """A model that is loading, served or closed.
 
@@ -43,6 +52,7 @@ class Service:
         policy: how requests are isolated from each other.
         keys: have the expiry of each tenant's data.
         replica_tag: the digits with which ids of stored things begin.
+        elsewhere: finds requests that other servers have answered.
     """
 
     def __init__(
@@ -51,11 +61,12 @@ class Service:
         aliases: Sequence[str] = (),
         *,
         keep_alive: float = 5.0,
-        max_body: int = 64 << 20,
+        max_body: int = MAX_BODY,
         keep_noise: Sequence[str] = (),
         policy: tenancy.IsolationPolicy = tenancy.POLICIES["none"],
         keys: Keys | None = None,
         replica_tag: str = "",
+        elsewhere: Elsewhere = nowhere,
     ) -> None:
         self.runtime: Runtime | None = None
         self.failure: HeadstartError | None = None
@@ -67,6 +78,7 @@ class Service:
         self.policy = policy
         self._keys = Keys() if keys is None else keys
         self._replica_tag = replica_tag
+        self.elsewhere = elsewhere
         self.responses = Responses()
         self.noted = IgnoredLog()
         self.drain = Drain()
@@ -159,19 +171,8 @@ class Service:
 
     async def body(self, request: HttpRequest) -> bytes:
         """The whole body. Raises TooLarge, and Unavailable when the server stops."""
-        refusal = TooLarge(f"The body is larger than {self.max_body} bytes.")
-        declared = request.headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > self.max_body:
-            raise refusal
-        parts: list[bytes] = []
-        size = 0
         async with self.drain.body():
-            async for part in request.stream():
-                size += len(part)
-                if size > self.max_body:
-                    raise refusal
-                parts.append(part)
-        return b"".join(parts)
+            return await whole_body(request, self.max_body)
 
     def finished(self, caller: Caller, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
         """Records a finished call in metrics and log."""

@@ -9,17 +9,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from headstart.cli.server import (
-    ApiKey,
-    ClientKeyFile,
-    ServerAddress,
-    ServerCert,
-    ServerHost,
-    ServerPort,
-    ServerSocket,
-    Url,
-    typed,
-)
+from headstart.cli.server import ServerAddress, asks_server
 from headstart.errors import ConfigError
 from headstart.units import count, show_time
 
@@ -39,20 +29,15 @@ It finds the server by the variables that `serve` reads, like `HEADSTART_PORT`. 
 """
 
 
+@asks_server
 def explain(
-    context: typer.Context,
     targets: Annotated[
         list[str] | None,
         typer.Argument(metavar="[REQUEST_ID | A.json B.json]", help="A request, or two bodies.", show_default="the latest"),
     ] = None,
     last: Annotated[bool, typer.Option("--last", help="The latest request.")] = False,
-    url: Url = None,
-    host: ServerHost = None,
-    port: ServerPort = None,
-    unix_socket: ServerSocket = None,
-    tls_cert: ServerCert = None,
-    api_key: ApiKey = None,
-    api_key_file: ClientKeyFile = None,
+    *,
+    server: ServerAddress,
     salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` of the request.")] = "",
     user: Annotated[str, typer.Option(metavar="ID", help="The user of the request, under `--isolate user`.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print data instead of text.")] = False,
@@ -66,16 +51,6 @@ def explain(
         raise ConfigError("Give one request id, or two files, or nothing for the latest request.")
     if len(given) == 1 and (given[0].endswith(".json") or Path(given[0]).is_file()):
         raise ConfigError(f"Give two files, the earlier request first: there is nothing to compare {given[0]} with.")
-    options = {
-        "url": url,
-        "host": host,
-        "port": port,
-        "unix_socket": unix_socket,
-        "tls_cert": tls_cert,
-        "api_key": api_key,
-        "api_key_file": api_key_file,
-    }
-    server = ServerAddress.found(options, typed(context, options))
     if len(given) == 2:
         answer = server.ask("/headstart/explain", dict(zip("ab", map(_body, given), strict=True)))
     else:

@@ -52,6 +52,7 @@ Address = Annotated[
 
 @takes_settings(*SERVED)
 def serve(
+    context: typer.Context,
     replicas: Annotated[
         str,
         typer.Option(
@@ -116,8 +117,11 @@ def serve(
     if address is not None and api_key:
         raise ConfigError("With --address give --api-key-file: Ray would store keys of --api-key where its users read them.")
     launch.check()
+    usual_disk = False
     if no_disk:
         settings = replace(settings, cache_dir=None)
+    elif address is not None:  # the folder for caches of this machine's user may not be that of the replicas'
+        usual_disk = getattr(context.get_parameter_source("cache_dir"), "name", "") == "DEFAULT"
     cores = os.cpu_count() or 1
     if address is None and settings.threads is None:
         settings = replace(settings, threads=max(1, cores // scale.least))
@@ -127,6 +131,7 @@ def serve(
         fronts=fronts,
         cpus=replica_cpus or (0.1 if address is None else float(settings.threads or 1)),
         spread=address is not None,
+        usual_disk=usual_disk,
         api_keys=tuple(api_key or ()),
         api_key_file=api_key_file,
         isolate=isolate,
@@ -135,11 +140,12 @@ def serve(
         cors=tuple(cors or ()),
         log_format=cast("LogFormat", log_format),
     )
+    if address is not None:
+        setup.check_paths()
     setup.keys()  # raises before anything is started
     configure(setup.log_format)
-    at, number = host or "127.0.0.1", 8000 if port is None else port
     typer.echo(f"starting {replicas} replicas of {settings.model}", err=True)
-    with launch.fleet(setup, at, number, address=address, direct=direct):
+    with launch.fleet(setup, host, port, address=address, direct=direct) as (at, number):
         typer.echo(f"serving at http://{at}:{number}/v1; headstart fleet status --port {number}", err=True)
         if address is None:
             launch.until_signal()

@@ -3,49 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from headstart.cli.server import (
-    ApiKey,
-    ClientKeyFile,
-    ServerAddress,
-    ServerCert,
-    ServerHost,
-    ServerPort,
-    ServerSocket,
-    Url,
-    typed,
-)
-from headstart.units import show_size
+from headstart.cli.server import ServerAddress, asks_server
+from headstart.units import count, show_size
 
 STATUS = "/headstart/fleet"
 
 
+@asks_server
 def status(
-    context: typer.Context,
-    url: Url = None,
-    host: ServerHost = None,
-    port: ServerPort = None,
-    unix_socket: ServerSocket = None,
-    tls_cert: ServerCert = None,
-    api_key: ApiKey = None,
-    api_key_file: ClientKeyFile = None,
+    *,
+    server: ServerAddress,
     data: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
 ) -> None:
     """Shows the replicas of a fleet: what each holds, fetched at its start, reused and computed, its queue, and the age of its
     reports."""
-    options: dict[str, Any] = {
-        "url": url,
-        "host": host,
-        "port": port,
-        "unix_socket": unix_socket,
-        "tls_cert": tls_cert,
-        "api_key": api_key,
-        "api_key_file": api_key_file,
-    }
-    found = ServerAddress.found(options, typed(context, options.keys())).ask(STATUS)
+    found = server.ask(STATUS)
     if data:
         print(json.dumps(found))
         return
@@ -67,4 +43,8 @@ def status(
             f"{one['computed']:,}",
             f"{max(ages):.1f} s ago{', incomplete' if gaps else ''}" if ages else "none",
         )
+    for tag in found["silent"]["replicas"]:
+        table.add_row(tag, "does not answer")
     Console().print(table)
+    if silent := found["silent"]["fronts"]:
+        typer.echo(f"{count(silent, 'front')} did not answer", err=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +15,7 @@ import typer
 from headstart.config import SETTINGS, Settings, default_cache_dir
 from headstart.names import as_flag, as_variable, option
 
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 NETWORK, CACHE, OPERATION = "Network", "Reuse", "Operation"
 SERVED = tuple(name for name in SETTINGS if name != "state_dir")
 """Settings that have an option. The folder for state has only a variable, because it belongs to the machine, not a command."""
@@ -69,38 +70,52 @@ def again(annotation: Any, group: str, help: str, **changed: Any) -> Any:
     return info
 
 
-def takes_settings(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator: the command gets the options of these settings in place of its parameter `settings`, which receives their
-    values as `Settings`. By default the disk tier is in this platform's cache folder.
-    """
+def replaced(name: str, options: Sequence[inspect.Parameter], make: Callable[[dict[str, Any]], Any]) -> Decorator:
+    """A decorator: the command gets these options in place of its parameter `name`, which receives what `make` makes of them.
 
-    def expanded(parameter: inspect.Parameter) -> list[inspect.Parameter]:
-        if parameter.name != "settings":
-            return [parameter]
-        return [
-            parameter.replace(
-                name=name,
-                default=written_default(name),
-                annotation=Annotated[SETTINGS[name].kind.read_as | None, setting(name, group=SETTINGS[name].group)],
-            )
-            for name in names
-        ]
+    Args:
+        make: takes the values of the options by name.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(**given: Any) -> None:
-            chosen = {name: given.pop(name) for name in names}
-            if "cache_dir" in chosen:
-                chosen["cache_dir"] = chosen["cache_dir"] or default_cache_dir()
-            command(settings=Settings(**chosen), **given)
+            chosen = {option.name: given.pop(option.name) for option in options}
+            command(**{name: make(chosen)}, **given)
 
         signature = inspect.signature(command, eval_str=True)
-        parameters = [new for parameter in signature.parameters.values() for new in expanded(parameter)]
+        parameters = [
+            new
+            for parameter in signature.parameters.values()
+            for new in ([one.replace(kind=parameter.kind) for one in options] if parameter.name == name else [parameter])
+        ]
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
 
     return decorate
+
+
+def cli_option(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    """An option for `replaced`."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def takes_settings(*names: str) -> Decorator:
+    """A decorator: the command gets the options of these settings in place of its parameter `settings`, which receives their
+    values as `Settings`. By default the disk tier is in this platform's cache folder.
+    """
+
+    def make(chosen: dict[str, Any]) -> Settings:
+        if "cache_dir" in chosen:
+            chosen["cache_dir"] = chosen["cache_dir"] or default_cache_dir()
+        return Settings(**chosen)
+
+    def of(name: str) -> inspect.Parameter:
+        row = SETTINGS[name]
+        return cli_option(name, Annotated[row.kind.read_as | None, setting(name, group=row.group)], written_default(name))
+
+    return replaced("settings", [of(name) for name in names], make)
 
 
 ModelOption = Annotated[str, setting("model")]

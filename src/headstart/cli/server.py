@@ -7,14 +7,14 @@ import json
 import os
 import re
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headstart.cli.options import ApiKeyFile, Host, PortOption, TlsCert, UnixSocketOption, again
+from headstart.cli.options import ApiKeyFile, Host, PortOption, TlsCert, UnixSocketOption, again, cli_option, replaced
 from headstart.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,9 +59,27 @@ TIMEOUT = 60.0
 _PEM = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
-def typed(context: typer.Context, names: Collection[str]) -> set[str]:
-    """The options that are on the command line, not only in the environment."""
-    return {name for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+OPTIONS = {
+    "url": Url,
+    "host": ServerHost,
+    "port": ServerPort,
+    "unix_socket": ServerSocket,
+    "tls_cert": ServerCert,
+    "api_key": ApiKey,
+    "api_key_file": ClientKeyFile,
+}
+
+
+def asks_server(command: Callable[..., None]) -> Callable[..., None]:
+    """A decorator: the command gets the options above in place of its parameter `server`, which receives the address."""
+    options = [cli_option(name, kind) for name, kind in OPTIONS.items()]
+    return replaced("server", [cli_option("context", typer.Context), *options], _found)(command)
+
+
+def _found(given: dict[str, Any]) -> ServerAddress:
+    context: typer.Context = given.pop("context")
+    typed = {name for name in given if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    return ServerAddress.found(given, typed)
 
 
 @dataclass(frozen=True, slots=True)

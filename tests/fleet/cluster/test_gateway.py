@@ -123,6 +123,23 @@ def test_a_body_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not fleet.asked
 
 
+def test_a_client_that_hangs_up_before_its_body_is_there_reaches_no_replica() -> None:
+    fleet = Fleet(a=[START, body(b"hello")])
+    received = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return next(received)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    asyncio.run(fleet.app(scope, receive, send))
+    assert sent[0]["status"] == 499
+    assert not fleet.asked
+
+
 def test_a_client_that_has_gone_ends_the_call() -> None:
     fleet = Fleet(a=[START, None])
     with pytest.raises(TimeoutError):

@@ -1,4 +1,5 @@
-"""A member of a fleet, without Ray: a new one has the hot list in memory before it gets requests, whatever fails.
+"""A member of a fleet, without Ray: a new one has the hot list in memory before it gets requests, whatever fails, and one that
+stops ends its replies.
 
 The front is real, and so are the app, the store and the messages between them, but all is in one process.
 """
@@ -20,6 +21,7 @@ from starlette.datastructures import Headers
 
 from harness import check, system, user
 from headstart.config import Settings
+from headstart.fleet.cluster import bridge
 from headstart.fleet.cluster import member as members
 from headstart.fleet.cluster.fronting import FrontProcess
 from headstart.fleet.cluster.member import MEASURED, Member
@@ -67,6 +69,9 @@ class OneProcess:
 
     async def metrics(self) -> dict[str, bytes]:
         return {}
+
+    async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
+        return ()
 
     @asynccontextmanager
     async def member(self, name: str) -> AsyncIterator[Member]:
@@ -376,3 +381,55 @@ def test_the_log_has_counts_only(folder: Path, key_file: Path, capfd: pytest.Cap
     assert len(said) == 1
     assert all(word in said[0] for word in ("listed", "prefixes", "tokens", "seconds")), said
     assert "words of the house" not in out + err
+
+
+# ── a member that stops ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Nobody:
+    """The other processes of a fleet: there are none."""
+
+    async def send(self, report: bytes, card: ModelCard) -> Sequence[bool]:
+        return [False]
+
+    async def status(self) -> dict[str, Any]:
+        return {}
+
+    async def metrics(self) -> dict[str, bytes]:
+        return {}
+
+    async def hottest(self, fingerprint: bytes, tokens: int) -> Sequence[HotStretch]:
+        return ()
+
+    async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
+        return ()
+
+
+def files(folder: Path) -> int:
+    return sum(1 for _ in folder.rglob("*.rows"))
+
+
+def test_a_reply_that_takes_too_long_ends_properly_and_what_it_computed_is_stored(tmp_path: Path) -> None:
+    """Fault: Ray killed a replica whose reply took longer than the grace, and nothing was stored."""
+    engine = partial(FakeEngine, slots=1, ctx=4096, block_size=8, delay=0.01)
+    setup = FleetSetup(Settings(memory_budget=8 << 20, cache_dir=tmp_path, settle="off"), engine=engine)
+    content = {"messages": [{"role": "user", "content": "Begin. " * 9}], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"", "headers": []}
+
+    async def run() -> tuple[str, int]:
+        member = Member(setup, "a")
+        await member.start(Nobody())
+        sent, ended = b"", False
+        async for messages in bridge.call(member.app, scope, json.dumps(content).encode()):
+            sent += b"".join(message.get("body", b"") for message in messages)
+            if sent.count(b"data: ") > 5 and not ended:
+                ended = True
+                member.end_replies()
+        before = files(tmp_path)
+        await member.close()
+        return sent.decode(), files(tmp_path) - before
+
+    sent, more = asyncio.run(run())
+    assert "this reply is not complete" in sent
+    assert sent.endswith("data: [DONE]\n\n")
+    assert more > 0

@@ -11,15 +11,20 @@ import pytest
 
 from headstart.tiers.shared import tier as tiers
 from headstart.tiers.shared import writing
+from headstart.tiers.shared.data_keys import DataKeys
 from headstart.tiers.shared.folder import FolderStore
 from headstart.tiers.shared.keys import FleetKeys, TagKeys
 from headstart.tiers.shared.names import parse
 from headstart.tiers.shared.tier import Saves
-from stores import ValkeyServer
+from headstart.tiers.shared.valkey import ValkeyStore
+from live import wait_until
+from stores import HOST, ValkeyServer
 from tiers_shared import answered, fetched, payload_of, prompt, request, tier_of
 
 KEYS = TagKeys(FleetKeys.generate())
 SIZE = 20_000
+READER = ("--user", "reader", "on", ">secret", "%R~hs1/*", "resetchannels", "-@all", "+get", "+exists")
+"""The user that docs/shared.md has for servers that only read."""
 
 
 @pytest.fixture
@@ -31,7 +36,7 @@ def store(tmp_path: Path) -> Iterator[FolderStore]:
 
 @pytest.fixture
 def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
-    server = ValkeyServer(tmp_path)
+    server = ValkeyServer(tmp_path, READER)
     yield server
     server.kill()
 
@@ -152,3 +157,51 @@ def test_bytes_written_are_at_most_those_computed(store: FolderStore) -> None:
     assert tiers_of_fleet[1].counters["there"] == 10
     for tier in tiers_of_fleet:
         tier.close(5)
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_reading_alone_needs_no_right_to_write(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch, encrypt: bool) -> None:
+    """Fault: it stored its card and touched keys, and was refused, until it took the store for one that fails."""
+    fleet = FleetKeys.generate()
+    stores = valkey.store(), ValkeyStore(HOST, valkey.port, user="reader", password="secret", timeout=10.0)
+    keys = [DataKeys(store, fleet) if encrypt else TagKeys(fleet) for store in stores]
+    wanted = request(prompt(3), SIZE)
+    writer = tier_of(stores[0], keys[0])
+    for block in range(3):
+        assert writer.offer(wanted.label(block), payload_of(block, SIZE))
+    answered(writer, 3)
+    before = {one.name for one in stores[0].objects()}
+    looks = []
+
+    def refresh(*, writes: bool) -> None:
+        looks.append(writes)
+        type(keys[1]).refresh(keys[1], writes=writes)
+
+    monkeypatch.setattr(keys[1], "refresh", refresh)
+    for name in ("LOOK", "EVERY"):
+        monkeypatch.setattr(writing, name, 0.01)
+    reader = tier_of(stores[1], keys[1], writes=False)
+    assert len(fetched(reader, wanted)) == 3
+    wait_until(lambda: len(looks) > 5)
+    reader.distrust(wanted.label(0), "of another server")
+    reader.close(5)
+    assert not any(looks)
+    assert {name for name in reader.counters if name.startswith("fault")} == {"fault_differs"}
+    assert {one.name for one in stores[0].objects()} >= before
+    writer.close(5)
+
+
+def test_a_server_that_only_reads_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = tier_of(FolderStore(tmp_path, 30.0), KEYS)
+    wanted = request(prompt(1), SIZE)
+    writer.offer(wanted.label(0), payload_of(0, SIZE))
+    answered(writer, 1)
+    writer.close(5)
+    monkeypatch.setattr(writing, "LOOK", 0.01)
+    looks: list[bool] = []
+    monkeypatch.setattr(KEYS, "refresh", lambda *, writes: looks.append(writes))
+    before = sorted(one.name for one in FolderStore(tmp_path, 30.0).objects())
+    reader = tier_of(FolderStore(tmp_path, 30.0), KEYS, writes=False, expire=1e-3)
+    wait_until(lambda: len(looks) > 5)
+    reader.close(5)
+    assert sorted(one.name for one in FolderStore(tmp_path, 30.0).objects()) == before

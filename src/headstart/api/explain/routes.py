@@ -44,13 +44,13 @@ class Pair(Strict):
 @router.get("/headstart/explain", responses=ERRORS)
 async def explain_last(request: HttpRequest, cache_salt: Salt = "", user: Salt = "") -> Response:
     """Why the latest request computed what it computed."""
-    return _answer(request, None, cache_salt, user)
+    return await _answer(request, None, cache_salt, user)
 
 
 @router.get("/headstart/explain/{request_id}", responses=ERRORS)
 async def explain_one(request: HttpRequest, request_id: str, cache_salt: Salt = "", user: Salt = "") -> Response:
     """Why a request computed what it computed; its id is in the header `x-request-id` of its answer."""
-    return _answer(request, request_id, cache_salt, user)
+    return await _answer(request, request_id, cache_salt, user)
 
 
 @router.post(
@@ -66,11 +66,23 @@ async def explain_pair(request: HttpRequest) -> Response:
     return JSONResponse(await asyncio.to_thread(_compared, service, runtime, request, pair))
 
 
-def _answer(request: HttpRequest, request_id: str | None, cache_salt: str, user: str) -> Response:
+async def _answer(request: HttpRequest, request_id: str | None, cache_salt: str, user: str) -> Response:
     service = service_of(request)
-    history = service.ready().scheduler.history
+    runtime = service.ready()
     salt = service.salt(request, user or None, cache_salt or None)
     tenant = tenancy.viewer_of(request.scope.get("tenant", tenancy.OPEN), salt)
+    own = account(runtime, tenant, salt, request_id)
+    found = [one for one in (own, *await service.elsewhere(tenant, salt, request_id)) if one is not None]
+    if not found:
+        which = f"request '{request_id[:200]}'" if request_id is not None else "request of yours"
+        raise NotFound(f"No {which} is among the latest ones.", param="request_id", code="request_not_found")
+    latest = min(found, key=lambda one: one["seconds_ago"])
+    return JSONResponse({**latest, "seconds_ago": round(latest["seconds_ago"], 1)})
+
+
+def account(runtime: Runtime, tenant: str, salt: str, request_id: str | None) -> dict[str, Any] | None:
+    """The answer about a tenant's latest request, or the latest one with an id; None if this server does not know it."""
+    history = runtime.scheduler.history
 
     def seen(record: Record) -> bool:
         # Without keys only the salt separates tenants.
@@ -79,27 +91,24 @@ def _answer(request: HttpRequest, request_id: str | None, cache_salt: str, user:
 
     record = history.last(seen)
     if record is None:
-        which = f"request '{request_id[:200]}'" if request_id is not None else "request of yours"
-        raise NotFound(f"No {which} is among the latest ones.", param="request_id", code="request_not_found")
+        return None
     prompts = {id(other.reports): [*other.reports.values()] for other in history.beside(record)}.values()
     summary = summarise([[report for report in reports if isinstance(report, Report)] for reports in prompts])
-    return JSONResponse(
-        {
-            "id": record.id,
-            "seconds_ago": round(time.monotonic() - record.time, 1),
-            "prompt": summary.prompt,
-            "cached": summary.cached,
-            "live": summary.live,
-            "tiers": summary.tiers,
-            "computed": summary.computed,
-            "mode": summary.mode,
-            "ttft": round(summary.ttft, 5),
-            **_account(summary.explanation),
-        }
-    )
+    return {
+        "id": record.id,
+        "seconds_ago": time.monotonic() - record.time,
+        "prompt": summary.prompt,
+        "cached": summary.cached,
+        "live": summary.live,
+        "tiers": summary.tiers,
+        "computed": summary.computed,
+        "mode": summary.mode,
+        "ttft": round(summary.ttft, 5),
+        **_explanation(summary.explanation),
+    }
 
 
-def _account(found: Explanation | None) -> dict[str, Any]:
+def _explanation(found: Explanation | None) -> dict[str, Any]:
     if found is None:
         return {"explanation": None, "anthropic": None, "responses": responses(None)}
     return {
@@ -135,7 +144,7 @@ def _compared(service: Service, runtime: Runtime, request: HttpRequest, pair: Pa
         found = Explanation(Cause.DISABLED, recomputed=shared)
     else:
         found = runtime.compare(later, earlier)
-    return {"prompt": len(later), "shared": shared, **_account(found)}
+    return {"prompt": len(later), "shared": shared, **_explanation(found)}
 
 
 def _prompt(service: Service, runtime: Runtime, request: HttpRequest, body: Mapping[str, Any], name: str) -> Prompt:

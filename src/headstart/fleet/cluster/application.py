@@ -11,7 +11,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
-from headstart.config import Settings, default_cache_dir
+from headstart.config import Settings
 from headstart.errors import ConfigError
 from headstart.fleet.cluster.direct import DirectFront
 from headstart.fleet.cluster.gateway import Gateway
@@ -122,7 +122,9 @@ def build(options: dict[str, Any]) -> Application:
         alias=texts("alias"),
         cors=texts("cors"),
         keep_noise=texts("keep_noise"),
-        settings=Settings(**{"cache_dir": default_cache_dir(), **given}),  # last: it takes what is left
+        usual_disk="cache_dir" not in given,
+        settings=Settings(**given),  # last: it takes what is left
     )
+    setup.check_paths()
     setup.keys()
     return application(setup, direct=direct)

@@ -11,32 +11,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI
-from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from headstart.fleet.cluster.fronting import FrontProcess
-from headstart.fleet.cluster.named_replica import stopping
-from headstart.fleet.cluster.setup import APPLICATION, REPLICA, FleetSetup
+from headstart.fleet.cluster.named_replica import stopping, watch
+from headstart.fleet.cluster.setup import FleetSetup
+from headstart.fleet.cluster.starting import reasoned
 from headstart.fleet.front.hot import HotStretch
 from headstart.fleet.model_card import ModelCard
-
-WATCH = 1.0
-"""Seconds between two tries to call a replica while none runs."""
 
 
 class DirectFront:
     """The front as Ray Serve's ingress request router."""
 
     async def __init__(self, setup: FleetSetup) -> None:  # type: ignore[misc]  # Ray awaits it
-        self._process = FrontProcess(setup)
+        with reasoned():
+            self._process = FrontProcess(setup)
         self._forgetting = asyncio.create_task(self._process.forget())
-        self._watching = asyncio.create_task(_watch())
+        self._watching = asyncio.create_task(watch())
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
@@ -61,12 +58,3 @@ class DirectFront:
         if replica is None:
             return JSONResponse({"detail": "no replica reports"}, 503)
         return JSONResponse({"host": "", "port": 0, "replica_id": replica})
-
-
-async def _watch() -> None:
-    """Makes Ray tell this process which replicas run (`named_replica`): it does so for whoever has called one."""
-    while True:
-        with suppress(Exception):
-            await serve.get_deployment_handle(REPLICA, APPLICATION).figures.remote()
-            return
-        await asyncio.sleep(WATCH)

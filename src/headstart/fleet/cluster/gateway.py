@@ -10,7 +10,6 @@ does when a single server is killed.
 from __future__ import annotations
 
 import asyncio
-import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -20,23 +19,24 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headstart.api.errors import TooLarge, answer
+from headstart.api.errors import CLIENT_CLOSED, answer
+from headstart.api.incoming import MAX_BODY, given_id, whole_body
 from headstart.errors import RequestError, Unavailable
 from headstart.fleet.cluster import bridge
 from headstart.fleet.cluster.fronting import FrontProcess
 from headstart.fleet.cluster.named_replica import ARGUMENT, stopping
 from headstart.fleet.cluster.setup import FleetSetup
+from headstart.fleet.cluster.starting import reasoned
 from headstart.fleet.front.front import Front
 from headstart.fleet.front.hot import HotStretch
 from headstart.fleet.model_card import ModelCard
 
-MAX_BODY = 64 << 20
-"""Most bytes of a body."""
 TRIES = 2
 """Replicas that a request is sent to before it fails. A prompt that kills its process must not kill them all."""
-_SANE = re.compile(r"[\x21-\x7e]{1,128}")
 
 log = structlog.get_logger("headstart.fleet")
 
@@ -53,7 +53,8 @@ class Gateway:
     """The front as the ingress deployment. Ray calls its methods."""
 
     async def __init__(self, setup: FleetSetup, replicas: DeploymentHandle) -> None:  # type: ignore[misc]  # Ray awaits it
-        self._process = FrontProcess(setup)
+        with reasoned():
+            self._process = FrontProcess(setup)
         self._forgetting = asyncio.create_task(self._process.forget())
         self._replicas = replicas.options(stream=True)
 
@@ -90,15 +91,14 @@ class GatewayApp:
             await lifespan(receive, send)
             return
         headers = MutableHeaders(scope=scope)
-        request = headers.get("x-request-id", "")
-        if not _SANE.fullmatch(request):
-            request = headers["x-request-id"] = f"req_{uuid.uuid4().hex}"
-        scope["request_id"] = request
+        request = scope["request_id"] = headers["x-request-id"] = given_id(headers) or f"req_{uuid.uuid4().hex}"
         try:
-            body = await _body(receive, Headers(scope=scope))
+            body = await whole_body(Request(scope, receive), MAX_BODY)
             await self._pass_on(request, scope, body, send)
         except RequestError as error:
             await answer(error, scope)(scope, receive, send)
+        except ClientDisconnect:
+            await Response(status_code=CLIENT_CLOSED)(scope, receive, send)
 
     async def _pass_on(self, request: str, scope: Scope, body: bytes, send: Send) -> None:
         front, path, headers = self._front, scope["path"], Headers(scope=scope)
@@ -125,26 +125,6 @@ class GatewayApp:
                 answer.cancel()
                 front.close(request)
         raise Unavailable("No replica of the fleet can serve this request now; try again in 5 s.", retry_after=5.0)
-
-
-async def _body(receive: Receive, headers: Headers) -> bytes:
-    """The whole body. Raises TooLarge."""
-    refusal = TooLarge(f"The body is larger than {MAX_BODY} bytes.")
-    declared = headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > MAX_BODY:
-        raise refusal
-    parts: list[bytes] = []
-    size, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Unavailable("The client has disconnected.")
-        size += len(message.get("body", b""))
-        if size > MAX_BODY:
-            raise refusal
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    return b"".join(parts)
 
 
 async def lifespan(receive: Receive, send: Send) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from headstart.errors import ConfigError
 from headstart.fleet.cluster.setup import APPLICATION, FleetSetup, stopping
+from headstart.fleet.cluster.starting import reason_in
 
 ROOM = 1
 """Processors that a local cluster claims to have beside those of the replicas, for Ray's own processes."""
@@ -44,22 +45,23 @@ def check() -> None:
 @contextmanager
 def fleet(
     setup: FleetSetup,
-    host: str,
-    port: int,
+    host: str | None,
+    port: int | None,
     *,
     address: str | None = None,
     direct: bool = False,
     build: Callable[[FleetSetup], Any] | None = None,
-) -> Iterator[None]:
-    """A fleet that serves at `host` and `port` until the context ends. With `address` it goes on after that.
+) -> Iterator[tuple[str, int]]:
+    """A fleet that serves until the context ends; with `address` it goes on after that. Yields its host and port.
 
     Args:
+        host, port: where it is to serve; None for Serve's own on a cluster where Serve runs already, else for 127.0.0.1:8000.
         address: a running cluster of Ray, like `ray://HOST:10001` or `auto`; None starts a cluster on this machine.
         direct: HAProxy sends requests to the replicas' own ports.
         build: makes the application of Ray Serve; None for headstart's.
 
     Raises:
-        ConfigError: Ray is missing or cannot be reached, or the fleet does not start.
+        ConfigError: Ray is missing or cannot be reached, the fleet does not start, or Serve has another host and port already.
     """
     check()
     for name, value in {**({} if address else QUIET), **(DIRECT if direct else {})}.items():
@@ -74,19 +76,18 @@ def fleet(
     if address is None:
         processors = math.ceil(setup.scale.most * setup.cpus) + setup.fronts + ROOM
         local = {"num_cpus": processors, "object_store_memory": OBJECTS, "include_dashboard": False}
-    try:
-        ray.init(address, namespace=APPLICATION, logging_level="ERROR", **local)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"Ray cannot be reached at {address}: {_first_line(error)}") from None
+    _connect(address or "local", **local)  # without an address, Ray would join a cluster that runs on this machine
     try:
         where = "EveryNode" if address else "HeadOnly"
-        serve.start(proxy_location=where, http_options={"host": host, "port": port}, logging_config=QUIET_LOG)
         try:
+            wanted = {"host": host or "127.0.0.1", "port": port or 8000}
+            serve.start(proxy_location=where, http_options=wanted, logging_config=QUIET_LOG)
+            at = _serves_at(host, port)
             made = build(setup) if build else application(setup, direct=direct)
             serve.run(made, name=APPLICATION, route_prefix="/", blocking=False)
         except RuntimeError as error:
-            raise ConfigError(f"The fleet does not start; the log says why: {_first_line(error)}") from None
-        yield
+            raise ConfigError(f"The fleet does not start: {_reason(error)}") from None
+        yield at
         if address is None:
             _delete(setup)
     finally:
@@ -108,10 +109,7 @@ def stop(address: str) -> None:
     from ray import serve
     from ray.serve.exceptions import RayServeException
 
-    try:
-        ray.init(address, namespace=APPLICATION, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"Ray cannot be reached at {address}: {_first_line(error)}") from None
+    _connect(address)
     try:
         if APPLICATION not in serve.status().applications:
             raise ConfigError(f"There is no fleet on the cluster at {address}.")
@@ -120,6 +118,28 @@ def stop(address: str) -> None:
         raise ConfigError(f"There is no fleet on the cluster at {address}.") from None
     finally:
         ray.shutdown()
+
+
+def _connect(address: str, **local: Any) -> None:
+    import ray
+
+    try:
+        ray.init(address, namespace=APPLICATION, logging_level="ERROR", **local)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"Ray cannot be reached at {address}: {_first_line(error)}") from None
+
+
+def _serves_at(host: str | None, port: int | None) -> tuple[str, int]:
+    """Where Serve listens. Raises ConfigError if that is elsewhere: Serve keeps what it was started with, and only logs it."""
+    from ray.serve.context import _get_global_client
+
+    found = _get_global_client().http_config  # no public call says it
+    if host not in (None, found.host) or port not in (None, found.port):
+        raise ConfigError(
+            f"Ray Serve runs on this cluster already, at {found.host}:{found.port}: leave out --host and --port, or end it "
+            "with `serve shutdown` on the head."
+        )
+    return found.host, found.port
 
 
 def _delete(setup: FleetSetup | None) -> None:
@@ -144,6 +164,19 @@ def until_signal() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
     ends.wait()
+
+
+def _reason(error: RuntimeError) -> str:
+    """Why Serve or a process of the fleet did not start."""
+    from ray import serve
+
+    failed = serve.status().applications.get(APPLICATION)
+    reports = [one.message for one in failed.deployments.values()] if failed is not None else []
+    return next(filter(None, map(reason_in, reports)), None) or _last_line(error)
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:300]
 
 
 def _first_line(error: Exception) -> str:

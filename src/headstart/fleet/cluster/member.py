@@ -23,7 +23,9 @@ from starlette.responses import JSONResponse, Response
 
 from headstart.api.app import create_app
 from headstart.api.auth import OPERATOR
+from headstart.api.drain import Drain
 from headstart.api.errors import Forbidden
+from headstart.api.explain.routes import account
 from headstart.engines import registry
 from headstart.errors import EngineError
 from headstart.fleet.cluster.metrics import merged
@@ -56,23 +58,26 @@ HOT_SHARE = 0.5
 PERIOD = 0.1
 """Seconds between two reports."""
 LATE = 1.0
-"""Seconds that the fronts have to take a report, and pause after they did not."""
+"""Seconds that a front has to take a report, and pause after none has taken one."""
 
 
 class Fleet(Protocol):
     """The other processes of the fleet."""
 
     async def send(self, report: bytes, card: ModelCard) -> Sequence[bool]:
-        """Sends a report to all fronts. The results say whether a front needs a dump."""
+        """Sends a report to all fronts. The results say whether a front needs a dump. Raises TimeoutError if none takes it."""
 
     async def hottest(self, fingerprint: bytes, tokens: int) -> Sequence[HotStretch]:
         """The hot list of a front for a model: at most so many tokens."""
 
     async def status(self) -> dict[str, Any]:
-        """What the fronts and the replicas know, for JSON."""
+        """What the fronts and the replicas know, and which of them do not answer, for JSON."""
 
     async def metrics(self) -> dict[str, bytes]:
-        """The metrics of all replicas, by their tags."""
+        """The metrics of all replicas, by their tags; empty for one that does not answer."""
+
+    async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
+        """What the replicas say about a request: `api.service.Elsewhere`."""
 
 
 log = structlog.get_logger("headstart.fleet")
@@ -157,6 +162,7 @@ class Member:
             aliases=names,
             cors=setup.cors,
             replica_tag=replica_tag(self._name),
+            elsewhere=fleet.explain,
         )
         self.app.add_route(STATUS, self._show_status, methods=["GET"])
         self.app.add_route(METRICS, self._show_metrics, methods=["GET"])
@@ -173,7 +179,7 @@ class Member:
         return Response(merged(await self._fleet.metrics()), media_type=CONTENT_TYPE)
 
     def _load(self, journal: Journal) -> Runtime:
-        settings = self._setup.settings
+        settings = self._setup.of_replica()
         engine = self._setup.engine or (lambda: registry.load(settings.engine_options(), None))
         runtime = Runtime(engine, settings, listener=journal)
         _measure(runtime)
@@ -207,8 +213,7 @@ class Member:
                 for make in (self._reporter.report, *([self._reporter.dump] if dump else [])):
                     report = await asyncio.to_thread(make)
                     if report is not None:
-                        async with asyncio.timeout(LATE):
-                            dump = any(await self._fleet.send(await asyncio.to_thread(encode, report), self._card))
+                        dump = any(await self._fleet.send(await asyncio.to_thread(encode, report), self._card))
                         sent = True
             except Exception as error:  # the fronts are starting, or gone
                 if sent:
@@ -246,9 +251,20 @@ class Member:
         page: bytes = self.app.state.service.metrics.render()
         return replica_tag(self._name), page
 
+    def explain(self, tenant: str, salt: str, request_id: str | None) -> dict[str, Any] | None:
+        """What this replica says about a request."""
+        return account(self._runtime, tenant, salt, request_id)
+
     def waiting(self) -> float:
         """Seconds of prefill in the queue."""
         return self._reporter.waiting()
+
+    def end_replies(self) -> None:
+        """Ends the replies that run, as their dialects end one that is not complete. Otherwise `close` could come too late."""
+        drain: Drain = self.app.state.service.drain
+        log.warning("replies are ended", running=drain.running)
+        drain.begin(self._setup.settings.drain)
+        drain.end()
 
     async def close(self) -> None:
         """Stores what only this server has, and frees the model."""

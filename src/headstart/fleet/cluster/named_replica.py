@@ -6,13 +6,22 @@ computed there, or fetched from the shared tier.
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import ClassVar
 
+from ray import serve
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from headstart.fleet.cluster.setup import APPLICATION, REPLICA
 
 ARGUMENT = "replica"
 """The keyword argument of a call that names its replica."""
+WATCH = 1.0
+"""Seconds between two tries to call a replica while none runs, and between two looks at which replicas run."""
 
 
 class NamedReplica(RequestRouter):  # type: ignore[misc]  # Ray has no types here
@@ -46,3 +55,21 @@ class NamedReplica(RequestRouter):  # type: ignore[misc]  # Ray has no types her
 def stopping(reporting: Iterable[str]) -> set[str]:
     """Those of the replicas that report to which Ray sends no more requests: they stop, or are dead."""
     return {*reporting} - NamedReplica.running if NamedReplica.running else set()  # Ray's may not be known yet
+
+
+async def watch() -> None:
+    """Makes Ray tell this process which replicas run: it does so for whoever has called one."""
+    while True:
+        with suppress(Exception):
+            await serve.get_deployment_handle(REPLICA, APPLICATION).figures.remote()
+            return
+        await asyncio.sleep(WATCH)
+
+
+async def stopped(name: str, grace: float) -> None:
+    """Waits until Ray stops a replica that ran, and `grace` seconds more. Ray itself tells it when its replies are over."""
+    ran = math.inf
+    while time.monotonic() < ran + grace:
+        if name in NamedReplica.running:
+            ran = time.monotonic()
+        await asyncio.sleep(min(WATCH, grace))

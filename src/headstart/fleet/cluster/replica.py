@@ -5,6 +5,7 @@ In handle mode a front calls `serve`. In direct mode HAProxy sends requests to t
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -16,8 +17,11 @@ from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
 from starlette.types import ASGIApp, Message
 
 from headstart.fleet.cluster import bridge
-from headstart.fleet.cluster.member import Member
+from headstart.fleet.cluster.member import LATE, Member
+from headstart.fleet.cluster.named_replica import NamedReplica, stopped, watch
 from headstart.fleet.cluster.setup import APPLICATION, FRONT, REPLICA, FleetSetup
+from headstart.fleet.cluster.starting import reasoned
+from headstart.fleet.front.affinity import replica_tag
 from headstart.fleet.front.hot import HotStretch
 from headstart.fleet.model_card import ModelCard
 
@@ -31,7 +35,14 @@ class RayReplica:
     async def __init__(self, setup: FleetSetup) -> None:  # type: ignore[misc]  # Ray awaits it
         name = serve.get_replica_context().replica_id.to_full_id_str()
         self._member = Member(setup, name)
-        await self._member.start(RayFleet())
+        with reasoned():
+            await self._member.start(RayFleet())
+        self._ending = asyncio.create_task(self._end(name, setup.grace))
+
+    async def _end(self, name: str, grace: float) -> None:
+        await watch()
+        await stopped(name, grace)
+        self._member.end_replies()
 
     async def serve(self, scope: Mapping[str, Any], body: bytes, *, replica: str = "") -> AsyncIterator[list[Message]]:
         """Serves one HTTP call. `replica` is for the router (`named_replica`)."""
@@ -46,6 +57,9 @@ class RayReplica:
 
     async def metrics(self) -> tuple[str, bytes]:
         return self._member.metrics()
+
+    async def explain(self, tenant: str, salt: str, request_id: str | None) -> dict[str, Any] | None:
+        return self._member.explain(tenant, salt, request_id)
 
     async def check_health(self) -> None:
         self._member.check()
@@ -63,30 +77,51 @@ class RayFleet:
     """The other processes of the fleet, reached through Ray: `member.Fleet`."""
 
     async def send(self, report: bytes, card: ModelCard) -> Sequence[bool]:
-        answers = await _handle(FRONT).broadcast("report", report, card).results_async(return_exceptions=True)
-        return [answer is True for answer in answers]
+        answers, _ = await _in_time(_handle(FRONT).broadcast("report", report, card), LATE)
+        if not answers:
+            raise TimeoutError
+        return answers
 
     async def hottest(self, fingerprint: bytes, tokens: int) -> Sequence[HotStretch]:
         with suppress(DeploymentUnavailableError):  # no front runs yet
-            lists = await _in_time(_handle(FRONT).broadcast("hottest", fingerprint, tokens))
+            lists, _ = await _in_time(_handle(FRONT).broadcast("hottest", fingerprint, tokens))
             return max(lists, key=len, default=())  # a front that has just started knows little
         return ()
 
     async def status(self) -> dict[str, Any]:
-        fronts, replicas = _handle(FRONT).broadcast("status"), _handle(REPLICA).broadcast("figures")
-        return {"fronts": await _in_time(fronts), "replicas": await _in_time(replicas)}
+        asked = _handle(FRONT).broadcast("status"), _handle(REPLICA).broadcast("figures")
+        (fronts, silent), (replicas, _) = await asyncio.gather(*map(_in_time, asked))
+        unheard = NamedReplica.running - {one["replica"] for one in replicas}
+        return {
+            "fronts": fronts,
+            "replicas": replicas,
+            "silent": {"fronts": silent, "replicas": sorted(map(replica_tag, unheard))},
+        }
 
     async def metrics(self) -> dict[str, bytes]:
-        return dict(await _in_time(_handle(REPLICA).broadcast("metrics")))
+        answers, _ = await _in_time(_handle(REPLICA).broadcast("metrics"))
+        return {replica_tag(name): b"" for name in NamedReplica.running} | dict(answers)
+
+    async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
+        answers, _ = await _in_time(_handle(REPLICA).broadcast("explain", tenant, salt, request_id))
+        return answers
 
 
 def _handle(name: str) -> DeploymentHandle:
     return serve.get_deployment_handle(name, APPLICATION)
 
 
-async def _in_time(asked: DeploymentBroadcastResponse) -> list[Any]:
-    """The answers of the processes that are well; none if one does not answer in time."""
-    with suppress(TimeoutError):
-        answers = await asked.results_async(timeout_s=PATIENCE, return_exceptions=True)
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
-    return []
+async def _in_time(asked: DeploymentBroadcastResponse, seconds: float = PATIENCE) -> tuple[list[Any], int]:
+    """The answers of the processes that are well, and how many others there are."""
+    try:
+        async with asyncio.timeout(seconds):
+            # Ray's public `results_async` has the answers of all or of none. `tests/fleet/cluster` pins this one.
+            called = await asked._fetch_replica_results_async()
+    except (TimeoutError, DeploymentUnavailableError):  # Ray knows none of them yet, or no more
+        return [], 0
+    calls = [asyncio.ensure_future(one.get_async()) for one in called]
+    answered, late = await asyncio.wait(calls, timeout=seconds)
+    for call in late:
+        call.cancel()
+    answers = [call.result() for call in answered if not call.cancelled() and call.exception() is None]
+    return answers, len(calls) - len(answers)

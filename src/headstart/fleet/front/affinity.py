@@ -1,9 +1,9 @@
 """Affinity: which replica keeps what a request refers to.
 
-Stored responses, and the accounts of `/headstart/explain`, are in the memory of one replica. So the ids that a replica of a
-fleet makes begin with its tag, 8 hexadecimal digits:
+Stored responses are in the memory of one replica. So the ids that a replica of a fleet makes begin with its tag, 8 hexadecimal
+digits:
 
-    resp_3f9a0c71… of a response      msg_3f9a0c71…i0 of an item of it      req_3f9a0c71… of a request
+    resp_3f9a0c71… of a response      msg_3f9a0c71…i0 of an item of it
 
 A server without a tag makes ids of the same form, whose digits mean nothing. A tag that no replica has is therefore no error.
 """
@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from headstart.api.paths import canonical
 
 _ID = re.compile(r"[a-z]+_(?P<tag>[0-9a-f]{8})[0-9a-f]{24}\w*")
-_PATH = re.compile(r"/v1/responses/(?P<response>resp_[^/]+)(?:/.*)?|/headstart/explain/(?P<request>.+)", re.DOTALL)
+_PATH = re.compile(r"/v1/responses/(?P<response>resp_[^/]+)(?:/.*)?", re.DOTALL)
 _WORDS = (b"previous_response_id", b"item_reference")
 """What a body contains if it refers to something stored, unless it has a reference without a type. Others are not parsed."""
 _ID_ALONE = re.compile(rb'\{\s*"id"\s*:\s*"[^"]*"\s*\}')
@@ -49,7 +49,7 @@ def wanted_tag(path: str, body: bytes) -> str | None:
     """
     found = _PATH.fullmatch(canonical(unquote(path.partition("?")[0]))) if path else None
     if found is not None:
-        return tag_of(found["response"] or found["request"])
+        return tag_of(found["response"])
     if not any(word in body for word in _WORDS) and (b'"id"' not in body or _ID_ALONE.search(body) is None):
         return None
     try:

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 
 from headstart.api import dialects
 from headstart.api.auth import Key, Keys, offered_keys
+from headstart.api.incoming import MAX_BODY
 from headstart.api.paths import canonical
 from headstart.chat import tenancy
 from headstart.chat.normalize import check_rules
@@ -64,7 +65,7 @@ class PromptReader:
         keys: Keys,
         isolate: str | None,
         keep_noise: Sequence[str],
-        max_body: int = 64 << 20,
+        max_body: int = MAX_BODY,
         load: Callable[[EngineOptions], LoadedTokenizer] = registry.load_tokenizer,
     ) -> None:
         check_rules(keep_noise)

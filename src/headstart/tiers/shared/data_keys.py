@@ -59,10 +59,10 @@ class DataKeys:
         # Deleting it here would be wrong: perhaps this server's key file is older than the fleet's.
         raise StoreError("other", "a data key was wrapped by another fleet key; all servers need the same key file")
 
-    def refresh(self) -> None:
-        """Reads all remembered keys again: destroyed ones are forgotten, and those of an old fleet key wrapped by the newest.
+    def refresh(self, *, writes: bool = True) -> None:
+        """Reads all remembered keys again: destroyed ones are forgotten.
 
-        Raises StoreError.
+        With `writes`, those of an old fleet key are wrapped by the newest, and all are touched. Raises StoreError.
         """
         stale: list[bytes] = []
         owners = self._known.keys()
@@ -71,6 +71,8 @@ class DataKeys:
                 self._known.put(owner, found)
             else:
                 self._known.drop(owner)
+        if not writes:
+            return
         for owner in stale:
             for key in self._known.get(owner) or ():
                 self._store.put(self._name(owner), self._wrapped(owner, key.secret))

@@ -55,8 +55,12 @@ class OwnerKeys(Protocol):
     def newest(self, owner: bytes) -> SealKey:
         """The key that seals the owner's objects. Raises StoreError."""
 
-    def refresh(self) -> None:
-        """Forgets keys that were destroyed meanwhile. To be called from time to time. Raises StoreError."""
+    def refresh(self, *, writes: bool = True) -> None:
+        """Forgets keys that were destroyed meanwhile. To be called from time to time. Raises StoreError.
+
+        Args:
+            writes: whether keys that are still needed may be renewed in the store.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,7 @@ class TagKeys:
     def newest(self, owner: bytes) -> SealKey:
         return self.of(owner)[0]
 
-    def refresh(self) -> None:
+    def refresh(self, *, writes: bool = True) -> None:
         pass
 
 

@@ -67,7 +67,7 @@ class StoreTier:
     Args:
         card: describes this server to others.
         room: most bytes that wait to be written. They are part of the memory tier.
-        writes: whether entries are written at all (`--shared-mode`).
+        writes: whether anything is written or deleted at all (`--shared-mode`).
         terms: how long entries may be kept, by the clock `wall`.
         listener: hears what is in the store.
     """
@@ -99,7 +99,7 @@ class StoreTier:
         self._link = Link(store, keys, StorePace(), Breaker(), missing, stored, bad, set(), self.counters, clock, ahead)
         self._touched = Recent(TOUCHED, clock)
         self._offered: dict[BlockId, Label] = {}  # and not answered yet
-        self._writing = Writing(self._link, room, card, terms, wall, saves.share)
+        self._writing = Writing(self._link, room, card, terms, wall, saves.share, writes=writes)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="headstart-shared-read")
         self._closed = False
 
@@ -176,14 +176,15 @@ class StoreTier:
         self._link.missing.add(label.key)
         self._link.stored.drop(label.key)
         self.counters["fault_differs"] += 1
-        log.error("an object of server %s in the shared store is not what this server computes: it is deleted", writer)
-        self._readers.submit(self._delete, label)
+        log.error("an object of server %s in the shared store is not what this server computes", writer)
+        if self.saves:
+            self._readers.submit(self._delete, label)
 
     def _delete(self, label: Label) -> None:
         try:
             self._link.store.delete([self._link.name(label)])
         except StoreError as error:
-            log.warning("it could not be deleted: %s", error)
+            log.warning("the object could not be deleted: %s", error)
 
     def close(self, seconds: float) -> bool:
         if not self._closed:

@@ -66,6 +66,7 @@ class Writing:
         card: describes this server, and names it in what it seals.
         terms: how long entries may be kept, by the clock `wall`.
         share: most bytes that are written for each byte that is computed, before the server stops.
+        writes: whether this server writes and deletes at all. If not, the thread only looks after the keys.
     """
 
     def __init__(
@@ -76,8 +77,11 @@ class Writing:
         terms: SharedTerms,
         wall: Callable[[], float],
         share: float = math.inf,
+        *,
+        writes: bool = True,
     ) -> None:
         self._link = link
+        self._writes = writes
         self._room = room
         self._card = card
         self._writer = bytes.fromhex(card.writer)
@@ -201,7 +205,9 @@ class Writing:
         if now < self._looked + LOOK or not self._link.breaker.closed:
             return
         self._looked = now
-        self._link.keys.refresh()
+        self._link.keys.refresh(writes=self._writes)
+        if not self._writes:
+            return
         if now >= self._said + EVERY:
             self._said = now
             publish(self._link.store, self._link.keys, self._card)
