@@ -32,7 +32,8 @@ class RayReplica:
         await self._member.start(RayFleet())
 
     async def serve(self, scope: Mapping[str, Any], body: bytes, *, replica: str = "") -> AsyncIterator[list[Message]]:
-        """Serves one HTTP call. `replica` is for the router (`named_replica`)."""
+        """Serves one HTTP call. `replica` is for the router (`named_replica`). First comes an empty batch: it has arrived."""
+        yield []
         async for messages in bridge.call(self._member.app, scope, body):
             yield messages
 
