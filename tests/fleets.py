@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,13 +26,23 @@ STARTS = 180.0
 
 @dataclass
 class RunningFleet:
-    """A fleet in processes of its own. `log`: what they wrote."""
+    """A fleet in processes of its own.
+
+    Attributes:
+        log: what they wrote.
+        lost: while this file has the number of a replica's process, its reports do not arrive.
+        loading: while this file exists, no new replica is ready.
+        fronts: their number.
+    """
 
     port: int
     process: subprocess.Popen[bytes]
     log: Path
+    lost: Path
+    loading: Path
     key: str = ""
     direct: bool = False
+    fronts: int = 1
     http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +66,7 @@ class RunningFleet:
         except httpx.HTTPError:
             return False
         known = [len(front) for front in found["fronts"]]
-        return len(found["replicas"]) == count and bool(known) and {*known} == {count}
+        return len(found["replicas"]) == count and known == [count] * self.fronts
 
     def chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> dict[str, Any]:
         body = {"messages": list(messages), "max_tokens": 8, "temperature": 0, **options}
@@ -103,6 +113,9 @@ def running(
     keys: Sequence[str] = (),
     direct: bool = False,
     grace: float = 120.0,
+    fronts: int = 1,
+    nodes: int = 0,
+    scale: Mapping[str, float] = {},
 ) -> Iterator[RunningFleet]:
     """A fleet of replicas.
 
@@ -112,14 +125,19 @@ def running(
         options: of the command.
         keys: API keys. The fleet's client sends the first one.
         grace: seconds for replies when the fleet stops (the fake engine only).
+        nodes: Ray nodes for a replica each, beside a head; 0 for one node that has all. With the fake engine only, as the next.
+        scale: fields of `Scale`.
     """
     port, log = free_port(), folder / f"fleet-{time.monotonic_ns()}.log"
+    lost, loading = log.with_suffix(".lost"), log.with_suffix(".loading")
     if engine is None:
         command = ["-m", "headstart", "fleet", "serve", "demo", "--replicas", str(replicas), "--port", str(port), *options]
-        command += [*(["--direct"] if direct else []), *(part for key in keys for part in ("--api-key", key))]
+        command += ["--fronts", str(fronts), *(["--direct"] if direct else [])]
+        command += [part for key in keys for part in ("--api-key", key)]
     else:
         what = {"port": port, "replicas": replicas, "engine": engine, "direct": direct, "keys": keys, "grace": grace}
-        what["settings"] = dict(_pairs(options))
+        what |= {"settings": dict(_pairs(options)), "fronts": fronts, "nodes": nodes, "scale": {**scale}}
+        what |= {"lost": str(lost), "loading": str(loading)}
         command = [str(Path(__file__).parent / "fake_fleet.py"), json.dumps(what)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADSTART_SHARED")}
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), environment.get("PYTHONPATH", "")]))
@@ -131,8 +149,10 @@ def running(
             stdin=subprocess.DEVNULL,
             env={**environment, "PYTHONPATH": path},
         )
-    fleet = RunningFleet(port, process, log, keys[0] if keys else "", direct)
+    fleet = RunningFleet(port, process, log, lost, loading, keys[0] if keys else "", direct, fronts)
     least = int(str(replicas).partition("..")[0])
+    if direct and nodes:  # Ray then has a front on each machine with a replica, and one on the head
+        fleet.fronts = least + 1
     try:
         wait_until(lambda: process.poll() is not None or fleet.ready(least), STARTS)
         assert process.poll() is None, log.read_text("utf-8", "replace")[-4000:]

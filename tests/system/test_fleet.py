@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 pytest.importorskip("ray")
 
+import fleet_faults as faults
 from fleets import RunningFleet, running
 from harness import system, user
 from headstart.tiers.shared.keys import FleetKeys
@@ -232,3 +234,104 @@ def test_ray_processes_that_are_killed_come_back(fleet: RunningFleet, name: str)
     _, first = fleet.served(lambda: fleet.chat(chat))
     answer, second = fleet.served(lambda: fleet.chat([*chat, user("And?")]))
     assert (first, answer["headstart"]["computed"] < 64) == (second, True), "the new front does not know what the replicas hold"
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["handle", "direct"])
+def test_faults_of_one_machine(tmp_path: Path, direct: bool) -> None:
+    """No answer is wrong, no request hangs, and good answers follow."""
+    with faults.scene(tmp_path, direct=direct) as scene:
+        for fault in (faults.REPORTS_LOST, faults.STORE_KILLED, faults.STORE_STOPPED, faults.PROXY_KILLED):
+            seen = faults.trouble(scene, fault)
+            assert (seen.wrong, seen.hung) == (0, 0), (fault.name, seen)
+            assert seen.next_good is not None, (fault.name, seen)
+            if fault is not faults.PROXY_KILLED:
+                assert seen.failed == 0, (fault.name, seen)
+            assert faults.fetched(scene.fleet) > 0, "the store was not in use"
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["handle", "direct"])
+def test_a_machine_that_is_gone(tmp_path: Path, direct: bool) -> None:
+    with faults.scene(tmp_path, direct=direct, fronts=2, nodes=3) as scene:
+        before = scene.fleet.replicas()
+        seen = faults.trouble(scene, faults.RAYLET_KILLED)
+        assert (seen.wrong, seen.hung) == (0, 0), seen
+        assert seen.next_good is not None, seen
+        assert len(before.keys() & scene.fleet.replicas().keys()) == 1
+        if not direct:  # there HAProxy loses what the machine was answering
+            assert seen.failed == 0, seen
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["handle", "direct"])
+def test_no_request_waits_without_limit_while_no_replica_runs(tmp_path: Path, direct: bool) -> None:
+    with running(tmp_path, replicas=2, engine=SLOW, direct=direct) as fleet:
+        fleet.loading.touch()
+        for one in fleet.replicas().values():
+            os.kill(one["pid"], signal.SIGKILL)
+        body = {"messages": conversation("none"), "max_tokens": 2}
+
+        def ask() -> httpx.Response | None:
+            try:
+                return fleet.http.post("/v1/chat/completions", json=body, timeout=faults.HUNG)  # a longer wait fails here
+            except httpx.RemoteProtocolError:
+                return None
+
+        with ThreadPoolExecutor(4) as pool:
+            answers = [one for one in pool.map(lambda _: ask(), range(8)) if one is not None]
+        wait_until(lambda: (last := ask()) is not None and last.status_code == 503 and "retry-after" in last.headers, 60)
+        assert {one.status_code for one in answers} <= ({500, 503} if direct else {503})
+        fleet.loading.unlink()
+        wait_until(lambda: fleet.ready(2), 120)
+        fleet.chat(conversation("none"))
+
+
+LONG = "Here is a long text, which nobody has sent before. " * 32
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["handle", "direct"])
+def test_a_fleet_grows_and_shrinks_and_finishes_what_runs(tmp_path: Path, direct: bool) -> None:
+    """Waiting prefill makes three replicas of one. Without load it is one again, and streams of those that stop are whole."""
+    engine = {**faults.ENGINE, "delay": 0.05}
+    with (
+        running(tmp_path, replicas="1..3", engine=engine, direct=direct, scale={"up": 2.0, "down": 2.0}) as fleet,
+        ThreadPoolExecutor(24) as pool,
+    ):
+        over = threading.Event()
+
+        def load(client: int) -> list[faults.Asked]:
+            asked: list[faults.Asked] = []
+            while not over.is_set():
+                asked.append(faults.ask(fleet.http, "", [user(f"{client}.{len(asked)}: {LONG}")]))
+            return asked
+
+        loads = [pool.submit(load, client) for client in range(16)]
+        wait_until(lambda: fleet.ready(3), 180)
+        over.set()
+        asked = [one for each in loads for one in each.result()]
+        options = {"stream": True, "max_output_tokens": 1500, "ignore_eos": True}
+        streams = [pool.submit(faults.ask, fleet.http, "", [user(f"Stream {number}")], **options) for number in range(6)]
+        wait_until(lambda: all(one["running"] for one in fleet.replicas().values()), 30)
+        wait_until(lambda: len(fleet.replicas()) == 1, 180)
+        (left,) = fleet.replicas()
+        running_then = [one for one in streams if not one.done()]
+        replies = [one.result() for one in streams]
+        assert {one.result().replica for one in running_then} - {left}, "no stream ran on a replica that stopped"
+        assert not [one.problem for one in (*asked, *replies) if one.problem]
+        assert faults.wrong((*asked, *replies)) == 0
+        wait_until(lambda: fleet.ready(1), 60)
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["handle", "direct"])
+def test_a_fleet_that_is_stopped_finishes_what_runs(tmp_path: Path, direct: bool) -> None:
+    with (
+        running(tmp_path, replicas=2, engine={**faults.ENGINE, "delay": 0.05}, direct=direct) as fleet,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        wait_until(lambda: "is ready" in fleet.log.read_text("utf-8", "replace"), 30)  # a signal before that ends it at once
+        options = {"stream": True, "max_output_tokens": 200, "ignore_eos": True}
+        streams = [pool.submit(faults.ask, fleet.http, "", [user(f"Stream {number}")], **options) for number in range(4)]
+        wait_until(lambda: sum(one["running"] for one in fleet.replicas().values()) == 4, 30)
+        fleet.process.send_signal(signal.SIGTERM)
+        replies = [one.result() for one in streams]
+        assert not [one.problem for one in replies if one.problem]
+        assert faults.wrong(replies) == 0
+        assert fleet.process.wait(120) == 0

@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own, when it is imported
     pytest.importorskip("ray.serve")
     from ray.serve import Application
+    from ray.serve.request_router import RequestRouter
 
     from headstart.fleet.cluster import application, direct, fronting, launch
     from headstart.fleet.cluster.setup import FleetSetup
@@ -41,6 +42,11 @@ def source(name: str) -> str:
 def test_the_hook_is_there() -> None:
     assert hasattr(Application, application.HOOK)
     assert "ingress_request_router" in source("build_app.py")
+
+
+def test_ray_waits_for_a_replica_where_we_limit_it() -> None:
+    assert "_active_request_router._choose_replica_for_request(" in source("router.py")
+    assert hasattr(RequestRouter, "_choose_replica_for_request")
 
 
 def test_haproxy_asks_as_the_front_expects() -> None:

@@ -20,7 +20,8 @@ from headstart.fleet.router.reports import Load, ReplicaReport
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own, when it is imported
     pytest.importorskip("ray.serve")
-    from ray.exceptions import ActorDiedError
+    from ray.exceptions import ActorDiedError, ActorUnavailableError
+    from ray.serve.exceptions import BackPressureError
 
     from headstart.fleet.cluster import gateway, named_replica
 
@@ -35,13 +36,15 @@ class Unread:
 
 
 class Scripted:
-    """The answer of a replica: messages, or errors. `None` waits for ever."""
+    """The answer of a replica: messages, or errors. `None` waits for ever; at the beginning, the call does not arrive."""
 
     def __init__(self, script: list[Message | BaseException | None]) -> None:
         self._script = script
         self.cancelled = False
 
     async def __aiter__(self) -> AsyncIterator[list[Message]]:
+        if self._script[0] is not None:
+            yield []
         for one in self._script:
             if isinstance(one, BaseException):
                 raise one
@@ -90,8 +93,13 @@ def test_an_answer_is_passed_on() -> None:
     assert all(answer.cancelled for answer in fleet.answers), "nothing is left running"
 
 
-def test_a_replica_that_dies_before_its_answer_is_replaced() -> None:
-    fleet = Fleet(a=[ActorDiedError()], b=[START, body(b"hello")])
+ENDS = [ActorDiedError(), ActorUnavailableError("gone", None), BackPressureError(1, 0), None]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=type)
+def test_a_replica_that_is_gone_before_its_answer_is_replaced(end: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "ARRIVES", 0.2)
+    fleet = Fleet(a=[end], b=[START, body(b"hello")])
     fleet.front.report(ReplicaReport("b", 1, 1, Load(queued=100.0)), ModelCard(b"f" * 32, 64, False, 1024))
     assert fleet.post().text == "hello"
     assert fleet.asked == ["a", "b"]
@@ -114,6 +122,14 @@ def test_a_prompt_that_kills_its_replica_does_not_kill_them_all() -> None:
 
 def test_no_replica() -> None:
     assert Fleet().post().status_code == 503
+
+
+def test_a_request_does_not_wait_without_limit_for_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "ARRIVES", 0.2)
+    fleet = Fleet(a=[None], b=[None])
+    answer = fleet.post()
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    assert all(answer.cancelled for answer in fleet.answers)
 
 
 def test_a_body_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,3 +169,10 @@ def test_replicas_that_ray_stops_get_no_requests(monkeypatch: pytest.MonkeyPatch
     for _ in range(4):
         fleet.post()
     assert set(fleet.asked) == {"b"}
+
+
+def test_no_replica_runs_though_all_have_reported_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(a=[START, body(b"hello")])
+    monkeypatch.setattr(named_replica.NamedReplica, "running", frozenset())
+    assert fleet.post().status_code == 503
+    assert not fleet.asked

@@ -68,7 +68,7 @@ def _common(setup: FleetSetup) -> dict[str, Any]:
         "max_ongoing_requests": UNLIMITED,
         "graceful_shutdown_timeout_s": stopping(setup),
         "graceful_shutdown_wait_loop_s": 0.5,
-        "health_check_period_s": 2.0,
+        "health_check_period_s": 1.0,
         "health_check_timeout_s": 10.0,
         "logging_config": QUIET,
     }
@@ -83,8 +83,8 @@ def _count(setup: FleetSetup) -> dict[str, Any]:
         "autoscaling_config": AutoscalingConfig(
             min_replicas=scale.least,
             max_replicas=scale.most,
-            upscale_delay_s=5.0,
-            downscale_delay_s=300.0,
+            upscale_delay_s=scale.up,
+            downscale_delay_s=scale.down,
             policy=policy,
         )
     }

@@ -3,8 +3,8 @@
 client ──▶ Ray's proxy ──▶ gateway ──(handle)──▶ the chosen replica
                               └── reads the body, tokenises the prompt, asks the router
 
-If the replica dies before its answer has begun, the request goes to another one. Afterwards the client's stream breaks, as it
-does when a single server is killed.
+If the replica dies or cannot be reached before its answer has begun, the request goes to another one. Afterwards the client's
+stream breaks, as it does when a single server is killed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import structlog
-from ray.exceptions import ActorDiedError
-from ray.serve.exceptions import DeploymentUnavailableError
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -37,12 +37,16 @@ from headstart.fleet.model_card import ModelCard
 
 TRIES = 2
 """Replicas that a request is sent to before it fails. A prompt that kills its process must not kill them all."""
+ARRIVES = 5.0
+"""Seconds until a call must have reached its replica. A machine that is gone refuses no connection."""
+GONE = (RayActorError, DeploymentUnavailableError, BackPressureError, TimeoutError)
+"""Ends of a call whose replica is dead or cannot be reached."""
 
 log = structlog.get_logger("headstart.fleet")
 
 
 class ReplicaAnswer(Protocol):
-    """Batches of the ASGI messages of an answer. `cancel` ends the call, if it is not over."""
+    """Batches of the ASGI messages of an answer; an empty one first. `cancel` ends the call, if it is not over."""
 
     def __aiter__(self) -> AsyncIterator[list[Message]]: ...
 
@@ -110,12 +114,15 @@ class GatewayApp:
             begun = False
             answer = self._ask(replica, bridge.carried(scope), body)
             try:
-                async for messages in answer:
+                batches = aiter(answer)
+                async with asyncio.timeout(ARRIVES):
+                    await anext(batches)
+                async for messages in batches:
                     for message in messages:
                         begun = True
                         await send(message)
                 return
-            except (ActorDiedError, DeploymentUnavailableError) as error:
+            except GONE as error:
                 tried.add(replica)
                 front.leave(replica)  # if it is well, its next report brings it back
                 log.warning("a replica failed", replica=replica, error=type(error).__name__, id=request, begun=begun)

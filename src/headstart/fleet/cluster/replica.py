@@ -45,7 +45,8 @@ class RayReplica:
         self._member.end_replies()
 
     async def serve(self, scope: Mapping[str, Any], body: bytes, *, replica: str = "") -> AsyncIterator[list[Message]]:
-        """Serves one HTTP call. `replica` is for the router (`named_replica`)."""
+        """Serves one HTTP call. `replica` is for the router (`named_replica`). First comes an empty batch: it has arrived."""
+        yield []
         async for messages in bridge.call(self._member.app, scope, body):
             yield messages
 
@@ -91,7 +92,7 @@ class RayFleet:
     async def status(self) -> dict[str, Any]:
         asked = _handle(FRONT).broadcast("status"), _handle(REPLICA).broadcast("figures")
         (fronts, silent), (replicas, _) = await asyncio.gather(*map(_in_time, asked))
-        unheard = NamedReplica.running - {one["replica"] for one in replicas}
+        unheard = (NamedReplica.running or frozenset()) - {one["replica"] for one in replicas}
         return {
             "fronts": fronts,
             "replicas": replicas,
@@ -100,7 +101,7 @@ class RayFleet:
 
     async def metrics(self) -> dict[str, bytes]:
         answers, _ = await _in_time(_handle(REPLICA).broadcast("metrics"))
-        return {replica_tag(name): b"" for name in NamedReplica.running} | dict(answers)
+        return {replica_tag(name): b"" for name in NamedReplica.running or ()} | dict(answers)
 
     async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
         answers, _ = await _in_time(_handle(REPLICA).broadcast("explain", tenant, salt, request_id))

@@ -31,10 +31,16 @@ _SCALE = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many replicas there are: at least and at most."""
+    """How many replicas there are: at least and at most.
+
+    Attributes:
+        up, down: seconds for which the fleet must need more or fewer replicas before their number changes.
+    """
 
     least: int
     most: int
+    up: float = 5.0
+    down: float = 300.0
 
     @classmethod
     def parse(cls, text: str) -> Scale:
