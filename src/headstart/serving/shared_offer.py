@@ -74,7 +74,7 @@ class SharedOffer:
         """Offers an entry, behind those that wait for room."""
         if (data := self._payload(entry)) is None:
             return
-        if last or (not self._later and self._tier.room(len(data))):
+        if last or (not self._later and self._tier.takes(len(data))):
             self._hand_over(entry, data, last=last)
         elif len(self._later) < LATER:
             self._later[entry.id] = None
@@ -99,7 +99,7 @@ class SharedOffer:
             key = next(iter(self._later))
             entry = self._index.get(key)
             data = self._payload(entry)
-            if data is not None and not self._tier.room(len(data)):
+            if data is not None and not self._tier.takes(len(data)):
                 break
             del self._later[key]
             if entry is not None and data is not None:

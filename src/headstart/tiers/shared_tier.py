@@ -148,7 +148,7 @@ class SharedTier(Protocol):
         False if it is not wanted: it is stored already, the queue is full, or the store fails. `last`: the server stops.
         """
 
-    def room(self, size: int) -> bool:
+    def takes(self, size: int) -> bool:
         """Whether the queue takes so many bytes. It does when it is empty."""
 
     def fetching(self, size: int) -> float | None:
@@ -198,7 +198,7 @@ class NoShared:
     def offer(self, label: Label, payload: Bytes, *, last: bool = False) -> bool:
         return False
 
-    def room(self, size: int) -> bool:
+    def takes(self, size: int) -> bool:
         return True
 
     def fetching(self, size: int) -> float | None:

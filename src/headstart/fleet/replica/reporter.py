@@ -62,7 +62,7 @@ class Reporter:
         self._sent = -HEARTBEAT
         self._load = Load()
         self.speed = Speed()
-        self._told: Speed | None = None
+        self._sent_speed: Speed | None = None
         self._arrived, self._done = RepeatedIds(REPEATED), RepeatedIds(REPEATED)
         runtime.observe(self._ended)
 
@@ -73,14 +73,14 @@ class Reporter:
         """
         now, drained, speed = self._clock(), self._journal.drain(), self._measured()
         load = self._load_of(drained.queue, speed)
-        news = self._told is None or not similar(speed, self._told)
+        news = self._sent_speed is None or not similar(speed, self._sent_speed)
         if drained.empty and load == self._load and not news and now < self._sent + HEARTBEAT:
             return None
         self._arrived.add(drained.arrived, now)
         self._done.add(drained.done, now)
         self._sequence += 1
         self._sent, self._load = now, load
-        self._told = speed if news else self._told
+        self._sent_speed = speed if news else self._sent_speed
         return ReplicaReport(
             self._name,
             self._epoch,

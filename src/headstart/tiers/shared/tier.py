@@ -124,8 +124,8 @@ class StoreTier:
         self._offered[label.key] = label
         return True
 
-    def room(self, size: int) -> bool:
-        return self._writing.room(size)
+    def takes(self, size: int) -> bool:
+        return self._writing.takes(size)
 
     def fetching(self, size: int) -> float | None:
         return self._link.pace.seconds(size) if self._link.breaker.closed else None

@@ -125,11 +125,11 @@ class Writing:
             return "parent"
         if not last and self._share < math.inf and self._earned < size:
             return "share"
-        if not last and not self.room(size):
+        if not last and not self.takes(size):
             return "full"
         return None
 
-    def room(self, size: int) -> bool:
+    def takes(self, size: int) -> bool:
         return not self._waiting or self._waiting + size <= self._room
 
     def computed(self, size: int) -> None:
