@@ -6,33 +6,17 @@ computed there, or fetched from the shared tier.
 
 from __future__ import annotations
 
-import asyncio
-import math
-import time
-from collections.abc import Iterable
-from contextlib import suppress
-from typing import ClassVar
-
-from ray import serve
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from headstart.fleet.cluster.setup import APPLICATION, REPLICA
+from headstart.fleet.cluster.running import Running
 
 ARGUMENT = "replica"
 """The keyword argument of a call that names its replica."""
-WATCH = 1.0
-"""Seconds between two tries to call a replica while none runs, and between two looks at which replicas run."""
 
 
 class NamedReplica(RequestRouter):  # type: ignore[misc]  # Ray has no types here
-    """See the module.
+    """See the module, of which Ray makes a copy in each process."""
 
-    Attributes:
-        running: the names of the replicas that Ray sends requests to. A replica that stops is not among them. The front in the
-            same process chooses only among these.
-    """
-
-    running: ClassVar[frozenset[str]] = frozenset()
     # Ray asks a replica for its queue before it sends a request. A busy one may be late, and is still the right one.
     queue_len_response_deadline_s = 2.0
     max_queue_len_response_deadline_s = 2.0
@@ -40,7 +24,7 @@ class NamedReplica(RequestRouter):  # type: ignore[misc]  # Ray has no types her
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Ray's replicas have changed."""
         super().update_replicas(replicas)
-        NamedReplica.running = frozenset(one.replica_id.to_full_id_str() for one in replicas)
+        Running.names = frozenset(one.replica_id.to_full_id_str() for one in replicas)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -50,26 +34,3 @@ class NamedReplica(RequestRouter):  # type: ignore[misc]  # Ray has no types her
         named = [one for one in candidate_replicas if one.replica_id.to_full_id_str() == name]
         others = [one for one in candidate_replicas if one.replica_id.to_full_id_str() != name]
         return [rank for rank in (named, others) if rank]
-
-
-def stopping(reporting: Iterable[str]) -> set[str]:
-    """Those of the replicas that report to which Ray sends no more requests: they stop, or are dead."""
-    return {*reporting} - NamedReplica.running if NamedReplica.running else set()  # Ray's may not be known yet
-
-
-async def watch() -> None:
-    """Makes Ray tell this process which replicas run: it does so for whoever has called one."""
-    while True:
-        with suppress(Exception):
-            await serve.get_deployment_handle(REPLICA, APPLICATION).figures.remote()
-            return
-        await asyncio.sleep(WATCH)
-
-
-async def stopped(name: str, grace: float) -> None:
-    """Waits until Ray stops a replica that ran, and `grace` seconds more. Ray itself tells it when its replies are over."""
-    ran = math.inf
-    while time.monotonic() < ran + grace:
-        if name in NamedReplica.running:
-            ran = time.monotonic()
-        await asyncio.sleep(min(WATCH, grace))
