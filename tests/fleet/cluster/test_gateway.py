@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     from ray.exceptions import ActorDiedError, ActorUnavailableError
     from ray.serve.exceptions import BackPressureError
 
-    from headstart.fleet.cluster import gateway, named_replica
+    from headstart.fleet.cluster import gateway, running
 
 pytestmark = pytest.mark.slow  # Ray is an extra of the slow tests
 
@@ -165,7 +165,7 @@ def test_a_client_that_has_gone_ends_the_call() -> None:
 
 def test_replicas_that_ray_stops_get_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(a=[START, body(b"hello")], b=[START, body(b"hello")])
-    monkeypatch.setattr(named_replica.NamedReplica, "running", frozenset({"b"}))
+    monkeypatch.setattr(running.Running, "names", frozenset({"b"}))
     for _ in range(4):
         fleet.post()
     assert set(fleet.asked) == {"b"}
@@ -173,6 +173,6 @@ def test_replicas_that_ray_stops_get_no_requests(monkeypatch: pytest.MonkeyPatch
 
 def test_no_replica_runs_though_all_have_reported_lately(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(a=[START, body(b"hello")])
-    monkeypatch.setattr(named_replica.NamedReplica, "running", frozenset())
+    monkeypatch.setattr(running.Running, "names", frozenset())
     assert fleet.post().status_code == 503
     assert not fleet.asked

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -12,9 +14,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own, when it is imported
     pytest.importorskip("ray.serve")
     from ray.serve._private.replica_result import ReplicaResult
+    from ray.serve.config import RequestRouterConfig
     from ray.serve.handle import DeploymentBroadcastResponse
 
-    from headstart.fleet.cluster import named_replica, replica
+    from headstart.fleet.cluster import named_replica, replica, running
 
 pytestmark = pytest.mark.slow  # Ray is an extra of the slow tests
 
@@ -65,7 +68,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> dict[str, Handle]:
     monkeypatch.setattr(replica, "_handle", handles.__getitem__)
     monkeypatch.setattr(replica, "LATE", 0.05)
     monkeypatch.setattr(replica._in_time, "__defaults__", (0.05,))
-    monkeypatch.setattr(named_replica.NamedReplica, "running", frozenset({"a", "b"}))
+    monkeypatch.setattr(running.Running, "names", frozenset({"a", "b"}))
     return handles
 
 
@@ -93,17 +96,40 @@ def test_a_front_that_hangs_does_not_keep_reports_from_the_others(fleet: dict[st
 
 
 def test_a_replica_learns_that_it_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    running = named_replica.NamedReplica
-    monkeypatch.setattr(named_replica, "WATCH", 0.001)
+    monkeypatch.setattr(running, "WATCH", 0.001)
 
     async def run() -> list[bool]:
-        waiting, seen = asyncio.ensure_future(named_replica.stopped("a", 0.05)), []
+        waiting, seen = asyncio.ensure_future(running.stopped("a", 0.05)), []
         for names in ((), ("a", "b"), ("b",), ("a",)):  # it is not known yet; it runs; Ray's list is short of it for a moment
-            monkeypatch.setattr(running, "running", frozenset(names))
+            monkeypatch.setattr(running.Running, "names", frozenset(names))
             await asyncio.sleep(0.2 if names != ("b",) else 0.01)
             seen.append(waiting.done())
-        monkeypatch.setattr(running, "running", frozenset())
+        monkeypatch.setattr(running.Running, "names", frozenset())
         await asyncio.wait_for(waiting, 5)
         return seen
 
     assert not any(asyncio.run(run()))
+
+
+COPIED = """
+import asyncio, pickle, sys
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID
+from headstart.fleet.cluster import named_replica, running
+
+async def run():
+    router = copied(DeploymentID("Replica", "headstart"), DeploymentHandleSource.UNKNOWN, self_actor_id="x")
+    router.update_replicas([])
+
+copied = pickle.loads(sys.stdin.buffer.read())
+assert copied is not named_replica.NamedReplica
+running.Running.names = frozenset({"a"})
+asyncio.run(run())
+assert not running.Running.names
+"""
+
+
+def test_a_router_that_ray_has_copied_says_which_replicas_run() -> None:
+    """Fault: Ray pickles the module of a router by value, and nobody read what the copy wrote down in it."""
+    path = f"{named_replica.NamedReplica.__module__}:{named_replica.NamedReplica.__name__}"
+    copy = RequestRouterConfig(request_router_class=path).get_serialized_request_router_cls()
+    subprocess.run([sys.executable, "-W", "ignore", "-c", COPIED], input=copy, check=True, timeout=120)

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from headstart.fleet.cluster.fronting import FrontProcess
-from headstart.fleet.cluster.named_replica import stopping, watch
+from headstart.fleet.cluster.running import stopping, watch
 from headstart.fleet.cluster.setup import FleetSetup
 from headstart.fleet.cluster.starting import reasoned
 from headstart.fleet.front.hot import HotStretch

@@ -28,7 +28,8 @@ from headstart.api.incoming import MAX_BODY, given_id, whole_body
 from headstart.errors import RequestError, Unavailable
 from headstart.fleet.cluster import bridge
 from headstart.fleet.cluster.fronting import FrontProcess
-from headstart.fleet.cluster.named_replica import ARGUMENT, stopping
+from headstart.fleet.cluster.named_replica import ARGUMENT
+from headstart.fleet.cluster.running import stopping
 from headstart.fleet.cluster.setup import FleetSetup
 from headstart.fleet.cluster.starting import reasoned
 from headstart.fleet.front.front import Front

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message
 
 from headstart.fleet.cluster import bridge
 from headstart.fleet.cluster.member import LATE, Member
-from headstart.fleet.cluster.named_replica import NamedReplica, stopped, watch
+from headstart.fleet.cluster.running import Running, stopped, watch
 from headstart.fleet.cluster.setup import APPLICATION, FRONT, REPLICA, FleetSetup
 from headstart.fleet.cluster.starting import reasoned
 from headstart.fleet.front.affinity import replica_tag
@@ -92,7 +92,7 @@ class RayFleet:
     async def status(self) -> dict[str, Any]:
         asked = _handle(FRONT).broadcast("status"), _handle(REPLICA).broadcast("figures")
         (fronts, silent), (replicas, _) = await asyncio.gather(*map(_in_time, asked))
-        unheard = (NamedReplica.running or frozenset()) - {one["replica"] for one in replicas}
+        unheard = (Running.names or frozenset()) - {one["replica"] for one in replicas}
         return {
             "fronts": fronts,
             "replicas": replicas,
@@ -101,7 +101,7 @@ class RayFleet:
 
     async def metrics(self) -> dict[str, bytes]:
         answers, _ = await _in_time(_handle(REPLICA).broadcast("metrics"))
-        return {replica_tag(name): b"" for name in NamedReplica.running or ()} | dict(answers)
+        return {replica_tag(name): b"" for name in Running.names or ()} | dict(answers)
 
     async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
         answers, _ = await _in_time(_handle(REPLICA).broadcast("explain", tenant, salt, request_id))
