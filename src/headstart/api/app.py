@@ -18,6 +18,7 @@ from starlette.routing import Route
 from headstart.api import docs, models
 from headstart.api.anthropic import routes as anthropic
 from headstart.api.auth import Keys
+from headstart.api.browsers import BrowserGuard
 from headstart.api.errors import on_error
 from headstart.api.explain import routes as explain
 from headstart.api.llama_server import extras
@@ -36,7 +37,6 @@ log = structlog.get_logger("headstart.api")
 
 _UNKNOWN = "The model could not be loaded ({}); the log says where."
 _TAG = re.compile(r"([0-9a-f]{8})?")
-_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 def create_app(
@@ -47,6 +47,7 @@ def create_app(
     keep_noise: Sequence[str] = (),
     model_id: str | None = None,
     aliases: Sequence[str] = (),
+    hosts: Sequence[str] = (),
     cors: Sequence[str] = (),
     keep_alive: float = 5.0,
     max_body: int = 64 << 20,
@@ -64,6 +65,7 @@ def create_app(
         keep_noise: names of rules in `normalize.RULES` to leave out.
         model_id: name of the model in the API; None for the engine's name.
         aliases: other names that requests may use. Names ignore case.
+        hosts: names of the server beside its addresses and `localhost`: see `BrowserGuard`.
         cors: origins of web pages that may send requests, like `http://localhost:3000`; `*` for all.
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a body.
@@ -72,12 +74,11 @@ def create_app(
         on_failure: called on the event loop if `load` raises.
 
     Raises:
-        ConfigError: no such policy or rule, an entry of `cors` is not an origin, or `replica_tag` has another form.
+        ConfigError: no such policy or rule, or an entry of `hosts` or `cors` or `replica_tag` has another form.
     """
     if not _TAG.fullmatch(replica_tag):
         raise ConfigError(f"A replica's tag has 8 hexadecimal digits; {replica_tag!r:.100} has not.")
-    if wrong := next((origin for origin in cors if not _ORIGIN.fullmatch(origin)), None):
-        raise ConfigError(f"--cors must be an origin like http://localhost:3000, or *, not {wrong!r:.100}.")
+    guard = BrowserGuard(hosts, cors)
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
     policy = policy_of(isolate, several=keys.several)
     service = Service(
@@ -123,8 +124,8 @@ def create_app(
         service.open(load)
     for kind in (HeadstartError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, on_error)
-    app.add_middleware(RequestMiddleware, service=service, keys=keys)
-    if cors:  # outside of the edge: a browser's preflight request has no key
+    app.add_middleware(RequestMiddleware, service=service, keys=keys, guard=guard)
+    if cors:  # outside: a browser's preflight request has no key, and pages may read why a request was refused
         app.add_middleware(
             CORSMiddleware, allow_origins=[*cors], allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
         )

@@ -11,6 +11,7 @@ import typer
 from headstart.cli.options import (
     SERVED,
     Alias,
+    AllowHost,
     ApiKeyFile,
     ApiKeys,
     Cors,
@@ -92,6 +93,7 @@ def serve(
     api_key_file: ApiKeyFile = None,
     isolate: Isolate = None,
     alias: Alias = None,
+    allow_host: AllowHost = None,
     cors: Cors = None,
     keep_noise: KeepNoise = None,
     *,
@@ -132,10 +134,11 @@ def serve(
         isolate=isolate,
         keep_noise=tuple(keep_noise or ()),
         alias=tuple(alias or ()),
+        allow_host=(*([host] if host else ()), *(allow_host or ())),
         cors=tuple(cors or ()),
         log_format=cast("LogFormat", log_format),
     )
-    setup.keys()  # raises before anything is started
+    setup.check()  # raises before anything is started
     configure(setup.log_format)
     at, number = host or "127.0.0.1", 8000 if port is None else port
     typer.echo(f"starting {replicas} replicas of {settings.model}", err=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headstart.api.auth import Keys
+from headstart.api.browsers import BrowserGuard
 from headstart.config import Settings
 from headstart.engines import registry
 from headstart.engines.options import EngineOptions
@@ -55,7 +56,7 @@ class FleetSetup:
         fronts: number of processes that route.
         cpus: processors that Ray reserves for a replica.
         spread: whether a machine has at most one replica.
-        api_keys, api_key_file, isolate, keep_noise, alias, cors: as for one server (`api.serve.serve`).
+        api_keys, api_key_file, isolate, keep_noise, alias, allow_host, cors: as for one server (`api.serve.serve`).
         log_format: of the logs of its processes.
         engine, tokenizer: load the engine of a replica and the tokenizer of a front, instead of those of the model in
             `settings`. For tests of fleets.
@@ -71,6 +72,7 @@ class FleetSetup:
     isolate: str | None = None
     keep_noise: tuple[str, ...] = ()
     alias: tuple[str, ...] = ()
+    allow_host: tuple[str, ...] = ()
     cors: tuple[str, ...] = ()
     log_format: LogFormat = "console"
     engine: Callable[[], Engine] | None = None
@@ -79,6 +81,11 @@ class FleetSetup:
     def keys(self) -> Keys:
         """The keys that open the fleet. Raises ConfigError."""
         return Keys(self.api_keys, self.api_key_file)
+
+    def check(self) -> None:
+        """Raises ConfigError for what would fail in each replica."""
+        self.keys()
+        BrowserGuard(self.allow_host, self.cors)
 
 
 def stopping(setup: FleetSetup) -> float:
