@@ -44,6 +44,12 @@ ROUTES = [
     ("POST", "/headstart/explain"),
     ("GET", "/headstart/explain"),
     ("GET", "/headstart/explain/{request_id}"),
+    ("GET", "/headstart/cache"),
+    ("GET", "/headstart/cache/{id}"),
+    ("DELETE", "/headstart/cache/{id}"),
+    ("GET", "/headstart/cache/{id}/text"),
+    ("POST", "/headstart/cache/{id}/pin"),
+    ("POST", "/headstart/cache/{id}/unpin"),
     ("GET", "/v1/models/{model_id}"),
     *(("GET", path) for path in ("/", "/v1/models", "/health", "/v1/health", "/metrics", "/slots", "/props")),
 ]

@@ -19,6 +19,7 @@ from headstart.api import docs, models
 from headstart.api.anthropic import routes as anthropic
 from headstart.api.auth import Keys
 from headstart.api.browsers import BrowserGuard
+from headstart.api.cache import routes as cache
 from headstart.api.errors import on_error
 from headstart.api.explain import routes as explain
 from headstart.api.llama_server import extras
@@ -129,7 +130,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=[*cors], allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
         )
-    routers = [dialect.router for dialect in (openai, responses, anthropic, models, llama, extras, explain, docs)]
+    routers = [dialect.router for dialect in (openai, responses, anthropic, models, llama, extras, explain, cache, docs)]
     for router in routers:
         app.include_router(router)
     app.state.paths = tuple(route.path for router in routers for route in router.routes if isinstance(route, Route))

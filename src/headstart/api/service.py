@@ -153,6 +153,10 @@ class Service:
         self._keep(salt, request.scope.get("expire"))
         return salt
 
+    def owner(self, request: HttpRequest, user: str = "", cache_salt: str = "") -> bytes:
+        """The owner of what is stored for such a request."""
+        return self.ready().owner(self.salt(request, user or None, cache_salt or None))
+
     def salting(self, request: HttpRequest) -> tenancy.Salting:
         """`salt` of one request."""
         return lambda user, cache_salt: self.salt(request, user, cache_salt)

@@ -38,6 +38,7 @@ from headstart.serving.listener import Listener, NoListener
 from headstart.serving.prompt_maker import PromptMaker
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
+from headstart.serving.stored import CachedChains
 from headstart.serving.turn import ReturnedTurn, Turn
 from headstart.tiers.disk import Disk, StoredModel
 from headstart.tiers.disk_tier import DiskTier
@@ -93,6 +94,7 @@ class Runtime:
         sampling: the defaults for requests without sampling options.
         prompts: makes prompts that fit.
         chat_template: the template that renders conversations, and its origin.
+        stored: lists, pins and deletes what is stored.
 
     Raises:
         ConfigError: the engine cannot prove exact mode, which the settings ask for, or the chat template is broken.
@@ -154,6 +156,7 @@ class Runtime:
             reply_tokens=self.prompter.reply_tokens,
             terms=self._terms,
             wall=clock,
+            tenant_memory=settings.tenant_memory,
             listener=listener,
         )
         self.cache = Cache(engine, self._mode, store)
@@ -173,6 +176,7 @@ class Runtime:
             explains=settings.explain == "on",
             observe=self._observed,
         )
+        self.stored = CachedChains(self.scheduler, self.cache)
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -306,8 +310,11 @@ class Runtime:
 
     def due(self, salt: str, written: float) -> bool:
         """Whether the time is over for a text that was written under a salt at the time `written`. Thread-safe."""
-        owner = owner_of(root_id(self.engine.fingerprint, salt))
-        return written <= self._terms.due(owner, self.clock())
+        return written <= self._terms.due(self.owner(salt), self.clock())
+
+    def owner(self, salt: str) -> bytes:
+        """The owner of what is stored under a salt."""
+        return owner_of(root_id(self.engine.fingerprint, salt))
 
     def on_erase(self, observer: Callable[[Erasure], None]) -> None:
         """Adds a function that is called on the engine thread when texts of callers must be deleted."""

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 from headstart.errors import EngineError, HeadstartError, Unavailable
 from headstart.explain.history import History, NoHistory, RecentHistory
@@ -38,6 +39,8 @@ from headstart.serving.slots import Slot
 from headstart.serving.turn import ReturnedTurn, Turn
 
 log = logging.getLogger("headstart.scheduler")
+
+T = TypeVar("T")
 
 IDLE_SAVE = 0.05
 """Seconds without work after which live KV is saved."""
@@ -95,7 +98,7 @@ class Scheduler:
         self._observe = observe
         self._clock = clock
         self._inbox: queue.SimpleQueue[Ticket | ReturnedTurn | None] = queue.SimpleQueue()
-        self._erasures: queue.SimpleQueue[tuple[int, Future[int | None]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._running: list[Job] = []
         self._prefill_calls = 0
         template = prompter.template.source
@@ -139,11 +142,30 @@ class Scheduler:
 
     def erase(self, number: int) -> Future[int | None]:
         """Empties a slot between two steps. The result is the number of its tokens, or None if the slot is in use."""
-        done: Future[int | None] = Future()
-        self._erasures.put((number, done))
+
+        def empty() -> int | None:
+            slot = self.slots[number]
+            count = None if slot.busy else len(slot)
+            if count and not self._closed:
+                self._admission.empty(slot)
+            return count
+
+        return self.call(empty)
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Calls a function on the engine thread between two steps."""
+        done: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                done.set_result(function())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._calls.put(answer)
         self.wake()
         if self._closed:  # the loop may have ended without seeing it
-            self._erase()
+            self._answer_calls()
         return done
 
     def prefills(self, seconds: float) -> int:
@@ -199,7 +221,7 @@ class Scheduler:
                 self._drop_cancelled()
                 self.shared_fetch.step()
                 self.expiry.step()
-                self._erase()
+                self._answer_calls()
                 self._admit()
                 self._decode()
                 self._prefill()
@@ -286,17 +308,13 @@ class Scheduler:
         more = self.cache.store.offload.pending_notices or self.cache.store.shared_offer.later
         return IDLE_SAVE if active and more else min(max(2 * pause, IDLE_SAVE), IDLE_POLL)
 
-    def _erase(self) -> None:
+    def _answer_calls(self) -> None:
         while True:
             try:
-                number, done = self._erasures.get_nowait()
+                answer = self._calls.get_nowait()
             except queue.Empty:
                 return
-            slot = self.slots[number]
-            count = None if slot.busy else len(slot)
-            if count and not self._closed:
-                self._admission.empty(slot)
-            done.set_result(count)
+            answer()
 
     def _drop_cancelled(self) -> None:
         if gone := [job for job in self.waiting if job.ticket.cancelled or job.ticket.over]:
