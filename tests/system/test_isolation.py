@@ -223,7 +223,7 @@ class Tier:
             offload,
             SharedOffer(self.index, self.memory, NoShared(), _no_label),
             self.counters,
-            Pins(self.index, self.memory, self.retention, NoDisk(), PinLimits(0, 0)),
+            Pins(self.index, self.memory, self.retention, NoDisk(), PinLimits(0, 0), list),
             ctx=64,
             kv_bytes_per_token=0,
             transfer_bytes=0,

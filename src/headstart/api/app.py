@@ -21,6 +21,7 @@ from headstart.api.auth import Keys
 from headstart.api.browsers import BrowserGuard
 from headstart.api.cache import routes as cache
 from headstart.api.errors import on_error
+from headstart.api.events import routes as events
 from headstart.api.explain import routes as explain
 from headstart.api.llama_server import extras
 from headstart.api.llama_server import routes as llama
@@ -95,7 +96,10 @@ def create_app(
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         if isinstance(load, Runtime):
-            yield
+            try:
+                yield
+            finally:
+                await asyncio.to_thread(service.close)
             return
         loading = asyncio.create_task(_load(service, load, on_ready, on_failure))
         try:
@@ -105,6 +109,7 @@ def create_app(
             await loading
             if service.runtime is not None:
                 runtime, service.runtime = service.runtime, None
+                await asyncio.to_thread(service.close)
                 try:
                     await asyncio.to_thread(runtime.close, service.drain.left)
                 except Exception as error:  # Starlette would print it with its message
@@ -130,7 +135,9 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=[*cors], allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
         )
-    routers = [dialect.router for dialect in (openai, responses, anthropic, models, llama, extras, explain, cache, docs)]
+    routers = [
+        dialect.router for dialect in (openai, responses, anthropic, models, llama, extras, explain, cache, events, docs)
+    ]
     for router in routers:
         app.include_router(router)
     app.state.paths = tuple(route.path for router in routers for route in router.routes if isinstance(route, Route))

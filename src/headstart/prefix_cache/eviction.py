@@ -105,6 +105,11 @@ class Retention:
         stats = self._stats.get(key)
         return None if stats is None else stats.last
 
+    def soon(self, count: int) -> list[Entry]:
+        """About the next entries to be evicted, in order, if no owner is above its quota. May be called on any thread."""
+        found = (self._index.get(key) for key in self._order.soon(count) if self._may_go(key))
+        return [entry for entry in found if entry is not None]
+
     def is_leaf(self, key: BlockId) -> bool:
         """Whether an entry has no children in the tier."""
         return self._order.is_leaf(key)

@@ -72,7 +72,7 @@ class KvStore:
         self.conversation_fingerprints = ConversationFingerprints()
         self.retention = Retention(memory.name, self.index, self._saved_per_byte)
         limits = PinLimits.of(tenant_memory, memory.budget, engine.shape.transfer_bytes)
-        self.pins = Pins(self.index, memory, self.retention, self.disk, limits)
+        self.pins = Pins(self.index, memory, self.retention, self.disk, limits, self.listener.pinned)
         self._stateful = mode.traits.stateful
         self._kv_bytes_per_token = engine.shape.kv_bytes_per_token
         self._fingerprint = engine.fingerprint

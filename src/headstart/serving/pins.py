@@ -8,7 +8,7 @@ share, memory may evict a pinned entry that is on disk.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from headstart.interfaces.tier import KV, STATE
 from headstart.interfaces.tokens import BlockId
@@ -20,14 +20,28 @@ from headstart.tiers.memory import Memory
 
 
 class Pins:
-    """The pins of memory, and what is known of those on disk. `limits`: of memory."""
+    """The pins of memory, and what is known of those on disk. Other threads may ask what it contains.
 
-    def __init__(self, index: Index, memory: Memory, retention: Retention, disk: DiskTier, limits: PinLimits) -> None:
+    Args:
+        limits: of memory.
+        tell: called with entries that were pinned, or are not pinned any more.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        memory: Memory,
+        retention: Retention,
+        disk: DiskTier,
+        limits: PinLimits,
+        tell: Callable[[Collection[BlockId]], object],
+    ) -> None:
         self._index = index
         self._memory = memory
         self._retention = retention
         self._disk = disk
         self._limits = limits
+        self._tell = tell
         self._here: set[BlockId] = set()  # pinned in this process; the disk has not confirmed it
         self._on_disk: Collection[BlockId] = frozenset()
         self._held: Counter[bytes] = Counter()  # bytes of memory by owner
@@ -56,6 +70,7 @@ class Pins:
             return None
         new = {entry.id for entry in entries if entry.id not in self}
         self._here |= new
+        self._tell(new)
         for entry in (*only, *entries):
             self.came(entry)
         return new
@@ -66,12 +81,14 @@ class Pins:
         self._here -= gone
         self._on_disk = frozenset(self._on_disk) - gone
         self._release(gone)
+        self._tell(gone)
 
     def found(self, keys: Collection[BlockId]) -> None:
         """These entries, and no others, are pinned on disk."""
         gone, self._on_disk = {*self._on_disk} - {*keys}, keys
         self._here -= {*keys}
         self._release(gone - self._here)
+        self._tell(gone.symmetric_difference(keys))
         for key in keys:
             if (entry := self._index.get(key)) is not None:
                 self.came(entry)

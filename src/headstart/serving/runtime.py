@@ -24,6 +24,7 @@ from headstart.model_names import model_name
 from headstart.names import OptionText, option
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.expiry import Terms
+from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of, quota
 from headstart.prompt.builder import Prompt
@@ -34,7 +35,7 @@ from headstart.serving.engine_thread import EngineThread
 from headstart.serving.expiry import Erasure
 from headstart.serving.job import Ticket
 from headstart.serving.kv_store import KvStore
-from headstart.serving.listener import Listener, NoListener
+from headstart.serving.listener import Listener, Listeners
 from headstart.serving.prompt_maker import PromptMaker
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
@@ -95,6 +96,7 @@ class Runtime:
         prompts: makes prompts that fit.
         chat_template: the template that renders conversations, and its origin.
         stored: lists, pins and deletes what is stored.
+        listeners: hear what the runtime holds and does.
 
     Raises:
         ConfigError: the engine cannot prove exact mode, which the settings ask for, or the chat template is broken.
@@ -112,7 +114,7 @@ class Runtime:
     ) -> None:
         self._thread = engine if isinstance(engine, EngineThread) else EngineThread(engine)
         try:
-            self._set_up(settings or Settings(), observe, clock, NoListener() if listener is None else listener)
+            self._set_up(settings or Settings(), observe, clock, *(() if listener is None else (listener,)))
         except BaseException:
             self._thread.close()
             raise
@@ -122,7 +124,7 @@ class Runtime:
         settings: Settings,
         observe: Callable[[Outcome], None] | None,
         clock: Callable[[], float],
-        listener: Listener,
+        *listeners: Listener,
     ) -> None:
         engine = self._thread.engine
         if settings.reuse == "exact" and not engine.traits.exact:
@@ -134,6 +136,7 @@ class Runtime:
         chosen = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         self.sampling = Sampling(**{name: value for name, value in chosen.items() if value is not None})
         self._mode = Mode(settings.reuse == "exact", engine.traits)
+        self.listeners = listener = Listeners(*listeners)
         listener.begin(self._mode)
         self.prompts = PromptMaker.of(engine.tokenizer, settings, engine.shape.ctx)
         self.prompter, self.chat_template = self.prompts.prompter, self.prompts.chat_template
@@ -327,6 +330,20 @@ class Runtime:
     def watch(self, watcher: Callable[[Request], Sink]) -> None:
         """For each later request, `watcher` returns a sink that receives the same events."""
         self._watchers.append(watcher)
+
+    def listen(self, listener: Listener) -> list[Entry]:
+        """Adds a listener. Returns what is stored at this moment. Thread-safe; waits for the current step."""
+
+        def add() -> list[Entry]:
+            listener.begin(self._mode)
+            self.listeners.add(listener)
+            return list(self.cache.index)
+
+        return self.scheduler.call(add).result()
+
+    def unlisten(self, listener: Listener) -> None:
+        """Removes a listener. Thread-safe; waits for the current step."""
+        self.scheduler.call(lambda: self.listeners.remove(listener)).result()
 
     def _observed(self, outcome: Outcome) -> None:
         report = outcome.report

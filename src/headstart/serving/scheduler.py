@@ -196,6 +196,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def jobs(self) -> list[Job]:
+        """The choices that have a slot. A copy, for any thread."""
+        return list(self._running)
+
+    @property
     def queued(self) -> int:
         """Number of choices and requests that wait for a slot."""
         return len(self.waiting) + self._arriving
@@ -320,7 +325,8 @@ class Scheduler:
         if gone := [job for job in self.waiting if job.ticket.cancelled or job.ticket.over]:
             self.shared_fetch.end(gone)
             self.waiting = deque(job for job in self.waiting if job not in gone)
-        for job in [job for job in self._running if job.ticket.cancelled or job.ticket.over]:
+        for job in [*gone, *(job for job in self._running if job.ticket.cancelled or job.ticket.over)]:
+            self._listener.ended(job, "cancelled" if job.ticket.cancelled else "failed")
             self._release(job)
 
     def _abandon(self, error: HeadstartError) -> None:
@@ -328,6 +334,7 @@ class Scheduler:
         self.shared_fetch.end(self.waiting)
         for job in [*self._running, *self.waiting]:
             job.ticket.emit(Failed(error))
+            self._listener.ended(job, "failed")
             self._release(job)
         self.waiting.clear()
         while True:
@@ -367,6 +374,7 @@ class Scheduler:
             self._running.append(job)
             self.shared_fetch.end([job])
             job.ticket.begun = True
+            self._listener.began(job)
             log.debug("%s", job.plan)
         else:
             self._release(job)
@@ -479,7 +487,9 @@ class Scheduler:
         landmarks = job.request.prompt.landmarks
         self.cache.checkpoints.thin(slot, (*landmarks, *self._admission.shared(slot)))
         logits = self.engine.logits(slot.number) if job.request.keep_logits else None
-        job.start(job.report(self._mode_name, self._clock()), logits)
+        report = job.report(self._mode_name, self._clock())
+        job.start(report, logits)
+        self._listener.replying(job, report)
         if job.request.params.max_tokens == 0:
             self._finish(job, "length")
         elif (drawn := self._draw(job)) is not None:
@@ -503,6 +513,7 @@ class Scheduler:
         if job.reply.stopped_by is not None:
             self._cut(job, job.slot)
         job.finish(reason, report, self._turn_of(job, job.slot))
+        self._listener.ended(job, reason, report)
         self._release(job)
         self._notify(Outcome(report, reason))
 
@@ -557,6 +568,7 @@ class Scheduler:
         job.ticket.emit(Failed(error))
         slot = job.slot
         self.shared_fetch.end([job])
+        self._listener.ended(job, "failed")
         self._release(job)
         if slot is not None and not computed:
             self._admission.empty(slot)

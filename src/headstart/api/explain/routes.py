@@ -33,7 +33,6 @@ from headstart.serving.runtime import Runtime
 router = APIRouter()
 
 
-
 class Pair(Strict):
     """Body of POST /headstart/explain: two request bodies, the earlier one first."""
 
