@@ -183,7 +183,7 @@ def test_a_pin_outlives_the_server(tmp_path: Path, kind: str, monkeypatch: pytes
     for _ in range(2):
         with started(tmp_path, **more) as runtime:
             assert runtime.stored.get(chain.id, chain.owner).pinned
-            flood(runtime, 100)
+            flood(runtime, 60)
             quiet(runtime)
             assert runtime.cache.disk.counters["evicted"]
             assert runtime.stored.get(chain.id, chain.owner).pinned
