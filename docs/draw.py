@@ -167,6 +167,7 @@ PLACES: dict[str, tuple[float, int, str]] = {
     "api": (0, 1, "HTTP, a folder a dialect"),
     "library": (2, 1, "in a Python process"),
     "observe": (0, 2, "metrics, logs"),
+    "events": (-1, 2, "for all who watch"),
     "chat": (1.5, 2, "conversations"),
     "serving": (1, 3, "one engine thread"),
     "tiers": (0, 4, "memory, disk, shared store"),

@@ -84,7 +84,7 @@ def raw(server: Server, path: str, body: dict[str, Any]) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
     data = json.dumps(body).encode()
     line = socket.create_connection((host, int(port)))
-    line.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
+    line.sendall(b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(data)) + data)
     return line
 
 

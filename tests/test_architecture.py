@@ -63,6 +63,7 @@ ALLOWED: dict[str, set[str]] = {
         "serving.runtime",
         "serving.expiry",
     },
+    "events": {"interfaces", "prefix_cache", "serving"},
     "observe": {"explain", "serving.request"},
     "traces": {"interfaces"},
     "replay": {"interfaces", "prefix_cache", "traces"},
@@ -99,7 +100,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "fleet": {"interfaces", "fleet.router", "traces"},
     "library": {"config", "interfaces", "output.parser", "serving", "chat", "engines"},
-    "api": {"config", "model_names", "interfaces", "output", "prompt", "explain", "serving", "chat", "observe"},
+    "api": {"config", "model_names", "interfaces", "output", "prompt", "explain", "serving", "events", "chat", "observe"},
 }
 """For each package below the entry points: the modules and packages of headstart that it may import."""
 
@@ -194,6 +195,7 @@ FORBIDDEN = {
     "tiers": HTTP | {"llama_cpp", "jinja2"},
     "serving": HTTP | {"llama_cpp"},
     "chat": HTTP | {"llama_cpp"},
+    "events": HTTP | {"llama_cpp"},
     "library": HTTP,
     "engines": HTTP,
     "fleet": {"ray", "llama_cpp"} | HTTP | (WORLD - {"random"}),

@@ -83,6 +83,7 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "api_key_file": (str,),
     "isolate": (str,),
     "alias": (list,),
+    "allow_host": (list,),
     "cors": (list,),
     "keep_noise": (list,),
     "log_format": (str,),

@@ -10,6 +10,7 @@ from headstart.config import Settings
 from headstart.errors import (
     Cancelled,
     ConfigError,
+    Conflict,
     ContextTooLong,
     EngineError,
     HeadstartError,
@@ -45,6 +46,7 @@ __all__ = [
     "AsyncStream",
     "Cancelled",
     "ConfigError",
+    "Conflict",
     "ContextTooLong",
     "EngineError",
     "Headstart",

@@ -7,6 +7,7 @@ HeadstartError
 │   ├── InvalidRequest      400  the request contradicts itself or the model
 │   ├── ContextTooLong      400  prompt (and reply) exceed the context of a conversation
 │   ├── NotFound            404  unknown model
+│   ├── Conflict            409  it cannot be done in the present state; the message says what to do first
 │   ├── Overloaded          429  the queue is full; says when to try again
 │   └── Unavailable         503  loading or stopping
 ├── EngineError             the engine failed to compute; the request fails, its KV is dropped
@@ -92,6 +93,14 @@ class ContextTooLong(RequestError):
 class NotFound(RequestError):
     status = 404
     code = "model_not_found"
+
+
+class Conflict(RequestError):
+    """The request cannot be served in the present state. The message says what to do first."""
+
+    quotes = False
+    status = 409
+    code = "conflict"
 
 
 class Overloaded(RequestError):

@@ -212,7 +212,7 @@ def test_a_handler_that_is_cancelled_leaves_no_request_behind(monkeypatch: pytes
 
         async def play() -> None:
             transport = httpx.ASGITransport(create_app(runtime, model_id="fake"))
-            async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
                 call = asyncio.create_task(http.post("/v1/completions", json=LONG))
                 await asyncio.to_thread(understanding.wait, 10)
                 call.cancel()

@@ -23,6 +23,7 @@ from live import serving
 
 EXAMPLES = 1000 if SLOW else 2
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+ENDLESS = ("GET", "/headstart/events")
 ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
@@ -44,6 +45,12 @@ ROUTES = [
     ("POST", "/headstart/explain"),
     ("GET", "/headstart/explain"),
     ("GET", "/headstart/explain/{request_id}"),
+    ("GET", "/headstart/cache"),
+    ("GET", "/headstart/cache/{id}"),
+    ("DELETE", "/headstart/cache/{id}"),
+    ("GET", "/headstart/cache/{id}/text"),
+    ("POST", "/headstart/cache/{id}/pin"),
+    ("POST", "/headstart/cache/{id}/unpin"),
     ("GET", "/v1/models/{model_id}"),
     *(("GET", path) for path in ("/", "/v1/models", "/health", "/v1/health", "/metrics", "/slots", "/props")),
 ]
@@ -59,7 +66,7 @@ def schema() -> Iterator[Any]:
 
 
 def test_every_route_is_fuzzed(schema: Any) -> None:
-    assert {(found.ok().method.upper(), found.ok().path) for found in schema.get_all_operations()} == set(ROUTES)
+    assert {(found.ok().method.upper(), found.ok().path) for found in schema.get_all_operations()} == {*ROUTES, ENDLESS}
 
 
 @pytest.mark.parametrize(
@@ -83,6 +90,13 @@ def test_the_document_is_true_and_nothing_is_a_server_error(schema: Any, method:
         case.call_and_validate(checks=CHECKS, timeout=30)
 
     run()
+
+
+def test_the_stream_of_events_is_what_the_document_says(schema: Any) -> None:
+    method, path = ENDLESS
+    case = schema[path][method].Case(query={"once": True})
+    response = case.call_and_validate(checks=CHECKS, timeout=30)
+    assert response.headers["content-type"][0].startswith("text/event-stream")
 
 
 HI = [{"role": "user", "content": "hi"}]

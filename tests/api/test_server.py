@@ -179,7 +179,7 @@ def test_a_body_that_is_still_coming_in_is_not_waited_for() -> None:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as line:
             line.settimeout(20)
-            line.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+            line.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
             wait_until(lambda: server.metric("vllm:num_requests_waiting") == 0)
             server.stop()
             answer = b""

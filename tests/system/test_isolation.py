@@ -29,10 +29,11 @@ from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import OWNER_END, Chain, root_id
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
-from headstart.prefix_cache.quota import NoQuota, OwnerLimits, Quota, owner_of, quota
+from headstart.prefix_cache.quota import NoQuota, OwnerLimits, PinLimits, Quota, owner_of, quota
 from headstart.prompt.reply_tokens import ReplyTokensMemo
 from headstart.serving.memory_budget import MemoryBudget
 from headstart.serving.offload import Offload
+from headstart.serving.pins import Pins
 from headstart.serving.request import Event, Request, Started
 from headstart.serving.runtime import Runtime
 from headstart.serving.shared_offer import SharedOffer
@@ -212,6 +213,7 @@ class Tier:
             ConversationFingerprints(),
             _no_label,
             lambda _: None,
+            lambda _: None,
             lambda: 0.0,
         )
         self.memory_budget = MemoryBudget(
@@ -221,6 +223,7 @@ class Tier:
             offload,
             SharedOffer(self.index, self.memory, NoShared(), _no_label),
             self.counters,
+            Pins(self.index, self.memory, self.retention, NoDisk(), PinLimits(0, 0), list),
             ctx=64,
             kv_bytes_per_token=0,
             transfer_bytes=0,

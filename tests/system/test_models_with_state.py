@@ -435,7 +435,7 @@ def test_what_moving_takes_is_counted_whole(engine: LlamaEngine) -> None:
     options = {"ctx": shape.ctx, "kv_bytes_per_token": shape.kv_bytes_per_token, "transfer_bytes": shape.transfer_bytes}
     anything: Any = None
     memory_budget = MemoryBudget(
-        anything, anything, anything, anything, anything, anything, release=engine.release, keeps_on="", **options
+        anything, anything, anything, anything, anything, anything, anything, release=engine.release, keeps_on="", **options
     )
     empty(engine)
     for tokens in (1, 63, 200, 300):

@@ -28,7 +28,7 @@ from headstart.tiers.disk.catalog import Catalog
 from headstart.tiers.disk.format import ALIGN, VERSION, checksum
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.no_disk import NoDisk
-from headstart.tiers.notices import Notice, ObjectFound, ObjectGone, ObjectRefused, ObjectStored
+from headstart.tiers.notices import Notice, ObjectFound, ObjectGone, ObjectRefused, ObjectStored, PinsFound
 from headstart.tiers.parallel_read import Hung
 from headstart.tiers.write_behind import WriteBehind
 
@@ -173,7 +173,8 @@ def test_a_pinned_object_is_not_discarded(tmp_path: Path) -> None:
     with opened(tmp_path) as tier:
         tier.discard([state(0).key, label(2).key, b"x" * 32])
         waited(tier, found, lambda found: ObjectGone(label(2).key) in found)
-    assert [one for one in found if not isinstance(one, ObjectFound)] == [ObjectGone(label(2).key)]
+    pins = PinsFound(frozenset({state(0).key}))
+    assert [one for one in found if not isinstance(one, ObjectFound)] == [pins, ObjectGone(label(2).key)]
     assert stored(tmp_path) == {label(0).key, state(0).key}
 
 

@@ -18,7 +18,10 @@ from starlette.routing import Route
 from headstart.api import docs, models
 from headstart.api.anthropic import routes as anthropic
 from headstart.api.auth import Keys
+from headstart.api.browsers import BrowserGuard
+from headstart.api.cache import routes as cache
 from headstart.api.errors import on_error
+from headstart.api.events import routes as events
 from headstart.api.explain import routes as explain
 from headstart.api.incoming import MAX_BODY
 from headstart.api.llama_server import extras
@@ -37,7 +40,6 @@ log = structlog.get_logger("headstart.api")
 
 _UNKNOWN = "The model could not be loaded ({}); the log says where."
 _TAG = re.compile(r"([0-9a-f]{8})?")
-_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 def create_app(
@@ -48,6 +50,7 @@ def create_app(
     keep_noise: Sequence[str] = (),
     model_id: str | None = None,
     aliases: Sequence[str] = (),
+    hosts: Sequence[str] = (),
     cors: Sequence[str] = (),
     keep_alive: float = 5.0,
     max_body: int = MAX_BODY,
@@ -66,6 +69,7 @@ def create_app(
         keep_noise: names of rules in `normalize.RULES` to leave out.
         model_id: name of the model in the API; None for the engine's name.
         aliases: other names that requests may use. Names ignore case.
+        hosts: names of the server beside its addresses and `localhost`: see `BrowserGuard`.
         cors: origins of web pages that may send requests, like `http://localhost:3000`; `*` for all.
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a body.
@@ -75,12 +79,11 @@ def create_app(
         on_failure: called on the event loop if `load` raises.
 
     Raises:
-        ConfigError: no such policy or rule, an entry of `cors` is not an origin, or `replica_tag` has another form.
+        ConfigError: no such policy or rule, or an entry of `hosts` or `cors` or `replica_tag` has another form.
     """
     if not _TAG.fullmatch(replica_tag):
         raise ConfigError(f"A replica's tag has 8 hexadecimal digits; {replica_tag!r:.100} has not.")
-    if wrong := next((origin for origin in cors if not _ORIGIN.fullmatch(origin)), None):
-        raise ConfigError(f"--cors must be an origin like http://localhost:3000, or *, not {wrong!r:.100}.")
+    guard = BrowserGuard(hosts, cors)
     keys = api_keys if isinstance(api_keys, Keys) else Keys(api_keys)
     policy = policy_of(isolate, several=keys.several)
     service = Service(
@@ -97,7 +100,10 @@ def create_app(
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         if isinstance(load, Runtime):
-            yield
+            try:
+                yield
+            finally:
+                await asyncio.to_thread(service.close)
             return
         loading = asyncio.create_task(_load(service, load, on_ready, on_failure))
         try:
@@ -107,6 +113,7 @@ def create_app(
             await loading
             if service.runtime is not None:
                 runtime, service.runtime = service.runtime, None
+                await asyncio.to_thread(service.close)
                 try:
                     await asyncio.to_thread(runtime.close, service.drain.left)
                 except Exception as error:  # Starlette would print it with its message
@@ -127,12 +134,14 @@ def create_app(
         service.open(load)
     for kind in (HeadstartError, HTTPException, RequestValidationError, ClientDisconnect):
         app.add_exception_handler(kind, on_error)
-    app.add_middleware(RequestMiddleware, service=service, keys=keys)
-    if cors:  # outside of the edge: a browser's preflight request has no key
+    app.add_middleware(RequestMiddleware, service=service, keys=keys, guard=guard)
+    if cors:  # outside: a browser's preflight request has no key, and pages may read why a request was refused
         app.add_middleware(
             CORSMiddleware, allow_origins=[*cors], allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
         )
-    routers = [dialect.router for dialect in (openai, responses, anthropic, models, llama, extras, explain, docs)]
+    routers = [
+        dialect.router for dialect in (openai, responses, anthropic, models, llama, extras, explain, cache, events, docs)
+    ]
     for router in routers:
         app.include_router(router)
     app.state.paths = tuple(route.path for router in routers for route in router.routes if isinstance(route, Route))

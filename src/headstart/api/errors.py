@@ -73,6 +73,12 @@ class Forbidden(RequestError):
     code = "operator_only"
 
 
+class UnsupportedMediaType(RequestError):
+    quotes = False
+    status = 415
+    code = "unsupported_media_type"
+
+
 class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"

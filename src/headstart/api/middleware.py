@@ -1,14 +1,16 @@
-"""Middleware: the outermost layer. It sets request ids, checks keys, and answers unexpected errors."""
+"""Middleware: the outermost layer. It sets request ids, checks who asks, and answers unexpected errors."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 
 import structlog
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.api.auth import OPERATOR, Keys, offered_keys
+from headstart.api.browsers import BrowserGuard
 from headstart.api.caller import caller_of
 from headstart.api.errors import Forbidden, Unauthorized, WrongKey, answer
 from headstart.api.incoming import given_id
@@ -34,10 +36,11 @@ class RequestMiddleware:
     """ASGI middleware. It adds to the scope: `request_id`, `tenant` (a digest), `operator` (a bool), and `expire` (the seconds
     for which the tenant's data may be kept, or None)."""
 
-    def __init__(self, app: ASGIApp, service: Service, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, service: Service, keys: Keys, guard: BrowserGuard) -> None:
         self._app = app
         self._service = service
         self._keys = keys
+        self._guard = guard
         self._version = keys.version
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,7 +59,7 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 started = True
                 closing = [(b"connection", b"close")] if self._service.drain.begun else []
-                message["headers"] = [*message["headers"], *stamps, *closing]
+                message["headers"] = [*message["headers"], *_unframed(message["headers"]), *stamps, *closing]
             await send(message)
 
         arrived = time.monotonic()
@@ -77,6 +80,8 @@ class RequestMiddleware:
 
     def _admit(self, scope: Scope, headers: Headers) -> RequestError | None:
         """Adds the caller to the scope. Returns the error if the caller may not use the route."""
+        if (refusal := self._guard.refusal(scope["method"], headers)) is not None:
+            return refusal
         path = scope["path"]
         if path in OPEN:
             scope["operator"] = not self._keys.closed
@@ -93,3 +98,12 @@ class RequestMiddleware:
         if not scope["operator"] and any(path == route or path.startswith(f"{route}/") for route in OF_ALL):
             return Forbidden(f"{path} shows data of all tenants: it needs the key named '{OPERATOR}' in --api-key-file.")
         return None
+
+
+def _unframed(headers: Iterable[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
+    """The headers that keep a page out of the frames of other sites; none for what is not a page."""
+    kinds = {name: value for name, value in headers if name in (b"content-type", b"content-security-policy")}
+    if not kinds.get(b"content-type", b"").startswith(b"text/html"):
+        return ()
+    policy = () if b"content-security-policy" in kinds else ((b"content-security-policy", b"frame-ancestors 'none'"),)
+    return (b"x-frame-options", b"DENY"), *policy

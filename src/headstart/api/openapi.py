@@ -33,6 +33,12 @@ STREAMED: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {"schema": _EVENT}},
     }
 }
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Server-sent events (docs/events.md), until the reader closes the connection.",
+        "content": {"text/event-stream": {"schema": _EVENT}},
+    }
+}
 ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": AnthropicErrorBody, "description": "The request cannot be served; the message says why."},
     529: {"model": AnthropicErrorBody, "description": "Loading or stopping."},

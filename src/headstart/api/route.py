@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Annotated, Any
 
+from fastapi import Query
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+Salt = Annotated[str, Query(max_length=1024)]
+"""A query parameter that is part of a salt."""
 Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
 
 

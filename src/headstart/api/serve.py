@@ -40,6 +40,7 @@ def serve(
     key_file: Path | None = None,
     isolate: str | None = None,
     alias: Sequence[str] = (),
+    allow_host: Sequence[str] = (),
     cors: Sequence[str] = (),
     keep_noise: Sequence[str] = (),
     load: Callable[[Settings], Runtime],
@@ -56,6 +57,7 @@ def serve(
         key_file: more keys, one a line.
         isolate: name of a policy in `tenancy.POLICIES`; None to choose by the number of keys.
         alias: names of the model. The first one is the served name. The names of the model file are also accepted.
+        allow_host: names of the server in requests, beside `host`, `localhost` and its addresses.
         cors: origins of web pages that may send requests.
         keep_noise: names of rules in `normalize.RULES` to leave out.
         load: makes the runtime. It runs in a thread while `/health` reports that the model is loading.
@@ -77,6 +79,8 @@ def serve(
         log.warning("open to the network without a key: everyone who reaches it can use it; give --api-key", at=bound.authority)
     if "*" in cors and not keys.closed:
         log.warning("open to every web page in a browser here: give --api-key, or name the pages' origins in --cors")
+    if "*" in allow_host and not keys.closed:
+        log.warning("open to every web page that rebinds its name: give --api-key, or name the hosts in --allow-host")
     if not all(name.strip() for name in alias):
         raise ConfigError("--alias must not be empty.")
     names = tuple(dict.fromkeys((*alias, *model_names(settings.model))))
@@ -110,6 +114,7 @@ def serve(
             keep_noise=keep_noise,
             model_id=names[0],
             aliases=names,
+            hosts=(*([host] if unix_socket is None else ()), *allow_host),
             cors=cors,
             on_ready=ready,
             on_failure=failed,

@@ -20,6 +20,8 @@ from headstart.chat import tenancy
 from headstart.chat.chat_model import ChatModel
 from headstart.chat.reply_memory import Moment
 from headstart.errors import HeadstartError, NotFound, Unavailable
+from headstart.events.hub import Hub
+from headstart.events.source import RuntimeSource
 from headstart.observe import logs
 from headstart.observe.logs import Caller, Figures
 from headstart.observe.metrics import Metrics
@@ -75,6 +77,7 @@ class Service:
         self.max_body = max_body
         self._keep_noise = frozenset(keep_noise)
         self._chat: ChatModel | None = None
+        self._hub: Hub | None = None
         self.policy = policy
         self._keys = Keys() if keys is None else keys
         self._replica_tag = replica_tag
@@ -92,9 +95,22 @@ class Service:
             self._model_id = runtime.engine.facts.name
             self.metrics = Metrics(self._model_id, self.snapshot)
         self._chat = ChatModel(runtime, self._keep_noise)
+        self._hub = Hub(RuntimeSource(runtime))
         runtime.on_erase(self._erase)
         self.runtime = runtime
         self.keep()
+
+    @property
+    def hub(self) -> Hub:
+        """The events of the runtime. Raises Unavailable as `ready` does."""
+        self.ready()
+        assert self._hub is not None
+        return self._hub
+
+    def close(self) -> None:
+        """Ends what listens to the runtime. Waits for the engine's current step."""
+        if self._hub is not None:
+            self._hub.close()
 
     def keep(self) -> None:
         """Applies the expiry of all keys."""
@@ -164,6 +180,10 @@ class Service:
         salt = tenancy.salt(self.policy, request.scope.get("tenant", tenancy.OPEN), user, cache_salt)
         self._keep(salt, request.scope.get("expire"))
         return salt
+
+    def owner(self, request: HttpRequest, user: str = "", cache_salt: str = "") -> bytes:
+        """The owner of what is stored for such a request."""
+        return self.ready().owner(self.salt(request, user or None, cache_salt or None))
 
     def salting(self, request: HttpRequest) -> tenancy.Salting:
         """`salt` of one request."""

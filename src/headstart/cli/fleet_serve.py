@@ -11,6 +11,7 @@ import typer
 from headstart.cli.options import (
     SERVED,
     Alias,
+    AllowHost,
     ApiKeyFile,
     ApiKeys,
     Cors,
@@ -93,6 +94,7 @@ def serve(
     api_key_file: ApiKeyFile = None,
     isolate: Isolate = None,
     alias: Alias = None,
+    allow_host: AllowHost = None,
     cors: Cors = None,
     keep_noise: KeepNoise = None,
     *,
@@ -137,12 +139,13 @@ def serve(
         isolate=isolate,
         keep_noise=tuple(keep_noise or ()),
         alias=tuple(alias or ()),
+        allow_host=(*([host] if host else ()), *(allow_host or ())),
         cors=tuple(cors or ()),
         log_format=cast("LogFormat", log_format),
     )
     if address is not None:
         setup.check_paths()
-    setup.keys()  # raises before anything is started
+    setup.check()  # raises before anything is started
     configure(setup.log_format)
     typer.echo(f"starting {replicas} replicas of {settings.model}", err=True)
     with launch.fleet(setup, host, port, address=address, direct=direct) as (at, number):

@@ -22,6 +22,7 @@ from headstart.cli import replay as cli_replay
 from headstart.cli.options import (
     SERVED,
     Alias,
+    AllowHost,
     ApiKeyFile,
     ApiKeys,
     Cors,
@@ -111,6 +112,7 @@ def serve(
     api_key_file: ApiKeyFile = None,
     isolate: Isolate = None,
     alias: Alias = None,
+    allow_host: AllowHost = None,
     cors: Cors = None,
     keep_noise: KeepNoise = None,
     *,
@@ -148,6 +150,7 @@ def serve(
             key_file=api_key_file,
             isolate=isolate,
             alias=alias or (),
+            allow_host=allow_host or (),
             cors=cors or (),
             keep_noise=keep_noise or (),
             load=lambda s: _load(s, log_format),

@@ -251,7 +251,18 @@ Cors = Annotated[
         metavar="ORIGIN",
         rich_help_panel=NETWORK,
         help="Origin of web pages that may send requests, like `http://localhost:3000`; `*` for all. Give it again for more.",
-        show_default="none: browsers block pages of other origins",
+        show_default="none: pages of other origins are refused",
+    ),
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="HEADSTART_ALLOW_HOST",
+        metavar="NAME",
+        rich_help_panel=NETWORK,
+        help="Name of this server in the Host header of requests, like `llm.example.com`, beside --host, `localhost` and IP "
+        "addresses; `*.example.com` for all names below one, `*` for any. Give it again for more.",
+        show_default="none: other names get 403",
     ),
 ]
 KeepNoise = Annotated[

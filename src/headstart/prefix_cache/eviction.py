@@ -100,9 +100,27 @@ class Retention:
         stats = self._stats.get(key)
         return UNKNOWN_REQUEST if stats is None else stats.request_traits
 
+    def last_use(self, key: BlockId) -> float | None:
+        """When an entry of the tier was used last. May be called on any thread."""
+        stats = self._stats.get(key)
+        return None if stats is None else stats.last
+
+    def soon(self, count: int) -> list[Entry]:
+        """About the next entries to be evicted, in order, if no owner is above its quota. May be called on any thread."""
+        found = (self._index.get(key) for key in self._order.soon(count) if self._may_go(key))
+        return [entry for entry in found if entry is not None]
+
     def is_leaf(self, key: BlockId) -> bool:
         """Whether an entry has no children in the tier."""
         return self._order.is_leaf(key)
+
+    def keep(self, entry: Entry) -> None:
+        """An entry of the tier is `kept` from now on."""
+        self._order.remove(entry.id)
+
+    def release(self, entry: Entry) -> None:
+        """An entry of the tier is no longer `kept`."""
+        self._push(entry)
 
     def outranks(self, newcomer: Entry, victim: Entry, now: float, request_traits: RequestTraits = UNKNOWN_REQUEST) -> bool:
         """Whether `newcomer`, if admitted now, would rank at least as high as `victim`."""
@@ -142,7 +160,7 @@ class Retention:
             self._rank()  # which also drops old ids from the heaps
 
     def victim(self, owners: Collection[bytes] = ()) -> Entry | None:
-        """The entry to evict next; None if all entries are pinned. Does not remove it: call `forget`.
+        """The entry to evict next; None if none may go. Does not remove it: call `forget`.
 
         Args:
             owners: if one of their entries may be evicted, it is one of theirs.
@@ -156,7 +174,7 @@ class Retention:
 
     def _may_go(self, key: BlockId) -> bool:
         entry = self._index.get(key)
-        return entry is not None and self._tier in entry.copies and not entry.pins
+        return entry is not None and self._tier in entry.copies and not (entry.pins or entry.kept)
 
     def _revived(self, entry: Entry, now: float) -> ReuseStats:
         """The statistics of an entry that is used now and is not in the tier. Its ghost, if it has one, is removed."""
@@ -177,8 +195,8 @@ class Retention:
             self._reuse.lost(self._ghosts.popitem(last=False)[1], self._now)
 
     def _push(self, entry: Entry) -> None:
-        """Puts an entry into the order, if it is a leaf."""
-        if self._order.is_leaf(entry.id):
+        """Puts an entry into the order, if it is a leaf that may be evicted."""
+        if self._order.is_leaf(entry.id) and not entry.kept:
             stats = self._stats[entry.id]
             self._order.push(entry.id, self._value(stats, self._now), stats.last, entry.start, entry.owner)
 

@@ -19,6 +19,9 @@ from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.quota import OwnerLimits
 from headstart.prefix_cache.reuse_model import ReuseModel, ReuseStats
 
+SOON = 64
+"""Items of the heap that are looked at for each entry that `EvictionOrder.soon` returns."""
+
 _RankedEntry = tuple[float, float, int, BlockId, bytes]
 # Rank, last use, minus the position (of equals the deeper one goes first), id, owner.
 
@@ -88,6 +91,11 @@ class EvictionOrder:
         found = [first for owner in owners if owner in own and (first := self._first(own[owner], may_go)) is not None]
         lowest = min(found) if found else self._first(self._heap, may_go)
         return None if lowest is None else lowest[3]
+
+    def soon(self, count: int) -> list[BlockId]:
+        """About the next `count` entries to be evicted, in order. For any thread: it reads a part of the heap only."""
+        found = heapq.nsmallest(count, self._heap[: SOON * count])
+        return [item[3] for item in found if self._leaves.get(item[3]) is item]
 
     def _first(self, heap: list[_RankedEntry], may_go: Callable[[BlockId], bool]) -> _RankedEntry | None:
         """The lowest item of a heap whose entry may be evicted. It stays in the heap."""

@@ -11,6 +11,7 @@ nothing, but the other can always get up to 2 GiB of it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 OWNER = 8
@@ -84,6 +85,28 @@ class Quota:
 
     def over(self, owner: bytes = b"", size: int = 0) -> Collection[bytes]:
         return self._over | {owner} if size and self.held(owner) + size > self._most else self._over
+
+
+PIN_SHARE = 0.5
+"""Largest share of a tier, and of an owner's quota, that may be pinned. The rest is for those who pin nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinLimits:
+    """Bytes that may be pinned in a tier: of all owners together, and of one owner."""
+
+    total: int
+    owner: int
+
+    @classmethod
+    def of(cls, portion: float, budget: int, reserved: int) -> PinLimits:
+        """The limits of a tier. `portion`: see `quota`. `reserved`: bytes of the budget that entries never get."""
+        usable = max(0, budget - reserved)
+        return cls(int(PIN_SHARE * usable), int(PIN_SHARE * min(usable, most_of(portion, budget))))
+
+    def fits(self, owner: int, total: int) -> bool:
+        """Whether one owner, and all together, may pin so much."""
+        return owner <= self.owner and total <= self.total
 
 
 def quota(portion: float, budget: int) -> OwnerLimits:

@@ -19,6 +19,7 @@ from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.prompt.builder import Prompter
 from headstart.serving.cache import Cache
+from headstart.serving.request import Report
 from headstart.serving.settle import Settling
 from headstart.serving.slots import Slot
 from headstart.serving.turn import Turn
@@ -87,6 +88,12 @@ class Expiry:
         """Seconds until the next look; infinite if there is none."""
         return max(0.0, self._looked + self._terms.look - self._cache.store.wall())
 
+    def delete(self, keys: Collection[BlockId]) -> None:
+        """Deletes entries on request of their owner, here, with every trace of them. The caller deletes them from the disk."""
+        self._cache.store.offload.erased.update(keys)
+        self._cache.store.offload.wiped = True
+        self.step()
+
     def step(self) -> None:
         """Removes everything that is due now."""
         offload, now, news = self._cache.store.offload, self._cache.store.wall(), bool(self._cache.store.offload.erased)
@@ -136,7 +143,9 @@ class Expiry:
         def over(record: Record) -> bool:
             if due(record.salt, record.written):
                 return True
-            return bool(erased) and not set(Chain(record.root, index.block_size, record.tokens).ids).isdisjoint(erased)
+            if not erased:
+                return False
+            return _quotes(record) or not set(Chain(record.root, index.block_size, record.tokens).ids).isdisjoint(erased)
 
         def given_up(turn: Turn) -> bool:
             return due(turn.prompt.salt, turn.written) or not set(turn.ids).isdisjoint(erased)
@@ -187,3 +196,9 @@ class Expiry:
                 self._cache.store.offload.leave([entry.id])
             else:
                 self._cache.store.erase(entry)
+
+
+def _quotes(record: Record) -> bool:
+    """Whether the explanation of a request has some characters of an earlier one, which may be the deleted one."""
+    found = [report.explanation for report in record.reports.values() if isinstance(report, Report)]
+    return any(explanation is not None and explanation.previous for explanation in found)

@@ -16,11 +16,13 @@ from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.planner import Mode
+from headstart.prefix_cache.quota import PinLimits
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 from headstart.prompt.reply_tokens import ReplyTokensMemo
 from headstart.serving.listener import Listener, NoListener
 from headstart.serving.memory_budget import MemoryBudget
 from headstart.serving.offload import Offload
+from headstart.serving.pins import Pins
 from headstart.serving.shared_offer import SharedOffer
 from headstart.tiers.disk import Label
 from headstart.tiers.disk_tier import DiskTier
@@ -40,6 +42,7 @@ class KvStore:
         wall: a clock in seconds since 1970.
         clock: a monotonic clock in seconds.
         listener: hears what is held and done.
+        pins: entries that their owners have pinned.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class KvStore:
         reply_tokens: ReplyTokensMemo | None = None,
         terms: Terms | None = None,
         wall: Callable[[], float] = time.time,
+        tenant_memory: float = 1.0,
         listener: Listener | None = None,
     ) -> None:
         self.listener = NoListener() if listener is None else listener
@@ -67,6 +71,8 @@ class KvStore:
         self.terms = Terms() if terms is None else terms
         self.conversation_fingerprints = ConversationFingerprints()
         self.retention = Retention(memory.name, self.index, self._saved_per_byte)
+        limits = PinLimits.of(tenant_memory, memory.budget, engine.shape.transfer_bytes)
+        self.pins = Pins(self.index, memory, self.retention, self.disk, limits, self.listener.pinned)
         self._stateful = mode.traits.stateful
         self._kv_bytes_per_token = engine.shape.kv_bytes_per_token
         self._fingerprint = engine.fingerprint
@@ -78,6 +84,7 @@ class KvStore:
             self.conversation_fingerprints,
             self.label,
             self._stored,
+            self.pins.found,
             lambda: self.clock(),
         )
         self.shared_offer = SharedOffer(self.index, memory, self.shared, self.label)
@@ -88,6 +95,7 @@ class KvStore:
             self.offload,
             self.shared_offer,
             self.counters,
+            self.pins,
             ctx=engine.shape.ctx,
             kv_bytes_per_token=engine.shape.kv_bytes_per_token,
             transfer_bytes=engine.shape.transfer_bytes,
@@ -129,7 +137,7 @@ class KvStore:
             computed: whether this server computed it.
         """
         for shorter in () if entry.state else self.index.covered(entry.parent, entry.tokens):
-            if not (shorter.pins or self.marked(shorter.id)):  # `thin` decides about tails with a checkpoint
+            if not (shorter.pins or shorter.kept or self.marked(shorter.id)):  # `thin` decides about tails with a checkpoint
                 self.memory_budget.drop(shorter)
         if not self.index.add(entry, self.memory.name, canonical=canonical):
             self.memory.release(cell)
@@ -138,6 +146,7 @@ class KvStore:
         known = self.index.get(entry.id)
         assert known is not None
         known.gap, known.protected = entry.gap, entry.protected
+        self.pins.came(known)
         self.retention.use(known, now, anew=True)
         self.counters["saved"] += 1
         self.offload.offer(known)
@@ -173,6 +182,8 @@ class KvStore:
         self.disk.keep(())
 
     def _stored(self, key: BlockId) -> None:
+        if self.pins.stored(key):
+            self.disk.pin([key])
         if (request_traits := self.retention.request_traits(key)) is not UNKNOWN_REQUEST:
             self.disk.replied([key], request_traits)
 
@@ -183,5 +194,8 @@ class KvStore:
         held = [entry for entry in self.index if self.memory.name in entry.copies]
         assert len(held) == len(self.memory) == len(self.retention)
         assert all(entry.id in self.memory for entry in held)
+        kept = [entry for entry in self.index if entry.kept]
+        assert all(entry.id in self.pins and entry.id in self.memory for entry in kept)
+        assert self.pins.held == self.memory_budget.size(kept)
         for entry in self.index:
             assert entry.pins == (entry.id in self.offload.writing) + (entry.id in self.shared_offer.reading)

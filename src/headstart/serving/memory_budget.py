@@ -17,6 +17,7 @@ from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits
 from headstart.serving.offload import Offload
+from headstart.serving.pins import Pins
 from headstart.serving.shared_offer import SharedOffer
 from headstart.tiers.memory import Cell, Memory
 
@@ -50,6 +51,7 @@ class MemoryBudget:
         keeps_on: name of the tier below memory.
 
     Attributes:
+        pins: entries that their owners have pinned.
         claimed: bytes of the budget that are reserved for the transfer buffer.
     """
 
@@ -61,6 +63,7 @@ class MemoryBudget:
         offload: Offload,
         shared_offer: SharedOffer,
         counters: Counter[str],
+        pins: Pins,
         *,
         ctx: int,
         kv_bytes_per_token: int,
@@ -80,6 +83,7 @@ class MemoryBudget:
         self._transfer_bytes = transfer_bytes
         self._release = release
         self.claimed = 0
+        self.pins = pins
 
     def take(self, entry: Entry, now: float, *, needed: bool, request_traits: RequestTraits = UNKNOWN_REQUEST) -> Cell | None:
         """A cell for `entry`, or None. Unless it is `needed`, it never evicts an entry that is worth more and is not on disk.
@@ -164,7 +168,8 @@ class MemoryBudget:
                 self.evict(after)
 
     def _idle(self, entry: Entry) -> bool:
-        return self.memory.name in entry.copies and not entry.pins and self.retention.is_leaf(entry.id)
+        free = self.memory.name in entry.copies and not (entry.pins or entry.kept)
+        return free and self.retention.is_leaf(entry.id)
 
     def drop(self, entry: Entry) -> None:
         """Removes an entry from memory, and the checkpoint at its end."""
@@ -173,6 +178,7 @@ class MemoryBudget:
         if state is not None and name in state.copies and not state.pins:
             self.drop(state)
         self.memory.delete(entry.id)
+        self.pins.left(entry)
         self.retention.forget(entry)
         self.offload.forget(entry)
         if name in entry.copies:
@@ -183,9 +189,9 @@ class MemoryBudget:
         return entry.id in self.offload.writing or entry.id in self._shared_offer.reading
 
     def discard(self, key: BlockId) -> None:
-        """Removes an entry from all tiers, unless it is in use."""
+        """Removes an entry from all tiers, unless it is in use or pinned."""
         entry = self.index.get(key)
-        if entry is not None and not entry.pins:
+        if entry is not None and not (entry.pins or entry.kept):
             if self.memory.name in entry.copies:
                 self.drop(entry)
             if len(entry.tokens) == self.index.block_size:

@@ -25,6 +25,7 @@ from headstart.tiers.notices import (
     ObjectGone,
     ObjectRefused,
     ObjectStored,
+    PinsFound,
 )
 
 LATER = 10.0
@@ -37,6 +38,7 @@ class Offload:
     Args:
         label: makes the description of an entry on disk; its second argument says whether the entry is canonical.
         stored: called for each entry that this process has stored on disk.
+        pinned: called with all entries that are pinned on disk, when they change.
 
     Attributes:
         writing: entries that were offered and not answered yet.
@@ -54,6 +56,7 @@ class Offload:
         conversation_fingerprints: ConversationFingerprints,
         label: Callable[[Entry, bool], Label],
         stored: Callable[[BlockId], None],
+        pinned: Callable[[Collection[BlockId]], None],
         clock: Callable[[], float],
     ) -> None:
         self.writing: dict[BlockId, Entry] = {}
@@ -68,6 +71,7 @@ class Offload:
         self._conversation_fingerprints = conversation_fingerprints
         self._label = label
         self._stored = stored
+        self._pinned = pinned
         self._clock = clock
         self._later: deque[tuple[float, Entry]] = deque()
         self._unneeded: set[BlockId] = set()  # derived entries that the disk need not have: no request is expected to use them
@@ -166,6 +170,8 @@ class Offload:
                     self.erased.add(key)
                 case EverythingErased(before=before):
                     self.wiped, self.before = self.wiped or not before, max(self.before, before or -math.inf)
+                case PinsFound(keys=keys):
+                    self._pinned(keys)
                 case NoteFound(note=note):
                     with suppress(ValueError):
                         self._reply_tokens.learn(ReplyTokensRecord.unpack(note.key, note.value))

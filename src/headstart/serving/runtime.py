@@ -24,6 +24,7 @@ from headstart.model_names import model_name
 from headstart.names import OptionText, option
 from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.expiry import Terms
+from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import owner_of, quota
 from headstart.prompt.builder import Prompt
@@ -34,11 +35,12 @@ from headstart.serving.engine_thread import EngineThread
 from headstart.serving.expiry import Erasure
 from headstart.serving.job import Ticket
 from headstart.serving.kv_store import KvStore
-from headstart.serving.listener import Listener, NoListener
+from headstart.serving.listener import Listener, Listeners
 from headstart.serving.prompt_maker import PromptMaker
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
 from headstart.serving.shared_preload import Preload
+from headstart.serving.stored import CachedChains
 from headstart.serving.turn import ReturnedTurn, Turn
 from headstart.tiers.disk import Disk, StoredModel
 from headstart.tiers.disk_tier import DiskTier
@@ -94,6 +96,8 @@ class Runtime:
         sampling: the defaults for requests without sampling options.
         prompts: makes prompts that fit.
         chat_template: the template that renders conversations, and its origin.
+        stored: lists, pins and deletes what is stored.
+        listeners: hear what the runtime holds and does.
 
     Raises:
         ConfigError: the engine cannot prove exact mode, which the settings ask for, or the chat template is broken.
@@ -111,7 +115,7 @@ class Runtime:
     ) -> None:
         self._thread = engine if isinstance(engine, EngineThread) else EngineThread(engine)
         try:
-            self._set_up(settings or Settings(), observe, clock, NoListener() if listener is None else listener)
+            self._set_up(settings or Settings(), observe, clock, *(() if listener is None else (listener,)))
         except BaseException:
             self._thread.close()
             raise
@@ -121,7 +125,7 @@ class Runtime:
         settings: Settings,
         observe: Callable[[Outcome], None] | None,
         clock: Callable[[], float],
-        listener: Listener,
+        *listeners: Listener,
     ) -> None:
         engine = self._thread.engine
         if settings.reuse == "exact" and not engine.traits.exact:
@@ -133,6 +137,7 @@ class Runtime:
         chosen = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         self.sampling = Sampling(**{name: value for name, value in chosen.items() if value is not None})
         self._mode = Mode(settings.reuse == "exact", engine.traits)
+        self.listeners = listener = Listeners(*listeners)
         listener.begin(self._mode)
         self.prompts = PromptMaker.of(engine.tokenizer, settings, engine.shape.ctx)
         self.prompter, self.chat_template = self.prompts.prompter, self.prompts.chat_template
@@ -155,6 +160,7 @@ class Runtime:
             reply_tokens=self.prompter.reply_tokens,
             terms=self._terms,
             wall=clock,
+            tenant_memory=settings.tenant_memory,
             listener=listener,
         )
         self.cache = Cache(engine, self._mode, store)
@@ -174,6 +180,7 @@ class Runtime:
             explains=settings.explain == "on",
             observe=self._observed,
         )
+        self.stored = CachedChains(self.scheduler, self.cache)
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -324,8 +331,11 @@ class Runtime:
 
     def due(self, salt: str, written: float) -> bool:
         """Whether the time is over for a text that was written under a salt at the time `written`. Thread-safe."""
-        owner = owner_of(root_id(self.engine.fingerprint, salt))
-        return written <= self._terms.due(owner, self.clock())
+        return written <= self._terms.due(self.owner(salt), self.clock())
+
+    def owner(self, salt: str) -> bytes:
+        """The owner of what is stored under a salt."""
+        return owner_of(root_id(self.engine.fingerprint, salt))
 
     def on_erase(self, observer: Callable[[Erasure], None]) -> None:
         """Adds a function that is called on the engine thread when texts of callers must be deleted."""
@@ -338,6 +348,20 @@ class Runtime:
     def watch(self, watcher: Callable[[Request], Sink]) -> None:
         """For each later request, `watcher` returns a sink that receives the same events."""
         self._watchers.append(watcher)
+
+    def listen(self, listener: Listener) -> list[Entry]:
+        """Adds a listener. Returns what is stored at this moment. Thread-safe; waits for the current step."""
+
+        def add() -> list[Entry]:
+            listener.begin(self._mode)
+            self.listeners.add(listener)
+            return list(self.cache.index)
+
+        return self.scheduler.call(add).result()
+
+    def unlisten(self, listener: Listener) -> None:
+        """Removes a listener. Thread-safe; waits for the current step."""
+        self.scheduler.call(lambda: self.listeners.remove(listener)).result()
 
     def _observed(self, outcome: Outcome) -> None:
         report = outcome.report

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 from headstart.errors import EngineError, HeadstartError, Unavailable
 from headstart.explain.history import History, NoHistory, RecentHistory
@@ -39,6 +40,8 @@ from headstart.serving.slots import Slot
 from headstart.serving.turn import ReturnedTurn, Turn
 
 log = logging.getLogger("headstart.scheduler")
+
+T = TypeVar("T")
 
 IDLE_SAVE = 0.05
 """Seconds without work after which live KV is saved."""
@@ -96,7 +99,7 @@ class Scheduler:
         self._observe = observe
         self._clock = clock
         self._inbox: queue.SimpleQueue[Ticket | ReturnedTurn | None] = queue.SimpleQueue()
-        self._erasures: queue.SimpleQueue[tuple[int, Future[int | None]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._preloads: queue.SimpleQueue[Preload] = queue.SimpleQueue()
         self._preloading: SharedPreload | None = None
         self._running: list[Job] = []
@@ -142,11 +145,30 @@ class Scheduler:
 
     def erase(self, number: int) -> Future[int | None]:
         """Empties a slot between two steps. The result is the number of its tokens, or None if the slot is in use."""
-        done: Future[int | None] = Future()
-        self._erasures.put((number, done))
+
+        def empty() -> int | None:
+            slot = self.slots[number]
+            count = None if slot.busy else len(slot)
+            if count and not self._closed:
+                self._admission.empty(slot)
+            return count
+
+        return self.call(empty)
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Calls a function on the engine thread between two steps."""
+        done: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                done.set_result(function())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._calls.put(answer)
         self.wake()
         if self._closed:  # the loop may have ended without seeing it
-            self._erase()
+            self._answer_calls()
         return done
 
     def preload(self, preload: Preload) -> None:
@@ -184,6 +206,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def jobs(self) -> list[Job]:
+        """The choices that have a slot. A copy, for any thread."""
+        return list(self._running)
+
+    @property
     def queued(self) -> int:
         """Number of choices and requests that wait for a slot."""
         return len(self.waiting) + self._arriving
@@ -210,7 +237,7 @@ class Scheduler:
                 self.shared_fetch.step()
                 self._preload()
                 self.expiry.step()
-                self._erase()
+                self._answer_calls()
                 self._admit()
                 self._decode()
                 self._prefill()
@@ -306,23 +333,20 @@ class Scheduler:
                 return
             self._preloading = None
 
-    def _erase(self) -> None:
+    def _answer_calls(self) -> None:
         while True:
             try:
-                number, done = self._erasures.get_nowait()
+                answer = self._calls.get_nowait()
             except queue.Empty:
                 return
-            slot = self.slots[number]
-            count = None if slot.busy else len(slot)
-            if count and not self._closed:
-                self._admission.empty(slot)
-            done.set_result(count)
+            answer()
 
     def _drop_cancelled(self) -> None:
         if gone := [job for job in self.waiting if job.ticket.cancelled or job.ticket.over]:
             self.shared_fetch.end(gone)
             self.waiting = deque(job for job in self.waiting if job not in gone)
-        for job in [job for job in self._running if job.ticket.cancelled or job.ticket.over]:
+        for job in [*gone, *(job for job in self._running if job.ticket.cancelled or job.ticket.over)]:
+            self._listener.ended(job, "cancelled" if job.ticket.cancelled else "failed")
             self._release(job)
 
     def _abandon(self, error: HeadstartError) -> None:
@@ -330,6 +354,7 @@ class Scheduler:
         self.shared_fetch.end(self.waiting)
         for job in [*self._running, *self.waiting]:
             job.ticket.emit(Failed(error))
+            self._listener.ended(job, "failed")
             self._release(job)
         self.waiting.clear()
         while True:
@@ -369,6 +394,7 @@ class Scheduler:
             self._running.append(job)
             self.shared_fetch.end([job])
             job.ticket.begun = True
+            self._listener.began(job)
             log.debug("%s", job.plan)
         else:
             self._release(job)
@@ -481,7 +507,9 @@ class Scheduler:
         landmarks = job.request.prompt.landmarks
         self.cache.checkpoints.thin(slot, (*landmarks, *self._admission.shared(slot)))
         logits = self.engine.logits(slot.number) if job.request.keep_logits else None
-        job.start(job.report(self._mode_name, self._clock()), logits)
+        report = job.report(self._mode_name, self._clock())
+        job.start(report, logits)
+        self._listener.replying(job, report)
         if job.request.params.max_tokens == 0:
             self._finish(job, "length")
         elif (drawn := self._draw(job)) is not None:
@@ -505,6 +533,7 @@ class Scheduler:
         if job.reply.stopped_by is not None:
             self._cut(job, job.slot)
         job.finish(reason, report, self._turn_of(job, job.slot))
+        self._listener.ended(job, reason, report)
         self._release(job)
         self._notify(Outcome(report, reason))
 
@@ -559,6 +588,7 @@ class Scheduler:
         job.ticket.emit(Failed(error))
         slot = job.slot
         self.shared_fetch.end([job])
+        self._listener.ended(job, "failed")
         self._release(job)
         if slot is not None and not computed:
             self._admission.empty(slot)

@@ -107,7 +107,8 @@ class StateCheckpoints:
             return
         held = {entry.stop: entry for key in slot.ids if (entry := self._store.index.get(checkpoint_id(key))) is not None}
         stay = {length // self._block_size * self._block_size for length in kept}
-        stay |= {length for length, entry in held.items() if entry.pins or self._store.index.is_branch_point(entry.parent)}
+        branch = self._store.index.is_branch_point
+        stay |= {length for length, entry in held.items() if entry.pins or entry.kept or branch(entry.parent)}
         for length in LATTICE.surplus(sorted(held), max(held, default=0), stay):
             self._store.memory_budget.discard(held[length].id)
         # Of the earlier ends of the chain, only the last one stays, because the client may continue from there.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
+from concurrent.futures import Future
 from typing import Protocol
 
 from headstart.interfaces.tokens import Bytes
@@ -53,6 +54,20 @@ class DiskTier(Protocol):
 
         Pinned objects stay, and so do parents of other objects. A notice `ObjectRefused` or `ObjectGone` follows for each one
         that was deleted. An object that is offered again afterwards is stored.
+        """
+
+    def pin(self, keys: Collection[bytes]) -> Future[bool]:
+        """Protects objects from eviction until `unpin`. The result is False if they do not fit into the share for pins; then
+        none is pinned. A notice `PinsFound` follows. The future raises if the disk fails.
+        """
+
+    def unpin(self, keys: Collection[bytes]) -> Future[None]:
+        """Removes the protection of objects. A notice `PinsFound` follows."""
+
+    def erase(self, keys: Collection[bytes]) -> Future[int]:
+        """Deletes objects on request of their owner, with every trace of them. The result is how many bytes that were.
+
+        A notice `ObjectErased` follows for each one. The future raises if the disk fails.
         """
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
+from concurrent.futures import Future
+from typing import TypeVar
 
 from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.tiers.disk import Label, Note
 from headstart.tiers.notices import Notice
+
+T = TypeVar("T")
 
 
 class NoDisk:
@@ -29,6 +33,15 @@ class NoDisk:
 
     def discard(self, keys: Collection[bytes]) -> None:
         pass
+
+    def pin(self, keys: Collection[bytes]) -> Future[bool]:
+        return _done(True)
+
+    def unpin(self, keys: Collection[bytes]) -> Future[None]:
+        return _done(None)
+
+    def erase(self, keys: Collection[bytes]) -> Future[int]:
+        return _done(0)
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
         return [FileNotFoundError("there is no disk") for _ in wanted]
@@ -53,3 +66,9 @@ class NoDisk:
 
     def close(self, seconds: float) -> bool:
         return True
+
+
+def _done(result: T) -> Future[T]:
+    done: Future[T] = Future()
+    done.set_result(result)
+    return done

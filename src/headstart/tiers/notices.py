@@ -57,4 +57,11 @@ class NoteFound:
     note: Note
 
 
-Notice = ObjectStored | ObjectRefused | ObjectFound | ObjectGone | ObjectErased | EverythingErased | NoteFound
+@dataclass(frozen=True, slots=True)
+class PinsFound:
+    """The pins have changed: these objects are pinned, and no others."""
+
+    keys: frozenset[bytes]
+
+
+Notice = ObjectStored | ObjectRefused | ObjectFound | ObjectGone | ObjectErased | EverythingErased | NoteFound | PinsFound

@@ -17,8 +17,11 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from concurrent.futures import Future
 from contextlib import suppress
+from typing import TypeVar
 
+from headstart.errors import Unavailable
 from headstart.interfaces.tokens import Bytes
 from headstart.names import OptionText, option
 from headstart.prefix_cache.expiry import Terms
@@ -36,11 +39,14 @@ from headstart.tiers.notices import (
     ObjectGone,
     ObjectRefused,
     ObjectStored,
+    PinsFound,
 )
 from headstart.tiers.parallel_read import ParallelRead
 from headstart.units import count, show_size
 
 log = logging.getLogger("headstart.disk")
+
+T = TypeVar("T")
 
 BATCH = 32 << 20
 """Bytes that are written and synced together."""
@@ -96,6 +102,7 @@ class WriteBehind:
         self._waiting = 0  # bytes; changed by both threads, under the lock
         self._lock = threading.Lock()
         self._queue: queue.Queue[tuple[Label, Bytes] | frozenset[bytes] | None] = queue.Queue()
+        self._asked: queue.SimpleQueue[Callable[[Disk | None], None]] = queue.SimpleQueue()
         self._unwanted: set[bytes] = set()  # keys of queued discards; under the lock
         self._to_delete: set[bytes] = set()  # keys to delete next; only for the thread
         self._notices: deque[Notice] = deque()
@@ -111,6 +118,7 @@ class WriteBehind:
         self._logged_at = self._tidied = float("-inf")
         self._seen = self._seen_notes = 0
         self._known: set[bytes] = set()
+        self._pinned: frozenset[bytes] = frozenset()
         self._version: tuple[int, ...] = ()
         self._sizes = (0, 0, 0, 0)
         self._foreign: Mapping[bytes, Set[bytes]] = {}
@@ -157,6 +165,41 @@ class WriteBehind:
         with self._lock:
             self._unwanted.update(keys)
         self._queue.put(frozenset(keys))
+
+    def pin(self, keys: Collection[bytes]) -> Future[bool]:
+        return self._ask(lambda disk: disk.pin(keys))
+
+    def unpin(self, keys: Collection[bytes]) -> Future[None]:
+        def unpin(disk: Disk) -> None:
+            disk.catalog.pin(keys, False)
+
+        return self._ask(unpin)
+
+    def erase(self, keys: Collection[bytes]) -> Future[int]:
+        def erase(disk: Disk) -> int:
+            gone = disk.erase(keys)
+            self._forget([row.label.key for row in gone], ObjectErased)
+            return sum(row.allocated for row in gone)
+
+        return self._ask(erase)
+
+    def _ask(self, work: Callable[[Disk], T]) -> Future[T]:
+        """Lets the thread do something soon. The future raises Unavailable if the disk cannot be used."""
+        done: Future[T] = Future()
+
+        def answer(disk: Disk | None) -> None:
+            try:
+                if disk is None:
+                    raise Unavailable("The disk cannot be used now; the server's log says why.", retry_after=PATIENCE)
+                done.set_result(work(disk))
+            except Exception as error:
+                done.set_exception(error)
+                if disk is not None:
+                    raise
+
+        self._asked.put(answer)
+        self._queue.put(frozenset())  # wakes the thread
+        return done
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
         if self._hangs:
@@ -239,6 +282,8 @@ class WriteBehind:
             self._to_delete |= discarded
             with self._lock:
                 self._unwanted -= discarded
+        while not self._asked.empty():
+            self._asked.get()(None)
         if self._disk is not None:
             _close(self._disk)
 
@@ -282,6 +327,8 @@ class WriteBehind:
                     if row is not None:
                         self._notices.append(ObjectFound(row.label))
                 self._expire(disk)
+                while not self._asked.empty():
+                    self._asked.get()(disk)
                 if self._to_delete:
                     gone = disk.discard(self._to_delete)
                     self._to_delete.clear()
@@ -301,6 +348,8 @@ class WriteBehind:
         except Exception as error:  # any error: the thread must go on, or offered objects get no answer
             self._fail(error)
             reason = "fault"
+        while (self._disk is None or time.monotonic() < self._failing_until) and not self._asked.empty():
+            self._asked.get()(None)
         for label, payload in batch:
             self._end(ObjectRefused(label, reason), payload)
         self._log_refused()
@@ -415,6 +464,9 @@ class WriteBehind:
         for row in sorted(rows, key=lambda row: row.label.start):  # parents first: the owner is known from them
             self._known.add(row.label.key)
             self._notices.append(ObjectFound(row.label))
+        if (pinned := disk.catalog.pinned(self._fingerprint)) != self._pinned:
+            self._pinned = pinned
+            self._notices.append(PinsFound(pinned))
         for number, note in disk.catalog.notes(self._fingerprint, self._seen_notes):
             self._seen_notes = number
             self._notices.append(NoteFound(note))

@@ -48,7 +48,7 @@ def test_other_ids_show_none(id: str) -> None:
 def test_a_fleets_ids_are_found_in_paths_and_bodies() -> None:
     with (
         Runtime(FakeEngine, Settings(memory_budget=32 << 20)) as runtime,
-        TestClient(create_app(runtime, model_id="fake", replica_tag=TAG)) as http,
+        TestClient(create_app(runtime, model_id="fake", replica_tag=TAG), "http://localhost") as http,
     ):
         made = http.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 2}).json()
         items = http.get(f"/v1/responses/{made['id']}/input_items").json()["data"]
@@ -64,7 +64,7 @@ def test_a_fleets_ids_are_found_in_paths_and_bodies() -> None:
 def test_without_a_tag_ids_are_random() -> None:
     with (
         Runtime(FakeEngine, Settings(memory_budget=32 << 20)) as runtime,
-        TestClient(create_app(runtime, model_id="fake")) as http,
+        TestClient(create_app(runtime, model_id="fake"), "http://localhost") as http,
     ):
         ids = [http.post("/v1/responses", json={"input": "a", "max_output_tokens": 1}).json()["id"] for _ in range(4)]
         assert len({tag_of(id) for id in ids}) == 4

@@ -177,7 +177,7 @@ def fleet(
     with Runtime(make, settings) as runtime:
         app = create_app(runtime, api_keys=keys, isolate=isolate, keep_noise=keep_noise, model_id="model")
         reader = PromptReader(settings, keys=keys, isolate=isolate, keep_noise=keep_noise, **how)
-        with pytest.MonkeyPatch.context() as patch, TestClient(app) as http:
+        with pytest.MonkeyPatch.context() as patch, TestClient(app, "http://localhost") as http:
             found = Fleet(http, runtime, reader)
             make_jobs = Job.all_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
@@ -15,6 +15,7 @@ from headstart.api.body import parse
 from headstart.api.diagnostics import anthropic, responses
 from headstart.api.dialects import conversation_of
 from headstart.api.openapi import ERRORS
+from headstart.api.route import Salt
 from headstart.api.service import Service, service_of
 from headstart.api.usage import rounded
 from headstart.chat import tenancy
@@ -30,8 +31,6 @@ from headstart.serving.request import Report
 from headstart.serving.runtime import Runtime
 
 router = APIRouter()
-
-Salt = Annotated[str, Query(max_length=1024)]
 
 
 class Pair(Strict):

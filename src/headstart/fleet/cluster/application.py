@@ -94,8 +94,8 @@ def build(options: dict[str, Any]) -> Application:
     """The application of a Serve configuration file, as KubeRay uses it: `headstart.fleet.cluster.application:build`.
 
     Args:
-        options: `replicas`, `fronts`, `replica_cpus`, `direct`, `api_key_file`, `isolate`, `alias`, `cors`, `keep_noise`,
-            `log_format`, as the options of `headstart fleet serve`; and the fields of `Settings`.
+        options: `replicas`, `fronts`, `replica_cpus`, `direct`, `api_key_file`, `isolate`, `alias`, `allow_host`, `cors`,
+            `keep_noise`, `log_format`, as the options of `headstart fleet serve`; and the fields of `Settings`.
 
     Raises:
         ConfigError: an option is unknown, or its value cannot work.
@@ -107,8 +107,8 @@ def build(options: dict[str, Any]) -> Application:
         return (found,) if isinstance(found, str) else tuple(found)
 
     direct, key_file = bool(given.pop("direct", False)), given.pop("api_key_file", None)
-    known = {one.name for one in fields(Settings)}
-    rest = given.keys() - known - {"replicas", "fronts", "replica_cpus", "isolate", "log_format", "alias", "cors", "keep_noise"}
+    known, lists = {one.name for one in fields(Settings)}, ("alias", "allow_host", "cors", "keep_noise")
+    rest = given.keys() - known - {"replicas", "fronts", "replica_cpus", "isolate", "log_format", *lists}
     if rest:
         raise ConfigError(f"A fleet has no option {min(rest)!r}; docs/run-a-fleet.md lists them.")
     setup = FleetSetup(
@@ -120,11 +120,12 @@ def build(options: dict[str, Any]) -> Application:
         isolate=given.pop("isolate", None),
         log_format=given.pop("log_format", "console"),
         alias=texts("alias"),
+        allow_host=texts("allow_host"),
         cors=texts("cors"),
         keep_noise=texts("keep_noise"),
         usual_disk="cache_dir" not in given,
         settings=Settings(**given),  # last: it takes what is left
     )
     setup.check_paths()
-    setup.keys()
+    setup.check()
     return application(setup, direct=direct)

@@ -160,6 +160,7 @@ class Member:
             keep_noise=setup.keep_noise,
             model_id=names[0],
             aliases=names,
+            hosts=setup.allow_host,
             cors=setup.cors,
             replica_tag=replica_tag(self._name),
             elsewhere=fleet.explain,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headstart.api.auth import Keys
+from headstart.api.browsers import BrowserGuard
 from headstart.config import SETTINGS, Settings, default_cache_dir
 from headstart.engines import registry
 from headstart.engines.options import EngineOptions
@@ -65,7 +66,7 @@ class FleetSetup:
         cpus: processors that Ray reserves for a replica.
         spread: whether a machine has at most one replica.
         usual_disk: whether a replica stores on disk where its own machine and user have caches, whatever `settings` say.
-        api_keys, api_key_file, isolate, keep_noise, alias, cors: as for one server (`api.serve.serve`).
+        api_keys, api_key_file, isolate, keep_noise, alias, allow_host, cors: as for one server (`api.serve.serve`).
         log_format: of the logs of its processes.
         grace: seconds in which a replica that stops may finish its replies.
         engine, tokenizer: load the engine of a replica and the tokenizer of a front, instead of those of the model in
@@ -83,6 +84,7 @@ class FleetSetup:
     isolate: str | None = None
     keep_noise: tuple[str, ...] = ()
     alias: tuple[str, ...] = ()
+    allow_host: tuple[str, ...] = ()
     cors: tuple[str, ...] = ()
     log_format: LogFormat = "console"
     grace: float = GRACE
@@ -92,6 +94,11 @@ class FleetSetup:
     def keys(self) -> Keys:
         """The keys that open the fleet. Raises ConfigError."""
         return Keys(self.api_keys, self.api_key_file)
+
+    def check(self) -> None:
+        """Raises ConfigError for what would fail in each replica."""
+        self.keys()
+        BrowserGuard(self.allow_host, self.cors)
 
     def of_replica(self) -> Settings:
         """The settings of a replica, on its machine."""

@@ -25,6 +25,7 @@ from headstart.prefix_cache.blocks import Chain
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Mode
 from headstart.serving.job import Job, Ticket
+from headstart.serving.listener import NoListener
 from headstart.serving.slots import Slot
 from headstart.tiers.disk import Label
 
@@ -53,7 +54,7 @@ class Drained:
         return not (self.removed or self.added or self.arrived or self.done)
 
 
-class Journal:
+class Journal(NoListener):
     """A `Listener`. Give it to one runtime: ``Runtime(engine, settings, listener=journal)``.
 
     Full blocks and the checkpoints at their ends are kept, under the keys of `router/chains`. Open tails are not: no prompt of

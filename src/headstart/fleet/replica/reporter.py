@@ -35,13 +35,13 @@ class Reporter:
     """Reports of one process. `report` and `dump` are for one thread; another one may call `waiting`.
 
     Args:
-        journal: the runtime's listener.
+        journal: a listener of the runtime.
         name: the replica's name.
         epoch: number of this process. A later process of the same replica needs a higher one.
         clock: a monotonic clock in seconds.
 
     Raises:
-        ValueError: the journal is not the runtime's listener.
+        ValueError: it is not.
 
     Attributes:
         speed: as of the last report.
@@ -50,8 +50,8 @@ class Reporter:
     def __init__(
         self, runtime: Runtime, journal: Journal, name: str, *, epoch: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        if runtime.cache.store.listener is not journal:
-            raise ValueError("the journal must be the runtime's listener")
+        if journal not in runtime.listeners:
+            raise ValueError("the journal must be a listener of the runtime")
         self._runtime = runtime
         self._journal = journal
         self._name = name

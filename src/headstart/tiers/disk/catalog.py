@@ -252,6 +252,15 @@ class Catalog:
                 self._db.execute("UPDATE objects SET pinned = ? WHERE key = ?", (int(pinned), key)).rowcount for key in keys
             )
 
+    def pinned(self, fingerprint: bytes) -> frozenset[bytes]:
+        """Keys of the pinned objects of a fingerprint."""
+        query = "SELECT key FROM objects WHERE pinned AND +fingerprint = ?"  # `+`: by the index of pins
+        return frozenset(key for (key,) in self._db.execute(query, (fingerprint,)))
+
+    def pinned_bytes(self) -> dict[bytes, int]:
+        """Bytes of the pinned objects, by owner."""
+        return dict(self._db.execute("SELECT owner, SUM(allocated) FROM objects WHERE pinned GROUP BY owner").fetchall())
+
     def children(self, key: bytes) -> set[bytes]:
         """Keys of the objects whose parent is this one."""
         return {child for (child,) in self._db.execute("SELECT key FROM objects WHERE parent = ?", (key,))}

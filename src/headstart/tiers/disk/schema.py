@@ -86,6 +86,7 @@ _INDEXES = {
     "by_parent": "objects (parent)",
     "by_fingerprint": "objects (fingerprint, number)",
     "by_block": "notes (block)",
+    "by_pin": "objects (key) WHERE pinned",
 }
 _REBUILT = {"objects": ("objects",), "ghosts": ("gone", "ghosts"), "notes": ("notes",), "intervals": ("spells",)}
 """Tables that differ in older versions: what they were called there, the later name first."""

@@ -20,6 +20,7 @@ import os
 import shutil
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ import numpy as np
 from headstart.interfaces.tier import Store
 from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.expiry import Terms
-from headstart.prefix_cache.quota import NoQuota, OwnerLimits, quota
+from headstart.prefix_cache.quota import NoQuota, OwnerLimits, PinLimits, quota
 from headstart.tiers.disk import files, format, reader
 from headstart.tiers.disk.catalog import Catalog, Row, StoredModel
 from headstart.tiers.disk.format import FormatError, Header, Label, Sealed
@@ -436,6 +437,20 @@ class Disk(Store):
                 raise
             return False
         return True
+
+    def pin(self, keys: Collection[bytes]) -> bool:
+        """Pins objects. False if they do not fit into the share for pins; then none is pinned."""
+        with self.writing():
+            self.measure()
+            limits = PinLimits.of(self._portion, self._budget, RESERVE)
+            held, new = Counter(self.catalog.pinned_bytes()), Counter[bytes]()
+            for key in keys:
+                if (row := self.catalog.get(key)) is not None and not row.pinned:
+                    new[row.label.owner] += row.allocated
+            if not all(limits.fits(held[owner] + size, held.total() + new.total()) for owner, size in new.items()):
+                return False
+            self.catalog.pin(keys, True)
+            return True
 
     def empty_quarantine(self) -> int:
         """Deletes all objects in quarantine. Returns how many. Raises OSError."""

@@ -1,0 +1,1 @@
+"""What the server does, as a stream of events."""

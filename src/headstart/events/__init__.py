@@ -1,0 +1,1 @@
+"""What the server does, made into events for all who watch it."""

@@ -1,0 +1,110 @@
+"""Source: where the events come from. `RuntimeSource` reads a runtime, off the engine thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headstart.events.tap import News, Tap
+from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.quota import owner_of
+from headstart.serving.job import Job
+from headstart.serving.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """What a slot does.
+
+    Attributes:
+        owner: whose text it holds; b"" if it is empty.
+        state: `idle`, `prefill` or `reply`.
+        tokens: tokens in it.
+        total: tokens of the prompt that is prefilled or was.
+        reply: tokens of the reply so far.
+        job: what uses it.
+    """
+
+    number: int
+    owner: bytes
+    state: str
+    tokens: int
+    total: int = 0
+    reply: int = 0
+    job: Job | None = None
+
+
+class Source(Protocol):
+    """All methods may be called from any thread, one at a time."""
+
+    def open(self) -> list[Entry]:
+        """Begins to listen. Returns what is stored. Called again, it begins anew."""
+
+    def close(self) -> None:
+        """Ends listening, so that nothing costs anything."""
+
+    def news(self) -> Sequence[News] | None:
+        """What has happened since the last call. None if some of it was lost."""
+
+    def pinned(self, key: BlockId) -> bool: ...
+
+    def age(self, key: BlockId) -> float | None:
+        """Seconds since the last use in memory."""
+
+    def slots(self) -> list[SlotState]: ...
+
+    def soon(self, count: int) -> list[BlockId]:
+        """The next entries that memory evicts, about."""
+
+    def tiers(self) -> dict[str, dict[str, int]]:
+        """Used and budgeted bytes, by tier."""
+
+
+class RuntimeSource:
+    """A `Source` of one runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._store = runtime.cache.store
+        self._tap = Tap()
+
+    def open(self) -> list[Entry]:
+        if self._tap in self._runtime.listeners:
+            self.close()
+        self._tap = Tap()
+        return self._runtime.listen(self._tap)
+
+    def close(self) -> None:
+        self._runtime.unlisten(self._tap)
+
+    def news(self) -> Sequence[News] | None:
+        return self._tap.drain()
+
+    def pinned(self, key: BlockId) -> bool:
+        return key in self._store.pins
+
+    def age(self, key: BlockId) -> float | None:
+        used = self._store.retention.last_use(key)
+        return None if used is None else max(0.0, time.monotonic() - used)
+
+    def slots(self) -> list[SlotState]:
+        jobs = {job.slot.number: job for job in self._runtime.scheduler.jobs if job.slot is not None}
+        found = []
+        for slot in self._runtime.scheduler.slots:
+            job, tokens = jobs.get(slot.number), len(slot)
+            if job is None:
+                found.append(SlotState(slot.number, owner_of(slot.root) if tokens else b"", "idle", tokens))
+                continue
+            state = "prefill" if job.token is None else "reply"
+            reply = len(job.reply.tokens)
+            found.append(SlotState(slot.number, owner_of(job.root), state, tokens, len(job.chain), reply, job))
+        return found
+
+    def soon(self, count: int) -> list[BlockId]:
+        return [entry.id for entry in self._store.retention.soon(count)]
+
+    def tiers(self) -> dict[str, dict[str, int]]:
+        return {tier.name: {"used": tier.used, "budget": tier.budget} for tier in (self._store.memory, self._store.disk)}

@@ -1,0 +1,212 @@
+"""Stored chains: lists, pins and deletes what memory and disk hold of the served model, beside running requests.
+
+A *chain* is a prompt from its beginning, as in `headstart cache`; its id is that of its last block or open tail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from headstart.errors import Conflict, NotFound, Unavailable
+from headstart.interfaces.tokens import BlockId
+from headstart.names import option
+from headstart.prefix_cache.blocks import checkpoint_id
+from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.quota import PIN_SHARE
+from headstart.serving.cache import Cache
+from headstart.serving.scheduler import Scheduler
+
+T = TypeVar("T")
+
+PATIENCE = 60.0
+"""Most seconds to wait for the engine thread or the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedChain:
+    """What is stored of one chain.
+
+    Attributes:
+        owner: whose it is (`prefix_cache/quota`).
+        entries: its blocks and open tail, in order.
+        checkpoints: at the ends of these.
+        tiers: tokens in each tier.
+        pinned: whether its last entry is pinned.
+        used: seconds since its last entry was used in memory; None if it is not there.
+    """
+
+    id: BlockId
+    owner: bytes
+    entries: tuple[Entry, ...]
+    checkpoints: tuple[Entry, ...]
+    tiers: Mapping[str, int]
+    pinned: bool
+    used: float | None
+
+    @property
+    def tokens(self) -> int:
+        return self.entries[-1].stop
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What was deleted: entries, their tokens, and bytes on disk."""
+
+    entries: int
+    tokens: int
+    disk_bytes: int
+
+
+class CachedChains:
+    """Thread-safe. Not for the engine thread, for which all methods wait.
+
+    An `owner` of None means anybody: for the operator. All methods raise Unavailable if the server stops or the engine is busy
+    for very long. Those with a `key` raise NotFound if no such entry is stored for the owner.
+    """
+
+    def __init__(self, scheduler: Scheduler, cache: Cache) -> None:
+        self._scheduler = scheduler
+        self._cache = cache
+        self._index, self._pins = cache.index, cache.store.pins
+
+    def all(self) -> list[CachedChain]:
+        """One chain for each entry that no other continues, the latest used first. It takes time on the caller's thread."""
+        entries = self.entries()
+        above = {entry.id: entry for entry in entries if not entry.state}
+        states = {entry.parent: entry for entry in entries if entry.state}
+        parents = {entry.parent for entry in above.values()}
+        found = [self._chain(entry, above, states) for entry in above.values() if entry.id not in parents]
+        return sorted(found, key=lambda chain: (chain.used is None, chain.used or 0.0, chain.id))
+
+    def entries(self) -> list[Entry]:
+        """All stored entries. Others may change them meanwhile."""
+        return self._on_engine(lambda: list(self._index))
+
+    def get(self, key: BlockId, owner: bytes | None) -> CachedChain:
+        """The chain that ends with this entry."""
+
+        def look() -> CachedChain:
+            blocks = {entry.id: entry for entry in self._up(key, owner)}
+            ends = [state for block in blocks if (state := self._index.get(checkpoint_id(block))) is not None]
+            return self._chain(blocks[key], blocks, {state.parent: state for state in ends})
+
+        return self._on_engine(look)
+
+    def pin(self, key: BlockId, owner: bytes | None) -> CachedChain:
+        """Protects a chain, with its present checkpoints, from eviction.
+
+        Raises:
+            Conflict: it does not fit into the share for pins, or its beginning is gone.
+        """
+
+        def pin() -> tuple[set[BlockId], Future[bool]]:
+            entries = self._with_checkpoints(self._up(key, owner))
+            if entries[0].start:
+                raise Conflict("The beginning of this chain is gone, so nothing of it can be used.", code="incomplete")
+            if (new := self._pins.pin(entries)) is None:
+                raise _full("memory", "memory_budget", "tenant_memory")
+            disk = self._cache.disk
+            return new, disk.pin([entry.id for entry in entries if disk.name in entry.copies])
+
+        new, on_disk = self._on_engine(pin)
+        try:
+            fits = self._wait(on_disk)
+        except BaseException:
+            self._on_engine(lambda: self._pins.unpin(new))
+            raise
+        if not fits:
+            self._on_engine(lambda: self._pins.unpin(new))
+            raise _full("disk", "disk_budget", "tenant_disk")
+        return self.get(key, owner)
+
+    def unpin(self, key: BlockId, owner: bytes | None) -> CachedChain:
+        """Removes the protection of a chain, except for entries that other pinned chains need."""
+
+        def unpin() -> Future[None]:
+            gone = set[BlockId]()
+            for entry in reversed(self._up(key, owner)):
+                if any(child.id in self._pins and child.id not in gone for child in self._index.children(entry.id)):
+                    break
+                gone |= {entry.id, checkpoint_id(entry.id)}
+            self._pins.unpin(gone)
+            return self._cache.disk.unpin(gone)
+
+        self._wait(self._on_engine(unpin))
+        return self.get(key, owner)
+
+    def delete(self, key: BlockId, owner: bytes | None) -> Deleted:
+        """Deletes what only this chain has, with every trace of it here and on disk: see docs/privacy.md.
+
+        Raises:
+            Conflict: other chains continue this entry, or it is pinned.
+        """
+
+        def delete() -> tuple[Deleted, Future[int]]:
+            own: list[Entry] = []
+            for entry in reversed(self._up(key, owner)):
+                if any(child.id != (own[-1].id if own else b"") for child in self._index.children(entry.id)):
+                    break
+                own.append(entry)
+            if not own:
+                raise Conflict("Other chains continue this one: delete them first.", code="continued")
+            going = self._with_checkpoints(own)
+            if any(entry.id in self._pins for entry in going):
+                raise Conflict("This chain is pinned: unpin it first.", code="pinned")
+            keys = {entry.id for entry in going}
+            self._scheduler.expiry.delete(keys)
+            return Deleted(len(own), sum(len(entry.tokens) for entry in own), 0), self._cache.disk.erase(keys)
+
+        deleted, on_disk = self._on_engine(delete)
+        return replace(deleted, disk_bytes=self._wait(on_disk))
+
+    # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _up(self, key: BlockId, owner: bytes | None) -> list[Entry]:
+        """The entries of a chain, in order. Raises NotFound."""
+        found: list[Entry] = []
+        entry = self._index.get(key)
+        if entry is None or entry.state or owner not in (None, entry.owner):
+            raise NotFound("No chain of yours with this id is stored.", param="id", code="chain_not_found")
+        while entry is not None:
+            found.append(entry)
+            entry = self._index.get(entry.parent)
+        return found[::-1]
+
+    def _with_checkpoints(self, entries: Iterable[Entry]) -> list[Entry]:
+        pairs = ((entry, self._index.get(checkpoint_id(entry.id))) for entry in entries)
+        return [one for pair in pairs for one in pair if one is not None]
+
+    # ── on any thread ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _chain(self, last: Entry, above: Mapping[BlockId, Entry], states: Mapping[BlockId, Entry]) -> CachedChain:
+        entries: list[Entry] = []
+        entry: Entry | None = last
+        while entry is not None:
+            entries.append(entry)
+            entry = above.get(entry.parent)
+        entries.reverse()
+        tiers: Counter[str] = Counter()
+        for one in entries:
+            tiers.update(dict.fromkeys(tuple(one.copies), len(one.tokens)))
+        checkpoints = tuple(states[one.id] for one in entries if one.id in states)
+        used = self._cache.store.retention.last_use(last.id)
+        age = None if used is None else max(0.0, self._cache.store.clock() - used)
+        return CachedChain(last.id, last.owner, tuple(entries), checkpoints, tiers, last.id in self._pins, age)
+
+    def _on_engine(self, function: Callable[[], T]) -> T:
+        return self._wait(self._scheduler.call(function))
+
+    def _wait(self, done: Future[T]) -> T:
+        try:
+            return done.result(PATIENCE)
+        except TimeoutError:
+            raise Unavailable("The engine or the disk is busy; try again later.") from None
+
+
+def _full(tier: str, budget: str, quota: str) -> Conflict:
+    limits = f"{option(budget)} and of a tenant's {option(quota)}"
+    return Conflict(f"Pins may fill {PIN_SHARE:.0%} of {limits} ({tier}): unpin another chain first.", code="pins_full")

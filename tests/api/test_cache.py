@@ -1,0 +1,113 @@
+"""The routes of what is stored: tenants reach their own chains only, the operator all, and nobody the text of another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headstart.api.auth import Keys
+from headstart.config import Settings
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
+from live import Server, idle, serving, wait_until
+
+KEYS = {"operator": "sk-operator", "alice": "sk-alice", "bob": "sk-bob"}
+WORDS = {"alice": "Alice speaks of her garden and its many roses.", "bob": "Bob keeps his secrets in the cellar below."}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    keys: Path = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text("".join(f"{name} = {key}\n" for name, key in KEYS.items()))
+    keys.chmod(0o600)
+    with (
+        Runtime(lambda: FakeEngine(slots=2, ctx=2048), Settings(memory_budget=1 << 20)) as runtime,
+        serving(runtime, wait=False, model_id="fake", api_keys=Keys((), keys)) as server,
+    ):
+        for name, words in WORDS.items():
+            body = {"messages": [{"role": "user", "content": words}], "max_tokens": 4}
+            assert call(server, name, "POST", "/v1/chat/completions", json=body).is_success
+        wait_until(lambda: idle(runtime) and not any(slot.dirty for slot in runtime.scheduler.slots))
+        yield server
+
+
+def call(server: Server, name: str, method: str, path: str, **more: Any) -> httpx.Response:
+    return server.http.request(method, path, headers={"authorization": f"Bearer {KEYS[name]}"}, **more)
+
+
+def listed(server: Server, name: str, **query: Any) -> dict[str, Any]:
+    answer = call(server, name, "GET", "/headstart/cache", params=query)
+    assert answer.is_success
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_a_tenant_lists_and_reads_its_own_chains_only(server: Server) -> None:
+    mine = {name: {chain["id"] for chain in listed(server, name)["data"]} for name in KEYS}
+    assert mine["alice"]
+    assert mine["bob"]
+    assert not mine["alice"] & mine["bob"]
+    assert mine["operator"] == mine["alice"] | mine["bob"]
+    assert listed(server, "operator", limit=1)["has_more"]
+    for name, other in (("alice", "bob"), ("bob", "alice")):
+        page = listed(server, name)
+        assert all(chain["yours"] and chain["complete"] and chain["tiers"]["memory"] for chain in page["data"])
+        assert page["others"]["tokens"] > 0
+        texts = [call(server, name, "GET", f"/headstart/cache/{id}/text").json()["text"] for id in mine[name]]
+        assert any(WORDS[name] in text for text in texts)
+        (id, *_), (foreign, *_) = mine[name], mine[other]
+        shown = call(server, name, "GET", f"/headstart/cache/{id}").json()
+        assert sum(entry["tokens"] for entry in shown["entries"]) == shown["tokens"]
+        part = call(server, name, "GET", f"/headstart/cache/{id}/text", params={"start": shown["tokens"] - 1}).json()["text"]
+        assert len(part) <= 4
+        for method, path in (
+            ("GET", foreign),
+            ("GET", f"{foreign}/text"),
+            ("POST", f"{foreign}/pin"),
+            ("POST", f"{foreign}/unpin"),
+            ("DELETE", foreign),
+            ("GET", "nothing"),
+            ("GET", "00" * 32),
+        ):
+            answer = call(server, name, method, f"/headstart/cache/{path}")
+            assert answer.status_code == 404
+            assert answer.json()["error"]["code"] == "chain_not_found"
+
+
+def test_the_operator_reads_the_text_of_nobody(server: Server) -> None:
+    for chain in listed(server, "operator")["data"]:
+        assert not chain["yours"]
+        assert call(server, "operator", "GET", f"/headstart/cache/{chain['id']}").is_success
+        assert call(server, "operator", "GET", f"/headstart/cache/{chain['id']}/text").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["bob", "operator"])
+def test_a_chain_is_pinned_unpinned_and_deleted(server: Server, name: str) -> None:
+    id = next(chain["id"] for chain in listed(server, "bob")["data"])
+    path = f"/headstart/cache/{id}"
+    assert call(server, name, "POST", f"{path}/pin").json()["pinned"]
+    refused = call(server, name, "DELETE", path)
+    assert refused.status_code == 409
+    assert refused.json()["error"]["code"] == "pinned"
+    assert not call(server, name, "POST", f"{path}/unpin").json()["pinned"]
+    if name == "operator":
+        gone = call(server, name, "DELETE", path).json()
+        assert gone["deleted"]
+        assert gone["entries"]
+        assert call(server, "bob", "GET", path).status_code == 404
+        assert listed(server, "alice")["data"]
+
+
+def test_without_isolation_a_salt_still_hides_its_text() -> None:
+    with Runtime(lambda: FakeEngine(slots=1, ctx=512), Settings(memory_budget=1 << 20)) as runtime, serving(runtime) as server:
+        body = {"messages": [{"role": "user", "content": WORDS["bob"]}], "max_tokens": 1, "cache_salt": "bob"}
+        assert server.post("/v1/chat/completions", json=body).is_success
+        wait_until(lambda: idle(runtime) and not any(slot.dirty for slot in runtime.scheduler.slots))
+        (chain, *_) = server.http.get("/headstart/cache").json()["data"]
+        path = f"/headstart/cache/{chain['id']}/text"
+        assert server.http.get(path).status_code == 404
+        assert WORDS["bob"] in server.http.get(path, params={"cache_salt": "bob"}).json()["text"]

@@ -1,0 +1,328 @@
+"""The hub on a source that a test plays: bounded whatever happens, the same for all readers, and nothing that is not theirs."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from headstart.errors import Overloaded
+from headstart.events import hub as hub_module
+from headstart.events.hub import LINGER, READERS, EventReader, Hub, View
+from headstart.events.source import SlotState
+from headstart.events.tap import News
+from headstart.interfaces.tokens import BlockId, as_tokens
+from headstart.prefix_cache.index import Entry
+
+ALICE, BOB = b"alice---", b"bob-----"
+
+
+class Played:
+    """A `Source` whose news a test writes."""
+
+    def __init__(self) -> None:
+        self.stored: dict[BlockId, Entry] = {}
+        self.queue: list[News] | None = []
+        self.opened = 0
+        self.open_now = False
+        self.pins: set[BlockId] = set()
+
+    def open(self) -> list[Entry]:
+        self.opened += 1
+        self.open_now = True
+        self.queue = []
+        return list(self.stored.values())
+
+    def close(self) -> None:
+        self.open_now = False
+
+    def news(self) -> Sequence[News] | None:
+        found, self.queue = self.queue, []
+        return found
+
+    def pinned(self, key: BlockId) -> bool:
+        return key in self.pins
+
+    def age(self, key: BlockId) -> float | None:
+        return 1.0
+
+    def slots(self) -> list[SlotState]:
+        return [SlotState(0, ALICE, "idle", 77), SlotState(1, b"", "idle", 0)]
+
+    def soon(self, count: int) -> list[BlockId]:
+        return list(self.stored)[:count]
+
+    def tiers(self) -> dict[str, dict[str, int]]:
+        return {"memory": {"used": len(self.stored), "budget": 9}}
+
+    def add(self, number: int, owner: bytes = ALICE, parent: int | None = None) -> Entry:
+        key = number.to_bytes(32, "big")
+        above = b"r" * 32 if parent is None else parent.to_bytes(32, "big")
+        entry = Entry(key, above, as_tokens([number % 250] * 8), 0 if parent is None else 8, {"memory": True}, owner=owner)
+        self.stored[key] = entry
+        self.tell(entry)
+        return entry
+
+    def remove(self, number: int) -> None:
+        entry = self.stored.pop(number.to_bytes(32, "big"))
+        entry.copies.clear()
+        self.tell(entry)
+
+    def tell(self, news: News) -> None:
+        if self.queue is not None:
+            self.queue.append(news)
+
+
+class Screen:
+    """A reader that keeps what it reads, as a page would."""
+
+    def __init__(self, hub: Hub, view: View, last_id: str = "") -> None:
+        self.reader: EventReader
+        self.events: list[tuple[str, Any]] = []
+        self.last_id = last_id
+        self.read = b""
+        self.entries: dict[str, dict[str, Any]] = {}
+        self.reader, first = hub.subscribe(view, lambda: None, last_id)
+        self.show(first)
+
+    def show(self, parts: Iterable[bytes]) -> None:
+        data = b"".join(parts)
+        self.read += data
+        for frame in data.decode().split("\n\n"):
+            fields = dict(line.split(": ", 1) for line in frame.splitlines() if line)
+            if not fields:
+                continue
+            self.last_id = fields.get("id", self.last_id)
+            name, value = fields["event"], json.loads(fields["data"])
+            self.events.append((name, value))
+            if name == "snapshot":
+                self.entries = {}
+            for item in value if name == "tree" else ():
+                if "left" in item:
+                    self.entries.pop(item["left"], None)
+                else:
+                    self.entries.setdefault(item["id"], {}).update(item)
+
+    def take(self) -> list[tuple[str, Any]]:
+        before = len(self.events)
+        self.show([self.reader.take()])
+        return self.events[before:]
+
+
+@pytest.fixture
+def source() -> Played:
+    return Played()
+
+
+def hub_of(source: Played, clock: Callable[[], float] = lambda: 0.0) -> Hub:
+    return Hub(source, threaded=False, clock=clock)
+
+
+def test_a_reader_knows_what_is_stored(source: Played) -> None:
+    source.add(1)
+    source.add(2, parent=1)
+    hub = hub_of(source)
+    screen = Screen(hub, View(ALICE))
+    assert len(screen.entries) == 2
+    source.add(3, parent=1).kept = True
+    source.remove(2)
+    source.stored[(1).to_bytes(32, "big")].copies["disk"] = True
+    source.tell(source.stored[(1).to_bytes(32, "big")])
+    source.add(4)
+    source.remove(4)  # within one period: nobody hears of it
+    hub.tick()
+    screen.take()
+    assert {int(key, 16): one["tiers"] for key, one in screen.entries.items()} == {
+        1: {"memory": True, "disk": True},
+        3: {"memory": True},
+    }
+    assert [one["parent"] for one in screen.entries.values()] == [None, (1).to_bytes(32, "big").hex()]
+    source.pins.add((3).to_bytes(32, "big"))
+    source.tell(frozenset(source.pins))
+    hub.tick()
+    assert next(value for name, value in screen.take() if name == "tree")[0]["pinned"]
+    fresh = Screen(hub, View(ALICE))
+    assert {key: one["tiers"] for key, one in fresh.entries.items()} == {
+        key: one["tiers"] for key, one in screen.entries.items()
+    }
+
+
+def test_a_reader_sees_the_sizes_of_others_only(source: Played) -> None:
+    source.add(1, ALICE)
+    hub = hub_of(source)
+    alice, bob, operator = (Screen(hub, view) for view in (View(ALICE), View(BOB), View(b"operator", everything=True)))
+    source.add(0xBEEF, BOB)
+    source.add(0xF00D, ALICE)
+    hub.tick()
+    for screen in (alice, bob, operator):
+        screen.take()
+    own, foreign = (0xF00D).to_bytes(32, "big").hex().encode(), (0xBEEF).to_bytes(32, "big").hex().encode()
+    assert own in alice.read
+    assert foreign not in alice.read
+    assert BOB.hex().encode() not in alice.read
+    assert foreign in bob.read
+    assert own not in bob.read
+    assert ALICE.hex().encode() not in bob.read
+    assert own in operator.read
+    assert foreign in operator.read
+    sizes = [value for name, value in alice.events if name == "sizes"][-1]
+    assert sizes == {"yours": {"entries": 2, "tokens": 16}, "others": {"entries": 1, "tokens": 8}}
+    slots = [next(value for name, value in screen.events if name == "slots") for screen in (alice, bob)]
+    assert slots[0][0] == {"slot": 0, "state": "idle", "tokens": 77}
+    assert slots[1] == [{"slot": 0, "state": "idle"}, {"slot": 1, "state": "idle"}]
+
+
+def test_a_slow_reader_is_dropped_and_others_are_not(source: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "WAITING", 20_000)
+    hub = hub_of(source)
+    slow, quick = Screen(hub, View(ALICE)), Screen(hub, View(ALICE))
+    for number in range(300):
+        source.add(number)
+        hub.tick()
+        quick.take()
+    assert hub.readers == 1
+    assert slow.reader.over
+    assert [name for name, _ in slow.take()] == ["dropped"]
+    assert slow.take() == []
+    assert len(quick.entries) == 300
+    assert not quick.reader.over
+
+
+def test_a_reader_that_comes_back_gets_what_it_missed(source: Played) -> None:
+    hub = hub_of(source)
+    screen = Screen(hub, View(ALICE))
+    source.add(1)
+    hub.tick()
+    screen.take()
+    hub.unsubscribe(screen.reader)
+    source.add(2)
+    hub.tick()
+    source.remove(1)
+    source.add(3, BOB)
+    hub.tick()
+    back = Screen(hub, View(ALICE), screen.last_id)
+    assert "snapshot" not in {name for name, _ in back.events}
+    tree = [item for name, value in back.events if name == "tree" for item in value]
+    assert [int(item.get("id") or item["left"], 16) for item in tree] == [2, 1]
+    again = Screen(hub, View(ALICE), back.last_id)
+    assert again.events == []
+    assert source.opened == 1
+
+
+@pytest.mark.parametrize("last_id", ["", "x", "0-0", "ffffffff-3", "{epoch}-999999", "{epoch}-x"])
+def test_a_reader_that_cannot_go_on_gets_a_snapshot(source: Played, last_id: str) -> None:
+    hub = hub_of(source)
+    source.add(1)
+    epoch = Screen(hub, View(ALICE)).last_id.partition("-")[0]
+    assert Screen(hub, View(ALICE), last_id.format(epoch=epoch)).events[0][0] == "snapshot"
+
+
+def test_what_is_kept_for_those_who_come_back_is_bounded(source: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEPT", 10_000)
+    hub = hub_of(source)
+    screen = Screen(hub, View(ALICE))
+    first = screen.last_id
+    for number in range(200):
+        source.add(number)
+        hub.tick()
+        screen.take()
+    assert hub._size <= 10_000
+    assert sum(batch.size for batch in hub._kept) == hub._size
+    assert Screen(hub, View(ALICE), first).events[0][0] == "snapshot"
+
+
+def test_lost_news_begin_all_anew(source: Played) -> None:
+    hub = hub_of(source)
+    screens = [Screen(hub, View(ALICE)) for _ in range(2)]
+    source.add(1)
+    source.queue = None
+    hub.tick()
+    for screen in screens:
+        assert screen.take()[0][0] == "snapshot"
+        assert len(screen.entries) == 1
+    assert source.opened == 2
+
+
+def test_nothing_runs_while_nobody_reads(source: Played) -> None:
+    now = 0.0
+    hub = hub_of(source, lambda: now)
+    assert not hub.tick()
+    assert source.opened == 0
+    screen = Screen(hub, View(ALICE))
+    source.add(1)
+    assert hub.tick()
+    now = 100.0
+    hub.unsubscribe(screen.reader)
+    hub.unsubscribe(screen.reader)
+    assert hub.tick(), "it may come back"
+    now += LINGER
+    assert not hub.tick()
+    assert not source.open_now
+    assert not hub._kept
+    assert not len(hub._mirror)
+    assert len(Screen(hub, View(ALICE), screen.last_id).entries) == 1
+    assert source.opened == 2
+
+
+def test_readers_are_limited(source: Played) -> None:
+    hub = hub_of(source)
+    screens = [Screen(hub, View(ALICE)) for _ in range(READERS)]
+    with pytest.raises(Overloaded):
+        hub.subscribe(View(ALICE), lambda: None)
+    hub.unsubscribe(screens[0].reader)
+    Screen(hub, View(ALICE))
+
+
+def test_events_are_made_once_for_all_readers(source: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+    write = json.dumps
+
+    def counted(*args: Any, **how: Any) -> str:
+        nonlocal made
+        made += 1
+        return write(*args, **how)
+
+    counts = []
+    for readers in (1, 20):
+        hub = hub_of(Played() if readers == 1 else source)
+        played = hub._source
+        assert isinstance(played, Played)
+        screens = [Screen(hub, View(ALICE)) for _ in range(readers)]
+        with monkeypatch.context() as patch:
+            patch.setattr(json, "dumps", counted)
+            made = 0
+            for number in range(50):
+                played.add(number)
+            hub.tick()
+            counts.append(made)
+        waiting = [screen.reader._waiting[0] for screen in screens]
+        assert all(one is waiting[0] for one in waiting), "not even copied"
+    assert counts[0] == counts[1]
+
+
+def test_a_hundred_thousand_events_take_no_memory(source: Played) -> None:
+    hub = hub_of(source)
+    screens = [Screen(hub, View(owner)) for owner in (ALICE, BOB)]
+    grown: list[int] = []
+    number = 0
+    for _ in range(4):
+        for _ in range(125):
+            for _ in range(100):
+                source.add(number, (ALICE, BOB)[number % 2])
+                number += 1
+            hub.tick()
+            for done in range(number - 100, number):
+                source.remove(done)
+            hub.tick()
+            for screen in screens:
+                screen.reader.take()
+        gc.collect()
+        grown.append(sys.getallocatedblocks())
+    assert number * 2 == 100_000
+    assert not len(hub._mirror)
+    assert not hub._mirror.held
+    assert grown[3] - grown[1] < 2000, "blocks of memory, after 50,000 events more"

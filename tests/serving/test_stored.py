@@ -1,0 +1,222 @@
+"""Pins and deletions beside a running server: what is pinned stays, within the share for pins, also after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import ask, check, user
+from headstart.cli.main import main
+from headstart.config import Settings
+from headstart.errors import Conflict, NotFound
+from headstart.serving import scheduler, settle
+from headstart.serving.runtime import Runtime
+from headstart.serving.stored import CachedChain
+from headstart.testing.fake_engine import FakeEngine
+from headstart.tiers import write_behind
+from headstart.tiers.disk import store
+from live import wait_until
+from remains import Clock, kept, mark, marked, stored
+
+LONG = "A text of some length, of which no other begins as it does. " * 4
+KINDS: dict[str, dict[str, Any]] = {"rows": {}, "state": {"sliceable": False}}
+
+
+@pytest.fixture(autouse=True)
+def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_behind, "POLL", 0.02)
+    monkeypatch.setattr(scheduler, "IDLE_POLL", 0.05)
+    monkeypatch.setattr(scheduler, "IDLE_SAVE", 0.01)
+    monkeypatch.setattr(settle, "AFTER", 0.01)
+
+
+@contextmanager
+def started(
+    folder: Path | None = None, *, budget: int = 64 << 10, engine: dict[str, Any] | None = None, **more: Any
+) -> Iterator[Runtime]:
+    settings = Settings(memory_budget=budget, cache_dir=folder, **more)
+    with Runtime(lambda: FakeEngine(**{"slots": 1, "ctx": 1024, **(engine or {})}), settings, clock=Clock()) as runtime:
+        yield runtime
+        check(runtime)
+
+
+def quiet(runtime: Runtime) -> None:
+    """Waits until all is saved, on disk too."""
+    offload = runtime.cache.store.offload
+    runtime.scheduler.wake()
+    wait_until(lambda: runtime.scheduler.idle and not any(slot.dirty for slot in runtime.scheduler.slots))
+    wait_until(lambda: not (offload.writing or offload._queued or getattr(runtime.cache.disk, "_notices", ())))
+
+
+def say(runtime: Runtime, text: str, *, salt: str = "") -> CachedChain:
+    """Sends a prompt, and returns the chain of its last full block."""
+    ask(runtime, [user(text)], salt=salt, max_tokens=1)
+    quiet(runtime)
+    owner, size = runtime.owner(salt), runtime.engine.traits.block_size
+    whole = runtime.stored.all()[0]
+    assert whole.owner == owner
+    last = [entry for entry in whole.entries if len(entry.tokens) == size][-1]
+    return runtime.stored.get(last.id, owner)
+
+
+def flood(runtime: Runtime, count: int = 40, *, salt: str = "") -> None:
+    for number in range(count):
+        ask(runtime, [user(f"{number} {LONG}")], salt=salt, max_tokens=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_pinned_stays_in_memory(kind: str) -> None:
+    for pins in (False, True):
+        with started(engine=KINDS[kind]) as runtime:
+            chain = say(runtime, LONG)
+            if pins:
+                assert runtime.stored.pin(chain.id, chain.owner).pinned
+            flood(runtime)
+            assert runtime.cache.store.counters["evicted"]
+            there = [entry.id for entry in runtime.stored.entries()]
+            assert (chain.id in there) == pins
+            report = ask(runtime, [user(LONG)], max_tokens=1).report
+            assert (report.computed <= 8) == pins
+            if pins:
+                runtime.stored.unpin(chain.id, chain.owner)
+                flood(runtime)
+                with pytest.raises(NotFound):
+                    runtime.stored.get(chain.id, chain.owner)
+                assert runtime.cache.store.pins.held == len(runtime.cache.store.pins) == 0
+
+
+def test_pins_fill_half_of_memory_and_no_more() -> None:
+    with started(budget=32 << 10) as runtime:
+        pinned, refusals = list[CachedChain](), list[Conflict]()
+        for number in range(30):
+            chain = say(runtime, f"{number} {LONG}")
+            try:
+                pinned.append(runtime.stored.pin(chain.id, chain.owner))
+            except Conflict as error:
+                refusals.append(error)
+                assert not runtime.stored.get(chain.id, chain.owner).pinned
+        held = runtime.cache.store.pins.held
+        assert len(pinned) > 1 < len(refusals)
+        assert {refusal.code for refusal in refusals} == {"pins_full"}
+        assert "--memory-budget" in refusals[0].with_flags
+        assert runtime.cache.memory.budget // 4 < held <= runtime.cache.memory.budget // 2
+        assert {chain.id for chain in pinned} <= {entry.id for entry in runtime.stored.entries()}
+        runtime.stored.unpin(pinned[0].id, pinned[0].owner)
+        assert runtime.stored.pin(say(runtime, LONG).id, None).pinned, "there is room again"
+
+
+def test_an_owner_pins_no_more_than_half_of_its_quota() -> None:
+    with started(budget=64 << 10, tenant_memory=0.25) as runtime:
+        most: dict[str, int] = {}
+        for salt in ("a", "b"):
+            for number in range(12):
+                chain = say(runtime, f"{number} {LONG}", salt=salt)
+                try:
+                    runtime.stored.pin(chain.id, chain.owner)
+                except Conflict:
+                    break
+            most[salt] = runtime.cache.store.pins.held - sum(most.values())
+        assert 0 < most["a"] <= (64 << 10) // 8
+        assert 0 < most["b"] <= (64 << 10) // 8
+
+
+def test_only_the_owner_reaches_a_chain() -> None:
+    with started() as runtime:
+        chain = say(runtime, LONG, salt="a")
+        other = runtime.owner("b")
+        for reach in (runtime.stored.get, runtime.stored.pin, runtime.stored.unpin, runtime.stored.delete):
+            with pytest.raises(NotFound):
+                reach(chain.id, other)
+        assert runtime.stored.get(chain.id, None).id == chain.id
+        assert runtime.stored.get(chain.id, chain.owner).tokens == chain.tokens
+
+
+def test_shared_beginnings_stay_pinned_as_long_as_one_needs_them() -> None:
+    with started() as runtime:
+        first, second = say(runtime, f"{LONG} And then?"), say(runtime, f"{LONG} But why?")
+        shared = {entry.id for entry in first.entries} & {entry.id for entry in second.entries}
+        assert shared
+        for chain in (first, second):
+            runtime.stored.pin(chain.id, None)
+        runtime.stored.unpin(first.id, None)
+        assert not runtime.stored.get(first.id, None).pinned
+        assert shared <= {entry.id for entry in second.entries if entry.id in runtime.cache.store.pins}
+        with pytest.raises(Conflict, match="pinned"):
+            runtime.stored.delete(second.id, None)
+        assert runtime.stored.unpin(max(shared, key=lambda key: runtime.stored.get(key, None).tokens), None).pinned
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_what_is_deleted_is_nowhere(tmp_path: Path, disk: bool) -> None:
+    with started(tmp_path if disk else None) as runtime:
+        first = say(runtime, f"{LONG}{marked(0)}")
+        second = say(runtime, f"{LONG}{marked(1)}")
+        beginning = next(entry for entry in first.entries if entry in second.entries)
+        with pytest.raises(Conflict, match="continue"):
+            runtime.stored.delete(beginning.id, first.owner)
+        common = len({*first.entries} & {*second.entries})
+        whole = [one for one in runtime.stored.all() if len({*one.entries} & {*first.entries}) > common]
+        gone = [runtime.stored.delete(one.id, one.owner) for one in whole]
+        assert all(one.entries and one.tokens for one in gone)
+        assert any(one.disk_bytes for one in gone) == disk
+        wait_until(lambda: not kept(runtime, [mark(0)]))
+        wait_until(lambda: not stored(tmp_path, [mark(0)]))
+        quiet(runtime)
+        assert kept(runtime, [mark(1)]), "the other chain stays"
+        assert runtime.stored.get(second.id, second.owner).tokens == second.tokens
+
+
+# ── on disk ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pin_outlives_the_server(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "RESERVE", 256 << 10)
+    more: dict[str, Any] = {"disk_budget": 1 << 20, "engine": KINDS[kind]}
+    with started(tmp_path, **more) as runtime:
+        chain = runtime.stored.pin(say(runtime, LONG).id, None)
+        assert chain.pinned
+    for _ in range(2):
+        with started(tmp_path, **more) as runtime:
+            assert runtime.stored.get(chain.id, chain.owner).pinned
+            flood(runtime, 60)
+            quiet(runtime)
+            assert runtime.cache.disk.counters["evicted"]
+            assert runtime.stored.get(chain.id, chain.owner).pinned
+            assert ask(runtime, [user(LONG)], max_tokens=1).report.computed <= 8
+    with started(tmp_path, **more) as runtime:
+        assert not runtime.stored.unpin(chain.id, chain.owner).pinned
+    with started(tmp_path, **more) as runtime:
+        assert not runtime.stored.get(chain.id, chain.owner).pinned
+
+
+def test_pins_fill_half_of_the_disk_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "RESERVE", 256 << 10)
+    with started(tmp_path, disk_budget=2 << 20, budget=1 << 20) as runtime:
+        refusal = None
+        for number in range(30):
+            chain = say(runtime, f"{number} {LONG}")
+            try:
+                runtime.stored.pin(chain.id, None)
+            except Conflict as error:
+                refusal = error
+                break
+        assert refusal is not None
+        assert "--disk-budget" in refusal.with_flags
+        assert not runtime.stored.get(chain.id, None).pinned
+        assert runtime.stored.all()[1].pinned
+
+
+def test_pins_of_the_command_line_reach_a_running_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with started(tmp_path) as runtime:
+        chain = say(runtime, LONG)
+        for command, pinned in (("pin", True), ("unpin", False)):
+            with pytest.raises(SystemExit) as left:
+                main(["cache", command, chain.id.hex(), "--cache-dir", str(tmp_path)])
+            assert not left.value.code
+            wait_until(lambda pinned=pinned: runtime.stored.get(chain.id, None).pinned == pinned)  # type: ignore[misc]
+            assert (runtime.cache.store.pins.held > 0) == pinned
