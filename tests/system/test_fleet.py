@@ -137,13 +137,16 @@ def test_a_replica_that_is_killed_is_replaced(fleet: RunningFleet) -> None:
     """Its stream breaks, all other requests are answered, and a new replica comes."""
     chat = conversation("killed")
     _, tag = fleet.served(lambda: fleet.chat(chat))
-    broken = threading.Event()
+    begun, broken = threading.Event(), threading.Event()
 
     def stream() -> None:
         body = {"messages": chat, "max_tokens": 1000, "temperature": 0, "stream": True, "ignore_eos": True}
+        lines = []
         try:
             with fleet.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-                lines = list(answer.iter_lines())
+                for line in answer.iter_lines():
+                    lines.append(line)
+                    begun.set()
             if not any("[DONE]" in line for line in lines):
                 broken.set()
         except httpx.HTTPError:
@@ -151,7 +154,7 @@ def test_a_replica_that_is_killed_is_replaced(fleet: RunningFleet) -> None:
 
     thread = threading.Thread(target=stream)
     thread.start()
-    wait_until(lambda: fleet.replicas()[tag]["running"] == 1, 20)
+    assert begun.wait(20)  # a request whose answer has not begun goes to the other replica
     fleet.kill(tag)
     answers = [fleet.http.post("/v1/chat/completions", json={"messages": chat, "max_tokens": 2}) for _ in range(30)]
     statuses = [answer.status_code for answer in answers]

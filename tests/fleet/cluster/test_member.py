@@ -91,7 +91,7 @@ class OneProcess:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         await self.process.front.route("request", CHAT, Headers(headers), body)
         transport = httpx.ASGITransport(one.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://member", headers=headers) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
             answer = await client.post(CHAT, content=body, timeout=60)
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()["headstart"]
