@@ -92,7 +92,10 @@ def test_a_request_is_explained_whichever_replica_served_it(fleet: RunningFleet)
     for number in range(4):
         chosen = {"x-request-id": f"own-{number}"} if number % 2 else {}
         body = {"messages": conversation(f"explained {number}"), "max_tokens": 2}
-        id = fleet.http.post("/v1/chat/completions", json=body, headers=chosen).headers["x-request-id"]
+        answer = fleet.http.post("/v1/chat/completions", json=body, headers=chosen)
+        id = answer.headers["x-request-id"]
+        assert answer.headers.get_list("x-request-id") == answer.headers.get_list("request-id")
+        assert not chosen or [id] == [*chosen.values()]
         for _ in range(3):
             assert fleet.http.get(f"/headstart/explain/{id}").json()["id"] == id
             assert fleet.http.get("/headstart/explain").json()["id"] == id
@@ -129,13 +132,16 @@ def test_a_replica_that_is_killed_is_replaced(fleet: RunningFleet) -> None:
     """Its stream breaks, all other requests are answered, and a new replica comes."""
     chat = conversation("killed")
     _, tag = fleet.served(lambda: fleet.chat(chat))
-    broken = threading.Event()
+    begun, broken = threading.Event(), threading.Event()
 
     def stream() -> None:
         body = {"messages": chat, "max_tokens": 1000, "temperature": 0, "stream": True, "ignore_eos": True}
         try:
             with fleet.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-                lines = list(answer.iter_lines())
+                lines = []
+                for line in answer.iter_lines():
+                    begun.set()
+                    lines.append(line)
             if not any("[DONE]" in line for line in lines):
                 broken.set()
         except httpx.HTTPError:
@@ -143,7 +149,8 @@ def test_a_replica_that_is_killed_is_replaced(fleet: RunningFleet) -> None:
 
     thread = threading.Thread(target=stream)
     thread.start()
-    wait_until(lambda: fleet.replicas()[tag]["running"] == 1, 20)
+    assert begun.wait(20)
+    assert fleet.replicas()[tag]["running"] == 1
     fleet.kill(tag)
     answers = [fleet.http.post("/v1/chat/completions", json={"messages": chat, "max_tokens": 2}) for _ in range(30)]
     statuses = [answer.status_code for answer in answers]
