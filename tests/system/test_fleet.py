@@ -100,7 +100,10 @@ def test_a_request_is_explained_whichever_replica_served_it(fleet: RunningFleet)
     for number in range(4):
         chosen = {"x-request-id": f"own-{number}"} if number % 2 else {}
         body = {"messages": conversation(f"explained {number}"), "max_tokens": 2}
-        id = fleet.http.post("/v1/chat/completions", json=body, headers=chosen).headers["x-request-id"]
+        answer = fleet.http.post("/v1/chat/completions", json=body, headers=chosen)
+        id = answer.headers["x-request-id"]
+        assert answer.headers.get_list("x-request-id") == answer.headers.get_list("request-id")
+        assert not chosen or [id] == [*chosen.values()]
         for _ in range(3):
             assert fleet.http.get(f"/headstart/explain/{id}").json()["id"] == id
             assert fleet.http.get("/headstart/explain").json()["id"] == id
@@ -141,12 +144,12 @@ def test_a_replica_that_is_killed_is_replaced(fleet: RunningFleet) -> None:
 
     def stream() -> None:
         body = {"messages": chat, "max_tokens": 1000, "temperature": 0, "stream": True, "ignore_eos": True}
-        lines = []
         try:
             with fleet.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                lines = []
                 for line in answer.iter_lines():
-                    lines.append(line)
                     begun.set()
+                    lines.append(line)
             if not any("[DONE]" in line for line in lines):
                 broken.set()
         except httpx.HTTPError:
@@ -154,7 +157,8 @@ def test_a_replica_that_is_killed_is_replaced(fleet: RunningFleet) -> None:
 
     thread = threading.Thread(target=stream)
     thread.start()
-    assert begun.wait(20)  # a request whose answer has not begun goes to the other replica
+    assert begun.wait(20)
+    assert fleet.replicas()[tag]["running"] == 1
     fleet.kill(tag)
     answers = [fleet.http.post("/v1/chat/completions", json={"messages": chat, "max_tokens": 2}) for _ in range(30)]
     statuses = [answer.status_code for answer in answers]

@@ -29,6 +29,7 @@ from headstart.api.explain.routes import account
 from headstart.engines import registry
 from headstart.errors import EngineError
 from headstart.fleet.cluster.metrics import merged
+from headstart.fleet.cluster.request_id import WithoutRequestId
 from headstart.fleet.cluster.setup import FleetSetup
 from headstart.fleet.front.affinity import replica_tag
 from headstart.fleet.front.hot import TOKENS, HotStretch, hot_prefixes
@@ -165,6 +166,7 @@ class Member:
             replica_tag=replica_tag(self._name),
             elsewhere=fleet.explain,
         )
+        self.app.add_middleware(WithoutRequestId)
         self.app.add_route(STATUS, self._show_status, methods=["GET"])
         self.app.add_route(METRICS, self._show_metrics, methods=["GET"])
         self._fleet = fleet
