@@ -35,7 +35,7 @@ class Entry:
         start: position of its first token.
         copies: name of a tier → whether the copy there is canonical.
         pins: number of requests and writers that need the entry now. It is not evicted meanwhile.
-        kept: whether it is pinned: its owner wants it to stay, so it is not evicted from memory.
+        kept: whether its owner has pinned it (`serving/pins`), so that it is not evicted from memory.
         state: whether it is a checkpoint, at position `stop`. Otherwise it is KV.
         gap: prefill tokens that a checkpoint saves, counted from the checkpoint before it on its chain; 0 if unknown.
         protected: whether requests are expected to continue at this checkpoint (`checkpoints`).
