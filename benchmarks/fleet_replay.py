@@ -262,6 +262,7 @@ def main() -> None:
         return
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a run takes long, and each row counts
     show = Console(soft_wrap=True, markup=False, highlight=False).print
+    options.out.mkdir(parents=True, exist_ok=True)
     show(processor.caption())
     found = []
     for whole_work in workloads(options.data):
@@ -283,9 +284,9 @@ def main() -> None:
                 times = [one.first_token for one in predicted.requests]
                 show(row(f"simulated, {router}", work.trace, times, predicted.computed, best) + f" ({note})")
                 about = {"trace": work.trace.name, "replicas": replicas, "router": router, "note": note}
-                found.append({**about, "real": [asdict(one) for one in served], "simulated": times})
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "fleet_replay.json").write_text(json.dumps(found))
+                both = {"real": list(map(asdict, served)), "simulated": list(map(asdict, predicted.requests))}
+                found.append({**about, **both})
+                (options.out / "fleet_replay.json").write_text(json.dumps(found))
 
 
 def real_calls(machine: Machine) -> Machine:

@@ -24,7 +24,7 @@ class Waiting:
     reuse: bool = True
     fetch: object = None
     follows: object = None
-    brought: dict[bytes, Any] = field(default_factory=dict)
+    pinned: Any = field(default_factory=lambda: SimpleNamespace(brought={}))
     slot: Any = None
     token: int | None = None
 
@@ -75,7 +75,7 @@ def test_what_a_fetch_brings_shortens_the_queue() -> None:
         watch.arrived(one, lambda _: there)
     watch.stepped([], jobs)
     assert watch.state == QueueState(queued=((16, 100), (16, 100)), fetching=80)
-    job.brought = {b"block": SimpleNamespace(state=False), b"state": SimpleNamespace(state=True)}
+    job.pinned.brought = {b"block": SimpleNamespace(state=False), b"state": SimpleNamespace(state=True)}
     watch.stepped([], jobs)
     assert watch.state.fetching == 72
     job.fetch, there = None, 88
