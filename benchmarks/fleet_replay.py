@@ -47,6 +47,8 @@ from headstart.traces import Trace
 
 BATCH = 2048
 """Tokens of the engine's largest call."""
+PATIENCE = 2.0
+"""Seconds of a prefill call that nobody waits behind, as in `Scheduler`."""
 ALPHABET = 256
 """Tokens of prompts are below this."""
 ROUTERS = ("exact", "ray-prefix")
@@ -291,7 +293,8 @@ def main() -> None:
 
 def real_calls(machine: Machine) -> Machine:
     """The machine with the calls that a real scheduler makes: none is larger than the engine's batch."""
-    return replace(machine, stall=min(machine.stall, BATCH * machine.speed.prefill.per_token))
+    batch = BATCH * machine.speed.prefill.per_token
+    return replace(machine, stall=min(machine.stall, batch), call=min(PATIENCE, batch))
 
 
 if __name__ == "__main__":

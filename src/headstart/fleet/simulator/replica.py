@@ -218,9 +218,24 @@ class Replica:
         job.computed = job.chain.tokens - found * size
         job.left = self._curve.seconds(found * size, job.chain.tokens)
         job.left += size * (memory * speed.memory + (found - memory) * speed.disk)
+        job.left += self._interruption(job.left)
         self._keep(keys[:found])
         job.started = self._now
         self._prefilling.append(job)
+
+    def _interruption(self, left: float) -> float:
+        """How much longer a prompt takes because calls are not interrupted, as seconds of its own prefill.
+
+        On average it meets the call or the step that runs in its middle. The share of the others in its own time is in the
+        rates already.
+        """
+        machine, others, replies = self._machine, self._prefilling, len(self._decoding)
+        if not machine.call:
+            return 0.0
+        step = self._step(replies)
+        call = machine.stall if replies else machine.call
+        waits = min(call, max((other.left for other in others), default=step)) / 2 - len(others) * min(left, call)
+        return (max(0.0, waits) + step) * call / (call + step) / (len(others) + 1)
 
     def _alike(self, job: SimulatedRequest) -> list[tuple[SimulatedRequest, int, float]]:
         """The prompts in slots that share more with a request than the cache has, with the number of shared blocks, and the
