@@ -335,6 +335,18 @@ def test_a_prompt_that_is_longer_than_the_queue_is_stored_whole(store: str, key_
         assert again.report.computed <= BLOCK_SIZE
 
 
+def test_others_get_a_prompt_while_its_reply_runs(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    """Fault: KV of a busy slot was saved after five seconds, so who began alike meanwhile computed it again."""
+    long = FakeEngine(slots=2, ctx=2048, block_size=BLOCK_SIZE, delay=DELAY)
+    with start(valkey.url, key_file, engine=lambda: long) as one, start(valkey.url, key_file) as other:
+        first = submit(one, chat("Hello, who are you?"), max_tokens=10_000, ignore_eos=True)
+        blocks = len(first.request.prompt.tokens) // BLOCK_SIZE
+        wait_until(lambda: one.cache.shared.counters["saved"] >= blocks, 4)
+        assert answer(other, "Hello, who are you?").report.computed <= BLOCK_SIZE
+        assert any(slot.busy for slot in one.scheduler.slots)
+        first.handle.cancel()
+
+
 def test_nothing_of_it_is_loaded_without_a_store() -> None:
     code = (
         "import sys, headstart.serving.runtime as r\n"
