@@ -226,16 +226,20 @@ class Replica:
     def _interruption(self, left: float) -> float:
         """How much longer a prompt takes because calls are not interrupted, as seconds of its own prefill.
 
-        On average it meets the call or the step that runs in its middle. The share of the others in its own time is in the
-        rates already.
+        On average it meets the call or the step that runs in its middle, and half of the other prompts have their turn first.
+        A part of that is in the rates already: the others' calls are as long as its own there.
         """
-        machine, others, replies = self._machine, self._prefilling, len(self._decoding)
+        machine, others, replies = self._machine, len(self._prefilling), len(self._decoding)
         if not machine.call:
             return 0.0
         step = self._step(replies)
         call = machine.stall if replies else machine.call
-        waits = min(call, max((other.left for other in others), default=step)) / 2 - len(others) * min(left, call)
-        return (max(0.0, waits) + step) * call / (call + step) / (len(others) + 1)
+        waits = step / 2
+        if others:
+            rests = [other.left for other in self._prefilling]
+            met, turn = (sum(min(most, rest) for rest in rests) / others for most in (call / 2, call))
+            waits = max(0.0, met + (others - 1) / 2 * turn - others * min(left, call))
+        return (waits + step) * call / (call + step) / (others + 1)
 
     def _alike(self, job: SimulatedRequest) -> list[tuple[SimulatedRequest, int, float]]:
         """The prompts in slots that share more with a request than the cache has, with the number of shared blocks, and the
