@@ -12,7 +12,7 @@ import pytest
 
 from headstart.errors import Overloaded
 from headstart.events import hub as hub_module
-from headstart.events.hub import LINGER, READERS, EventReader, Hub, View
+from headstart.events.hub import KEPT_TICKS, LINGER, READERS, EventReader, Hub, View
 from headstart.events.source import SlotState
 from headstart.events.tap import News
 from headstart.interfaces.tokens import BlockId, as_tokens
@@ -276,6 +276,21 @@ def test_what_is_kept_for_those_who_come_back_is_bounded(source: Played, monkeyp
     assert hub._size <= 10_000
     assert sum(batch.size for batch in hub._kept) == hub._size
     assert Screen(hub, View(ALICE), first).events[0][0] == "snapshot"
+
+
+def test_what_is_kept_for_those_who_come_back_is_young(source: Played) -> None:
+    """Events name entries, which may have been deleted meanwhile."""
+    hub = hub_of(source)
+    screen = Screen(hub, View(ALICE))
+    source.add(1)
+    hub.tick()
+    for _ in range(KEPT_TICKS - 1):
+        hub.tick()
+    assert Screen(hub, View(ALICE), screen.last_id).events[0][0] == "tree"
+    hub.tick()
+    assert not any(part.name == "tree" for batch in hub._kept for part in batch.parts)
+    assert sum(batch.size for batch in hub._kept) == hub._size
+    assert Screen(hub, View(ALICE), screen.last_id).events[0][0] == "snapshot"
 
 
 def test_lost_news_begin_all_anew(source: Played) -> None:

@@ -38,6 +38,8 @@ WAITING = 1 << 20
 """Most bytes that wait for a reader. A slower one is dropped."""
 KEPT = 4 << 20
 """Most bytes of events that are kept for readers who reconnect."""
+KEPT_TICKS = 240
+"""Periods for which they are kept."""
 CHUNK = 500
 """Most entries in one event."""
 
@@ -228,6 +230,7 @@ class Hub:
             self._number += 1
             if parts:
                 self._send(EventBatch(self._number, parts, changes.resized))
+            self._forget()
             return True
 
     def _send(self, batch: EventBatch) -> None:
@@ -240,7 +243,10 @@ class Hub:
                 self._readers.remove(reader)
         self._kept.append(batch)
         self._size += batch.size
-        while self._size > KEPT:
+
+    def _forget(self) -> None:
+        """Forgets the oldest batches, if there is too much or they are too old."""
+        while self._kept and (self._size > KEPT or self._kept[0].number <= self._number - KEPT_TICKS):
             gone = self._kept.popleft()
             self._size -= gone.size
             self._first = gone.number + 1
