@@ -90,6 +90,7 @@ class CachedChains:
         """The chain that ends with this entry."""
 
         def look() -> CachedChain:
+            self._cache.store.offload.take_notices()  # of what the disk has done for this caller
             blocks = {entry.id: entry for entry in self._up(key, owner)}
             ends = [state for block in blocks if (state := self._index.get(checkpoint_id(block))) is not None]
             return self._chain(blocks[key], blocks, {state.parent: state for state in ends})
