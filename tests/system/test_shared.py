@@ -14,7 +14,7 @@ import pytest
 
 from harness import Answer, ask, assistant, check, submit, system, user
 from headstart.config import Settings
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, Unavailable
 from headstart.interfaces.engine import Span
 from headstart.serving import shared_audit
 from headstart.serving.runtime import SHARED_SHARE, Runtime
@@ -259,6 +259,35 @@ def test_what_only_this_server_has_is_stored_when_it_stops(key_file: Path, store
     assert one.cache.shared.counters["saved"] > reused
     with start(store, key_file) as other:
         assert answer(other, "Hello, who are you?").report.computed <= BLOCK_SIZE
+
+
+def test_what_is_deleted_is_deleted_in_the_store_too(tmp_path: Path, key_file: Path, store: str) -> None:
+    """But not what another chain needs."""
+    with start(store, key_file) as one:
+        for words in ("Name all rivers of the north.", "Name all mountains of the south."):
+            answer(one, words)
+        stored(one)
+        before = objects(tmp_path)
+        first, second = one.stored.all()
+        shared = {*first.entries} & {*second.entries}
+        assert shared
+        one.stored.delete(first.id, first.owner)
+        left = objects(tmp_path)
+        assert len(before) > len(left) >= len(shared)
+    with start(store, key_file) as other:
+        assert answer(other, "Name all mountains of the south.").report.tiers.get("shared", 0) > 0
+        assert answer(other, "Name all rivers of the north.").report.tiers.get("shared", 0) <= len(shared) * BLOCK_SIZE
+
+
+def test_who_deletes_hears_that_the_store_failed(key_file: Path, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start(valkey.url, key_file) as runtime:
+        answer(runtime, "Name all rivers of the north.")
+        stored(runtime)
+        (chain,) = runtime.stored.all()
+        valkey.kill()
+        with pytest.raises(Unavailable, match="deleted here, but not there"):
+            runtime.stored.delete(chain.id, None)
+        assert runtime.stored.all() == []
 
 
 def test_memory_that_is_too_small_for_the_prompt_computes_the_rest(store: str, key_file: Path) -> None:

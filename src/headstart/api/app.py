@@ -30,7 +30,7 @@ from headstart.api.middleware import RequestMiddleware
 from headstart.api.openai_chat import routes as openai
 from headstart.api.openai_responses import routes as responses
 from headstart.api.openapi import describe
-from headstart.api.service import Elsewhere, Service, nowhere
+from headstart.api.service import NOWHERE, Elsewhere, Service
 from headstart.chat.tenancy import policy_of
 from headstart.errors import ConfigError, HeadstartError, for_log
 from headstart.serving.runtime import Runtime
@@ -55,7 +55,7 @@ def create_app(
     keep_alive: float = 5.0,
     max_body: int = MAX_BODY,
     replica_tag: str = "",
-    elsewhere: Elsewhere = nowhere,
+    elsewhere: Elsewhere = NOWHERE,
     on_ready: Callable[[], None] = lambda: None,
     on_failure: Callable[[HeadstartError], None] | None = None,
 ) -> FastAPI:
@@ -74,7 +74,7 @@ def create_app(
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a body.
         replica_tag: 8 hexadecimal digits that name a replica of a fleet in the ids of its responses and requests; "" for none.
-        elsewhere: asks the other replicas of a fleet about a request, for `/headstart/explain`.
+        elsewhere: the other servers of a fleet, for `/headstart/explain` and `/headstart/cache/…`.
         on_ready: called on the event loop when requests are served, if `load` is a function.
         on_failure: called on the event loop if `load` raises.
 

@@ -6,11 +6,12 @@ Each change becomes an `Item`: a piece of JSON with the owner who may read it. I
 from __future__ import annotations
 
 import json
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headstart.events.item import Item, LatestRequests
 from headstart.events.source import SlotState, Source
 from headstart.events.tap import JobNews, News
 from headstart.interfaces.tokens import BlockId
@@ -18,27 +19,17 @@ from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.job import Job
 
-LATEST = 128
-"""Most requests that are remembered for new readers."""
 OVER = frozenset({"stop", "length", "cancelled", "failed"})
 """The stages after which nothing of a request follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """A piece of an event. `owner`: who may read it, beside the operator. `public`: what others read in its place, or b""."""
-
-    owner: bytes
-    data: bytes
-    public: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
 class TreeChanges:
-    """What has changed, by the name of the event."""
+    """What has changed, by the name of the event. `resized`: whether more or less is stored than before."""
 
-    tree: Sequence[Item] = ()
-    requests: Sequence[Item] = ()
+    tree: Sequence[Item]
+    requests: Sequence[Item]
+    resized: bool
 
 
 @dataclass(slots=True)
@@ -61,10 +52,11 @@ class Mirror:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._known: dict[BlockId, Known] = {}
-        self._requests: OrderedDict[int, Item] = OrderedDict()
+        self._requests = LatestRequests()
         self._open: dict[int, tuple[Job, int]] = {}  # by identity; the number of a request
-        self._count = 0
+        self._last = 0  # number
         self.held: Counter[tuple[bytes, str]] = Counter()
+        self._all: Counter[str] = Counter()  # of all owners
 
     def __len__(self) -> int:
         return len(self._known)
@@ -72,8 +64,11 @@ class Mirror:
     def begin(self, entries: Iterable[Entry]) -> None:
         """Takes what is stored at the beginning. Requests that are known stay; those that were open are forgotten."""
         self._known.clear()
+        for job, number in self._open.values():
+            self._requests.drop(number, owner_of(job.root))
         self._open.clear()
         self.held.clear()
+        self._all.clear()
         for entry in entries:
             self._look(entry)
 
@@ -89,8 +84,9 @@ class Mirror:
                 requests[number] = item
             else:
                 touched.update((key, self._known[key].entry) for key in one if key in self._known and key not in touched)
+        before = self._all.copy()
         tree = [item for item in map(self._look, touched.values()) if item is not None]
-        return TreeChanges(tree, list(requests.values()))
+        return TreeChanges(tree, list(requests.values()), self._all != before)
 
     def tree(self) -> Iterator[Item]:
         """All entries, as new ones."""
@@ -98,7 +94,7 @@ class Mirror:
 
     def requests(self) -> list[Item]:
         """The latest requests, in order."""
-        return list(self._requests.values())
+        return list(self._requests)
 
     # ── entries ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -126,8 +122,9 @@ class Mirror:
     def _hold(self, known: Known, sign: int) -> None:
         if known.entry.state:
             return
-        self.held[known.owner, "entries"] += sign
-        self.held[known.owner, "tokens"] += sign * known.tokens
+        for name, size in (("entries", sign), ("tokens", sign * known.tokens)):
+            self.held[known.owner, name] += size
+            self._all[name] += size
         if not self.held[known.owner, "entries"]:
             del self.held[known.owner, "entries"], self.held[known.owner, "tokens"]
 
@@ -148,18 +145,16 @@ class Mirror:
     def totals(self, owner: bytes) -> tuple[dict[str, int], dict[str, int]]:
         """Entries and tokens of an owner, and of all others together."""
         mine = {name: self.held[owner, name] for name in ("entries", "tokens")}
-        every = {name: sum(size for (_, kind), size in self.held.items() if kind == name) for name in mine}
-        return mine, {name: every[name] - mine[name] for name in mine}
+        return mine, {name: self._all[name] - mine[name] for name in mine}
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _request(self, news: JobNews) -> tuple[int, Item]:
         job, report = news.job, news.report
-        number = self.number(job)
-        request = job.ticket.request
+        number = self._number(news)
         data: dict[str, Any] = {
             "number": number,
-            "id": request.id,
+            "id": job.ticket.request.id,
             "owner": owner_of(job.root).hex(),
             "choice": job.choice,
             "state": news.stage,
@@ -185,20 +180,17 @@ class Mirror:
                 "seconds": {name: round(getattr(report, name), 4) for name in ("queued", "prefill", "ttft", "decode")},
             }
         item = Item(owner_of(job.root), _json(data))
-        self._requests[number] = item
-        self._requests.move_to_end(number)
-        if len(self._requests) > LATEST:
-            self._requests.popitem(last=False)
+        self._requests.put(number, item)
         if news.stage in OVER:
             self._open.pop(id(job), None)
         return number, item
 
-    def number(self, job: Job) -> int:
-        """The number of a request."""
-        if id(job) not in self._open:
-            self._count += 1
-            self._open[id(job)] = job, self._count
-        return self._open[id(job)][1]
+    def _number(self, news: JobNews) -> int:
+        """The number of a request. It is made of the time, because a count would tell each owner about the others."""
+        if id(news.job) not in self._open:
+            self._last = max(self._last + 1, round(news.at * 1e6))
+            self._open[id(news.job)] = news.job, self._last
+        return self._open[id(news.job)][1]
 
     # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -209,7 +201,7 @@ class Mirror:
     def _slot(self, state: SlotState) -> Item:
         data: dict[str, Any] = {"slot": state.number, "state": state.state, "tokens": state.tokens}
         if state.job is not None and id(state.job) in self._open:
-            data |= {"total": state.total, "reply": state.reply, "request": self.number(state.job)}
+            data |= {"total": state.total, "reply": state.reply, "request": self._open[id(state.job)][1]}
         public = {"slot": state.number, "state": "idle" if state.state == "idle" else "busy"}
         return Item(state.owner, _json(data), _json(public))
 

@@ -74,11 +74,11 @@ class RuntimeSource:
     def open(self) -> list[Entry]:
         if self._tap in self._runtime.listeners:
             self.close()
-        self._tap = Tap()
         return self._runtime.listen(self._tap)
 
     def close(self) -> None:
-        self._runtime.unlisten(self._tap)
+        tap, self._tap = self._tap, Tap()  # what it has heard and nobody took has texts
+        self._runtime.unlisten(tap)
 
     def news(self) -> Sequence[News] | None:
         return self._tap.drain()

@@ -556,7 +556,7 @@ class Scheduler:
 
     def _turn_of(self, job: Job, slot: Slot) -> Turn | None:
         """The turn for `Runtime.remember`; None if it must leave no record."""
-        if self.expiry.late(slot):
+        if self.expiry.late(slot, job.ticket.reports):
             return None
         prompt = job.request.prompt
         turn = job.turn(self._clock(), self.expiry.wipes, settles=self.settle.takes(prompt))
