@@ -39,6 +39,7 @@ from headstart.cli.options import (
     UnixSocketOption,
     takes_settings,
 )
+from headstart.cli.top import command as cli_top
 from headstart.config import Settings
 from headstart.errors import ConfigError, HeadstartError
 
@@ -244,6 +245,7 @@ def warm(
 app.add_typer(cli_cache.app)
 app.add_typer(cli_fleet.app)
 app.command(epilog=cli_explain.EPILOG)(cli_explain.explain)
+app.command(epilog=cli_top.EPILOG)(cli_top.top)
 app.command(epilog=cli_replay.EPILOG)(cli_replay.replay)
 
 
