@@ -23,6 +23,11 @@ def entry(number: int, parent: int | None = None, *, tiers: str = "memory", **mo
     return {**known, "tiers": dict.fromkeys(tiers.split(), True), "pinned": False, "seconds_ago": 1.0, **more}
 
 
+def soon(number: int, why: str = "least_value") -> dict[str, str]:
+    """An entry that is evicted next."""
+    return {"id": identity(number), "why": why}
+
+
 def request(number: int, state: str = "stop", **more: Any) -> dict[str, Any]:
     """A request whose prompt of 1,000 tokens was cached, except for 100."""
     known = {"number": number, "id": f"req_{number}", "owner": "", "choice": 0, "state": state, "at": 1e9 + number}

@@ -13,7 +13,7 @@ from headstart.cli.top.app import ExplainScreen, Requests, TopApp
 from headstart.cli.top.feed import Trouble, Update
 from headstart.cli.top.savings import Savings
 from headstart.errors import ConfigError
-from scripted_top import Script, chat, entry, identity, request, state
+from scripted_top import Script, chat, entry, request, soon, state
 
 HOSTILE = "\x1b[2J\x1b]52;c;aGk=\x07[bold]hi[/bold][@click=app.quit]x[/]\x9b31m\u202e"
 SLOTS = [
@@ -26,7 +26,7 @@ TREE = [*chat(4, pinned=True), *chat(3, first=10, parent=3, tiers="disk"), *chat
 SIZES = {"yours": {}, "others": {"entries": 1, "tokens": 77}, "tiers": {"memory": {"used": 1 << 20, "budget": 4 << 20}}}
 ROWS = [request(1, cause="system_changed", recomputed=40), request(2, "prefill"), request(3, "reply")]
 FULL = state(
-    ("tree", TREE), ("requests", ROWS), ("slots", SLOTS), ("evicted_next", [identity(20)]), ("sizes", SIZES)
+    ("tree", TREE), ("requests", ROWS), ("slots", SLOTS), ("evicted_next", [soon(20)]), ("sizes", SIZES)
 )  # fmt: skip
 EXPLANATION = {
     "cause": "system_changed",
@@ -107,7 +107,7 @@ def test_every_panel_shows_what_is(size: tuple[int, int]) -> None:
         assert "stored: 576 tokens in 9 entries; 77 of others" in shown
         assert "MMMM 256  pinned" in shown
         assert "DDD 192" in shown or size == (80, 24)
-        assert "evicted next: 1" in shown
+        assert "evicted next: 1 least_value" in shown
         assert "1,800 tokens (90%)" in shown
         assert "1 MiB of 4 MiB" in shown
         assert "system" in shown  # the cause

@@ -14,6 +14,7 @@ from headstart.api.auth import Keys
 from headstart.cli.server import ServerAddress
 from headstart.cli.top import feed as feed_module
 from headstart.cli.top.feed import Feed, Trouble, Update
+from headstart.cli.top.savings import Savings
 from headstart.cli.top.state import TopState
 from headstart.config import Settings
 from headstart.events import hub as hub_module
@@ -91,6 +92,16 @@ def test_a_server_is_followed() -> None:
         assert not [one for one in reading.updates if isinstance(one, Trouble)]
 
 
+def test_the_operator_gets_the_sums_since_the_start() -> None:
+    with served() as server:
+        chat(server, "How many roses are in the garden? ")
+        with Reading(ServerAddress(server.url)) as reading:
+            wait_until(lambda: any(isinstance(one, Savings) for one in reading.updates))
+            sums = next(one for one in reading.updates if isinstance(one, Savings))
+            assert (sums.requests, sums.cached) == (1, 0)
+            assert sums.prompt == sums.computed > 200
+
+
 def test_it_goes_on_with_a_server_that_comes_back() -> None:
     with served() as server:
         reading = Reading(ServerAddress(server.url))
@@ -147,6 +158,8 @@ def test_keys_see_their_own(tmp_path: Path) -> None:
             operator.wait(lambda state: ended(state) == 1)
             assert alice.wait(lambda state: state.others.get("tokens", 0) > 0).requests == {}
             assert alice.state.tiers == {}
+            assert any(isinstance(one, Savings) for one in operator.updates)
+            assert not any(isinstance(one, Savings | Trouble) for one in alice.updates)
 
 
 def test_too_many_readers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from effort import examples
 from headstart.cli.top.state import TopState
 from headstart.cli.top.tree import BRANCHES, LINES, Stretch, lines, stretches
-from scripted_top import chat, entry, identity, state
+from scripted_top import chat, entry, identity, soon, state
 
 
 def tokens(state: TopState) -> int:
@@ -22,12 +22,12 @@ def test_a_run_without_a_branch_is_one_stretch() -> None:
 
 def test_branches_begin_where_prompts_part() -> None:
     tree = [*chat(4), *chat(3, first=10, parent=3, seconds_ago=50.0), *chat(2, first=20, parent=3, tiers="disk")]
-    now = state(("tree", tree), ("evicted_next", [identity(11), identity(12)]))
+    now = state(("tree", tree), ("evicted_next", [soon(11), soon(12)]))
     (root,) = stretches(now)
     assert (root.tokens, root.below) == (256, 320)
     assert [(one.tokens, dict(one.tiers), one.evicted_next) for one in root.branches] == [
-        (128, {"disk": 128}, 0),  # the latest used first
-        (192, {"memory": 192}, 2),
+        (128, {"disk": 128}, {}),  # the latest used first
+        (192, {"memory": 192}, {"least_value": 2}),
     ]
 
 

@@ -72,7 +72,7 @@ class TopState:
 
     Attributes:
         entries: what is stored, by id.
-        evicted_next: ids, the first one first.
+        evicted_next: why, by id; the first one first.
         others: entries and tokens of other owners.
         tiers: bytes by tier; empty if only the operator may see them.
     """
@@ -81,7 +81,7 @@ class TopState:
     entries: Mapping[str, ShownEntry] = field(default_factory=dict)
     requests: Mapping[int, RequestRow] = field(default_factory=dict)
     slots: tuple[SlotRow, ...] = ()
-    evicted_next: tuple[str, ...] = ()
+    evicted_next: Mapping[str, str] = field(default_factory=dict)
     others: Mapping[str, int] = field(default_factory=dict)
     tiers: Mapping[str, TierSize] = field(default_factory=dict)
 
@@ -98,7 +98,7 @@ class TopState:
             elif name == "slots":
                 now = replace(now, slots=tuple(map(_slot, value)))
             elif name == "evicted_next":
-                now = replace(now, evicted_next=tuple(one["id"] if isinstance(one, dict) else one for one in value))
+                now = replace(now, evicted_next={one["id"]: one["why"] for one in value})
             elif name == "sizes":
                 tiers = {tier: TierSize(size["used"], size["budget"]) for tier, size in value.get("tiers", {}).items()}
                 now = replace(now, others=value["others"], tiers=tiers)

@@ -74,13 +74,12 @@ def tree_line(line: TreeLine, now: float) -> Text:
     found.append_text(bar(one.tiers, max(len(one.tiers), min(BAR, one.tokens // 64)))).append(f" {one.tokens:,}")
     if one.start and not line.indent:
         found.append(f" from token {one.start:,}, what precedes is gone", DIM)
-    for shown, style in (
-        ("pinned", GOOD if one.pinned else ""),
-        (f"{one.checkpoints} ▼", GOOD if one.checkpoints else ""),
-        (f"evicted next: {one.evicted_next}", WARN if one.evicted_next else ""),
-    ):
-        if style:
-            found.append(f"  {shown}", style)
+    if one.pinned:
+        found.append("  pinned", GOOD)
+    if one.checkpoints:
+        found.append(f"  {one.checkpoints} ▼", GOOD)
+    for why, count in one.evicted_next.items():
+        found.append(f"  evicted next: {count} {plain(why)}", WARN)
     return found.append(f"  {_ago(one, now)}", DIM)
 
 

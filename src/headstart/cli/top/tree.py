@@ -25,7 +25,7 @@ class Stretch:
     Attributes:
         first: the id of its first entry, which stays while it grows.
         tiers: its tokens, by the fastest tier that has them.
-        evicted_next: how many of its entries are evicted next.
+        evicted_next: how many of its entries are evicted next, by the reason.
         used: when it, or what continues it, was used last; 0 if that is unknown.
         below: tokens of all that continues it.
     """
@@ -36,7 +36,7 @@ class Stretch:
     tiers: Mapping[str, int]
     pinned: bool
     checkpoints: int
-    evicted_next: int
+    evicted_next: Mapping[str, int]
     used: float
     branches: tuple[Stretch, ...] = ()
     below: int = 0
@@ -61,7 +61,7 @@ def stretches(state: TopState) -> tuple[Stretch, ...]:
             checkpoints[entry.parent] += 1
         else:
             after.setdefault(entry.parent if entry.parent in state.entries else None, []).append(entry)
-    soon, made = frozenset(state.evicted_next), dict[str, Stretch]()
+    soon, made = state.evicted_next, dict[str, Stretch]()
     heads = after.get(None, [])
     todo = [(entry, False) for entry in heads]
     runs: dict[str, list[ShownEntry]] = {}
@@ -84,7 +84,7 @@ def _sorted(found: Sequence[Stretch]) -> tuple[Stretch, ...]:
     return tuple(sorted(found, key=lambda one: (-one.used, one.start, one.first)))
 
 
-def _stretch(run: Sequence[ShownEntry], branches: tuple[Stretch, ...], checkpoints: int, soon: frozenset[str]) -> Stretch:
+def _stretch(run: Sequence[ShownEntry], branches: tuple[Stretch, ...], checkpoints: int, soon: Mapping[str, str]) -> Stretch:
     tiers: Counter[str] = Counter()
     for entry in run:
         tiers["memory" if "memory" in entry.tiers else "disk"] += entry.tokens
@@ -95,7 +95,7 @@ def _stretch(run: Sequence[ShownEntry], branches: tuple[Stretch, ...], checkpoin
         tiers,
         any(entry.pinned for entry in run),
         checkpoints,
-        sum(entry.id in soon for entry in run),
+        Counter(soon[entry.id] for entry in run if entry.id in soon),
         max([entry.used or 0.0 for entry in run] + [branch.used for branch in branches]),
         branches,
         sum(branch.tokens + branch.below for branch in branches),
