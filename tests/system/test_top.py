@@ -1,6 +1,7 @@
 """`headstart top` in a real terminal (tmux), for a real server that is killed and started again.
 
-docs/top.svg is a picture of this run: `DOCS_PICTURES=1 python -m pytest --slow tests/system/test_top.py` draws it again.
+docs/top.svg and docs/stats.svg are pictures of this run. They are drawn again by
+`DOCS_PICTURES=1 python -m pytest --slow tests/system/test_top.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from process import HEADSTART, SHARED, environment, serving
+from process import HEADSTART, SHARED, environment, run, serving
 from stores import free_port
 
 pytestmark = pytest.mark.slow
@@ -136,6 +137,10 @@ def test_a_server_is_watched_killed_and_watched_again(demo_model: Path, tmp_path
             terminal.keys("Escape")
             terminal.wait("requests, the latest first")
 
+            plot = tmp_path / "stats.svg"
+            told = run("stats", "--url", url, "--plot", str(plot))
+            assert re.search(r"saved +[\d,]+ tokens \(\d+%\), about [\d.]+ s", told.stdout), told.stderr
+
             server.end(signal.SIGKILL)
             terminal.wait("(has gone away|No server answers).*Trying again")
         with serving(*options) as server:
@@ -151,8 +156,10 @@ def test_a_server_is_watched_killed_and_watched_again(demo_model: Path, tmp_path
                 time.sleep(0.05)
             assert server.end() == 0
     ElementTree.fromstring(picture)
+    ElementTree.parse(plot)
     if os.environ.get("DOCS_PICTURES"):
         PICTURE.write_text(picture, "utf-8")
+        plot.replace(PICTURE.with_name("stats.svg"))
     here, there = (set(re.findall(r"[a-z]{4,}", one)) for one in (picture, PICTURE.read_text("utf-8")))
     for name in ("slots", "saved", "stored", "requests", "latest", "prefill", "memory", "disk", "computed", "checkpoint"):
         assert name in here

@@ -148,6 +148,8 @@ def test_enter_explains_the_chosen_request() -> None:
         await until(pilot, lambda: isinstance(app.screen, ExplainScreen))
         await until(pilot, lambda: "The system prompt differs." in screen(app))
         assert asked == ["req_1"]
+        script.send(state(("requests", [*ROWS, request(4)])))  # what comes meanwhile is there afterwards
+        await until(pilot, lambda: app.query_one(Requests).option_count == 4)
         await pilot.press("escape")
         await until(pilot, lambda: not isinstance(app.screen, ExplainScreen))
 
@@ -184,8 +186,10 @@ def test_what_the_server_cannot_explain_is_said() -> None:
 def test_a_server_that_goes_away_and_comes_back() -> None:
     async def steps(app: TopApp, pilot: Pilot[None], script: Script) -> None:
         await until(pilot, lambda: "512 of" in screen(app))
-        script.send(Trouble("No server answers at http://host:1 (Connection refused)"))
-        await until(pilot, lambda: "Connection refused). Trying again" in screen(app))
+        await pilot.resize_terminal(80, 24)
+        script.send(Trouble("No server answers at http://127.0.0.1:12345 ([Errno 111] Connection refused)"))
+        await until(pilot, lambda: "Connection refused)." in screen(app))
+        assert "Trying again" in screen(app)
         assert "512 of" in screen(app)
         script.send(state(("slots", [{"slot": 0, "state": "idle", "tokens": 5}])))
         await until(pilot, lambda: "holds 5 tokens" in screen(app))

@@ -16,6 +16,7 @@ from headstart.cli.top import feed as feed_module
 from headstart.cli.top.feed import Feed, Trouble, Update
 from headstart.cli.top.savings import Savings
 from headstart.cli.top.state import TopState
+from headstart.cli.top.stream import ReadBatch
 from headstart.config import Settings
 from headstart.events import hub as hub_module
 from headstart.serving.runtime import Runtime
@@ -124,13 +125,14 @@ def test_a_connection_that_breaks_loses_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(feed_module, "PART", 700)
     with served() as server, Reading(ServerAddress(server.url)) as reading:
         reading.wait(lambda state: len(state.slots) == 2)
-        real, broken = reading.feed._state.__class__.then, [0]
+        real, names, broken = TopState.then, list[str](), [0]
 
-        def breaking(state: TopState, batch: object) -> TopState:
-            found = real(state, batch)  # type: ignore[arg-type]
+        def breaking(state: TopState, batch: ReadBatch) -> TopState:
+            found = real(state, batch)
+            names.extend(name for name, _ in batch.events)
             broken[0] += 1
             if broken[0] % 2:
-                reading.feed._state, reading.feed._last_id = found, batch.id  # type: ignore[attr-defined]
+                reading.feed._state, reading.feed._last_id = found, batch.id
                 raise ConnectionResetError("broken by the test")
             return found
 
@@ -139,6 +141,8 @@ def test_a_connection_that_breaks_loses_nothing(monkeypatch: pytest.MonkeyPatch)
             chat(server, f"Number {number}: how many roses are in the garden? ")
             wait_until(lambda number=number: ended(reading.feed._state) == number)  # type: ignore[misc]
         assert broken[0] > 2
+        assert "requests" in names
+        assert "snapshot" not in names
         with Reading(ServerAddress(server.url)) as fresh:
             fresh.wait(lambda state: ended(state) == 6 and state.entries.keys() == reading.feed._state.entries.keys())
 

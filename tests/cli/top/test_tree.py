@@ -42,6 +42,15 @@ def test_what_follows_a_gap_is_a_stretch_too() -> None:
     assert [one.start for one in found] == [0, 320]
 
 
+def test_what_is_folded_counts_all_that_continues_it() -> None:
+    tree = [entry(0)]
+    for number in range(BRANCHES + 2):
+        tree += [*chat(2, first=100 * number + 100, parent=0), entry(100 * number + 150, 100 * number + 101)]
+        tree.append(entry(100 * number + 160, 100 * number + 101))
+    *_, last = lines(stretches(state(("tree", tree))))
+    assert (last.folded, last.tokens) == (2, 2 * 4 * 64)
+
+
 def test_ten_thousand_branches_are_a_few_lines() -> None:
     tree = [entry(0), *(entry(number, 0, seconds_ago=float(number)) for number in range(1, 10_000))]
     now = state(("tree", tree))
@@ -63,9 +72,10 @@ def test_a_chat_with_a_thousand_edits_needs_no_recursion() -> None:
 
 
 @examples(200)
-@given(st.dictionaries(st.integers(0, 60), st.integers(0, 60) | st.none(), max_size=60), st.integers(1, 40))
-def test_no_token_is_lost(parents: dict[int, int | None], most: int) -> None:
-    tree = [entry(number, parent if parent is not None and parent < number else None) for number, parent in parents.items()]
+@given(st.lists(st.sampled_from([1, 1, 1, 2, 3, 9, 99]), max_size=80), st.integers(1, 40))
+def test_no_token_is_lost(back: list[int], most: int) -> None:
+    """Each entry continues the one so many before it; if there is none, it is the first of a prompt."""
+    tree = [entry(number, number - step if number >= step else None) for number, step in enumerate(back)]
     now = state(("tree", tree))
     roots = stretches(now)
     found = lines(roots, most)

@@ -19,7 +19,7 @@ from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 
 from headstart.cli.explain import explain_page
-from headstart.cli.look import plain
+from headstart.cli.look import LOOKS, plain
 from headstart.cli.top.feed import Trouble, Update
 from headstart.cli.top.savings import Savings, savings
 from headstart.cli.top.state import TopState
@@ -121,8 +121,8 @@ class TopApp(App[None]):
     ]
     CSS = """
     Screen { layout: vertical; }
-    #status { height: 1; padding: 0 1; background: $panel; }
-    #status.-trouble { background: #e8590c; color: #ffffff; }
+    #status { height: auto; max-height: 3; padding: 0 1; background: $panel; }
+    #status.-trouble { background: ORANGE; color: #ffffff; }
     #legend { height: 1; padding: 0 1; color: $text-muted; }
     #panels { layout: vertical; height: 1fr; }
     Panel, #requests-panel { border-top: solid $primary; border-title-color: $text; padding: 0 1; scrollbar-size-vertical: 1; }
@@ -138,7 +138,7 @@ class TopApp(App[None]):
     .-wide #slots, .-wide #savings { height: auto; max-height: 100%; min-height: 8; }
     #explain { border: round $accent; padding: 0 1; margin: 1 2; background: $surface; }
     ExplainScreen { align: center middle; }
-    """
+    """.replace("ORANGE", LOOKS["computed"].light)
 
     def __init__(self, source: UpdateSource, place: str, ask: Callable[[str], dict[str, Any]]) -> None:
         super().__init__()

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from rich.text import Text
 
-from headstart.cli.look import LOOKS, cells, plain
+from headstart.cli.look import GOOD, LOOKS, cells, plain
 from headstart.cli.top.savings import Savings
 from headstart.cli.top.state import RequestRow, SlotRow, TierSize, TopState
 from headstart.cli.top.tree import Stretch, TreeLine
 from headstart.units import show_size
 
-DIM, WARN, GOOD = "dim", "bold #ff8b3d", "#3fb983"
+DIM, WARN, MARKED = "dim", f"bold {LOOKS['computed'].dark}", GOOD[1]
 BAR = 20
 """Cells of a bar of tiers."""
 PROGRESS = 12
@@ -34,13 +34,13 @@ def legend() -> Text:
     found = Text()
     for look in LOOKS.values():
         found.append(look.letter, look.terminal).append(f" {look.place}  ")
-    return found.append("▼", GOOD).append(" checkpoint")
+    return found.append("▼", MARKED).append(" checkpoint")
 
 
 def level(used: float, whole: float, width: int) -> Text:
     """A level: how much of the whole is used."""
     full = min(width, round(width * used / whole)) if whole else 0
-    return Text().append("█" * full, "#6f9ecf").append("░" * (width - full), DIM)
+    return Text().append("█" * full, LOOKS["memory"].light).append("░" * (width - full), DIM)
 
 
 # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -75,9 +75,9 @@ def tree_line(line: TreeLine, now: float) -> Text:
     if one.start and not line.indent:
         found.append(f" from token {one.start:,}, what precedes is gone", DIM)
     if one.pinned:
-        found.append("  pinned", GOOD)
+        found.append("  pinned", MARKED)
     if one.checkpoints:
-        found.append(f"  {one.checkpoints} ▼", GOOD)
+        found.append(f"  {one.checkpoints} ▼", MARKED)
     for why, count in one.evicted_next.items():
         found.append(f"  evicted next: {count} {plain(why)}", WARN)
     return found.append(f"  {_ago(one, now)}", DIM)
