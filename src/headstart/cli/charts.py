@@ -171,7 +171,8 @@ def stats_chart(stats: Mapping[str, Any]) -> str:
         {name: stats["steps"][name] for name in ("warm", "cold")},
     )
     _curves(canvas, ttft, {"warm": "second", "cold": "first"}, (60, 400, 840, 140))
-    canvas.text(60, 600, "Tokens computed again, by cause", "head")
+    _keys(canvas, 400, {"warm": "memory", "cold": "computed"})
+    canvas.text(60, 600, "Tokens computed again, by cause" + ("" if causes else ": none"), "head")
     _rows(canvas, 60, 616, {name: (tokens, f"{tokens:,}") for name, tokens in causes}, "computed")
     canvas.text(500, 600, "Budget in use", "head")
     levels = {name: _level(size) for name, size in stats["stored"].items()}
@@ -206,6 +207,7 @@ def _over_time(canvas: Canvas, steps: Mapping[str, Any], top: float) -> None:
     """A bar a step: cached and computed tokens."""
     height, cached, computed = 170, steps["cached"], steps["computed"]
     canvas.text(60, top - 8, f"Prompt tokens, each {show_time(steps['seconds'])}", "head")
+    _keys(canvas, top, {"cached": "memory", "computed": "computed"})
     most = _round_up(max(map(sum, zip(cached, computed, strict=True)), default=0)) or 1.0
     width = 840 / max(1, len(cached))
     for part in range(5):
@@ -221,6 +223,13 @@ def _over_time(canvas: Canvas, steps: Mapping[str, Any], top: float) -> None:
                 canvas.rect(x, y, max(0.5, width - 1), height * tokens / most, kind, about=f"{what}: {tokens:,} tokens")
         if place:
             canvas.text(x, top + height + 17, place, "middle small")
+
+
+def _keys(canvas: Canvas, top: float, kinds: Mapping[str, str]) -> None:
+    """What the colours of a chart mean, above it on the right."""
+    for number, (name, kind) in enumerate(kinds.items()):
+        canvas.rect(720 + 90 * number, top - 18, 12, 12, kind)
+        canvas.text(738 + 90 * number, top - 8, name)
 
 
 def _times(steps: Mapping[str, Any]) -> list[str]:

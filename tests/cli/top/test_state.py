@@ -38,6 +38,9 @@ class Stored:
     def close(self) -> None:
         return
 
+    def past(self) -> list[Any]:
+        return []
+
     def news(self) -> Sequence[News]:
         found, self.queue = self.queue, []
         return found

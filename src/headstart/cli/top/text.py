@@ -126,7 +126,7 @@ def request_line(row: RequestRow, width: int) -> Text:
     return found
 
 
-_STYLES = {"stop": DIM, "length": DIM, "cancelled": WARN, "failed": WARN}
+_STYLES = {"stop": DIM, "length": DIM, "ended": DIM, "cancelled": WARN, "failed": WARN}
 
 
 def _seconds(value: float | None) -> str:
