@@ -10,7 +10,7 @@ from typing import Any
 
 from headstart.cli.canvas import COLOURS, Canvas
 from headstart.cli.look import LOOKS
-from headstart.units import show_size, show_time
+from headstart.units import show_size, show_span, show_time
 
 STYLE = Template(
     """
@@ -161,7 +161,7 @@ def stats_chart(stats: Mapping[str, Any]) -> str:
     title = f"{stats['requests']:,} requests: {cached:,} of {prompt:,} prompt tokens were cached ({share:.0%})"
     causes = sorted(stats["recomputed"].items(), key=lambda item: -item[1])[:6]
     canvas = Canvas(WIDTH, 640 + 22 * max(len(causes), len(stats["stored"])), title, STYLE)
-    since = show_time(round(stats["seconds"]))
+    since = show_span(stats["seconds"])
     canvas.text(12, 46, f"in {since}; about {stats['saved_seconds']:,.1f} s of prefill saved", "small")
     _origins(canvas, {**stats["tiers"], "computed": stats["computed"]}, 66)
     _over_time(canvas, stats["steps"], 160)

@@ -10,7 +10,7 @@ import typer
 
 from headstart.cli.server import ServerAddress, asks_server
 from headstart.errors import ConfigError
-from headstart.units import count, show_time
+from headstart.units import count, show_span
 
 EPILOG = """
 **Examples**
@@ -53,7 +53,7 @@ def stats(
     from headstart.cli.top.state import TierSize
     from headstart.cli.top.text import savings_lines
 
-    since = f"{count(found['requests'], 'request')} in {show_time(round(found['seconds']))}"
+    since = f"{count(found['requests'], 'request')} in {show_span(found['seconds'])}"
     tiers = {name: TierSize(size["used"], size["budget"]) for name, size in found["stored"].items()}
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{'server':8}{plain(str(found['model']))}, {since}", markup=False)

@@ -11,7 +11,7 @@ from headstart.cli.look import GOOD, LOOKS, cells, plain
 from headstart.cli.top.savings import Savings
 from headstart.cli.top.state import RequestRow, SlotRow, TierSize, TopState
 from headstart.cli.top.tree import Stretch, TreeLine
-from headstart.units import show_size
+from headstart.units import show_size, show_span
 
 DIM, WARN, MARKED = "dim", f"bold {LOOKS['computed'].dark}", GOOD[1]
 BAR = 20
@@ -87,10 +87,7 @@ def _ago(one: Stretch, now: float) -> str:
     seconds = now - one.used
     if not one.used or seconds < 1:
         return "now" if one.used else ""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+    return f"{show_span(seconds)} ago"
 
 
 def tree_head(state: TopState) -> str:
