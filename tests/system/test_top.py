@@ -1,7 +1,7 @@
 """`headstart top` in a real terminal (tmux), for a real server that is killed and started again.
 
 docs/top.svg and docs/stats.svg are pictures of this run. They are drawn again by
-`DOCS_PICTURES=1 python -m pytest --slow tests/system/test_top.py`.
+`HEADSTART_PICTURES=docs python -m pytest --slow tests/system/test_top.py`.
 """
 
 from __future__ import annotations
@@ -157,13 +157,13 @@ def test_a_server_is_watched_killed_and_watched_again(demo_model: Path, tmp_path
             assert server.end() == 0
     ElementTree.fromstring(picture)
     ElementTree.parse(plot)
-    if os.environ.get("DOCS_PICTURES"):
-        PICTURE.write_text(picture, "utf-8")
-        plot.replace(PICTURE.with_name("stats.svg"))
+    if folder := os.environ.get("HEADSTART_PICTURES"):
+        Path(folder, "top.svg").write_text(picture, "utf-8")
+        shutil.copy(plot, Path(folder, "stats.svg"))
     here, there = (set(re.findall(r"[a-z]{4,}", one)) for one in (picture, PICTURE.read_text("utf-8")))
     for name in ("slots", "saved", "stored", "requests", "latest", "prefill", "memory", "disk", "computed", "checkpoint"):
         assert name in here
-        assert name in there, "docs/top.svg is old: draw it again with DOCS_PICTURES=1"
+        assert name in there, "docs/top.svg is old: draw it again with HEADSTART_PICTURES=docs"
 
 
 def test_a_wrong_key_is_said_and_no_process_list_shows_the_right_one(tiny_model: Path, tmp_path: Path) -> None:
