@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.client import Client
+from benchmarks.plots import pair_ratios
 from benchmarks.restart import spread
 from benchmarks.servers import Server, Setup, demo_model, headstart, llama_server
 from benchmarks.workloads import WORKLOADS
@@ -55,31 +56,6 @@ def table(series: Series, peer: str) -> Table:
     return result
 
 
-def plot(series: Series, peer: str, path: Path) -> None:
-    """One bar a figure: the median ratio, with all pairs as dots. The scale is logarithmic and begins at 1."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    names = [name for name in series if any(series[name][peer])]
-    figure, axes = pyplot.subplots(figsize=(9, 0.5 * len(names) + 1.5))
-    for row, name in enumerate(reversed(names)):
-        pairs = zip(series[name]["headstart"], series[name][peer], strict=True)
-        ratios = [a / b for a, b in pairs if b]
-        axes.plot([1.0, statistics.median(ratios)], [row, row], color="#4878a8", linewidth=9, solid_capstyle="butt")
-        axes.plot(ratios, [row] * len(ratios), "k.", markersize=4)
-    axes.axvline(1.0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(names)), list(reversed(names)))
-    axes.set_xscale("log")
-    ticks = [0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.set_xlabel(f"headstart / {peer}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="paired rounds (7)")
@@ -102,7 +78,7 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "series.json").write_text(json.dumps(series, indent=1))
     console.print(table(series, name))
-    plot(series, name, given.out / "ratios.png")
+    (given.out / "ratios.svg").write_text(pair_ratios(series, name), "utf-8")
     console.print(f"{given.rounds} paired rounds; values and plot in {given.out}/")
 
 

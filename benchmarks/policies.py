@@ -22,6 +22,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.plots import policy_curves
 from headstart.replay import OPTIMUM, ReplayCosts, ReplayResult, closed, policies, replay, working_set
 from headstart.traces import Trace, read, sample
 
@@ -148,33 +149,6 @@ def markdown(figures: Figures, work: list[Workload]) -> str:
     return "\n".join(lines)
 
 
-def plot(figures: Figures, path: Path) -> None:
-    """One panel a trace: hits over budget, with a line for each policy."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    traces = list(dict.fromkeys(trace for trace, _, _ in figures))
-    figure, panels = pyplot.subplots(1, len(traces), figsize=(3.4 * len(traces), 3.4), squeeze=False)
-    styles = {OPTIMUM: ("black", "--"), "value": ("#c44e52", "-"), "lru": ("#4878a8", "-")}
-    for axes, trace in zip(panels[0], traces, strict=True):
-        for name in policies():
-            color, style = styles.get(name, ("#b0b0b0", {"lfu": "-", "gdsf": ":", "twice": "-."}.get(name, "-")))
-            results = [figures[trace, part, name] for part in PARTS]
-            axes.plot(PARTS, [one.hit / one.prompt for one in results], color=color, linestyle=style, marker=".", label=name)
-        axes.set_title(trace, fontsize=10)
-        axes.set_xscale("log")
-        axes.set_xticks(PARTS, [f"{part:.0%}" for part in PARTS])
-        axes.minorticks_off()
-        axes.set_xlabel("budget")
-        axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    panels[0][0].set_ylabel("prompt tokens found")
-    panels[0][-1].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.policies", description=__doc__)
     given = os.environ.get("HEADSTART_DATA")
@@ -194,7 +168,8 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "policies.md").write_text(markdown(figures, work) + "\n")
     console.print(markdown(figures, work), markup=False, soft_wrap=True)
-    plot(figures, options.out / "policies.png")
+    shares = {(trace, f"{part:.0%}", name): one.hit / one.prompt for (trace, part, name), one in figures.items()}
+    (options.out / "policies.svg").write_text(policy_curves(shares), "utf-8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 docs/demo.svg shows one bar a request of `make demo`, and which of its tokens were computed. docs/demo.json has the data: the
 tokens that `headstart demo --json` prints. They are the same in every run. Times are not: README.md has those of one run.
 
-The arrows of docs/packages.svg are the imports of the sources. The other drawings are described here by hand.
+The arrows of docs/packages.svg are the imports of the sources. docs/benchmarks.svg and docs/policies.svg show tables of
+docs/benchmarks.md. The other drawings are described here by hand.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE))
+from headstart.cli.canvas import Canvas
 
-from canvas import Canvas  # noqa: E402
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+
+from benchmarks.plots import page_policies, page_ratios  # noqa: E402
 
 SOURCES = HERE.parent / "src" / "headstart"
 
@@ -331,8 +334,21 @@ def settle() -> str:
     return canvas.svg()
 
 
+# ── benchmarks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def benchmarks() -> str:
+    """The first table of docs/benchmarks.md."""
+    return page_ratios((HERE / "benchmarks.md").read_text("utf-8"))
+
+
+def policies() -> str:
+    """The table of policies in docs/benchmarks.md."""
+    return page_policies((HERE / "benchmarks.md").read_text("utf-8"))
+
+
 DRAWINGS: dict[str, Callable[[], str]] = {
-    f"{made.__name__}.svg": made for made in (demo, tiers, threads, packages, chain, planner, settle)
+    f"{made.__name__}.svg": made for made in (demo, tiers, threads, packages, chain, planner, settle, benchmarks, policies)
 }
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Writes docs/cli.md from the command line and docs/library.md from the docstrings, so that they stay true: `make docs`."""
+"""Writes docs/cli.md from the command line, docs/library.md from the docstrings, and the dashboard of Grafana: `make docs`."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from headstart.output.parser import ReasoningDelta, TextDelta, ToolCallDelta, To
 from headstart.serving.request import Report
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE))
+
+from dashboard import dashboard  # noqa: E402
 
 
 def command_line() -> str:
@@ -230,7 +234,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield ""
 
 
-PAGES = {"cli.md": command_line, "library.md": reference}
+PAGES = {"cli.md": command_line, "library.md": reference, "monitoring/dashboard.json": dashboard}
 
 if __name__ == "__main__":
     for page, made in PAGES.items():

@@ -66,6 +66,12 @@ def show_time(seconds: float) -> str:
     return f"{_short(seconds)} s"
 
 
+def show_span(seconds: float) -> str:
+    """About how long: in the largest of `d`, `h`, `min` and `s` that it reaches."""
+    unit = next((unit for unit in ("d", "h", "min") if seconds >= _SECONDS[unit]), "s")
+    return f"{seconds / _SECONDS[unit]:.0f} {unit}"
+
+
 def count(number: int, noun: str) -> str:
     """`1 thread`, `2,048 threads`. For nouns that take an `s`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

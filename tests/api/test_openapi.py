@@ -45,6 +45,7 @@ ROUTES = [
     ("POST", "/headstart/explain"),
     ("GET", "/headstart/explain"),
     ("GET", "/headstart/explain/{request_id}"),
+    ("GET", "/headstart/stats"),
     ("GET", "/headstart/cache"),
     ("GET", "/headstart/cache/{id}"),
     ("DELETE", "/headstart/cache/{id}"),

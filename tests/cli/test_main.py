@@ -24,7 +24,7 @@ from headstart.cli.main import app, main
 from headstart.observe.prefill import PrefillLog
 from headstart.serving.request import Progress, Request
 from headstart.tiers.shared.keys import FleetKeys
-from headstart.units import parse_size, show_size, show_time
+from headstart.units import parse_size, show_size, show_span, show_time
 from process import BUNDLED, environment, run, serving
 
 SMALL = ("--ctx", "512", "--slots", "1", "--threads", "1", "--memory-budget", "16MiB", "--port", "0")
@@ -371,6 +371,11 @@ def test_times_as_shown() -> None:
     assert [show_time(seconds) for seconds in (0.1234, 60, 604_800, 98_765, 1234.5, 61)] == [
         *("0.123 s", "1 min", "1 w", "98,765 s", "1,234 s", "61 s")
     ]
+
+
+def test_spans_as_shown() -> None:
+    seconds = (0.2, 59.4, 60, 5400, 86_400 * 2.4)
+    assert [show_span(one) for one in seconds] == ["0 s", "59 s", "1 min", "2 h", "2 d"]
 
 
 @given(st.floats(0, 1e15))

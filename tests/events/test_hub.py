@@ -13,7 +13,7 @@ import pytest
 from headstart.errors import Overloaded
 from headstart.events import hub as hub_module
 from headstart.events.hub import KEPT_TICKS, LINGER, READERS, EventReader, Hub, View
-from headstart.events.source import SlotState
+from headstart.events.source import SlotState, Why
 from headstart.events.tap import News
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.index import Entry
@@ -55,8 +55,8 @@ class Played:
         used = SlotState(1, BOB, self.busy, 8 * len(self.stored)) if self.busy else SlotState(1, b"", "idle", 0)
         return [SlotState(0, ALICE, "idle", 77), used]
 
-    def soon(self, count: int) -> list[BlockId]:
-        return list(self.stored)[:count]
+    def soon(self, count: int) -> list[tuple[BlockId, Why]]:
+        return [(key, "least_value") for key in list(self.stored)[:count]]
 
     def tiers(self) -> dict[str, dict[str, int]]:
         return {"memory": {"used": len(self.stored), "budget": 9}}

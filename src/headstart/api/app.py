@@ -31,6 +31,7 @@ from headstart.api.openai_chat import routes as openai
 from headstart.api.openai_responses import routes as responses
 from headstart.api.openapi import describe
 from headstart.api.service import NOWHERE, Elsewhere, Service
+from headstart.api.stats import routes as stats
 from headstart.chat.tenancy import policy_of
 from headstart.errors import ConfigError, HeadstartError, for_log
 from headstart.serving.runtime import Runtime
@@ -140,7 +141,7 @@ def create_app(
             CORSMiddleware, allow_origins=[*cors], allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
         )
     routers = [
-        dialect.router for dialect in (openai, responses, anthropic, models, llama, extras, explain, cache, events, docs)
+        dialect.router for dialect in (openai, responses, anthropic, models, llama, extras, explain, cache, events, stats, docs)
     ]
     for router in routers:
         app.include_router(router)

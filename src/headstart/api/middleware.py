@@ -22,7 +22,7 @@ from headstart.observe.logs import Figures
 OPEN = frozenset({"/", "/health", "/v1/health", "/docs", "/redoc"})
 """Routes that need no key."""
 
-OF_ALL = ("/metrics", "/slots")
+OF_ALL = ("/headstart/stats", "/metrics", "/slots")
 """Routes with server-wide data, and all paths below them. With isolation on, only the operator may read them."""
 
 ID_HEADERS = (b"x-request-id", b"request-id")

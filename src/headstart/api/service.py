@@ -27,6 +27,7 @@ from headstart.observe import logs
 from headstart.observe.logs import Caller, Figures
 from headstart.observe.metrics import Metrics
 from headstart.observe.report import Summary
+from headstart.observe.stats import Stats
 from headstart.serving.expiry import Erasure
 from headstart.serving.runtime import Runtime
 
@@ -103,6 +104,7 @@ class Service:
         self.created = int(time.time())
         self._model_id = model_id
         self.metrics = Metrics(model_id or "", self.snapshot)
+        self.stats = Stats()
 
     def open(self, runtime: Runtime) -> None:
         """The model is ready."""
@@ -210,8 +212,10 @@ class Service:
             return await whole_body(request, self.max_body)
 
     def finished(self, caller: Caller, summary: Summary, reasons: Sequence[str], seconds: float) -> None:
-        """Records a finished call in metrics and log."""
+        """Records a finished call in metrics, stats and log."""
         self.metrics.record(summary, reasons, seconds)
+        if self.runtime is not None:
+            self.stats.record(summary, self.runtime.scheduler.saved(summary.live, summary.restored))
         logs.finished(caller, summary, reasons, seconds)
         self.drain.finished += self.drain.begun
 

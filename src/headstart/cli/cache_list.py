@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart.errors import HeadstartError
 from headstart.interfaces.tier import KV, STATE
-from headstart.units import count, show_size
+from headstart.units import count, show_size, show_span
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -88,11 +88,7 @@ def _cut(text: str, most: int = 24) -> str:
 
 def ago(then: float) -> str:
     """The age of a time, for people."""
-    seconds = max(0.0, time.time() - then)
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+    return f"{show_span(max(0.0, time.time() - then))} ago"
 
 
 def entry_counts(labels: Iterable[Label]) -> str:

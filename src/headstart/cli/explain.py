@@ -9,6 +9,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
+from headstart.cli.look import plain
 from headstart.cli.server import ServerAddress, asks_server
 from headstart.errors import ConfigError
 from headstart.units import count, show_time
@@ -64,7 +65,7 @@ def explain(
         return
     from rich.console import Console
 
-    Console(soft_wrap=True).print(_page(answer))
+    Console(soft_wrap=True).print(explain_page(answer))
 
 
 def _body(name: str) -> dict[str, Any]:
@@ -80,13 +81,14 @@ def _body(name: str) -> dict[str, Any]:
 # ── the page ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _page(answer: dict[str, Any]) -> Text:
+def explain_page(answer: dict[str, Any]) -> Text:
+    """An answer of the server, for people. It has nothing that a terminal obeys."""
     from rich.text import Text
 
     page = Text()
 
     def line(topic: str, text: str | Text, style: str = "") -> None:
-        page.append(f"{topic:9}", "bold").append_text(text if isinstance(text, Text) else Text(text, style)).append("\n")
+        page.append(f"{topic:9}", "bold").append_text(text if isinstance(text, Text) else Text(plain(text), style)).append("\n")
 
     prompt = count(answer["prompt"], "token")
     if "id" in answer:
@@ -128,5 +130,5 @@ def _place(found: dict[str, Any]) -> str:
 
 
 def _shown(text: str) -> str:
-    """A text on one line; invisible characters are written as in JSON."""
-    return json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"')
+    """A text on one line; invisible characters are written as in JSON, or as in Python."""
+    return plain(json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"'))

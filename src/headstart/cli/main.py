@@ -19,6 +19,7 @@ from headstart.cli import explain as cli_explain
 from headstart.cli import fleet as cli_fleet
 from headstart.cli import foreign as cli_foreign
 from headstart.cli import replay as cli_replay
+from headstart.cli import stats as cli_stats
 from headstart.cli.options import (
     SERVED,
     Alias,
@@ -39,6 +40,7 @@ from headstart.cli.options import (
     UnixSocketOption,
     takes_settings,
 )
+from headstart.cli.top import command as cli_top
 from headstart.config import Settings
 from headstart.errors import ConfigError, HeadstartError
 
@@ -244,6 +246,8 @@ def warm(
 app.add_typer(cli_cache.app)
 app.add_typer(cli_fleet.app)
 app.command(epilog=cli_explain.EPILOG)(cli_explain.explain)
+app.command(epilog=cli_stats.EPILOG)(cli_stats.stats)
+app.command(epilog=cli_top.EPILOG)(cli_top.top)
 app.command(epilog=cli_replay.EPILOG)(cli_replay.replay)
 
 

@@ -10,15 +10,16 @@ import ssl
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from headstart.cli.look import plain
 from headstart.cli.options import ApiKeyFile, Host, PortOption, TlsCert, UnixSocketOption, again, cli_option, replaced
 from headstart.errors import ConfigError
 
 if TYPE_CHECKING:
-    from http.client import HTTPConnection
+    from http.client import HTTPConnection, HTTPResponse
     from urllib.request import BaseHandler
 
 WHERE = "The server"
@@ -82,6 +83,14 @@ def _found(given: dict[str, Any]) -> ServerAddress:
     return ServerAddress.found(given, typed)
 
 
+class ServerRefusal(ConfigError):
+    """The server has answered with an error, of this HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
     """The address of a server, and how to connect to it.
@@ -126,11 +135,16 @@ class ServerAddress:
             raise ConfigError("Port 0 means any free port: the server's log says which one; give it with --port.")
         return cls(f"{scheme}://{_reachable(given['host'] or '127.0.0.1')}:{given['port'] or 8000}", None, certificate, key)
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The answer to a GET, or to a POST of a body.
+    def open(self, path: str, body: dict[str, Any] | None = None, *, timeout: float = TIMEOUT, **headers: str) -> HTTPResponse:
+        """The beginning of the answer to a GET, or to a POST of a body.
+
+        Args:
+            timeout: most seconds between two parts of the answer.
+            headers: with `_` in place of `-`; empty ones are left out.
 
         Raises:
-            ConfigError: there is no answer, or it is an error or not a JSON object.
+            ServerRefusal: the answer is an error.
+            OSError, http.client.HTTPException, ValueError: there is no answer.
         """
         import urllib.error
         import urllib.request
@@ -140,29 +154,46 @@ class ServerAddress:
         if self.key:
             key = self.key.encode("utf-8", "surrogateescape").decode("latin-1")  # urllib sends headers as Latin-1
             request.add_header("authorization", f"Bearer {key}")
+        for name, value in headers.items():
+            if value:
+                request.add_header(name.replace("_", "-"), value)
         # No proxy: it could not reach a local server.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), self._handler())
         try:
-            with opener.open(request, timeout=TIMEOUT) as response:
-                answer = json.load(response)
+            return cast("HTTPResponse", opener.open(request, timeout=timeout))
         except urllib.error.HTTPError as error:
-            raise ConfigError(self._refusal(error.code, error.read())) from None
+            with error:
+                raise ServerRefusal(error.code, self._refusal(error.code, error.read())) from None
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The answer to a GET, or to a POST of a body.
+
+        Raises:
+            ConfigError: there is no answer, or it is an error or not a JSON object.
+        """
+        try:
+            with self.open(path, body) as response:
+                answer = json.load(response)
         except (OSError, ValueError) as error:
-            where = self.url if self.unix_socket is None else f"the socket {self.unix_socket}"
             raise ConfigError(
-                f"No headstart server answers at {where} ({getattr(error, 'reason', error)}): start one with "
+                f"No headstart server answers at {self.place} ({getattr(error, 'reason', error)}): start one with "
                 "`headstart serve MODEL`, or give --url or --unix-socket."
             ) from None
         if not isinstance(answer, dict):
             raise ConfigError(f"The server at {self.url} is not headstart; give --url.")
         return answer
 
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return self.url if self.unix_socket is None else f"the socket {self.unix_socket}"
+
     def _refusal(self, status: int, body: bytes) -> str:
         try:
             message = json.loads(body)["error"]["message"]
         except (ValueError, KeyError, TypeError):
             message = f"status {status}"
-        return f"{self.url} says: {message}"
+        return f"{self.url} says: {plain(str(message))}"
 
     def _handler(self) -> BaseHandler:
         """Opens connections over TCP or the Unix socket, and checks the server's certificate."""

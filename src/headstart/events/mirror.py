@@ -206,9 +206,9 @@ class Mirror:
         return Item(state.owner, _json(data), _json(public))
 
     def soon(self, count: int) -> list[Item]:
-        """The entries that memory evicts next, about."""
-        known = ((key, self._known.get(key)) for key in self._source.soon(count))
-        return [Item(one.owner, _json(key.hex())) for key, one in known if one is not None]
+        """The entries that memory evicts next, about, and why."""
+        known = ((key, why, self._known.get(key)) for key, why in self._source.soon(count))
+        return [Item(one.owner, _json({"id": key.hex(), "why": why})) for key, why, one in known if one is not None]
 
 
 def _where(shown: tuple[bool | None, bool | None, bool]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from headstart.events.tap import News, Tap
 from headstart.interfaces.tokens import BlockId
@@ -37,6 +37,10 @@ class SlotState:
     job: Job | None = None
 
 
+Why = Literal["expired", "over_quota", "least_value"]
+"""Why an entry is evicted next: its time is over, its owner is above its quota, or keeping it saves least."""
+
+
 class Source(Protocol):
     """All methods may be called from any thread, one at a time."""
 
@@ -56,8 +60,8 @@ class Source(Protocol):
 
     def slots(self) -> list[SlotState]: ...
 
-    def soon(self, count: int) -> list[BlockId]:
-        """The next entries that memory evicts, about."""
+    def soon(self, count: int) -> list[tuple[BlockId, Why]]:
+        """The next entries that memory evicts, about, and why."""
 
     def tiers(self) -> dict[str, dict[str, int]]:
         """Used and budgeted bytes, by tier."""
@@ -103,8 +107,15 @@ class RuntimeSource:
             found.append(SlotState(slot.number, owner_of(job.root), state, tokens, len(job.chain), reply, job))
         return found
 
-    def soon(self, count: int) -> list[BlockId]:
-        return [entry.id for entry in self._store.retention.soon(count)]
+    def soon(self, count: int) -> list[tuple[BlockId, Why]]:
+        over = self._store.memory.quota.over()
+
+        def why(entry: Entry) -> Why:
+            if self._store.spent(entry):
+                return "expired"
+            return "over_quota" if entry.owner in over else "least_value"
+
+        return [(entry.id, why(entry)) for entry in self._store.retention.soon(count, over)]
 
     def tiers(self) -> dict[str, dict[str, int]]:
         return {tier.name: {"used": tier.used, "budget": tier.budget} for tier in (self._store.memory, self._store.disk)}

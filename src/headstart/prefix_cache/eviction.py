@@ -105,9 +105,18 @@ class Retention:
         stats = self._stats.get(key)
         return None if stats is None else stats.last
 
-    def soon(self, count: int) -> list[Entry]:
-        """About the next entries to be evicted, in order, if no owner is above its quota. May be called on any thread."""
-        found = (self._index.get(key) for key in self._order.soon(count) if self._may_go(key))
+    def uses(self, key: BlockId) -> int | None:
+        """How often an entry of the tier was used. May be called on any thread."""
+        stats = self._stats.get(key)
+        return None if stats is None else stats.uses
+
+    def soon(self, count: int, owners: Collection[bytes] = ()) -> list[Entry]:
+        """About the next entries to be evicted, in order. May be called on any thread.
+
+        Args:
+            owners: those above their quota. Their entries go first.
+        """
+        found = (self._index.get(key) for key in self._order.soon(count, owners) if self._may_go(key))
         return [entry for entry in found if entry is not None]
 
     def is_leaf(self, key: BlockId) -> bool:

@@ -92,10 +92,14 @@ class EvictionOrder:
         lowest = min(found) if found else self._first(self._heap, may_go)
         return None if lowest is None else lowest[3]
 
-    def soon(self, count: int) -> list[BlockId]:
-        """About the next `count` entries to be evicted, in order. For any thread: it reads a part of the heap only."""
-        found = heapq.nsmallest(count, self._heap[: SOON * count])
-        return [item[3] for item in found if self._leaves.get(item[3]) is item]
+    def soon(self, count: int, owners: Collection[bytes] = ()) -> list[BlockId]:
+        """About the next `count` entries to be evicted, in order. For any thread: it reads a part of the heap only.
+
+        Args:
+            owners: their entries go first.
+        """
+        leaves = (item for item in self._heap[: SOON * count] if self._leaves.get(item[3]) is item)
+        return [item[3] for item in heapq.nsmallest(count, leaves, key=lambda item: (item[4] not in owners, item))]
 
     def _first(self, heap: list[_RankedEntry], may_go: Callable[[BlockId], bool]) -> _RankedEntry | None:
         """The lowest item of a heap whose entry may be evicted. It stays in the heap."""

@@ -44,6 +44,10 @@ class Pace:
         """The number of tokens that can be prefilled in `seconds`; 0 if the pace is not known yet."""
         return int(seconds / self.prefill) if self.prefill else 0
 
+    def saved(self, live: int, restored: int) -> float:
+        """Seconds of prefill that cached tokens save, less what restoring them takes; 0 if the pace is not known yet."""
+        return max(0.0, (live + restored) * self.prefill - restored * self.restore) if self.prefill else 0.0
+
     @property
     def costs(self) -> Costs:
         return Costs(self.prefill or 1e-3, self.restore)

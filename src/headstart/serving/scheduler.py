@@ -188,6 +188,10 @@ class Scheduler:
         """Measured seconds of prefill per token; None if not known yet."""
         return self._admission.pace.prefill or None
 
+    def saved(self, live: int, restored: int) -> float:
+        """About how many seconds of prefill cached tokens save; 0 if the pace is not known yet. Thread-safe."""
+        return self._admission.pace.saved(live, restored)
+
     def close(self, settle_until: float = -math.inf) -> None:
         """Fails all running and waiting requests, and frees the engine thread. Idempotent.
 

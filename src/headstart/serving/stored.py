@@ -37,6 +37,8 @@ class CachedChain:
         tiers: tokens in each tier.
         pinned: whether its last entry is pinned.
         used: seconds since its last entry was used in memory; None if it is not there.
+        uses: how often that was.
+        saves: seconds of prefill that a prompt saves which continues it; None as long as nothing was measured.
     """
 
     id: BlockId
@@ -46,6 +48,8 @@ class CachedChain:
     tiers: Mapping[str, int]
     pinned: bool
     used: float | None
+    uses: int | None
+    saves: float | None
 
     @property
     def tokens(self) -> int:
@@ -205,7 +209,9 @@ class CachedChains:
         checkpoints = tuple(states[one.id] for one in entries if one.id in states)
         used = self._cache.store.retention.last_use(last.id)
         age = None if used is None else max(0.0, self._cache.store.clock() - used)
-        return CachedChain(last.id, last.owner, tuple(entries), checkpoints, tiers, last.id in self._pins, age)
+        uses, pace = self._cache.store.retention.uses(last.id), self._scheduler.pace
+        saves = None if pace is None else last.stop * pace
+        return CachedChain(last.id, last.owner, tuple(entries), checkpoints, tiers, last.id in self._pins, age, uses, saves)
 
     def _on_engine(self, function: Callable[[], T]) -> T:
         return self._wait(self._scheduler.call(function))

@@ -102,6 +102,8 @@ def figures(chain: CachedChain, caller: bytes) -> dict[str, Any]:
         "pinned": chain.pinned,
         "complete": not chain.entries[0].start,
         "seconds_ago": None if chain.used is None else round(chain.used, 1),
+        "uses": chain.uses,
+        "saves_seconds": None if chain.saves is None else round(chain.saves, 3),
         "yours": chain.owner == caller,
     }
 

@@ -1,0 +1,1 @@
+"""What reuse has saved."""

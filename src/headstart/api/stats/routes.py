@@ -1,0 +1,29 @@
+"""Stats: what reuse has saved since the server started, and how full each tier is."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from headstart.api.openapi import ERRORS
+from headstart.api.service import service_of
+
+router = APIRouter()
+
+
+@router.get("/headstart/stats", responses=ERRORS)
+async def stats(request: HttpRequest) -> Response:
+    """What reuse has saved since the server started, in total and over time, and how full each tier is."""
+    service = service_of(request)
+    now = service.ready().snapshot()
+    return JSONResponse(
+        {
+            "model": service.model_id,
+            **service.stats.view(),
+            "running": now["running"],
+            "waiting": now["waiting"],
+            "slots": len(now["slots"]),
+            "stored": now["tiers"],
+        }
+    )

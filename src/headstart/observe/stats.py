@@ -1,0 +1,141 @@
+"""Stats: what reuse has saved since the server started, in total and over time. Always of the same size.
+
+Time is divided into steps. When there are too many, each two become one that is twice as long: they always cover all the time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from statistics import median
+from typing import Any
+
+from headstart.observe.report import Summary
+
+STEPS = 240
+"""Most steps."""
+FIRST = 5.0
+"""Seconds of a step at the beginning."""
+LATEST = 256
+"""Times to the first token that a median is made of."""
+
+
+@dataclass(slots=True)
+class Step:
+    """The sums of the requests that ended in a step. A request is warm if at least half of its prompt was cached, else cold.
+
+    Attributes:
+        saved: seconds of prefill that the cached tokens would have taken, less what restoring them took.
+        warm, cold: seconds to the first token.
+        decoded: tokens of replies behind the first one, and `decode` the seconds that they took.
+    """
+
+    requests: int = 0
+    cached: int = 0
+    computed: int = 0
+    saved: float = 0.0
+    warm: float = 0.0
+    warms: int = 0
+    cold: float = 0.0
+    colds: int = 0
+    decoded: int = 0
+    decode: float = 0.0
+
+    def add(self, other: Step) -> None:
+        for field in fields(Step):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+class Stats:
+    """Counts finished requests. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = clock()
+        self._length = FIRST
+        self._steps = [Step()]
+        self._total = Step()
+        self._prompt = self._completion = 0
+        self._tiers: Counter[str] = Counter()
+        self._recomputed: Counter[str] = Counter()
+        self._latest: dict[str, deque[float]] = {"warm": deque(maxlen=LATEST), "cold": deque(maxlen=LATEST)}
+        self._lock = threading.Lock()
+
+    def record(self, summary: Summary, saved: float) -> None:
+        """Counts a finished request. `saved`: see `Step`."""
+        warm, gaps = 2 * summary.cached >= summary.prompt, max(0, summary.completion - 1)
+        one = Step(1, summary.cached, summary.computed, saved, decoded=gaps, decode=summary.decode if gaps else 0.0)
+        if warm:
+            one.warm, one.warms = summary.ttft, 1
+        else:
+            one.cold, one.colds = summary.ttft, 1
+        with self._lock:
+            self._now().add(one)
+            self._total.add(one)
+            self._prompt += summary.prompt
+            self._completion += summary.completion
+            self._tiers.update({"live": summary.live, **summary.tiers})
+            if (found := summary.explanation) is not None:
+                self._recomputed[found.cause.value] += found.recomputed
+            self._latest["warm" if warm else "cold"].append(summary.ttft)
+
+    def _now(self) -> Step:
+        """The present step."""
+        elapsed = self._clock() - self._began
+        while elapsed >= STEPS * self._length:
+            pairs = zip(self._steps[::2], [*self._steps[1::2], Step()], strict=False)
+            self._steps = [_sum(pair) for pair in pairs]
+            self._length *= 2
+        while len(self._steps) <= elapsed // self._length:
+            self._steps.append(Step())
+        return self._steps[-1]
+
+    def view(self) -> dict[str, Any]:
+        """All figures, as JSON."""
+        with self._lock:
+            self._now()
+            total, steps = self._total, self._steps
+            return {
+                "seconds": round(self._clock() - self._began, 1),
+                "requests": total.requests,
+                "prompt": self._prompt,
+                "cached": total.cached,
+                "computed": total.computed,
+                "completion": self._completion,
+                "tiers": dict(self._tiers),
+                "saved_seconds": round(total.saved, 3),
+                "recomputed": {cause: tokens for cause, tokens in self._recomputed.items() if tokens},
+                "ttft": {
+                    "warm": {"requests": total.warms, "median": _median(self._latest["warm"])},
+                    "cold": {"requests": total.colds, "median": _median(self._latest["cold"])},
+                },
+                "decode": _ratio(total.decoded, total.decode),
+                "steps": {
+                    "seconds": self._length,
+                    "requests": [step.requests for step in steps],
+                    "cached": [step.cached for step in steps],
+                    "computed": [step.computed for step in steps],
+                    "saved_seconds": [round(step.saved, 3) for step in steps],
+                    "warm": [_ratio(step.warm, step.warms) for step in steps],
+                    "cold": [_ratio(step.cold, step.colds) for step in steps],
+                    "decode": [_ratio(step.decoded, step.decode) for step in steps],
+                },
+            }
+
+
+def _sum(steps: Sequence[Step]) -> Step:
+    found = Step()
+    for step in steps:
+        found.add(step)
+    return found
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return round(median(values), 4) if values else None
+
+
+def _ratio(a: float, b: float) -> float | None:
+    return round(a / b, 4) if b else None
