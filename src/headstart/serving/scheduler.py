@@ -95,7 +95,7 @@ class Scheduler:
         self._prompter = prompter
         self._mode = mode
         self._stall = stall
-        self._patience = patience
+        self.patience = patience
         self._observe = observe
         self._clock = clock
         self._inbox: queue.SimpleQueue[Ticket | ReturnedTurn | None] = queue.SimpleQueue()
@@ -476,7 +476,7 @@ class Scheduler:
         slot = job.slot
         assert slot is not None
         alone = len(jobs) == 1 and not self.waiting
-        seconds = self._stall if len(jobs) < len(self._running) else self._patience * (2 if alone else 1)
+        seconds = self._stall if len(jobs) < len(self._running) else self.patience * (2 if alone else 1)
         limit = min(self.engine.shape.batch, self._admission.pace.tokens(seconds))
         start, length = len(slot), len(job.chain)
         size = next_call(start, length, slot.canonical, limit, self.engine.traits, job.points)

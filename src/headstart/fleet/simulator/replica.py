@@ -223,23 +223,21 @@ class Replica:
         job.started = self._now
         self._prefilling.append(job)
 
+    def _call(self) -> float:
+        """Seconds of a prefill call."""
+        return self._machine.stall if self._decoding else self._machine.call
+
     def _interruption(self, left: float) -> float:
         """How much longer a prompt takes because calls are not interrupted, as seconds of its own prefill.
 
-        On average it meets the call or the step that runs in its middle, and half of the other prompts have their turn first.
-        A part of that is in the rates already: the others' calls are as long as its own there.
+        It waits for half a call of each other prompt at least, and for the decoding step between its two last calls. As much
+        as its own time of the others' is in the rates already.
         """
-        machine, others, replies = self._machine, len(self._prefilling), len(self._decoding)
-        if not machine.call:
+        others, step, call = self._prefilling, self._step(len(self._decoding)), self._call()
+        if not self._machine.call:
             return 0.0
-        step = self._step(replies)
-        call = machine.stall if replies else machine.call
-        waits = step / 2
-        if others:
-            rests = [other.left for other in self._prefilling]
-            met, turn = (sum(min(most, rest) for rest in rests) / others for most in (call / 2, call))
-            waits = max(0.0, met + (others - 1) / 2 * turn - others * min(left, call))
-        return (waits + step) * call / (call + step) / (others + 1)
+        waits = sum(min(other.left, max(left, call / 2)) - min(other.left, left) for other in others)
+        return (waits + step) * call / (call + step) / (len(others) + 1)
 
     def _alike(self, job: SimulatedRequest) -> list[tuple[SimulatedRequest, int, float]]:
         """The prompts in slots that share more with a request than the cache has, with the number of shared blocks, and the
@@ -310,4 +308,5 @@ class Replica:
             hold=self._slot_times.hold(len(queue), self._free_slots),
             crowd=self._slot_times.crowd(self.ongoing),
             fetching=max(0.0, self._connected - self._now),
+            call=self._call() if self._prefilling and self._machine.call else 0.0,
         )
