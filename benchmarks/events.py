@@ -3,8 +3,8 @@
 * The server's own processor time for each decoded token of four replies, with 20 readers in another process and with none. Both
   run in turn in one server, in alternating order; the server has done with events before it runs without readers. One thread
   computes, because several would also count the time for which they wait for each other.
-* `--memory`: the resident memory of a process with a runtime and a reader, or with none (`--readers 0`), while so many requests are
-  answered. The engine is the fake one.
+* `--memory`: the resident memory of a process with a runtime and a reader, or with none (`--readers 0`), while so many requests
+  are answered. The engine is the fake one.
 """
 
 from __future__ import annotations
