@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,59 @@ def test_memory_that_is_too_small_for_the_prompt_computes_the_rest(store: str, k
         check(other)
 
 
+def test_a_prompt_that_nearly_fills_the_memory_is_fetched_whole(store: str, key_file: Path) -> None:
+    """Fault: fetched entries had at most half of the memory, so the rest of a long prompt was computed."""
+    with start(store, key_file) as one:
+        first = answer(one, "Hello, who are you?")
+        stored(one)
+        with start(store, key_file, memory_budget=nearly(one, first)) as other:
+            ask(other, [user("Something else. " * 8)], max_tokens=4)
+            again = answer(other, "Hello, who are you?")
+            same(again, first)
+            assert again.report.computed <= BLOCK_SIZE
+            check(other)
+
+
+def test_the_beginning_of_a_prompt_stays_while_the_rest_is_fetched(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    """Fault: the beginning of a prompt was in memory, and was evicted by its rest, which then was of no use."""
+    with start(valkey.url, key_file) as one, start(valkey.url, key_file) as other:
+        answer(one, "Hello, who are you?")
+        stored(one)
+        ask(other, chat("")[:1], max_tokens=1)
+        stored(other)
+        valkey.hang()
+        waits = submit(other, chat("Hello, who are you?"), max_tokens=4)
+        wait_until(lambda: any(entry.pins for entry in other.cache.index), 20)
+        valkey.go_on()
+        report = waits.answer().report
+        assert report.tiers["memory"] > 0
+        assert report.computed <= BLOCK_SIZE
+        stored(other)
+        assert not any(entry.pins for entry in other.cache.index)
+        check(other)
+
+
+def nearly(rt: Runtime, answered: Answer) -> int:
+    """A memory budget for little more than one prompt."""
+    return answered.report.prompt // BLOCK_SIZE * rt.cache.store.memory.cell_bytes * 3 // 2
+
+
+def test_prompts_that_do_not_fit_into_memory_together_are_fetched_one_after_the_other(store: str, key_file: Path) -> None:
+    """Fault: when memory was full of what others had fetched, all of a prompt was computed."""
+    with start(store, key_file) as one:
+        rules = "You answer in the words of the house. " * 5
+        chats = [[system(f"House {number}. {rules}"), user("Hello")] for number in range(4)]
+        firsts = [ask(one, chat, max_tokens=4, keep_logits=True) for chat in chats]
+        stored(one)
+        with start(store, key_file, memory_budget=nearly(one, firsts[0])) as other:
+            with ThreadPoolExecutor() as pool:
+                answers = list(pool.map(lambda chat: ask(other, chat, max_tokens=4, keep_logits=True), chats))
+            for again, first in zip(answers, firsts, strict=True):
+                same(again, first)
+                assert again.report.computed <= BLOCK_SIZE
+            check(other)
+
+
 def test_a_prompt_that_is_longer_than_the_queue_is_stored_whole(store: str, key_file: Path) -> None:
     """Fault: what did not fit into the queue at once was given up, so the store had the first part of a long prompt only."""
     with start(store, key_file, memory_budget=24 << 10) as one, start(store, key_file) as other:
@@ -308,6 +362,18 @@ def test_a_prompt_that_is_longer_than_the_queue_is_stored_whole(store: str, key_
         again = answer(other, "Hello, who are you?")
         same(again, first)
         assert again.report.computed <= BLOCK_SIZE
+
+
+def test_others_get_a_prompt_while_its_reply_runs(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    """Fault: KV of a busy slot was saved after five seconds, so who began alike meanwhile computed it again."""
+    long = FakeEngine(slots=2, ctx=2048, block_size=BLOCK_SIZE, delay=DELAY)
+    with start(valkey.url, key_file, engine=lambda: long) as one, start(valkey.url, key_file) as other:
+        first = submit(one, chat("Hello, who are you?"), max_tokens=10_000, ignore_eos=True)
+        blocks = len(first.request.prompt.tokens) // BLOCK_SIZE
+        wait_until(lambda: one.cache.shared.counters["saved"] >= blocks, 4)
+        assert answer(other, "Hello, who are you?").report.computed <= BLOCK_SIZE
+        assert any(slot.busy for slot in one.scheduler.slots)
+        first.handle.cancel()
 
 
 def test_nothing_of_it_is_loaded_without_a_store() -> None:
