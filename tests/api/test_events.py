@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from headstart.api.auth import Keys
+from headstart.api.events import routes
 from headstart.config import Settings
 from headstart.events import hub as hub_module
 from headstart.serving.runtime import Runtime
@@ -225,6 +227,26 @@ def test_a_stopping_server_does_not_wait_for_readers() -> None:
         server.stop()
         wait_until(lambda: watching.ended)
         assert watching.events()[-1][0] == "end"
+
+
+def test_a_reader_that_takes_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "SLOW", 0.2)
+    with served() as server, Watching(server) as watching:
+        hub = server.app.config.app.state.service.hub
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as line:
+            line.sendall(b"GET /headstart/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            wait_until(lambda: hub.readers == 2)
+            reader = hub._readers[1]
+
+            def gone() -> bool:
+                if not reader._size:
+                    reader.put(b":" + b"." * 500_000 + b"\n\n", b"")
+                return bool(hub.readers == 1)
+
+            wait_until(gone)
+        chat(server, "Roses.")
+        watching.wait(lambda events: any(one["state"] == "length" for one in requests(events)))
 
 
 def test_pins_are_told() -> None:

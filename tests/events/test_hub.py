@@ -219,6 +219,20 @@ def test_a_snapshot_goes_on_with_the_next_changes(source: Played) -> None:
         assert [value for name, value in screen.events if name == "slots"][-1][1]["state"] == "idle"
 
 
+def test_no_line_is_too_long_for_a_client(source: Played) -> None:
+    """Fault: readers that take lines of at most 64 KiB, as asyncio's do, failed as soon as some hundred entries were stored."""
+    for number in range(700):
+        source.add(number, parent=number)
+    hub = hub_of(source)
+    screen = Screen(hub, View(ALICE))
+    for number in range(700, 1400):
+        source.add(number, parent=number)
+    hub.tick()
+    screen.take()
+    assert len(screen.entries) == 1400
+    assert 20_000 < max(map(len, screen.read.splitlines())) < 1 << 16
+
+
 def test_a_slow_reader_is_dropped_and_others_are_not(source: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "WAITING", 20_000)
     hub = hub_of(source)

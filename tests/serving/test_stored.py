@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from effort import SLOW
-from harness import ask, check, user
+from harness import ask, check, submit, user
 from headstart.cli.main import main
 from headstart.config import Settings
 from headstart.errors import Conflict, NotFound
 from headstart.serving import scheduler, settle
+from headstart.serving.request import Started
 from headstart.serving.runtime import Runtime
 from headstart.serving.stored import CachedChain
 from headstart.testing.fake_engine import FakeEngine
@@ -171,6 +172,21 @@ def test_what_is_deleted_is_nowhere(tmp_path: Path, disk: bool) -> None:
         quiet(runtime)
         assert kept(runtime, [mark(1)]), "the other chain stays"
         assert runtime.stored.get(second.id, second.owner).tokens == second.tokens
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_what_is_deleted_while_a_slot_uses_it_is_nowhere_afterwards(tmp_path: Path, disk: bool) -> None:
+    with started(tmp_path if disk else None, engine={"delay": 0.02}) as runtime:
+        chain = say(runtime, f"{LONG}{marked(0)}")
+        pending = submit(runtime, [user(f"{LONG}{marked(0)}")], max_tokens=30)
+        pending.until(Started)
+        assert runtime.stored.delete(chain.id, chain.owner).entries
+        pending.answer()
+        del pending, chain
+        wait_until(lambda: not kept(runtime, [mark(0)]))
+        quiet(runtime)
+        assert not kept(runtime, [mark(0)])
+        assert not stored(tmp_path, [mark(0)])
 
 
 # ── on disk ──────────────────────────────────────────────────────────────────────────────────────────────────────────

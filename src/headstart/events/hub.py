@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -23,6 +23,8 @@ from headstart.errors import Overloaded, Unavailable
 from headstart.events.item import EACH, Item
 from headstart.events.mirror import Mirror
 from headstart.events.source import Source
+
+T = TypeVar("T")
 
 PERIOD = 0.25
 """Seconds between two looks at what is new."""
@@ -40,8 +42,8 @@ KEPT = 4 << 20
 """Most bytes of events that are kept for readers who reconnect."""
 KEPT_TICKS = 240
 """Periods for which they are kept."""
-CHUNK = 500
-"""Most entries in one event."""
+CHUNK = 100
+"""Most entries or requests in one event. Some clients take no line of more than 64 KiB."""
 
 log = structlog.get_logger("headstart.api")
 
@@ -217,10 +219,8 @@ class Hub:
                 self._again()
                 return True
             changes = self._mirror.apply(news)
-            tree = changes.tree
-            parts = [EventPart("tree", tree[at : at + CHUNK]) for at in range(0, len(tree), CHUNK)]
-            if changes.requests:
-                parts.append(EventPart("requests", changes.requests))
+            lists = {"tree": changes.tree, "requests": changes.requests}
+            parts = [EventPart(name, part) for name, items in lists.items() for part in _chunks(items)]
             if (slots := self._mirror.slots()) != self._slots:
                 parts.append(EventPart("slots", slots, self._slots))
                 self._slots = slots
@@ -274,14 +274,8 @@ class Hub:
     def _snapshot(self, view: View) -> list[bytes]:
         """All that a reader may know now."""
         found = [b"retry: 2000\n" + _frame("snapshot", b'{"owner":"%s"}' % view.owner.hex().encode())]
-        chunk: list[bytes] = []
-        for data in view.of(self._mirror.tree()):
-            chunk.append(data)
-            if len(chunk) == CHUNK:
-                found.append(_list("tree", chunk))
-                chunk = []
-        found.append(_list("tree", chunk))
-        found.append(_list("requests", [*view.of(self._mirror.requests())][-EACH:]))
+        found += [_list("tree", part) for part in _chunks([*view.of(self._mirror.tree())])]
+        found += [_list("requests", part) for part in _chunks([*view.of(self._mirror.requests())][-EACH:])]
         found += [_list("slots", view.of(self._slots)), _list("evicted_next", view.of(self._soon))]
         found.append(self._sizes(view) + self._mark(self._number))
         return found
@@ -337,6 +331,10 @@ class Hub:
                 going = self.tick()
             except Exception as error:
                 log.error("internal error", exc_info=error)
+
+
+def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[at : at + CHUNK] for at in range(0, len(items), CHUNK))
 
 
 def _list(name: str, items: Iterable[bytes]) -> bytes:

@@ -77,14 +77,16 @@ class CachedChains:
         self._cache = cache
         self._index, self._pins = cache.index, cache.store.pins
 
-    def all(self) -> list[CachedChain]:
+    def all(self, owner: bytes | None = None, limit: int | None = None) -> list[CachedChain]:
         """One chain for each entry that no other continues, the latest used first. It takes time on the caller's thread."""
-        entries = self.entries()
+        entries = [entry for entry in self.entries() if owner in (None, entry.owner)]
         above = {entry.id: entry for entry in entries if not entry.state}
         states = {entry.parent: entry for entry in entries if entry.state}
         parents = {entry.parent for entry in above.values()}
-        found = [self._chain(entry, above, states) for entry in above.values() if entry.id not in parents]
-        return sorted(found, key=lambda chain: (chain.used is None, chain.used or 0.0, chain.id))
+        used = self._cache.store.retention.last_use
+        ends = [(used(entry.id), entry) for entry in above.values() if entry.id not in parents]
+        ends.sort(key=lambda end: (end[0] is None, -(end[0] or 0.0), end[1].id))
+        return [self._chain(entry, above, states) for _, entry in ends[:limit]]
 
     def entries(self) -> list[Entry]:
         """All stored entries. Others may change them meanwhile."""

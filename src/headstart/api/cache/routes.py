@@ -30,13 +30,11 @@ async def chains(request: HttpRequest, limit: Limit = 100, cache_salt: Salt = ""
     """The stored chains, the latest used first. A chain is a prompt from its beginning."""
     service = service_of(request)
     runtime, mine = service.ready(), service.owner(request, user, cache_salt)
-    operator = request.scope["operator"]
+    owner = None if request.scope["operator"] else mine
 
     def found() -> dict[str, Any]:
-        everything = runtime.stored.all()
-        shown = [chain for chain in everything if operator or chain.owner == mine]
-        distinct = {entry.id: entry for chain in everything for entry in chain.entries}.values()
-        others = [entry for entry in distinct if entry.owner != mine]
+        shown = runtime.stored.all(owner, limit + 1)
+        others = [entry for entry in runtime.stored.entries() if entry.owner != mine and not entry.state]
         return {
             "object": "list",
             "data": [figures(chain, mine) for chain in shown[:limit]],
