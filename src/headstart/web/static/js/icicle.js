@@ -3,6 +3,7 @@
  *
  * A chain goes from left to right: a token is as wide as any other. Branches are below each other, each on its lane. What would be
  * smaller than a few pixels is one group.
+ * @module
  */
 
 /** @typedef {import("./tree.js").Stretch} Stretch */

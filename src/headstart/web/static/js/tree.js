@@ -3,6 +3,7 @@
  *
  * Entries become nodes. A run of nodes without branches that are in the same state is one stretch. What a view draws is a tree of
  * stretches, which is made again only when something has changed.
+ * @module
  */
 
 /**
