@@ -276,7 +276,7 @@ class Hub:
     def _begin(self) -> None:
         if self._open:
             return
-        self._mirror.begin(self._source.open())
+        self._mirror.begin(self._source.open(), self._source.past())
         self._open = True
         self._kept.clear()
         self._size = 0
@@ -287,7 +287,7 @@ class Hub:
 
     def _again(self) -> None:
         """Begins anew, because news were lost: all readers get a snapshot."""
-        self._mirror.begin(self._source.open())
+        self._mirror.begin(self._source.open(), self._source.past())
         self._kept.clear()
         self._size = 0
         self._number += 1

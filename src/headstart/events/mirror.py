@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.events.source import SlotState, Source
+from headstart.events.source import PastRequest, SlotState, Source
 from headstart.events.tap import JobNews, News
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.job import Job
+from headstart.serving.request import Report
 
 LATEST = 128
 """Most requests that are remembered for new readers."""
 OVER = frozenset({"stop", "length", "cancelled", "failed"})
 """The stages after which nothing of a request follows."""
+
+
+_Request = tuple[bytes, str, int, float]
+"""What tells requests apart: owner, id, choice, and the time to the first token, because clients may repeat an id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class Mirror:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._known: dict[BlockId, Known] = {}
-        self._requests: OrderedDict[int, Item] = OrderedDict()
+        self._requests: OrderedDict[int, tuple[_Request, Item]] = OrderedDict()
         self._open: dict[int, tuple[Job, int]] = {}  # by identity; the number of a request
         self._count = 0
         self.held: Counter[tuple[bytes, str]] = Counter()
@@ -69,13 +74,22 @@ class Mirror:
     def __len__(self) -> int:
         return len(self._known)
 
-    def begin(self, entries: Iterable[Entry]) -> None:
-        """Takes what is stored at the beginning. Requests that are known stay; those that were open are forgotten."""
+    def begin(self, entries: Iterable[Entry], past: Iterable[PastRequest] = ()) -> None:
+        """Takes what is stored at the beginning. Requests that are known stay; those that were open are forgotten.
+
+        Args:
+            past: requests that have ended. Those that nobody heard of are added.
+        """
         self._known.clear()
         self._open.clear()
         self.held.clear()
         for entry in entries:
             self._look(entry)
+        heard = {request for request, _ in self._requests.values()}
+        for one in past:
+            if (request := (one.owner, one.id, one.choice, one.report.ttft)) not in heard:
+                self._count += 1
+                self._keep(self._count, request, _past(self._count, one))
 
     def apply(self, news: Iterable[News]) -> TreeChanges:
         """What is new for readers. Several changes of one entry are one."""
@@ -98,7 +112,7 @@ class Mirror:
 
     def requests(self) -> list[Item]:
         """The latest requests, in order."""
-        return list(self._requests.values())
+        return [item for _, item in self._requests.values()]
 
     # ── entries ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -173,25 +187,21 @@ class Mirror:
             reused = ids[blocks - 1].hex() if blocks else None
             data |= {"cached": job.plan.start, "tiers": dict(job.tiers), "reused": reused}
         if report is not None:
-            explanation = report.explanation
-            data |= {
-                "cached": report.cached,
-                "live": report.live,
-                "tiers": dict(report.tiers),
-                "computed": report.computed,
-                "completion": report.completion,
-                "cause": None if report.cause is None else report.cause.value,
-                "recomputed": 0 if explanation is None else explanation.recomputed,
-                "seconds": {name: round(getattr(report, name), 4) for name in ("queued", "prefill", "ttft", "decode")},
-            }
-        item = Item(owner_of(job.root), _json(data))
-        self._requests[number] = item
-        self._requests.move_to_end(number)
-        if len(self._requests) > LATEST:
-            self._requests.popitem(last=False)
+            data |= _figures(report)
+        ttft = 0.0 if report is None else report.ttft
+        item = self._keep(number, (owner_of(job.root), request.id, job.choice, ttft), data)
         if news.stage in OVER:
             self._open.pop(id(job), None)
         return number, item
+
+    def _keep(self, number: int, request: _Request, data: Mapping[str, Any]) -> Item:
+        """Remembers a request for new readers."""
+        item = Item(request[0], _json(data))
+        self._requests[number] = request, item
+        self._requests.move_to_end(number)
+        if len(self._requests) > LATEST:
+            self._requests.popitem(last=False)
+        return item
 
     def number(self, job: Job) -> int:
         """The number of a request."""
@@ -217,6 +227,26 @@ class Mirror:
         """The entries that memory evicts next, about, and why."""
         known = ((key, why, self._known.get(key)) for key, why in self._source.soon(count))
         return [Item(one.owner, _json({"id": key.hex(), "why": why})) for key, why, one in known if one is not None]
+
+
+def _past(number: int, one: PastRequest) -> dict[str, Any]:
+    """A request that nobody heard of while it ran."""
+    place = {"number": number, "id": one.id, "owner": one.owner.hex(), "choice": one.choice}
+    return {**place, "state": "ended", "at": round(one.at, 3), "prompt": one.report.prompt, **_figures(one.report)}
+
+
+def _figures(report: Report) -> dict[str, Any]:
+    explanation = report.explanation
+    return {
+        "cached": report.cached,
+        "live": report.live,
+        "tiers": dict(report.tiers),
+        "computed": report.computed,
+        "completion": report.completion,
+        "cause": None if report.cause is None else report.cause.value,
+        "recomputed": 0 if explanation is None else explanation.recomputed,
+        "seconds": {name: round(getattr(report, name), 4) for name in ("queued", "prefill", "ttft", "decode")},
+    }
 
 
 def _where(shown: tuple[bool | None, bool | None, bool]) -> dict[str, Any]:

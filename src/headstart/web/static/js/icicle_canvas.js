@@ -199,7 +199,7 @@ export class IcicleCanvas {
     context.fillStyle = colour;
     context.fillRect(x, y, width, height);
     if (memory !== undefined && disk !== undefined) {
-      const part = Math.max(1, Math.round(height / 4));
+      const part = Math.max(1, Math.min(8, Math.round(height / 4)));
       context.fillStyle = paint.disk;
       context.fillRect(x, y + height - part, width, part);
     }

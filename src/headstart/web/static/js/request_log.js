@@ -5,7 +5,7 @@
 
 /** Most requests that are kept. */
 const MOST = 128;
-const OVER = new Set(["stop", "length", "cancelled", "failed"]);
+const OVER = new Set(["stop", "length", "ended", "cancelled", "failed"]);
 
 /**
  * A request. Times are in seconds since 1970; undefined as long as they are not known.

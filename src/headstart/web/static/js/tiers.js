@@ -50,7 +50,8 @@ export function where(tiers) {
 /** Words for the last use. @param {number} used in seconds since 1970; 0 if unknown @param {number} now */
 export function age(used, now) {
   if (!used) return "unknown";
-  return now - used < 1 ? "now" : `${seconds(now - used)} ago`;
+  const past = now - used;
+  return past < 1 ? "now" : past < 90 ? `${Math.round(past)} s ago` : `${seconds(past)} ago`;
 }
 
 /** A part of a whole. @param {number} part @param {number} all */

@@ -16,7 +16,7 @@ const TICK = 500;
 /** How many rows can be shown. */
 const SIZES = [20, 50, 128];
 /** Words for the states. @type {Record<string, string>} */
-const STATES = { queued: "waits", prefill: "computes the prompt", reply: "replies", stop: "done", length: "cut at the limit", cancelled: "cancelled", failed: "failed" };
+const STATES = { queued: "waits", prefill: "computes the prompt", reply: "replies", stop: "done", ended: "done", length: "cut at the limit", cancelled: "cancelled", failed: "failed" };
 
 /** @type {Explanation | null} */
 let explanation = null;
@@ -165,7 +165,7 @@ function legend() {
   return h(
     "div",
     { class: "row spread small" },
-    h("ul", { class: "legend", "aria-label": "Where the tokens of a prompt come from" }, parts),
+    h("ul", { class: "legend", "aria-label": "Origins of the tokens of a prompt" }, parts),
     h("ul", { class: "legend", "aria-label": "The time line" }, times),
   );
 }
