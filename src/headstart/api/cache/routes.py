@@ -23,6 +23,7 @@ router = APIRouter()
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 Start = Annotated[int, Query(ge=0)]
+Tokens = Annotated[int | None, Query(ge=1)]
 
 
 @router.get("/headstart/cache", responses=ERRORS)
@@ -67,15 +68,18 @@ async def chain(request: HttpRequest, id: str, cache_salt: Salt = "", user: Salt
 
 
 @router.get("/headstart/cache/{id}/text", responses=ERRORS)
-async def text(request: HttpRequest, id: str, start: Start = 0, cache_salt: Salt = "", user: Salt = "") -> Response:
-    """The text of a chain, from the token `start` on. For its owner only, not for the operator."""
+async def text(
+    request: HttpRequest, id: str, start: Start = 0, tokens: Tokens = None, cache_salt: Salt = "", user: Salt = ""
+) -> Response:
+    """The text of a chain, from the token `start` on, at most `tokens` of them. For its owner only, not for the operator."""
     runtime, mine, _ = _caller(request, cache_salt, user)
 
     def read() -> str:
         found = runtime.stored.get(_key(id), mine)
-        tokens = [token for entry in found.entries for token in entry.tokens.tolist()][start:]
+        every = [token for entry in found.entries for token in entry.tokens.tolist()]
+        wanted = every[start:] if tokens is None else every[start : start + tokens]
         with runtime.prompts.tokenizer_open() as tokenizer:
-            return b"".join(map(tokenizer.token_bytes, tokens)).decode("utf-8", "replace")
+            return b"".join(map(tokenizer.token_bytes, wanted)).decode("utf-8", "replace")
 
     return JSONResponse({"id": id, "start": start, "text": await asyncio.to_thread(read)})
 

@@ -68,11 +68,11 @@ export class ChainPanel {
     const mine = () => this.id === stretch.id;
     const more = json(`headstart/cache/${stretch.id}`, { signal }).catch(() => null);
     try {
-      const { text } = await json(`headstart/cache/${stretch.id}/text?start=${stretch.start}`, { signal });
+      const { text } = await json(`headstart/cache/${stretch.id}/text?start=${stretch.start}&tokens=${LONGEST}`, { signal });
       if (!mine()) return;
       fill(this.text, text.slice(0, LONGEST));
       this.text.hidden = false;
-      fill(this.note, text.length > LONGEST ? `The first ${count(LONGEST)} characters of ${count(text.length)}.` : "");
+      fill(this.note, text.length > LONGEST ? `The first ${count(LONGEST)} characters.` : "");
     } catch (error) {
       if (!mine()) return;
       const foreign = error instanceof ApiError && error.status === 404 && this.tree.nodes.has(stretch.id);

@@ -67,6 +67,10 @@ function place(why) {
 /** @param {any} why */
 function texts(why) {
   const [previous, current] = diff(why.previous, why.current);
+  const ends = [previous.at(-1), current.at(-1)];
+  if (ends.every((run) => run && !run.same) && (ends[0]?.text.startsWith(ends[1]?.text ?? "") || ends[1]?.text.startsWith(ends[0]?.text ?? ""))) {
+    for (const run of ends) if (run) run.same = true; // both texts are cut there
+  }
   /** @param {string} title @param {import("./text_diff.js").Run[]} runs @param {"del" | "ins"} mark */
   const side = (title, runs, mark) =>
     h(

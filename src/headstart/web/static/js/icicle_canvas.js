@@ -28,7 +28,7 @@ export class IcicleCanvas {
   /**
    * @param {HTMLCanvasElement} canvas
    * @param {CacheTree} tree
-   * @param {{selected: (stretch: Stretch | undefined) => void, hovered: (box: Box | undefined, x: number, y: number) => void}} calls
+   * @param {{selected: (stretch: Stretch | undefined) => void, hovered: (box: Box | undefined, x: number, y: number) => void, caption: (stretch: Stretch) => string}} calls
    */
   constructor(canvas, tree, calls) {
     this.canvas = canvas;
@@ -213,16 +213,37 @@ export class IcicleCanvas {
       context.fillStyle = paint.warn;
       context.fillRect(x, y, width, Math.min(3, height));
     }
-    const label = box.group ? (box.height > 12 ? `${count(box.group)} branches` : "") : (evicted ? `${evicted}. ` : "") + count(stretch.stop - stretch.start);
-    if (height >= 13 && width > 30 && label) {
-      context.font = `12px ${paint.font}`;
-      const size = context.measureText(label).width;
-      if (size + 10 < width) {
-        context.fillStyle = legible(colour, paint.back, bright);
-        context.textBaseline = "middle";
-        context.fillText(label, Math.max(x, 0) + 6, y + Math.min(height / 2, TALL));
-      }
+    if (height >= 13 && width > 30) {
+      const size = count(stretch.stop - stretch.start);
+      const label = box.group ? (box.height > 12 ? `${count(box.group)} branches` : "") : evicted ? `${evicted}. ${size}` : size;
+      context.fillStyle = legible(colour, paint.back, bright);
+      this._label(label, box.group ? undefined : stretch, Math.max(x, 0) + 6, y + Math.min(height, TALL) / 2, right - Math.max(x, 0) - 12, paint.font);
     }
+  }
+
+  /**
+   * A number, and the first words of a stretch where there is room.
+   * @param {string} label
+   * @param {Stretch | undefined} stretch
+   * @param {number} x
+   * @param {number} y
+   * @param {number} width
+   * @param {string} font
+   */
+  _label(label, stretch, x, y, width, font) {
+    const { context } = this;
+    context.textBaseline = "middle";
+    context.font = `600 12px ${font}`;
+    const used = context.measureText(label).width;
+    if (used > width) return;
+    context.fillText(label, x, y);
+    if (!stretch || width - used < 50) return;
+    const words = this.calls.caption(stretch);
+    if (!words) return;
+    context.font = `12px ${font}`;
+    const room = width - used - 8;
+    const fits = Math.floor((words.length * room) / Math.max(room, context.measureText(words).width));
+    context.fillText(fits < words.length ? `${words.slice(0, Math.max(0, fits - 1))}…` : words, x + used + 8, y);
   }
 
   /** Pins, checkpoints, slots and what is selected. @param {Record<string, string>} paint */

@@ -58,5 +58,6 @@ export function age(used, now) {
 export function percent(part, all) {
   if (!all) return "–";
   const value = (100 * part) / all;
-  return `${value > 0 && value < 10 ? value.toFixed(1) : count(value)} %`;
+  const fine = (value > 0 && value < 10) || (value > 99 && value < 100);
+  return `${fine ? Math.min(99.9, value).toFixed(1) : count(value)} %`;
 }

@@ -3,6 +3,7 @@
  * @module
  */
 import { follow } from "../api.js";
+import { Captions } from "../captions.js";
 import { ChainPanel } from "../chain_panel.js";
 import { fill, h } from "../dom.js";
 import { bytes, count, tokens } from "../format.js";
@@ -32,6 +33,7 @@ export function mount(element, { say, signal }) {
   const slots = new SlotStrip();
 
   const drawn = new IcicleCanvas(canvas, tree, {
+    caption: (stretch) => (stretch.last.owner === tree.owner ? captions.of(stretch) : ""),
     selected: (stretch) => select(stretch),
     hovered(box, x, y) {
       hint.hidden = !box;
@@ -41,6 +43,7 @@ export function mount(element, { say, signal }) {
       Object.assign(hint.style, { left: `${left}px`, top: `${y + 18}px` });
     },
   });
+  const captions = new Captions(() => drawn.invalidate(), signal);
   picture = drawn;
   const outline = new Outline(tree, (stretch) => select(stretch, true), h("div", { class: "picture" }, canvas, hint));
   const panel = new ChainPanel(tree, { say, close: () => select(undefined), signal });
@@ -113,6 +116,7 @@ export function mount(element, { say, signal }) {
     } else if (name === "sizes") {
       sizes.textContent = sizesText(data);
     }
+    if (name === "snapshot") captions.clear();
     if (tree.apply(name, data)) changed = true;
     if (name === "mark" && changed) {
       changed = false;

@@ -52,7 +52,7 @@ export async function mount(element, { signal }) {
   /** @param {any} stats */
   function draw(stats) {
     note.textContent = operator
-      ? `All requests since the server started, ${seconds(stats.seconds)} ago`
+      ? `All requests since the server started, ${time(stats.seconds)} ago`
       : "Your latest requests. The figures of all are the operator's.";
     fill(body, ...cards(stats));
   }
@@ -70,7 +70,7 @@ async function own(signal) {
 /** @param {any} stats */
 function cards(stats) {
   const { steps } = stats;
-  const span = `${seconds(steps.seconds * Math.max(1, steps.cached.length - 1))} ago`;
+  const span = `${time(steps.seconds * steps.cached.length)} ago`;
   const warm = stats.ttft.warm.median;
   const cold = stats.ttft.cold.median;
   return [
@@ -78,7 +78,7 @@ function cards(stats) {
       "Prompt tokens that were not computed",
       h("div", { class: "big" }, count(stats.cached), h("small", {}, ` of ${count(stats.prompt)}, ${percent(stats.cached, stats.prompt)}`)),
       tiers(stats),
-      chart("Prompt tokens", series(steps, [["cached", "not computed", "memory"], ["computed", "computed", "computed"]]), { format: (value) => tokens(value), span, stacked: true }),
+      chart(`Prompt tokens each ${time(steps.seconds)}`, series(steps, [["cached", "not computed", "memory"], ["computed", "computed", "computed"]]), { format: count, span, bars: true }),
     ),
     stats.saved_seconds === null
       ? null
@@ -164,7 +164,7 @@ function sums(values) {
 
 /** @param {number | null} value */
 function time(value) {
-  return value === null ? "–" : seconds(value);
+  return value === null ? "–" : value >= 5 && value < 100 ? `${Math.round(value)} s` : seconds(value);
 }
 
 export function unmount() {}
