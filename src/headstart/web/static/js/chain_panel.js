@@ -23,6 +23,7 @@ export class ChainPanel {
     this.tree = tree;
     this.calls = calls;
     this.id = "";
+    this._first = "";
     this.facts = h("dl", { class: "facts" });
     this.text = h("pre", { class: "chain-text", tabindex: "0", "aria-label": "Text of the stretch" });
     this.note = h("p", { class: "quiet small" });
@@ -47,15 +48,18 @@ export class ChainPanel {
   show(stretch) {
     this.element.hidden = !stretch;
     if (!stretch) {
-      this.id = "";
+      this.id = this._first = "";
       return;
+    }
+    if (stretch.first.id !== this._first) {
+      this._first = stretch.first.id;
+      fill(this.text);
+      this.text.hidden = true;
+      fill(this.note, "Loading …");
     }
     if (stretch.id !== this.id) {
       this.id = stretch.id;
       this._more = null;
-      fill(this.text);
-      this.text.hidden = true;
-      fill(this.note, "Loading …");
       this._load(stretch);
     }
     this._facts(stretch);

@@ -37,7 +37,7 @@ export class IcicleCanvas {
     this.context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
     /** @type {Flag[]} */
     this.flags = [];
-    /** The id of a node in the selected stretch. */
+    /** The id of the first node of the selected stretch. */
     this.selected = "";
     /** Milliseconds and boxes of the latest drawing. */
     this.cost = { milliseconds: 0, boxes: 0, drawings: 0 };
@@ -283,7 +283,7 @@ export class IcicleCanvas {
         context.fillText(text, at + 5, y + 9.5);
       }
     }
-    if (selected) this._outline(selected, paint.focus);
+    if (selected) this._outline(selected, paint.text);
   }
 
   /** @param {Stretch} stretch @param {string} colour */
@@ -293,7 +293,7 @@ export class IcicleCanvas {
     const x = Math.max(1, box.x + 1);
     const width = Math.min(this._window.width - 1, box.x + box.width - 1) - x;
     this.context.strokeStyle = colour;
-    this.context.lineWidth = 2;
+    this.context.lineWidth = 2.5;
     this.context.strokeRect(x, box.y + 1, Math.max(2, width), Math.max(2, box.height - 2));
   }
 

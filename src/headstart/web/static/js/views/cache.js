@@ -50,7 +50,7 @@ export function mount(element, { say, signal }) {
 
   /** @param {Stretch | undefined} stretch @param {boolean} [reveal] */
   function select(stretch, reveal = false) {
-    drawn.selected = stretch?.id ?? "";
+    drawn.selected = stretch?.first.id ?? ""; // its end may move
     outline.show(stretch);
     panel.show(stretch);
     if (stretch && reveal) drawn.reveal(stretch);

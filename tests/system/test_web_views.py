@@ -1,0 +1,392 @@
+"""The views Cache, Requests and Figures in a real Chromium: what they show is what the server holds and says.
+
+`chromium` must be installed. Playwright drives it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+
+from headstart.api.auth import Keys
+from headstart.config import Settings
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
+from live import Server, idle, serving, wait_until
+
+pytestmark = pytest.mark.slow
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+KEYS = {"operator": "sk-operator", "alice": "sk-alice", "bob": "sk-bob"}
+SYSTEM = "You are the guide of a museum of ships. Answer in one short sentence, and name the hall in which a thing is. "
+SECRET = "Bob keeps his secrets in the cellar, behind the third barrel."
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = shutil.which("chromium")
+    assert program is not None, "install Chromium: apt-get install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Watched:
+    """A page of one server. `faults`: what it or the browser complained of. `asked`: addresses that it asked for."""
+
+    page: Page
+    server: Server
+    faults: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def open(self, view: str) -> Page:
+        self.page.goto(f"{self.server.url}/#/{view}")
+        expect(self.page.locator("h1")).to_be_visible()
+        return self.page
+
+    def tree(self) -> list[str]:
+        """What the tree says to a screen reader, of the selected stretch and what surrounds it."""
+        return self.page.get_by_role("treeitem").all_inner_texts()
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Any]:
+    """Opens a page of a server. At its end nothing may be wrong, and nothing may have left the server."""
+    every: list[Watched] = []
+
+    def make(server: Server, key: str = "", **options: Any) -> Watched:
+        context = browser.new_context(viewport={"width": 1200, "height": 800}, **options)
+        if key:
+            context.add_init_script(f"sessionStorage.setItem('headstart.key', {json.dumps(key)})")
+        page = context.new_page()
+        watched = Watched(page, server)
+        page.on("pageerror", lambda error: watched.faults.append(str(error)))
+        page.on("console", lambda said: watched.faults.append(said.text) if _bad(said) else None)
+        page.on("request", lambda request: watched.asked.append(request.url))
+        every.append(watched)
+        return watched
+
+    yield make
+    for one in every:
+        one.page.context.close()
+        assert one.faults == []
+        assert {url for url in one.asked if not url.startswith(one.server.url)} == set()
+
+
+def _bad(said: Any) -> bool:
+    # A refused request is written to the console too; the page shows it.
+    return said.type in ("error", "warning") and "the server responded with a status of 40" not in said.text
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server on the fake engine with keys and a disk."""
+    folder = tmp_path_factory.mktemp("views")
+    (folder / "keys").write_text("".join(f"{name} = {key}\n" for name, key in KEYS.items()))
+    (folder / "keys").chmod(0o600)
+    settings = Settings(memory_budget=1 << 20, cache_dir=folder / "cache")
+    with (
+        Runtime(lambda: FakeEngine(slots=2, ctx=2048), settings) as runtime,
+        serving(runtime, wait=False, model_id="fake", api_keys=Keys((), folder / "keys")) as server,
+    ):
+        yield server
+
+
+def chat(server: Server, *words: str, key: str = "", system: str = SYSTEM, **more: Any) -> dict[str, Any]:
+    """Asks; `words` are what user and model say in turns."""
+    turns = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(words)]
+    body = {"messages": [{"role": "system", "content": system}, *turns], "max_tokens": 12, "temperature": 0, **more}
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    answer = server.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.is_success, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def stored(runtime: Runtime) -> None:
+    """Waits until all is stored."""
+    wait_until(lambda: idle(runtime) and not any(slot.dirty for slot in runtime.scheduler.slots))
+
+
+# ── cache ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_tree_shows_the_branch_after_an_edited_message(fake: Server, opened: Any) -> None:
+    assert fake.runtime is not None
+    watched = opened(fake, KEYS["alice"])
+    page = watched.open("cache")
+    first = "Where is the anchor of the old barque, and how heavy is it?"
+    reply = text_of(chat(fake, first, key=KEYS["alice"]))
+    chat(fake, first, reply, "Who made it?", key=KEYS["alice"])
+    stored(fake.runtime)
+    page.get_by_role("tree").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("treeitem", selected=True)).to_contain_text("from 0 on")
+    assert not any("branches follow" in row for row in watched.tree())
+    chat(fake, "What is in the hall of maps, and who drew them?", key=KEYS["alice"])
+    stored(fake.runtime)
+    expect(page.get_by_role("treeitem", selected=True)).to_contain_text("2 branches follow")
+    shared = page.get_by_role("treeitem", selected=True).inner_text()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("treeitem", selected=True)).not_to_contain_text(shared)
+    expect(page.locator(".chain-text")).to_contain_text("anchor")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".chain-text")).to_contain_text("hall of maps")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".chain-text")).to_contain_text("guide of a museum")
+    tokens = page.evaluate("document.querySelector('.chain h2').textContent")
+    assert shared.startswith(tokens)
+    page.keyboard.press("Escape")
+    expect(page.locator(".chain")).to_be_hidden()
+
+
+def test_a_chain_is_pinned_and_deleted_after_a_question(fake: Server, opened: Any) -> None:
+    assert fake.runtime is not None
+    key, headers = KEYS["alice"], {"authorization": f"Bearer {KEYS['alice']}"}
+    chat(fake, "Which flags hang in the last hall?", key=key, system="One flag. " * 12)
+    stored(fake.runtime)
+
+    def chains() -> dict[str, bool]:
+        data = fake.http.get("/headstart/cache", headers=headers).json()["data"]
+        return {chain["id"]: chain["pinned"] for chain in data}
+
+    watched = opened(fake, key)
+    page = watched.open("cache")
+    page.get_by_role("tree").focus()
+    expect(page.get_by_role("treeitem").last).to_be_attached()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("End")  # the latest chain
+    while page.get_by_role("treeitem", selected=True).get_attribute("aria-expanded"):
+        page.keyboard.press("ArrowRight")
+    expect(page.locator(".chain-text")).to_be_visible()
+    before = chains()
+    assert not any(before.values())
+    page.get_by_role("button", name="Pin").click()
+    expect(page.get_by_role("button", name="Unpin")).to_be_visible()
+    expect(page.get_by_role("button", name="Delete …")).to_be_disabled()
+    expect(page.get_by_role("treeitem", selected=True)).to_contain_text("pinned")
+    assert sum(chains().values()) == 1
+    page.get_by_role("button", name="Unpin").click()
+    expect(page.get_by_role("button", name="Delete …")).to_be_enabled()
+    page.get_by_role("button", name="Delete …").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    assert chains() == before
+    page.get_by_role("button", name="Delete …").click()
+    expect(page.get_by_role("dialog")).to_contain_text("cannot be undone")
+    page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(page.locator(".chain")).to_be_hidden()
+    wait_until(lambda: len(chains()) == len(before) - 1)
+
+
+GENERATED = """(count) => {
+  let seed = 7;
+  const random = () => (seed = (seed * 16807) % 2147483647) / 2147483647;
+  const items = [];
+  for (let at = 0; at < count; at += 1) {
+    const back = random() < 0.9 ? 1 : 1 + Math.floor(random() * Math.min(at, 400));
+    const parent = at && random() > 0.004 ? items[Math.max(0, at - back)] : null;
+    const tiers = random() < 0.5 ? { memory: true } : { memory: true, disk: true };
+    items.push({ id: `n${at}`, owner: "aa", parent: parent?.id ?? null, start: parent ? parent.start + 64 : 0, tokens: 64,
+      tiers, pinned: false, seconds_ago: 1000 * random() });
+  }
+  return items;
+}"""
+MEASURED = """async (items) => {
+  const { CacheTree } = await import("/headstart/web/js/tree.js");
+  const { layout, whole, zoomed } = await import("/headstart/web/js/icicle.js");
+  const tree = new CacheTree();
+  tree.apply("snapshot", { owner: "aa" });
+  const timed = (work) => { const began = performance.now(); const made = work(); return [performance.now() - began, made]; };
+  const [taken] = timed(() => tree.apply("tree", items));
+  const [made] = timed(() => tree.stretches);
+  const boxes = [];
+  let slowest = 0;
+  let seen = whole(tree, 1160, 440);
+  for (let step = 0; step < 24; step += 1) {
+    const [time, found] = timed(() => layout(tree, seen));
+    slowest = Math.max(slowest, time);
+    boxes.push(found.length);
+    seen = zoomed(seen, tree, 580, 220, 1.4, 1.4);
+  }
+  const nodes = tree.nodes.size;
+  const lanes = tree.lanes;
+  for (const item of items.toReversed()) tree.apply("tree", [{ left: item.id }]);
+  return { taken, made, slowest, boxes, nodes, lanes, left: tree.stretches.length };
+}"""
+FRAMES = """(milliseconds) => new Promise((resolve) => {
+  const frames = [];
+  let last = performance.now();
+  const end = last + milliseconds;
+  const step = (now) => {
+    frames.push(now - last);
+    last = now;
+    if (now < end) requestAnimationFrame(step);
+    else resolve(frames.slice(1));
+  };
+  requestAnimationFrame(step);
+})"""
+
+
+def test_ten_thousand_entries_stay_smooth(fake: Server, opened: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    watched = opened(fake, KEYS["alice"])
+    page = watched.open("figures")
+    items = page.evaluate(GENERATED, 10_000)
+    found = page.evaluate(MEASURED, items)
+    assert found["nodes"] == 10_000
+    assert found["left"] == 0
+    assert max(found["boxes"]) <= 2_000, "what is small is grouped"
+    assert found["boxes"][-1] <= 60
+    chunks = [items[at : at + 500] for at in range(0, 10_000, 500)]
+    events = [("snapshot", {"owner": "aa"}), *(("tree", chunk) for chunk in chunks), ("mark", {"time": 0})]
+    body = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
+    calls = 0
+
+    def once(route: Route) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            route.fulfill(body=body, content_type="text/event-stream")  # later calls wait for ever
+
+    page.route("**/headstart/events", once)
+    page.route("**/text?*", lambda route: route.fulfill(json={"text": "words of a stretch"}))
+    page.goto(f"{fake.url}/#/cache")
+    canvas = page.locator("canvas")
+    expect(canvas).to_be_visible()
+    expect(page.locator(".empty")).to_be_hidden()
+    box = canvas.bounding_box()
+    assert box is not None
+    idle_frames = page.evaluate(FRAMES, 500)
+    page.evaluate(f"window.measured = ({FRAMES})(3000)")
+    page.mouse.move(box["x"] + 500, box["y"] + 200)
+    page.keyboard.down("Control")
+    for step in range(40):
+        page.mouse.wheel(0, -60 if step < 20 else 60)
+    page.keyboard.up("Control")
+    page.mouse.down()
+    for step in range(30):
+        page.mouse.move(box["x"] + 500 - 8 * step, box["y"] + 200 - 4 * step)
+    page.mouse.up()
+    frames = page.evaluate("window.measured")
+    page.get_by_role("button", name="Show all").click()
+    page.unroute_all(behavior="ignoreErrors")
+    middle = sorted(frames)[len(frames) // 2]
+    with capsys.disabled():
+        print(
+            f"\n10,000 entries: events taken in {found['taken']:.1f} ms, stretches made in {found['made']:.1f} ms, slowest layout "
+            f"{found['slowest']:.2f} ms, boxes {max(found['boxes'])} at most; frames while it moves: median {middle:.1f} ms, slowest "
+            f"{max(frames):.0f} ms (at rest {max(idle_frames):.0f} ms)"
+        )
+
+
+# ── requests and figures ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_explain_shows_the_difference(fake: Server, opened: Any) -> None:
+    key = KEYS["alice"]
+    chat(fake, "When does it open?", key=key, system=f"Today is Monday. {SYSTEM}")
+    chat(fake, "When does it open?", key=key, system=f"Today is Tuesday. {SYSTEM}")
+    watched = opened(fake, key)
+    page = watched.open("requests")
+    row = page.get_by_role("row").filter(has_text="system_changed").first
+    assert "computed again" in (row.get_by_role("img").get_attribute("aria-label") or "")
+    row.get_by_role("button").click()
+    expect(page.locator(".explanation")).to_contain_text("The system prompt differs.")
+    expect(page.locator("mark.del").first).to_have_text("Monday")
+    expect(page.locator("mark.ins").first).to_have_text("Tuesday")
+    assert "/requests/" in page.url
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator(".explanation")).to_be_hidden()
+    page.go_back()
+    expect(page.locator("mark.ins").first).to_have_text("Tuesday")
+
+
+def test_a_running_request_is_followed(fake: Server, opened: Any) -> None:
+    watched = opened(fake, KEYS["alice"])
+    page = watched.open("requests")
+    before = page.get_by_role("row").count()
+    used = chat(fake, "And at night?", key=KEYS["alice"])["headstart"]
+    expect(page.get_by_role("row")).to_have_count(min(21, before + 1))
+    label = page.get_by_role("row").nth(1).get_by_role("img").get_attribute("aria-label")
+    assert label is not None
+    assert f"{used['live']} in the slot" in label or not used["live"]
+    assert f"{used['computed']} computed" in label
+    assert page.get_by_role("row").nth(1).locator(".line .decode").count() == 1
+
+
+def test_the_figures_are_those_of_the_server(fake: Server, opened: Any) -> None:
+    operator = {"authorization": f"Bearer {KEYS['operator']}"}
+    page = opened(fake, KEYS["operator"]).open("figures")
+    cached = fake.http.get("/headstart/stats", headers=operator).json()["cached"]
+    expect(page.locator(".big").first).to_contain_text(f"{cached:,}")
+    expect(page.locator(".budget")).to_have_count(2)
+    assert page.get_by_role("img").count() >= 6
+    own = opened(fake, KEYS["alice"]).open("figures")
+    expect(own.locator(".figures-view")).to_contain_text("Your latest requests")
+    expect(own.locator(".budget")).to_have_count(0)
+
+
+def test_a_tenants_page_holds_no_byte_of_another(fake: Server, opened: Any) -> None:
+    assert fake.runtime is not None
+    alice, bob = KEYS["alice"], KEYS["bob"]
+    watched = opened(fake, alice)
+    page = watched.open("cache")
+    chat(fake, SECRET, key=bob, system="Speak of barrels. " * 9)
+    chat(fake, "What is in the garden?", key=alice)
+    stored(fake.runtime)
+    headers = {"authorization": f"Bearer {bob}"}
+    foreign = {chain["id"] for chain in fake.http.get("/headstart/cache", headers=headers).json()["data"]}
+    theirs = [entry for entry in fake.runtime.stored.entries() if entry.id.hex() in foreign]
+    assert theirs
+    read: list[str] = []
+
+    def pass_on(route: Route) -> None:
+        if route.request.url.endswith("/headstart/events"):  # it never ends; tests/api/test_events.py reads it
+            route.continue_()
+        else:
+            answer = route.fetch()
+            read.append(answer.text())
+            route.fulfill(response=answer)
+
+    page.route("**/headstart/**", pass_on)
+    for view in ("cache", "requests", "figures"):
+        page = watched.open(view)
+        page.wait_for_timeout(700)
+        if view == "cache":
+            page.get_by_role("tree").focus()
+            page.keyboard.press("ArrowDown")
+            expect(page.locator(".chain-text")).to_be_visible()
+        read.append(page.content())
+    page.unroute_all(behavior="ignoreErrors")
+    held = "".join(read)
+    assert "museum of ships" in held, "her own"
+    for word in ("barrel", "secrets", bob, *foreign, *{entry.owner.hex() for entry in theirs}):
+        assert word not in held
+
+
+@pytest.mark.parametrize("view", ["cache", "requests", "figures"])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_it_fits_and_has_no_serious_fault(fake: Server, opened: Any, view: str, width: int) -> None:
+    watched = opened(fake, KEYS["operator"])
+    watched.page.set_viewport_size({"width": width, "height": 800})
+    page = watched.open(view)
+    page.wait_for_timeout(600)
+    assert page.evaluate("document.querySelector('main').scrollWidth <= innerWidth"), "nothing to scroll sideways"
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        found = Axe().run(page).response["violations"]
+        serious = [one for one in found if one["impact"] in ("serious", "critical")]
+        assert [(one["id"], node["html"], node["failureSummary"]) for one in serious for node in one["nodes"]] == []
