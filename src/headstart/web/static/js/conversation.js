@@ -105,7 +105,9 @@ function after(conversation, parent, now) {
  * @param {string} parent
  */
 function children(conversation, parent) {
-  return Object.values(conversation.messages).filter((one) => one.parent === parent).sort(byAge);
+  return Object.values(conversation.messages)
+    .filter((one) => one.parent === parent)
+    .sort(byAge);
 }
 
 /**
@@ -125,7 +127,7 @@ export function path(conversation) {
   const after = Map.groupBy(Object.values(conversation.messages), (one) => one.parent);
   /** @type {Message[]} */
   const found = [];
-  for (let parent = ""; ; ) {
+  for (let parent = ""; ;) {
     const next = after.get(parent);
     if (!next) return found;
     const chosen = next.find((one) => one.id === conversation.chosen[parent]) ?? next.sort(byAge)[next.length - 1];
@@ -292,7 +294,8 @@ export function imported(text) {
   } catch {
     given = null;
   }
-  if (given?.format !== FORMAT || !Array.isArray(given.conversations)) throw new Error("This file has no conversations of this page.");
+  if (given?.format !== FORMAT || !Array.isArray(given.conversations))
+    throw new Error("This file has no conversations of this page.");
   return given.conversations.map(conversationOf);
 }
 
@@ -327,7 +330,9 @@ function conversationOf(given) {
 function messageOf(given) {
   if (!["user", "assistant", "tool"].includes(given.role)) return null;
   const calls = (Array.isArray(given.calls) ? given.calls : []).map(callOf);
-  const texts = ["reasoning", "answers", "error", "finish"].filter((name) => text(given[name])).map((name) => [name, given[name]]);
+  const texts = ["reasoning", "answers", "error", "finish"]
+    .filter((name) => text(given[name]))
+    .map((name) => [name, given[name]]);
   return {
     role: given.role,
     content: text(given.content),
@@ -369,7 +374,10 @@ function costOf(given) {
  * @returns {Settings}
  */
 export function settingsOf(given) {
-  const pairs = Object.entries(USUAL).map(([name, usual]) => [name, usual === null ? number(given?.[name]) : text(given?.[name])]);
+  const pairs = Object.entries(USUAL).map(([name, usual]) => [
+    name,
+    usual === null ? number(given?.[name]) : text(given?.[name]),
+  ]);
   return Object.fromEntries(pairs);
 }
 

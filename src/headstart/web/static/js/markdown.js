@@ -66,8 +66,14 @@ function blocksOf(lines, depth, starts = []) {
       continue;
     }
     starts.push(at);
-    const { block, end } = fence(lines, at) ?? heading(lines, at) ?? rule(lines, at) ?? quote(lines, at, depth) ??
-      list(lines, at, depth) ?? table(lines, at) ?? paragraph(lines, at, depth);
+    const { block, end } =
+      fence(lines, at) ??
+      heading(lines, at) ??
+      rule(lines, at) ??
+      quote(lines, at, depth) ??
+      list(lines, at, depth) ??
+      table(lines, at) ??
+      paragraph(lines, at, depth);
     found.push(block);
     at = end;
   }
@@ -217,7 +223,10 @@ function table(lines, at) {
   for (; end < lines.length && lines[end].includes("|") && !isBlank(lines[end]); end++) {
     if (rows.length < most) rows.push(padded(cells(lines[end]), align.length).map((cell) => inline(cell)));
   }
-  return { block: { kind: "table", align, head: head.map((cell) => inline(cell)), rows, left: end - at - 2 - rows.length }, end };
+  return {
+    block: { kind: "table", align, head: head.map((cell) => inline(cell)), rows, left: end - at - 2 - rows.length },
+    end,
+  };
 }
 
 /**
@@ -238,7 +247,10 @@ function alignOf(line) {
 
 /** @param {string} line */
 function cells(line) {
-  const found = line.trim().split(/(?<!\\)\|/).map((cell) => cell.replaceAll("\\|", "|").trim());
+  const found = line
+    .trim()
+    .split(/(?<!\\)\|/)
+    .map((cell) => cell.replaceAll("\\|", "|").trim());
   if (found.length > 1 && found[0] === "") found.shift();
   if (found.length > 1 && found.at(-1) === "") found.pop();
   return found;
@@ -260,7 +272,10 @@ function padded(row, length) {
 function paragraph(lines, at, depth) {
   let end = at + 1;
   while (end < lines.length && !isBlank(lines[end]) && !startsBlock(lines, end, depth)) end++;
-  const text = lines.slice(at, end).map((line) => line.trim()).join("\n");
+  const text = lines
+    .slice(at, end)
+    .map((line) => line.trim())
+    .join("\n");
   return { block: /** @type {Block} */ ({ kind: "paragraph", children: inline(text) }), end };
 }
 
@@ -341,7 +356,8 @@ export function inline(text, most = MOST_INLINE) {
         done = marks.lastIndex = close + mark.length;
         pieces++;
       }
-    } else if (mark.endsWith("[")) { // an image is a link too: the page loads nothing from elsewhere
+    } else if (mark.endsWith("[")) {
+      // an image is a link too: the page loads nothing from elsewhere
       const before = stack.findIndex((one) => one.kind === "[");
       if (before >= 0) giveUp(before); // a link is in no link
       stack.push({ kind: "[", mark, children: [] });

@@ -7,7 +7,11 @@ import { count, seconds, tokens } from "../format.js";
 
 /** @typedef {import("../reply.js").Cost} Cost */
 
-const TIERS = [["memory", "memory"], ["disk", "disk"], ["shared", "shared store"]];
+const TIERS = [
+  ["memory", "memory"],
+  ["disk", "disk"],
+  ["shared", "shared store"],
+];
 
 /**
  * The parts of a prompt by where they came from.
@@ -42,7 +46,11 @@ export function costView(cost) {
     "div",
     { class: "cost" },
     h("div", { class: "origins", "aria-hidden": "true" }, share),
-    h("ul", { class: "words number", "aria-label": "Cost of this reply, in tokens" }, words.filter(Boolean).map((word) => h("li", {}, word))),
+    h(
+      "ul",
+      { class: "words number", "aria-label": "Cost of this reply, in tokens" },
+      words.filter(Boolean).map((word) => h("li", {}, word)),
+    ),
     cost.recomputed > 0 ? h("p", { class: "again" }, reason(cost)) : null,
   );
 }

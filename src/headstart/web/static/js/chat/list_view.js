@@ -22,7 +22,12 @@ export class ListView {
   constructor(session, say) {
     this.#session = session;
     this.#say = say;
-    const file = h("input", { type: "file", accept: ".json,application/json", hidden: true, "aria-label": "File with conversations" });
+    const file = h("input", {
+      type: "file",
+      accept: ".json,application/json",
+      hidden: true,
+      "aria-label": "File with conversations",
+    });
     file.addEventListener("change", () => this.#import(file));
     this.element = h(
       "nav",
@@ -33,7 +38,12 @@ export class ListView {
         "div",
         { class: "row foot" },
         h("button", { type: "button", class: "plain little", on: { click: () => file.click() } }, icon("import"), "Import"),
-        h("button", { type: "button", class: "plain little", on: { click: () => this.#export() } }, icon("export"), "Export all"),
+        h(
+          "button",
+          { type: "button", class: "plain little", on: { click: () => this.#export() } },
+          icon("export"),
+          "Export all",
+        ),
         file,
       ),
     );
@@ -46,7 +56,12 @@ export class ListView {
     const { titles, current, store } = this.#session;
     const items = titles.map(({ id, title, changed }) => {
       const isHere = id === current.id;
-      const link = h("a", { href: `#/chat/${id}`, "aria-current": isHere && "true" }, h("span", { class: "title" }, title || "Untitled"), h("span", { class: "quiet small" }, ago(changed)));
+      const link = h(
+        "a",
+        { href: `#/chat/${id}`, "aria-current": isHere && "true" },
+        h("span", { class: "title" }, title || "Untitled"),
+        h("span", { class: "quiet small" }, ago(changed)),
+      );
       const tools = [
         iconButton("edit", "Rename", () => this.#rename(id, title), { class: "plain little" }),
         iconButton("export", "Export", () => this.#export(id), { class: "plain little" }),
@@ -54,7 +69,9 @@ export class ListView {
       ];
       return h("li", { class: isHere ? "here" : null }, link, isHere ? h("div", { class: "tools" }, tools) : null);
     });
-    const warning = store.lasts ? null : h("li", { class: "quiet small" }, "This browser keeps nothing for this page: export what you need.");
+    const warning = store.lasts
+      ? null
+      : h("li", { class: "quiet small" }, "This browser keeps nothing for this page: export what you need.");
     fill(this.#items, warning, items);
   }
 

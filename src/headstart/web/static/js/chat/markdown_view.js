@@ -80,7 +80,12 @@ function inlineOf(piece) {
  * @param {string} text
  */
 export function codeOf(language, text) {
-  const button = h("button", { type: "button", class: "plain little", on: { click: () => copyFrom(button, text) } }, icon("copy"), "Copy");
+  const button = h(
+    "button",
+    { type: "button", class: "plain little", on: { click: () => copyFrom(button, text) } },
+    icon("copy"),
+    "Copy",
+  );
   const head = h("div", { class: "code-head" }, h("span", {}, language.slice(0, 40) || "text"), button);
   const label = `Code: ${language.slice(0, 40) || "text"}`;
   return h("div", { class: "code" }, head, h("pre", { tabindex: 0, role: "region", "aria-label": label }, h("code", {}, text)));
@@ -119,8 +124,21 @@ async function copy(text) {
 function tableOf({ align, head, rows, left }) {
   /** @type {(tag: "th" | "td", cells: Inline[][]) => HTMLElement} */
   const row = (tag, cells) =>
-    h("tr", {}, cells.map((cell, column) => h(tag, { class: align[column] || null, scope: tag === "th" && "col" }, cell.map(inlineOf))));
-  const table = h("table", {}, h("thead", {}, row("th", head)), h("tbody", {}, rows.map((one) => row("td", one))));
+    h(
+      "tr",
+      {},
+      cells.map((cell, column) => h(tag, { class: align[column] || null, scope: tag === "th" && "col" }, cell.map(inlineOf))),
+    );
+  const table = h(
+    "table",
+    {},
+    h("thead", {}, row("th", head)),
+    h(
+      "tbody",
+      {},
+      rows.map((one) => row("td", one)),
+    ),
+  );
   const rest = left > 0 ? h("p", { class: "quiet small" }, `${left} more rows are not shown. The button Copy has all.`) : null;
   return h("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" }, table, rest);
 }

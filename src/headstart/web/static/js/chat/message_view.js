@@ -46,8 +46,20 @@ export class MessageView {
     this.#thoughts = h("details", { class: "thoughts", hidden: true }, h("summary", {}, "Reasoning"), this.#reasoning.element);
     const text = message.role === "assistant" ? this.#markdown.element : h("div", { class: "plain-text" }, message.content);
     this.#body = h("div", { class: "body" }, this.#thoughts, text, this.#calls, this.#status, this.#note);
-    const name = h("h2", { class: "who" }, NAMES[message.role], message.edited ? h("span", { class: "quiet small" }, " (edited)") : null);
-    this.element = h("article", { class: `message ${message.role}`, "data-id": message.id }, name, this.#body, this.#cost, this.#actions);
+    const name = h(
+      "h2",
+      { class: "who" },
+      NAMES[message.role],
+      message.edited ? h("span", { class: "quiet small" }, " (edited)") : null,
+    );
+    this.element = h(
+      "article",
+      { class: `message ${message.role}`, "data-id": message.id },
+      name,
+      this.#body,
+      this.#cost,
+      this.#actions,
+    );
     this.draw();
   }
 
@@ -59,10 +71,13 @@ export class MessageView {
       this.draw();
       return;
     }
-    this.#timer ??= setTimeout(() => {
-      this.#timer = null;
-      this.draw();
-    }, Math.max(0, this.#drawn + this.#pause - performance.now()));
+    this.#timer ??= setTimeout(
+      () => {
+        this.#timer = null;
+        this.draw();
+      },
+      Math.max(0, this.#drawn + this.#pause - performance.now()),
+    );
   }
 
   get #isRunning() {
@@ -98,7 +113,11 @@ export class MessageView {
     } else if (progress) {
       const { done, total, left: rest } = progress;
       const words = `Reading the prompt: ${count(done)} of ${count(total)} tokens${rest === null ? "" : `, ${left(rest)} left`}`;
-      fill(this.#status, h("progress", { value: done, max: total, "aria-label": "Prompt" }), h("span", { class: "number" }, words));
+      fill(
+        this.#status,
+        h("progress", { value: done, max: total, "aria-label": "Prompt" }),
+        h("span", { class: "number" }, words),
+      );
     } else {
       fill(this.#status, h("span", { class: "typing", role: "img", "aria-label": "Waiting" }), "Waiting for the server");
     }
@@ -107,8 +126,14 @@ export class MessageView {
   #drawCalls() {
     const calls = this.#message.calls ?? [];
     const known = this.#calls.querySelectorAll("code");
-    if (known.length === calls.length && calls.every((call, place) => known[place].textContent === pretty(call.arguments))) return;
-    fill(this.#calls, calls.map((call) => h("div", { class: "call" }, h("h3", {}, "Calls ", h("b", {}, call.name)), codeOf("arguments", pretty(call.arguments)))));
+    if (known.length === calls.length && calls.every((call, place) => known[place].textContent === pretty(call.arguments)))
+      return;
+    fill(
+      this.#calls,
+      calls.map((call) =>
+        h("div", { class: "call" }, h("h3", {}, "Calls ", h("b", {}, call.name)), codeOf("arguments", pretty(call.arguments))),
+      ),
+    );
   }
 
   /** Draws what changes only when the reply ends or the conversation changes. */
@@ -118,7 +143,16 @@ export class MessageView {
     const all = branches(current, message.id);
     const place = all.findIndex((one) => one.id === message.id);
     const isLast = !Object.values(current.messages).some((one) => one.parent === message.id);
-    const settled = JSON.stringify([this.#isRunning, message.state, message.error, message.finish, message.cost, all.length, place, isLast]);
+    const settled = JSON.stringify([
+      this.#isRunning,
+      message.state,
+      message.error,
+      message.finish,
+      message.cost,
+      all.length,
+      place,
+      isLast,
+    ]);
     if (settled === this.#settled || this.#editing) return;
     this.#settled = settled;
     const isRunning = this.#isRunning;
@@ -129,9 +163,17 @@ export class MessageView {
     this.#note.classList.toggle("bad", message.state === "failed");
     fill(this.#cost, message.cost && !isRunning ? costView(message.cost) : null);
     const session = this.#session;
-    const copy = h("button", { type: "button", class: "plain little", title: "Copy the text", on: { click: () => copyFrom(copy, message.content) } }, icon("copy"), "Copy");
+    const copy = h(
+      "button",
+      { type: "button", class: "plain little", title: "Copy the text", on: { click: () => copyFrom(copy, message.content) } },
+      icon("copy"),
+      "Copy",
+    );
     const change = action("edit", "Edit", () => this.#edit());
-    const again = message.role === "assistant" ? action("repeat", message.state === "failed" ? "Try again" : "Regenerate", () => session.again(message)) : null;
+    const again =
+      message.role === "assistant"
+        ? action("repeat", message.state === "failed" ? "Try again" : "Regenerate", () => session.again(message))
+        : null;
     fill(this.#actions, all.length > 1 ? this.#switcher(place, all.length) : null, isRunning ? null : [copy, change, again]);
     const waits = message.calls?.length && isLast && !isRunning && message.state === "done";
     if (waits) this.#actions.before(this.#results());
@@ -159,7 +201,10 @@ export class MessageView {
 
   #edit() {
     const message = this.#message;
-    const text = h("textarea", { "aria-label": "Text of the message", rows: Math.min(20, message.content.split("\n").length + 1) });
+    const text = h("textarea", {
+      "aria-label": "Text of the message",
+      rows: Math.min(20, message.content.split("\n").length + 1),
+    });
     text.value = message.content;
     const isUser = message.role === "user";
     const save = async () => {
@@ -183,7 +228,12 @@ export class MessageView {
       "form",
       { class: "edit", on: { keydown, submit: (/** @type {Event} */ event) => (event.preventDefault(), save()) } },
       text,
-      h("div", { class: "row" }, h("button", { class: "primary" }, isUser ? "Send as a branch" : "Save as a branch"), h("button", { type: "button", on: { click: end } }, "Cancel")),
+      h(
+        "div",
+        { class: "row" },
+        h("button", { class: "primary" }, isUser ? "Send as a branch" : "Save as a branch"),
+        h("button", { type: "button", on: { click: end } }, "Cancel"),
+      ),
     );
     this.#editing = true;
     this.#actions.hidden = true;
@@ -199,7 +249,10 @@ export class MessageView {
     /** @param {Event} event */
     const submit = (event) => {
       event.preventDefault();
-      this.#session.giveResults(this.#message, fields.map((field) => field.value));
+      this.#session.giveResults(
+        this.#message,
+        fields.map((field) => field.value),
+      );
     };
     return h(
       "form",

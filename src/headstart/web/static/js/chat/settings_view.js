@@ -22,10 +22,25 @@ export class SettingsView {
   #session;
   #model = h("select", { name: "model" });
   #system = h("textarea", { name: "system", rows: 5, placeholder: "None" });
-  #schema = h("textarea", { name: "schema", class: "mono", rows: 4, spellcheck: "false", placeholder: '{"type": "object", …}' });
-  #tools = h("textarea", { name: "tools", class: "mono", rows: 4, spellcheck: "false", placeholder: '[{"name": "weather", "parameters": {…}}]' });
+  #schema = h("textarea", {
+    name: "schema",
+    class: "mono",
+    rows: 4,
+    spellcheck: "false",
+    placeholder: '{"type": "object", …}',
+  });
+  #tools = h("textarea", {
+    name: "tools",
+    class: "mono",
+    rows: 4,
+    spellcheck: "false",
+    placeholder: '[{"name": "weather", "parameters": {…}}]',
+  });
   #numbers = Object.fromEntries(
-    NUMBERS.map(([name, , step, min, max]) => [name, h("input", { type: "number", name, step, min, max, inputmode: "decimal", placeholder: "Server’s" })]),
+    NUMBERS.map(([name, , step, min, max]) => [
+      name,
+      h("input", { type: "number", name, step, min, max, inputmode: "decimal", placeholder: "Server’s" }),
+    ]),
   );
 
   /** @param {Session} session */
@@ -37,9 +52,20 @@ export class SettingsView {
       h("label", {}, "System prompt", this.#system),
       h("div", { class: "numbers" }, numbers),
       h("label", {}, "JSON schema that replies follow", this.#schema),
-      h("label", {}, "Tools, as JSON", this.#tools, h("span", { class: "quiet small" }, "The page shows calls, and you write their results.")),
+      h(
+        "label",
+        {},
+        "Tools, as JSON",
+        this.#tools,
+        h("span", { class: "quiet small" }, "The page shows calls, and you write their results."),
+      ),
     ];
-    this.element = h("form", { class: "settings", "aria-label": "Settings of this conversation", on: { change: () => this.#take() } }, h("h2", {}, "Settings"), fields);
+    this.element = h(
+      "form",
+      { class: "settings", "aria-label": "Settings of this conversation", on: { change: () => this.#take() } },
+      h("h2", {}, "Settings"),
+      fields,
+    );
     this.element.addEventListener("submit", (event) => event.preventDefault());
     this.show();
   }
@@ -59,7 +85,11 @@ export class SettingsView {
   async ask() {
     const [models, props] = await Promise.all([json("v1/models"), json("props").catch(() => ({}))]);
     const names = models.data.map((/** @type {any} */ one) => String(one.id));
-    fill(this.#model, h("option", { value: "" }, names.length === 1 ? names[0] : "The server’s"), names.length > 1 ? names.map((/** @type {string} */ name) => h("option", { value: name }, name)) : null);
+    fill(
+      this.#model,
+      h("option", { value: "" }, names.length === 1 ? names[0] : "The server’s"),
+      names.length > 1 ? names.map((/** @type {string} */ name) => h("option", { value: name }, name)) : null,
+    );
     const usual = props.default_generation_settings?.params ?? {};
     for (const [name] of NUMBERS) if (typeof usual[name] === "number") set(this.#numbers[name], { placeholder: usual[name] });
     this.show();
@@ -80,11 +110,13 @@ export class SettingsView {
 
   /** Marks what is no JSON. Returns whether all is. */
   #checkJson() {
-    return [this.#schema, this.#tools].map((field) => {
-      const isJson = field.value.trim() === "" || holdsJson(field.value);
-      set(field, { "aria-invalid": isJson ? null : "true" });
-      return isJson;
-    }).every(Boolean);
+    return [this.#schema, this.#tools]
+      .map((field) => {
+        const isJson = field.value.trim() === "" || holdsJson(field.value);
+        set(field, { "aria-invalid": isJson ? null : "true" });
+        return isJson;
+      })
+      .every(Boolean);
   }
 }
 

@@ -33,7 +33,11 @@ class Chat {
     const { session } = this;
     this.settings = new SettingsView(session);
     this.list = new ListView(session, (text) => this.context?.say(text));
-    this.#scroll = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Conversation" }, h("div", { class: "column" }, this.#hello, this.#messages));
+    this.#scroll = h(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Conversation" },
+      h("div", { class: "column" }, this.#hello, this.#messages),
+    );
     const composer = h(
       "form",
       { class: "composer", on: { submit: (/** @type {Event} */ event) => this.#submit(event) } },
@@ -41,9 +45,16 @@ class Chat {
     );
     this.element = h("div", { class: "chat" });
     const lists = iconButton("menu", "Conversations", () => this.#toggle("with-list", lists), { "aria-expanded": "false" });
-    const settings = iconButton("settings", "Settings", () => this.#toggle("with-settings", settings), { "aria-expanded": "false" });
+    const settings = iconButton("settings", "Settings", () => this.#toggle("with-settings", settings), {
+      "aria-expanded": "false",
+    });
     const head = h("div", { class: "head" }, lists, this.#model, settings);
-    fill(this.element, this.list.element, h("div", { class: "middle" }, head, this.#scroll, composer, this.#spoken), this.settings.element);
+    fill(
+      this.element,
+      this.list.element,
+      h("div", { class: "middle" }, head, this.#scroll, composer, this.#spoken),
+      this.settings.element,
+    );
     this.#input.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
@@ -102,10 +113,14 @@ class Chat {
     const { session } = this;
     const shown = path(session.current);
     const isOther = !shown.length || !this.#views.has(shown[0].id);
-    const views = new Map(shown.map((message) => [message.id, this.#views.get(message.id) ?? new MessageView(session, message)]));
+    const views = new Map(
+      shown.map((message) => [message.id, this.#views.get(message.id) ?? new MessageView(session, message)]),
+    );
     this.#views = views;
     const elements = [...views.values()].map((view) => view.element);
-    const same = elements.length === this.#messages.children.length && elements.every((one, place) => one === this.#messages.children[place]);
+    const same =
+      elements.length === this.#messages.children.length &&
+      elements.every((one, place) => one === this.#messages.children[place]);
     if (!same) this.#messages.replaceChildren(...elements);
     for (const view of views.values()) view.changed();
     this.#drawHello(shown.length === 0);
@@ -121,7 +136,11 @@ class Chat {
     this.element.classList.toggle("is-empty", isEmpty);
     this.#hello.hidden = !isEmpty;
     if (!isEmpty || this.#hello.firstChild) return;
-    fill(this.#hello, h("h1", {}, "Say something"), h("p", { class: "quiet" }, "The bar under each reply shows what the server did not have to compute again."));
+    fill(
+      this.#hello,
+      h("h1", {}, "Say something"),
+      h("p", { class: "quiet" }, "The bar under each reply shows what the server did not have to compute again."),
+    );
   }
 
   /** @param {import("../conversation.js").Message} message */
