@@ -57,7 +57,13 @@ export async function confirmed(title, text, ok) {
  * @returns {Promise<string | null>}
  */
 export async function askForKey(wrong) {
-  const input = h("input", { type: "password", autocomplete: "off", required: true, autofocus: true, "aria-invalid": wrong && "true" });
+  const input = h("input", {
+    type: "password",
+    autocomplete: "off",
+    required: true,
+    autofocus: true,
+    "aria-invalid": wrong && "true",
+  });
   const label = h("label", {}, "API key", input);
   const note = "It is kept in this tab until you close it, and is sent to this server only.";
   const said = wrong ? h("p", { class: "bad", role: "alert" }, "The server does not know this key.") : null;

@@ -149,7 +149,10 @@ onHealth((message) => {
   banner.textContent = message;
   banner.hidden = !message;
 });
-fill(tabs, VIEWS.map(([name, title]) => h("a", { href: `#/${name}`, "data-view": name }, title)));
+fill(
+  tabs,
+  VIEWS.map(([name, title]) => h("a", { href: `#/${name}`, "data-view": name }, title)),
+);
 document.getElementById("skip")?.addEventListener("click", (event) => {
   event.preventDefault(); // `#main` would be an address of a view
   main.focus();
