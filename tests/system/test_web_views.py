@@ -1,28 +1,28 @@
-"""The views Cache, Requests and Figures in a real Chromium: what they show is what the server holds and says.
-
-`chromium` must be installed. Playwright drives it.
-"""
+"""The views Cache, Requests and Figures in a real Chromium: what they show is what the server holds and says."""
 
 from __future__ import annotations
 
 import json
-import shutil
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
+from browser import Visit, faults, is_wider_than_screen, watch
 from headstart.api.auth import Keys
 from headstart.config import Settings
+from headstart.engines.llama import LlamaEngine
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from live import Server, idle, serving, wait_until
 
-pytestmark = pytest.mark.slow
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page, Route
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 KEYS = {"operator": "sk-operator", "alice": "sk-alice", "bob": "sk-bob"}
@@ -30,62 +30,42 @@ SYSTEM = "You are the guide of a museum of ships. Answer in one short sentence, 
 SECRET = "Bob keeps his secrets in the cellar, behind the third barrel."
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    program = shutil.which("chromium")
-    assert program is not None, "install Chromium: apt-get install chromium"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @dataclass
-class Watched:
-    """A page of one server. `faults`: what it or the browser complained of. `asked`: addresses that it asked for."""
+class View:
+    """A page of one server."""
 
-    page: Page
-    server: Server
-    faults: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    visit: Visit
+
+    @property
+    def page(self) -> Page:
+        return self.visit.page
 
     def open(self, view: str) -> Page:
-        self.page.goto(f"{self.server.url}/#/{view}")
-        expect(self.page.locator("h1")).to_be_visible()
+        self.page.goto(f"{self.visit.url}/#/{view}")
+        self.page.wait_for_selector("h1")
         return self.page
-
-    def tree(self) -> list[str]:
-        """What the tree says to a screen reader, of the selected stretch and what surrounds it."""
-        return self.page.get_by_role("treeitem").all_inner_texts()
 
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Any]:
     """Opens a page of a server. At its end nothing may be wrong, and nothing may have left the server."""
-    every: list[Watched] = []
+    every: list[Visit] = []
 
-    def make(server: Server, key: str = "", **options: Any) -> Watched:
-        context = browser.new_context(viewport={"width": 1200, "height": 800}, **options)
+    def make(server: Server, key: str = "", **options: Any) -> View:
+        context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
         if key:
             context.add_init_script(f"sessionStorage.setItem('headstart.key', {json.dumps(key)})")
-        page = context.new_page()
-        watched = Watched(page, server)
-        page.on("pageerror", lambda error: watched.faults.append(str(error)))
-        page.on("console", lambda said: watched.faults.append(said.text) if _bad(said) else None)
-        page.on("request", lambda request: watched.asked.append(request.url))
-        every.append(watched)
-        return watched
+        visit = Visit(context.new_page(), server.url)
+        watch(visit, visit.page)
+        every.append(visit)
+        return View(visit)
 
     yield make
-    for one in every:
-        one.page.context.close()
-        assert one.faults == []
-        assert {url for url in one.asked if not url.startswith(one.server.url)} == set()
-
-
-def _bad(said: Any) -> bool:
-    # A refused request is written to the console too; the page shows it.
-    return said.type in ("error", "warning") and "the server responded with a status of 40" not in said.text
+    for visit in every:
+        visit.page.context.close()
+        # Chromium also writes down that a tenant may not read all figures. The page then shows the tenant's own.
+        assert [error for error in visit.errors if not ("status of 403" in error and "/headstart/stats" in error)] == []
+        assert visit.foreign == []
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +80,12 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         serving(runtime, wait=False, model_id="fake", api_keys=Keys((), folder / "keys")) as server,
     ):
         yield server
+
+
+def expect(*of: Any) -> Any:
+    from playwright.sync_api import expect  # here, because every run collects the tests
+
+    return expect(*of)
 
 
 def chat(server: Server, *words: str, key: str = "", system: str = SYSTEM, **more: Any) -> dict[str, Any]:
@@ -127,8 +113,8 @@ def stored(runtime: Runtime) -> None:
 
 def test_the_tree_shows_the_branch_after_an_edited_message(fake: Server, opened: Any) -> None:
     assert fake.runtime is not None
-    watched = opened(fake, KEYS["alice"])
-    page = watched.open("cache")
+    view = opened(fake, KEYS["alice"])
+    page = view.open("cache")
     first = "Where is the anchor of the old barque, and how heavy is it?"
     reply = text_of(chat(fake, first, key=KEYS["alice"]))
     chat(fake, first, reply, "Who made it?", key=KEYS["alice"])
@@ -136,7 +122,7 @@ def test_the_tree_shows_the_branch_after_an_edited_message(fake: Server, opened:
     page.get_by_role("tree").focus()
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("treeitem", selected=True)).to_contain_text("from 0 on")
-    assert not any("branches follow" in row for row in watched.tree())
+    assert not any("branches follow" in row for row in page.get_by_role("treeitem").all_inner_texts())
     chat(fake, "What is in the hall of maps, and who drew them?", key=KEYS["alice"])
     stored(fake.runtime)
     expect(page.get_by_role("treeitem", selected=True)).to_contain_text("2 branches follow")
@@ -164,8 +150,8 @@ def test_a_chain_is_pinned_and_deleted_after_a_question(fake: Server, opened: An
         data = fake.http.get("/headstart/cache", headers=headers).json()["data"]
         return {chain["id"]: chain["pinned"] for chain in data}
 
-    watched = opened(fake, key)
-    page = watched.open("cache")
+    view = opened(fake, key)
+    page = view.open("cache")
     page.get_by_role("tree").focus()
     expect(page.get_by_role("treeitem").last).to_be_attached()
     page.keyboard.press("ArrowDown")
@@ -242,8 +228,8 @@ FRAMES = """(milliseconds) => new Promise((resolve) => {
 
 
 def test_ten_thousand_entries_stay_smooth(fake: Server, opened: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    watched = opened(fake, KEYS["alice"])
-    page = watched.open("figures")
+    view = opened(fake, KEYS["alice"])
+    page = view.open("figures")
     items = page.evaluate(GENERATED, 10_000)
     found = page.evaluate(MEASURED, items)
     assert found["nodes"] == 10_000
@@ -286,9 +272,9 @@ def test_ten_thousand_entries_stay_smooth(fake: Server, opened: Any, capsys: pyt
     middle = sorted(frames)[len(frames) // 2]
     with capsys.disabled():
         print(
-            f"\n10,000 entries: events taken in {found['taken']:.1f} ms, stretches made in {found['made']:.1f} ms, slowest layout "
-            f"{found['slowest']:.2f} ms, boxes {max(found['boxes'])} at most; frames while it moves: median {middle:.1f} ms, slowest "
-            f"{max(frames):.0f} ms (at rest {max(idle_frames):.0f} ms)"
+            f"\n10,000 entries: events taken in {found['taken']:.1f} ms, stretches made in {found['made']:.1f} ms,"
+            f" slowest layout {found['slowest']:.2f} ms, at most {max(found['boxes'])} boxes; frames while it moves:"
+            f" median {middle:.1f} ms, slowest {max(frames):.0f} ms (at rest {max(idle_frames):.0f} ms)"
         )
 
 
@@ -299,8 +285,8 @@ def test_explain_shows_the_difference(fake: Server, opened: Any) -> None:
     key = KEYS["alice"]
     chat(fake, "When does it open?", key=key, system=f"Today is Monday. {SYSTEM}")
     chat(fake, "When does it open?", key=key, system=f"Today is Tuesday. {SYSTEM}")
-    watched = opened(fake, key)
-    page = watched.open("requests")
+    view = opened(fake, key)
+    page = view.open("requests")
     row = page.get_by_role("row").filter(has_text="system_changed").first
     assert "computed again" in (row.get_by_role("img").get_attribute("aria-label") or "")
     row.get_by_role("button").click()
@@ -315,8 +301,8 @@ def test_explain_shows_the_difference(fake: Server, opened: Any) -> None:
 
 
 def test_a_running_request_is_followed(fake: Server, opened: Any) -> None:
-    watched = opened(fake, KEYS["alice"])
-    page = watched.open("requests")
+    view = opened(fake, KEYS["alice"])
+    page = view.open("requests")
     before = page.get_by_role("row").count()
     used = chat(fake, "And at night?", key=KEYS["alice"])["headstart"]
     expect(page.get_by_role("row")).to_have_count(min(21, before + 1))
@@ -342,8 +328,8 @@ def test_the_figures_are_those_of_the_server(fake: Server, opened: Any) -> None:
 def test_a_tenants_page_holds_no_byte_of_another(fake: Server, opened: Any) -> None:
     assert fake.runtime is not None
     alice, bob = KEYS["alice"], KEYS["bob"]
-    watched = opened(fake, alice)
-    page = watched.open("cache")
+    view = opened(fake, alice)
+    page = view.open("cache")
     chat(fake, SECRET, key=bob, system="Speak of barrels. " * 9)
     chat(fake, "What is in the garden?", key=alice)
     stored(fake.runtime)
@@ -362,10 +348,10 @@ def test_a_tenants_page_holds_no_byte_of_another(fake: Server, opened: Any) -> N
             route.fulfill(response=answer)
 
     page.route("**/headstart/**", pass_on)
-    for view in ("cache", "requests", "figures"):
-        page = watched.open(view)
+    for name in ("cache", "requests", "figures"):
+        page = view.open(name)
         page.wait_for_timeout(700)
-        if view == "cache":
+        if name == "cache":
             page.get_by_role("tree").focus()
             page.keyboard.press("ArrowDown")
             expect(page.locator(".chain-text")).to_be_visible()
@@ -377,16 +363,85 @@ def test_a_tenants_page_holds_no_byte_of_another(fake: Server, opened: Any) -> N
         assert word not in held
 
 
-@pytest.mark.parametrize("view", ["cache", "requests", "figures"])
+@pytest.mark.parametrize("name", ["cache", "requests", "figures"])
 @pytest.mark.parametrize("width", [390, 1200])
-def test_it_fits_and_has_no_serious_fault(fake: Server, opened: Any, view: str, width: int) -> None:
-    watched = opened(fake, KEYS["operator"])
-    watched.page.set_viewport_size({"width": width, "height": 800})
-    page = watched.open(view)
+def test_it_fits_and_has_no_serious_fault(fake: Server, opened: Any, name: str, width: int) -> None:
+    page = opened(fake, KEYS["operator"], viewport={"width": width, "height": 800}).open(name)
     page.wait_for_timeout(600)
-    assert page.evaluate("document.querySelector('main').scrollWidth <= innerWidth"), "nothing to scroll sideways"
+    assert not is_wider_than_screen(page)
     for theme in ("light", "dark"):
         page.emulate_media(color_scheme=theme)
-        found = Axe().run(page).response["violations"]
-        serious = [one for one in found if one["impact"] in ("serious", "critical")]
-        assert [(one["id"], node["html"], node["failureSummary"]) for one in serious for node in one["nodes"]] == []
+        assert faults(page) == []
+
+
+# ── a real run ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+GUIDE = """You are the guide of a museum of ships in an old harbour. Visitors ask about halls, ships and tools. Answer in one
+short sentence, name the hall, and say what is near it. The halls: in the first hall are anchors, chains and bells; in
+the second hall are maps, compasses and logs of long journeys; in the third hall stand three boats of fishermen, with
+nets, lamps and baskets; in the fourth hall hang flags and sails, the largest of them forty feet high; in the yard
+lies a barque of 1862, which visitors may enter in groups of eight. The café is between the second and the third hall.
+The museum opens at nine and closes at five, on Sundays at four. Children under seven enter free. Photographs are
+welcome, without flash. If you do not know, say so, and name the desk at the door."""
+LOUD = GUIDE.replace("You are the guide of", "Today is Monday. You are the guide of")
+
+
+@pytest.fixture(scope="module")
+def museum(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The bundled model after some conversations: a long one, one whose second message was edited, and others."""
+    folder = tmp_path_factory.mktemp("museum")
+    settings = Settings(model="demo", ctx=2048, slots=2, threads=2, memory_budget=128 << 20, cache_dir=folder)
+    with (
+        Runtime(lambda: LlamaEngine.load(settings.engine_options(), block_size=64), settings) as runtime,
+        serving(runtime, wait=False, model_id="demo") as server,
+    ):
+        long = ["Where are the bells?"]
+        for question in ("And what is near them?", "Who may enter the barque?", "When does the museum close?"):
+            long += [text_of(chat(server, *long, system=GUIDE, max_tokens=24)), question]
+        chat(server, *long, system=GUIDE, max_tokens=24)
+        chat(server, *long[:2], "Show me the way to the maps, please.", system=GUIDE, max_tokens=24)  # an edited message
+        for question in ("May I take photographs?", "Is there a café, and where?", "How high is the largest sail?"):
+            chat(server, question, system=GUIDE, max_tokens=24)
+        chat(server, "May I take photographs?", system=LOUD, max_tokens=24)
+        chat(server, "May I take photographs?", system=LOUD.replace("Monday", "Tuesday"), max_tokens=24)
+        chat(server, *long[:3], system=GUIDE, max_tokens=24)
+        stored(runtime)
+        yield server
+
+
+def picture(page: Page, name: str, folder: Path) -> None:
+    """Takes a picture of the page; with HEADSTART_PICTURES=1 for the docs."""
+    path = (DOCS if os.environ.get("HEADSTART_PICTURES") else folder) / f"web-{name}.png"
+    page.mouse.move(0, 0)
+    page.screenshot(path=path, animations="disabled")
+    assert path.stat().st_size < 150_000
+
+
+def test_pictures_of_a_real_run(museum: Server, opened: Any, tmp_path: Path) -> None:
+    view = opened(museum, viewport={"width": 1200, "height": 820})
+    page = view.open("cache")
+    page.get_by_role("tree").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("treeitem", selected=True)).to_contain_text("from 0 on")
+    for _ in range(20):
+        if "branches follow" in page.get_by_role("treeitem", selected=True).inner_text():
+            break
+        page.keyboard.press("ArrowRight")
+    expect(page.locator(".chain-text")).to_contain_text("museum of ships")
+    expect(page.locator(".facts")).to_contain_text("Saves")
+    chain = museum.http.get("/headstart/cache").json()["data"][0]
+    assert museum.post(f"/headstart/cache/{chain['id']}/pin").is_success
+    page.evaluate("document.activeElement.blur()")
+    page.wait_for_timeout(2500)
+    picture(page, "cache", tmp_path)
+    page = view.open("requests")
+    page.get_by_role("row").filter(has_text="system_changed").first.get_by_role("button").click()
+    expect(page.locator("mark.del").first).to_have_text("Monday")
+    expect(page.locator("mark.ins").first).to_have_text("Tuesday")
+    page.evaluate("document.activeElement.blur()")
+    picture(page, "requests", tmp_path)
+    page = view.open("figures")
+    stats = museum.http.get("/headstart/stats").json()
+    expect(page.locator(".big").first).to_contain_text(f"{stats['cached']:,}")
+    assert stats["cached"] > stats["computed"]
+    picture(page, "figures", tmp_path)
