@@ -23,7 +23,7 @@ router = APIRouter()
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 Start = Annotated[int, Query(ge=0)]
-Tokens = Annotated[int | None, Query(ge=1)]
+Most = Annotated[int | None, Query(ge=1)]
 
 
 @router.get("/headstart/cache", responses=ERRORS)
@@ -69,7 +69,7 @@ async def chain(request: HttpRequest, id: str, cache_salt: Salt = "", user: Salt
 
 @router.get("/headstart/cache/{id}/text", responses=ERRORS)
 async def text(
-    request: HttpRequest, id: str, start: Start = 0, tokens: Tokens = None, cache_salt: Salt = "", user: Salt = ""
+    request: HttpRequest, id: str, start: Start = 0, tokens: Most = None, cache_salt: Salt = "", user: Salt = ""
 ) -> Response:
     """The text of a chain, from the token `start` on, at most `tokens` of them. For its owner only, not for the operator."""
     runtime, mine, _ = _caller(request, cache_salt, user)
