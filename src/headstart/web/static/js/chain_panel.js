@@ -25,7 +25,7 @@ export class ChainPanel {
     this.id = "";
     this._first = "";
     this.facts = h("dl", { class: "facts" });
-    this.text = h("pre", { class: "chain-text", tabindex: "0", "aria-label": "Text of the stretch" });
+    this.text = h("pre", { class: "chain-text", tabindex: "0", role: "group", "aria-label": "Text of the stretch" });
     this.note = h("p", { class: "quiet small" });
     this.buttons = h("div", { class: "row" });
     this.heading = h("h2", {});

@@ -79,7 +79,7 @@ function texts(why) {
       h("figcaption", {}, title),
       h(
         "pre",
-        { tabindex: "0", "aria-label": title },
+        { tabindex: "0", role: "group", "aria-label": title },
         h("span", { class: "quiet" }, why.before && `… ${why.before}`),
         runs.map((run) => (run.same ? run.text : h("mark", { class: mark }, run.text))),
         runs.length ? " …" : h("span", { class: "quiet" }, "(nothing)"),

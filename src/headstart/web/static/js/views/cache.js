@@ -2,10 +2,10 @@
  * Cache: the tree of what is stored, as it changes.
  * @module
  */
-import { follow } from "../api.js";
 import { Captions } from "../captions.js";
 import { ChainPanel } from "../chain_panel.js";
 import { fill, h } from "../dom.js";
+import { watch } from "../feed.js";
 import { bytes, count, tokens } from "../format.js";
 import { IcicleCanvas } from "../icicle_canvas.js";
 import { describe, Outline } from "../outline.js";
@@ -140,22 +140,7 @@ export function mount(element, { say, signal }) {
     return h("li", {}, show, " ", WHY[why] ?? why);
   }
 
-  watch(signal, take, say);
-}
-
-/**
- * @param {AbortSignal} signal
- * @param {(name: string, data: any) => void} take
- * @param {(text: string) => void} say
- */
-async function watch(signal, take, say) {
-  try {
-    for await (const { event, data } of follow("headstart/events", signal)) {
-      if (event !== "online" && event !== "offline") take(event, JSON.parse(data));
-    }
-  } catch (error) {
-    if (!signal.aborted) say(error instanceof Error ? error.message : String(error));
-  }
+  watch({ signal, say }, take);
 }
 
 /** @param {any} sizes */

@@ -2,9 +2,9 @@
  * Requests: the latest ones as rows, on one time line.
  * @module
  */
-import { follow } from "../api.js";
 import { fill, h } from "../dom.js";
 import { Explanation } from "../explanation.js";
+import { watch } from "../feed.js";
 import { count, seconds, tokens } from "../format.js";
 import { RequestLog, Timeline } from "../request_log.js";
 import { PARTS, percent } from "../tiers.js";
@@ -102,22 +102,7 @@ export function mount(element, { path, go, say, signal }) {
     clearInterval(clock);
     cancelAnimationFrame(frame);
   });
-  watch(signal, (name, data) => (log.apply(name, data) || name === "mark") && later(), say);
-}
-
-/**
- * @param {AbortSignal} signal
- * @param {(name: string, data: any) => void} take
- * @param {(text: string) => void} say
- */
-async function watch(signal, take, say) {
-  try {
-    for await (const { event, data } of follow("headstart/events", signal)) {
-      if (event !== "online" && event !== "offline" && event !== "tree") take(event, JSON.parse(data));
-    }
-  } catch (error) {
-    if (!signal.aborted) say(error instanceof Error ? error.message : String(error));
-  }
+  watch({ signal, say }, (name, data) => log.apply(name, data) && later(), ["tree"]);
 }
 
 /**
