@@ -192,8 +192,8 @@ GENERATED = """(count) => {
   return items;
 }"""
 MEASURED = """async (items) => {
-  const { CacheTree } = await import("/headstart/web/js/tree.js");
-  const { layout, whole, zoomed } = await import("/headstart/web/js/icicle.js");
+  const { CacheTree } = await import("/headstart/web/js/cache/tree.js");
+  const { layout, whole, zoomed } = await import("/headstart/web/js/cache/icicle.js");
   const tree = new CacheTree();
   tree.apply("snapshot", { owner: "aa" });
   const timed = (work) => { const began = performance.now(); const made = work(); return [performance.now() - began, made]; };

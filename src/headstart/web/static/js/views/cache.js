@@ -2,18 +2,18 @@
  * Cache: the tree of what is stored, as it changes.
  * @module
  */
-import { Captions } from "../captions.js";
-import { ChainPanel } from "../chain_panel.js";
+import { Captions } from "../cache/captions.js";
+import { ChainPanel } from "../cache/chain_panel.js";
 import { fill, h } from "../dom.js";
 import { watch } from "../feed.js";
 import { bytes, count, tokens } from "../format.js";
-import { IcicleCanvas } from "../icicle_canvas.js";
-import { describe, Outline } from "../outline.js";
-import { SlotStrip } from "../slot_strip.js";
+import { IcicleCanvas } from "../cache/icicle_canvas.js";
+import { describe, Outline } from "../cache/outline.js";
+import { SlotStrip } from "../cache/slot_strip.js";
 import { WHY } from "../tiers.js";
-import { CacheTree } from "../tree.js";
+import { CacheTree } from "../cache/tree.js";
 
-/** @typedef {import("../tree.js").Stretch} Stretch */
+/** @typedef {import("../cache/tree.js").Stretch} Stretch */
 
 /** @type {IcicleCanvas | null} */
 let picture = null;
@@ -29,7 +29,12 @@ export function mount(element, { say, signal }) {
   const sizes = h("p", { class: "quiet small number" });
   const empty = h("p", { class: "empty", hidden: true }, "Nothing is stored yet. Chat, and watch it grow.");
   const evicted = h("ol", { class: "evicted small" });
-  const evictedNext = h("details", { class: "card", hidden: true }, h("summary", {}, "Evicted next, when memory is full"), evicted);
+  const evictedNext = h(
+    "details",
+    { class: "card", hidden: true },
+    h("summary", {}, "Evicted next, when memory is full"),
+    evicted,
+  );
   const slots = new SlotStrip();
 
   const drawn = new IcicleCanvas(canvas, tree, {
@@ -58,7 +63,8 @@ export function mount(element, { say, signal }) {
   }
 
   /** @param {string} text @param {string} label @param {() => void} click */
-  const button = (text, label, click) => h("button", { type: "button", class: "little", "aria-label": label, title: label, on: { click } }, text);
+  const button = (text, label, click) =>
+    h("button", { type: "button", class: "little", "aria-label": label, title: label, on: { click } }, text);
   fill(
     element,
     h(
@@ -94,7 +100,7 @@ export function mount(element, { say, signal }) {
 
   /** The last node of the beginning that a request reused, by the number of the request. @type {Map<number, string>} */
   const reused = new Map();
-  /** @type {import("../slot_strip.js").Slot[]} */
+  /** @type {import("../cache/slot_strip.js").Slot[]} */
   let now = [];
 
   function flags() {
@@ -126,7 +132,10 @@ export function mount(element, { say, signal }) {
       if (drawn.selected || outline.element.contains(document.activeElement)) outline.show(selected);
       if (panel.id) panel.show(selected);
       evictedNext.hidden = !tree.leaving.length;
-      fill(evicted, tree.leaving.map(({ id, why }) => leavingRow(id, why)));
+      fill(
+        evicted,
+        tree.leaving.map(({ id, why }) => leavingRow(id, why)),
+      );
       drawn.invalidate();
     }
   }
@@ -136,7 +145,16 @@ export function mount(element, { say, signal }) {
   function leavingRow(id, why) {
     const stretch = tree.stretchOf(id);
     const text = stretch ? tokens(stretch.stop - stretch.start) : "a checkpoint";
-    const show = h("button", { type: "button", class: "plain little", disabled: !stretch, on: { click: () => stretch && select(tree.stretchOf(id), true) } }, text);
+    const show = h(
+      "button",
+      {
+        type: "button",
+        class: "plain little",
+        disabled: !stretch,
+        on: { click: () => stretch && select(tree.stretchOf(id), true) },
+      },
+      text,
+    );
     return h("li", {}, show, " ", WHY[why] ?? why);
   }
 
@@ -147,7 +165,8 @@ export function mount(element, { say, signal }) {
 function sizesText({ yours, others, tiers }) {
   const parts = [`${tokens(yours.tokens)} of yours`];
   if (others.tokens) parts.push(`${tokens(others.tokens)} of others`);
-  for (const [name, tier] of Object.entries(tiers ?? {})) if (tier.budget) parts.push(`${name} ${bytes(tier.used)} of ${bytes(tier.budget)}`);
+  for (const [name, tier] of Object.entries(tiers ?? {}))
+    if (tier.budget) parts.push(`${name} ${bytes(tier.used)} of ${bytes(tier.budget)}`);
   return parts.join(" · ");
 }
 

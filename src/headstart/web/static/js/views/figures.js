@@ -3,11 +3,11 @@
  * @module
  */
 import { ApiError, events, json, request, sleep } from "../api.js";
-import { chart } from "../chart.js";
+import { chart } from "../figures/chart.js";
 import { fill, h } from "../dom.js";
 import { bytes, count, seconds, tokens } from "../format.js";
-import { statsOf } from "../own_stats.js";
-import { RequestLog } from "../request_log.js";
+import { statsOf } from "../figures/own_stats.js";
+import { RequestLog } from "../requests/request_log.js";
 import { percent } from "../tiers.js";
 
 /** Milliseconds between two looks. */
@@ -27,7 +27,10 @@ const TIERS = [
 export async function mount(element, { signal }) {
   const note = h("p", { class: "quiet small" });
   const body = h("div", { class: "figures" });
-  fill(element, h("div", { class: "view figures-view" }, h("div", { class: "row spread" }, h("h1", {}, "Figures"), note), body));
+  fill(
+    element,
+    h("div", { class: "view figures-view" }, h("div", { class: "row spread" }, h("h1", {}, "Figures"), note), body),
+  );
   let operator = true;
   let before = "";
   while (!signal.aborted) {
@@ -76,16 +79,31 @@ function cards(stats) {
   return [
     card(
       "Prompt tokens that were not computed",
-      h("div", { class: "big" }, count(stats.cached), h("small", {}, ` of ${count(stats.prompt)}, ${percent(stats.cached, stats.prompt)}`)),
+      h(
+        "div",
+        { class: "big" },
+        count(stats.cached),
+        h("small", {}, ` of ${count(stats.prompt)}, ${percent(stats.cached, stats.prompt)}`),
+      ),
       tiers(stats),
-      chart(`Prompt tokens each ${time(steps.seconds)}`, series(steps, [["cached", "not computed", "memory"], ["computed", "computed", "computed"]]), { format: count, span, bars: true }),
+      chart(
+        `Prompt tokens each ${time(steps.seconds)}`,
+        series(steps, [
+          ["cached", "not computed", "memory"],
+          ["computed", "computed", "computed"],
+        ]),
+        { format: count, span, bars: true },
+      ),
     ),
     stats.saved_seconds === null
       ? null
       : card(
           "Seconds of prefill saved",
           h("div", { class: "big" }, seconds(stats.saved_seconds), h("small", {}, ` in ${count(stats.requests)} requests`)),
-          chart("Seconds saved since the start", [{ name: "slot", label: "saved", values: sums(steps.saved_seconds) }], { format: seconds, span }),
+          chart("Seconds saved since the start", [{ name: "slot", label: "saved", values: sums(steps.saved_seconds) }], {
+            format: seconds,
+            span,
+          }),
         ),
     card(
       "Time to the first token",
@@ -95,20 +113,30 @@ function cards(stats) {
         h("div", { class: "big" }, time(warm), h("small", {}, ` warm, ${count(stats.ttft.warm.requests)} requests`)),
         h("div", { class: "big" }, time(cold), h("small", {}, ` cold, ${count(stats.ttft.cold.requests)} requests`)),
       ),
-      chart("Time to the first token", series(steps, [["warm", "warm", "slot"], ["cold", "cold", "computed"]]), { format: seconds, span }),
+      chart(
+        "Time to the first token",
+        series(steps, [
+          ["warm", "warm", "slot"],
+          ["cold", "cold", "computed"],
+        ]),
+        { format: seconds, span },
+      ),
       h("p", { class: "quiet small" }, "Medians. Warm: at least half of the prompt was cached."),
     ),
     card(
       "Speed of replies",
       h("div", { class: "big" }, stats.decode === null ? "–" : stats.decode.toFixed(1), h("small", {}, " tokens a second")),
-      chart("Tokens a second", series(steps, [["decode", "tokens a second", "slot"]]), { format: (value) => `${count(value)}/s`, span }),
+      chart("Tokens a second", series(steps, [["decode", "tokens a second", "slot"]]), {
+        format: (value) => `${count(value)}/s`,
+        span,
+      }),
     ),
     stats.stored && card("What is stored", ...Object.entries(stats.stored).map(([name, tier]) => budget(name, tier))),
     card("Computed again, by cause", causes(stats.recomputed)),
   ];
 }
 
-/** @param {any} steps @param {string[][]} rows @returns {import("../chart.js").Series[]} */
+/** @param {any} steps @param {string[][]} rows @returns {import("../figures/chart.js").Series[]} */
 function series(steps, rows) {
   return rows.map(([field, label, name]) => ({ name, label, values: steps[field] }));
 }
@@ -125,8 +153,18 @@ function tiers(stats) {
   return h(
     "div",
     { class: "tiers" },
-    h("div", { class: "origins", role: "img", "aria-label": `Found: ${words || "nothing yet"}` }, found.map(([field, name]) => h("span", { class: name, style: { "--share": stats.tiers[field] } }))),
-    h("ul", { class: "legend small" }, found.map(([field, name, label]) => h("li", {}, h("span", { class: `swatch ${name}` }), `${count(stats.tiers[field])} ${label}`))),
+    h(
+      "div",
+      { class: "origins", role: "img", "aria-label": `Found: ${words || "nothing yet"}` },
+      found.map(([field, name]) => h("span", { class: name, style: { "--share": stats.tiers[field] } })),
+    ),
+    h(
+      "ul",
+      { class: "legend small" },
+      found.map(([field, name, label]) =>
+        h("li", {}, h("span", { class: `swatch ${name}` }), `${count(stats.tiers[field])} ${label}`),
+      ),
+    ),
   );
 }
 
@@ -137,7 +175,12 @@ function budget(name, tier) {
     "div",
     { class: "budget" },
     h("div", { class: "row spread" }, h("strong", {}, name), h("span", { class: "number" }, text)),
-    h("div", { class: "origins", role: "img", "aria-label": `${name}: ${text}` }, h("span", { class: name, style: { "--share": tier.used } }), h("span", { class: "rest", style: { "--share": Math.max(0, tier.budget - tier.used) } })),
+    h(
+      "div",
+      { class: "origins", role: "img", "aria-label": `${name}: ${text}` },
+      h("span", { class: name, style: { "--share": tier.used } }),
+      h("span", { class: "rest", style: { "--share": Math.max(0, tier.budget - tier.used) } }),
+    ),
     h("p", { class: "quiet small" }, `${count(tier.entries)} entries`),
   );
 }
@@ -151,7 +194,18 @@ function causes(found) {
     "ul",
     { class: "causes" },
     rows.map(([cause, value]) =>
-      h("li", {}, h("span", { class: "cause" }, cause), h("span", { class: "number" }, tokens(value)), h("div", { class: "origins", "aria-hidden": "true" }, h("span", { class: "again", style: { "--share": value } }), h("span", { class: "rest", style: { "--share": most - value } }))),
+      h(
+        "li",
+        {},
+        h("span", { class: "cause" }, cause),
+        h("span", { class: "number" }, tokens(value)),
+        h(
+          "div",
+          { class: "origins", "aria-hidden": "true" },
+          h("span", { class: "again", style: { "--share": value } }),
+          h("span", { class: "rest", style: { "--share": most - value } }),
+        ),
+      ),
     ),
   );
 }

@@ -3,20 +3,29 @@
  * @module
  */
 import { fill, h } from "../dom.js";
-import { Explanation } from "../explanation.js";
+import { Explanation } from "../requests/explanation.js";
 import { watch } from "../feed.js";
 import { count, seconds, tokens } from "../format.js";
-import { RequestLog, Timeline } from "../request_log.js";
+import { RequestLog, Timeline } from "../requests/request_log.js";
 import { PARTS, percent } from "../tiers.js";
 
-/** @typedef {import("../request_log.js").LoggedRequest} LoggedRequest */
+/** @typedef {import("../requests/request_log.js").LoggedRequest} LoggedRequest */
 
 /** Milliseconds between two looks at the clock while a request runs. */
 const TICK = 500;
 /** How many rows can be shown. */
 const SIZES = [20, 50, 128];
 /** Words for the states. @type {Record<string, string>} */
-const STATES = { queued: "waits", prefill: "computes the prompt", reply: "replies", stop: "done", ended: "done", length: "cut at the limit", cancelled: "cancelled", failed: "failed" };
+const STATES = {
+  queued: "waits",
+  prefill: "computes the prompt",
+  reply: "replies",
+  stop: "done",
+  ended: "done",
+  length: "cut at the limit",
+  cancelled: "cancelled",
+  failed: "failed",
+};
 
 /** @type {Explanation | null} */
 let explanation = null;
@@ -36,10 +45,24 @@ export function mount(element, { path, go, say, signal }) {
   const table = h(
     "table",
     { class: "requests", "aria-label": "The latest requests, the newest first" },
-    h("thead", {}, h("tr", {}, ["Request", "Prompt", "Time line", "First token", "Cause"].map((title) => h("th", { scope: "col" }, title, title === "Time line" ? span : null)))),
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        ["Request", "Prompt", "Time line", "First token", "Cause"].map((title) =>
+          h("th", { scope: "col" }, title, title === "Time line" ? span : null),
+        ),
+      ),
+    ),
     rows,
   );
-  const size = h("select", { "aria-label": "Rows", on: { change: () => draw((most = Number(size.value))) } }, SIZES.map((value) => h("option", { value }, `${value} rows`)));
+  const size = h(
+    "select",
+    { "aria-label": "Rows", on: { change: () => draw((most = Number(size.value))) } },
+    SIZES.map((value) => h("option", { value }, `${value} rows`)),
+  );
   explanation = new Explanation({ close: () => go(["requests"]), signal });
   fill(
     element,
@@ -76,7 +99,8 @@ export function mount(element, { path, go, say, signal }) {
       return one.element;
     });
     for (const number of drawn.keys()) if (!shown.some((row) => row.number === number)) drawn.delete(number);
-    if (wanted.length !== rows.children.length || wanted.some((one, at) => one !== rows.children[at])) rows.replaceChildren(...wanted);
+    if (wanted.length !== rows.children.length || wanted.some((one, at) => one !== rows.children[at]))
+      rows.replaceChildren(...wanted);
     mark();
   }
 
@@ -110,19 +134,38 @@ export function mount(element, { path, go, say, signal }) {
  * @param {() => void} click
  */
 function rowOf(row, click) {
-  const time = new Date(1000 * row.arrived).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const time = new Date(1000 * row.arrived).toLocaleTimeString(undefined, {
+    hour: "2-digit",
+    minute: "2-digit",
+    second: "2-digit",
+  });
   const line = h("div", { class: "line" });
   const name = row.id || `number ${row.number}`;
-  const button = h("button", { type: "button", class: "plain little", disabled: !row.id || !row.over, "aria-label": `Explain ${name}`, on: { click } }, time);
+  const button = h(
+    "button",
+    { type: "button", class: "plain little", disabled: !row.id || !row.over, "aria-label": `Explain ${name}`, on: { click } },
+    time,
+  );
   const cached = percent(row.cached, row.prompt);
   const element = h(
     "tr",
     { "data-number": row.number },
-    h("td", { class: "who" }, button, h("span", { class: "quiet small" }, row.choice ? `choice ${row.choice}, ` : "", STATES[row.state] ?? row.state)),
+    h(
+      "td",
+      { class: "who" },
+      button,
+      h("span", { class: "quiet small" }, row.choice ? `choice ${row.choice}, ` : "", STATES[row.state] ?? row.state),
+    ),
     h("td", { class: "prompt" }, bar(row), h("span", { class: "small number" }, `${tokens(row.prompt)}, ${cached} reused`)),
     h("td", { class: "time" }, line),
     h("td", { class: "number" }, row.ttft === undefined ? "" : seconds(row.ttft)),
-    h("td", {}, row.cause ? h("span", { class: "cause" }, row.cause, h("span", { class: "quiet small" }, ` ${count(row.recomputed)} again`)) : h("span", { class: "quiet" }, row.ttft === undefined ? "" : "none")),
+    h(
+      "td",
+      {},
+      row.cause
+        ? h("span", { class: "cause" }, row.cause, h("span", { class: "quiet small" }, ` ${count(row.recomputed)} again`))
+        : h("span", { class: "quiet" }, row.ttft === undefined ? "" : "none"),
+    ),
   );
   return { row, element, line, button };
 }
@@ -131,14 +174,20 @@ function rowOf(row, click) {
 function bar(row) {
   const parts = PARTS.filter(({ name }) => row.parts[name]);
   const words = parts.map(({ name, label }) => `${count(row.parts[name])} ${label}`).join(", ");
-  return h("div", { class: "origins", role: "img", "aria-label": `Prompt: ${words}`, title: words }, parts.map(({ name }) => h("span", { class: name, style: { "--share": row.parts[name] } })));
+  return h(
+    "div",
+    { class: "origins", role: "img", "aria-label": `Prompt: ${words}`, title: words },
+    parts.map(({ name }) => h("span", { class: name, style: { "--share": row.parts[name] } })),
+  );
 }
 
 /** @param {HTMLElement} element @param {Timeline} line @param {LoggedRequest} row */
 function phases(element, line, row) {
   const found = line.phases(row);
   const words = found.map(({ name, from, to }) => `${name} ${seconds((to - from) * line.length)}`).join(", ");
-  const bars = found.map(({ name, from, to }) => h("span", { class: name, style: { left: `${100 * from}%`, width: `${100 * (to - from)}%` } }));
+  const bars = found.map(({ name, from, to }) =>
+    h("span", { class: name, style: { left: `${100 * from}%`, width: `${100 * (to - from)}%` } }),
+  );
   const cuts = line.cuts.map((at) => h("i", { style: { left: `${100 * at}%` } }));
   fill(element, cuts, h("span", { class: "sr" }, words), bars);
   element.title = words;

@@ -112,7 +112,14 @@ function siblings(stretches, window, boxes) {
     const x = (start - window.x) * window.token;
     const right = (reach - window.x) * window.token;
     if (right > 0 && x < window.width) {
-      boxes.push({ x, y: (one.lane - window.y) * window.lane, width: right - x, height: lanes * window.lane, stretch: one, group: lanes });
+      boxes.push({
+        x,
+        y: (one.lane - window.y) * window.lane,
+        width: right - x,
+        height: lanes * window.lane,
+        stretch: one,
+        group: lanes,
+      });
     }
     at = end - 1;
   }

@@ -3,9 +3,9 @@
  * neighbours and its branches.
  * @module
  */
-import { fill, h, set } from "./dom.js";
-import { count, tokens } from "./format.js";
-import { age, where, WHY } from "./tiers.js";
+import { fill, h, set } from "../dom.js";
+import { count, tokens } from "../format.js";
+import { age, where, WHY } from "../tiers.js";
 
 /** @typedef {import("./tree.js").CacheTree} CacheTree */
 /** @typedef {import("./tree.js").Stretch} Stretch */
@@ -25,7 +25,13 @@ export class Outline {
     this.list = h("div", { class: "sr", role: "group" });
     this.element = h(
       "div",
-      { class: "outline", role: "tree", tabindex: "0", "aria-label": "Tree of what is stored", on: { keydown: (/** @type {KeyboardEvent} */ event) => this._key(event) } },
+      {
+        class: "outline",
+        role: "tree",
+        tabindex: "0",
+        "aria-label": "Tree of what is stored",
+        on: { keydown: (/** @type {KeyboardEvent} */ event) => this._key(event) },
+      },
       picture,
       this.list,
     );
@@ -47,10 +53,14 @@ export class Outline {
       const near = one === stretch ? siblings.slice(Math.max(0, at - NEAR), at + NEAR + 1) : [one];
       for (const sibling of near) {
         rows.push([sibling, siblings, depth + 1]);
-        if (sibling === stretch) for (const child of stretch.children.slice(0, NEAR)) rows.push([child, stretch.children, depth + 2]);
+        if (sibling === stretch)
+          for (const child of stretch.children.slice(0, NEAR)) rows.push([child, stretch.children, depth + 2]);
       }
     });
-    fill(this.list, rows.map(([one, siblings, level]) => this._row(one, siblings, level)));
+    fill(
+      this.list,
+      rows.map(([one, siblings, level]) => this._row(one, siblings, level)),
+    );
     set(this.element, { "aria-activedescendant": stretch ? rowId(stretch) : null });
   }
 
@@ -124,7 +134,8 @@ export function describe(stretch, tree) {
     `used: ${age(stretch.used, Date.now() / 1000)}`,
   ];
   if (last.pinned) parts.push("pinned");
-  if (stretch.checkpoints.length) parts.push(stretch.checkpoints.length === 1 ? "1 checkpoint" : `${stretch.checkpoints.length} checkpoints`);
+  if (stretch.checkpoints.length)
+    parts.push(stretch.checkpoints.length === 1 ? "1 checkpoint" : `${stretch.checkpoints.length} checkpoints`);
   if (stretch.children.length > 1) parts.push(`${count(stretch.children.length)} branches follow`);
   const leaving = tree.leaving.find((one) => one.id === stretch.id);
   if (leaving) parts.push(`evicted next. ${WHY[leaving.why] ?? ""}`);

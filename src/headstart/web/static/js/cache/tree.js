@@ -108,7 +108,8 @@ export class CacheTree {
     if ("left" in item) this._leave(item.left);
     else if (this._checkpoints.has(item.id)) this._mark(item.id, this._checkpoints.get(item.id) ?? "", item.tiers);
     else if (item.checkpoint) this._mark(item.id, item.parent, item.tiers);
-    else if (this.nodes.has(item.id)) Object.assign(/** @type {Node} */ (this.nodes.get(item.id)), { tiers: item.tiers, pinned: item.pinned });
+    else if (this.nodes.has(item.id))
+      Object.assign(/** @type {Node} */ (this.nodes.get(item.id)), { tiers: item.tiers, pinned: item.pinned });
     else if ("start" in item) {
       /** @type {Node} */
       const node = {
@@ -217,7 +218,10 @@ export class CacheTree {
 
   _make() {
     const leaving = new Map(this.leaving.map((one, number) => [one.id, number + 1]));
-    const roots = [...this._roots].sort((a, b) => this._rank(a.owner) - this._rank(b.owner) || (a.owner < b.owner ? -1 : a.owner > b.owner ? 1 : 0) || a.order - b.order);
+    const roots = [...this._roots].sort(
+      (a, b) =>
+        this._rank(a.owner) - this._rank(b.owner) || (a.owner < b.owner ? -1 : a.owner > b.owner ? 1 : 0) || a.order - b.order,
+    );
     this._stretchOf = new Map();
     this._stretches = roots.map((root) => this._run(root, null, leaving));
     /** @type {Stretch[]} parents before children */
@@ -283,7 +287,24 @@ export class CacheTree {
     }
     const stop = last.start + last.tokens;
     const evicted = leaving.get(last.id) ?? 0;
-    const stretch = { id: last.id, first, last, count, start: first.start, stop, used, parent, children: [], lanes: 1, lane: 0, reach: stop, below: count, newest: used, evicted, checkpoints };
+    const stretch = {
+      id: last.id,
+      first,
+      last,
+      count,
+      start: first.start,
+      stop,
+      used,
+      parent,
+      children: [],
+      lanes: 1,
+      lane: 0,
+      reach: stop,
+      below: count,
+      newest: used,
+      evicted,
+      checkpoints,
+    };
     for (const id of inside) this._stretchOf.set(id, stretch);
     return stretch;
   }

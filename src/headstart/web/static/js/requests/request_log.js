@@ -61,7 +61,15 @@ export class RequestLog {
     /** @type {LoggedRequest} */
     const row = {
       ...(known ?? { arrived: one.at, cause: null, cached: 0, computed: 0, recomputed: 0, completion: 0, parts: {} }),
-      ...{ number: one.number, id: one.id, owner: one.owner, choice: one.choice, state: one.state, prompt: one.prompt, slot: one.slot },
+      ...{
+        number: one.number,
+        id: one.id,
+        owner: one.owner,
+        choice: one.choice,
+        state: one.state,
+        prompt: one.prompt,
+        slot: one.slot,
+      },
       over: OVER.has(one.state),
     };
     if (one.state === "prefill") {
@@ -74,7 +82,15 @@ export class RequestLog {
       row.first = one.at - decode;
       row.began = row.first - prefill;
       row.arrived = row.first - ttft;
-      Object.assign(row, { ttft, decode, cause: one.cause, cached: one.cached, computed: one.computed, recomputed: one.recomputed, completion: one.completion });
+      Object.assign(row, {
+        ttft,
+        decode,
+        cause: one.cause,
+        cached: one.cached,
+        computed: one.computed,
+        recomputed: one.recomputed,
+        completion: one.completion,
+      });
       row.parts = parts(one.prompt, one.cached, one.tiers, one.computed, one.recomputed);
     }
     if (row.over) row.ended = one.at;
@@ -93,7 +109,13 @@ export class RequestLog {
 function parts(prompt, cached, tiers, computed, recomputed) {
   const restored = Object.values(tiers).reduce((sum, one) => sum + one, 0);
   const again = Math.min(recomputed, computed);
-  return { slot: Math.max(0, cached - restored), ...tiers, computed: computed - again, again, waiting: Math.max(0, prompt - cached - computed) };
+  return {
+    slot: Math.max(0, cached - restored),
+    ...tiers,
+    computed: computed - again,
+    again,
+    waiting: Math.max(0, prompt - cached - computed),
+  };
 }
 
 // ── the time line ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,7 +167,9 @@ export class Timeline {
       ["prefill", row.began, row.first ?? end],
       ["decode", row.first, end],
     ];
-    return found.flatMap(([name, from, to]) => (from === undefined || to === undefined || to <= from ? [] : [{ name, from: this._place(from), to: this._place(to) }]));
+    return found.flatMap(([name, from, to]) =>
+      from === undefined || to === undefined || to <= from ? [] : [{ name, from: this._place(from), to: this._place(to) }],
+    );
   }
 }
 

@@ -32,7 +32,8 @@ export function diff(one, other) {
     if (i < a.length && j < b.length && a[i] === b[j]) {
       add(runs[0], a[i++], true);
       add(runs[1], b[j++], true);
-    } else if (j >= b.length || (i < a.length && lengths[(i + 1) * columns + j] >= lengths[i * columns + j + 1])) add(runs[0], a[i++], false);
+    } else if (j >= b.length || (i < a.length && lengths[(i + 1) * columns + j] >= lengths[i * columns + j + 1]))
+      add(runs[0], a[i++], false);
     else add(runs[1], b[j++], false);
   }
   return runs;

@@ -2,7 +2,7 @@
  * Captions: the first words of stretches, asked for when they are seen.
  * @module
  */
-import { json } from "./api.js";
+import { json } from "../api.js";
 
 /** @typedef {import("./tree.js").Stretch} Stretch */
 
@@ -47,7 +47,9 @@ export class Captions {
     this._asking += 1;
     for (let one = this._wanted.pop(); one && !this.signal.aborted; one = this._wanted.pop()) {
       try {
-        const { text } = await json(`headstart/cache/${one.id}/text?start=${one.start}&tokens=${LENGTH}`, { signal: this.signal });
+        const { text } = await json(`headstart/cache/${one.id}/text?start=${one.start}&tokens=${LENGTH}`, {
+          signal: this.signal,
+        });
         this._texts.set(one.first.id, text.replace(/\s+/g, " ").trim());
         this.arrived();
       } catch {

@@ -4,8 +4,8 @@
  */
 
 import { boxAt, inside, layout, TALL, whole, zoomed } from "./icicle.js";
-import { count } from "./format.js";
-import { brightness } from "./tiers.js";
+import { count } from "../format.js";
+import { brightness } from "../tiers.js";
 
 /** @typedef {import("./icicle.js").Box} Box */
 /** @typedef {import("./icicle.js").Window} Window */
@@ -113,7 +113,8 @@ export class IcicleCanvas {
     const seen = this._window;
     const [right, bottom] = [seen.x + seen.width / seen.token, seen.y + seen.height / seen.lane];
     const x = stretch.stop <= seen.x || stretch.start >= right ? stretch.start - seen.width / seen.token / 4 : seen.x;
-    const y = stretch.lane + stretch.lanes <= seen.y || stretch.lane >= bottom ? stretch.lane - seen.height / seen.lane / 4 : seen.y;
+    const y =
+      stretch.lane + stretch.lanes <= seen.y || stretch.lane >= bottom ? stretch.lane - seen.height / seen.lane / 4 : seen.y;
     if (x !== seen.x || y !== seen.y) this._look({ ...seen, x, y });
   }
 
@@ -134,7 +135,8 @@ export class IcicleCanvas {
     const [width, tall, ratio] = [this.canvas.clientWidth, height - SCALE, window.devicePixelRatio || 1];
     if (!width) return;
     const [across, down] = [Math.round(width * ratio), Math.round(height * ratio)];
-    if (this.canvas.width !== across || this.canvas.height !== down) Object.assign(this.canvas, { width: across, height: down });
+    if (this.canvas.width !== across || this.canvas.height !== down)
+      Object.assign(this.canvas, { width: across, height: down });
     this._window = this._fitted ? whole(this.tree, width, tall) : inside({ ...this._window, width, height: tall }, this.tree);
     this._boxes = layout(this.tree, this._window);
     const context = this.context;
@@ -171,7 +173,11 @@ export class IcicleCanvas {
   _scale(width, paint) {
     const { context } = this;
     const { x, token } = this._window;
-    const step = [1, 2, 5].flatMap((digit) => [1, 10, 100, 1000, 10_000, 100_000].map((power) => digit * power)).sort((a, b) => a - b).find((size) => size * token > 70) ?? 1e6;
+    const step =
+      [1, 2, 5]
+        .flatMap((digit) => [1, 10, 100, 1000, 10_000, 100_000].map((power) => digit * power))
+        .sort((a, b) => a - b)
+        .find((size) => size * token > 70) ?? 1e6;
     context.font = `11px ${paint.font}`;
     context.fillStyle = paint.faint;
     context.textBaseline = "middle";
@@ -191,7 +197,11 @@ export class IcicleCanvas {
     const { stretch } = box;
     const gap = box.height > 6 ? 1 : 0;
     const [x, right] = [Math.max(-4, box.x), Math.min(this._window.width + 4, box.x + box.width)];
-    const [y, width, height] = [box.y + gap, Math.max(1, right - x - (box.width > 3 ? 1 : 0)), Math.max(1, box.height - 2 * gap)];
+    const [y, width, height] = [
+      box.y + gap,
+      Math.max(1, right - x - (box.width > 3 ? 1 : 0)),
+      Math.max(1, box.height - 2 * gap),
+    ];
     const { memory, disk } = /** @type {Record<string, boolean>} */ (stretch.last.tiers);
     const bright = brightness(box.group ? stretch.newest : stretch.used, now);
     const colour = memory === undefined ? paint.disk : paint.memory;
@@ -215,9 +225,22 @@ export class IcicleCanvas {
     }
     if (height >= 13 && width > 30) {
       const size = count(stretch.stop - stretch.start);
-      const label = box.group ? (box.height > 12 ? `${count(box.group)} branches` : "") : evicted ? `${evicted}. ${size}` : size;
+      const label = box.group
+        ? box.height > 12
+          ? `${count(box.group)} branches`
+          : ""
+        : evicted
+          ? `${evicted}. ${size}`
+          : size;
       context.fillStyle = legible(colour, paint.back, bright);
-      this._label(label, box.group ? undefined : stretch, Math.max(x, 0) + 6, y + Math.min(height, TALL) / 2, right - Math.max(x, 0) - 12, paint.font);
+      this._label(
+        label,
+        box.group ? undefined : stretch,
+        Math.max(x, 0) + 6,
+        y + Math.min(height, TALL) / 2,
+        right - Math.max(x, 0) - 12,
+        paint.font,
+      );
     }
   }
 
@@ -349,7 +372,10 @@ export class IcicleCanvas {
     }
     const others = [...this._pointers].filter(([id]) => id !== event.pointerId).map(([, place]) => place);
     if (others.length) {
-      const [before, after] = [Math.hypot(known.x - others[0].x, known.y - others[0].y), Math.hypot(x - others[0].x, y - others[0].y)];
+      const [before, after] = [
+        Math.hypot(known.x - others[0].x, known.y - others[0].y),
+        Math.hypot(x - others[0].x, y - others[0].y),
+      ];
       if (before > 10) this.zoom(after / before, others[0].x, others[0].y - SCALE);
     } else if (this._moved || Math.hypot(x - known.x, y - known.y) > 4) {
       this._moved = true;

@@ -2,9 +2,9 @@
  * Explanation: why a request computed its tokens, with both texts side by side.
  * @module
  */
-import { ApiError, json } from "./api.js";
-import { fill, h } from "./dom.js";
-import { count, seconds, tokens } from "./format.js";
+import { ApiError, json } from "../api.js";
+import { fill, h } from "../dom.js";
+import { count, seconds, tokens } from "../format.js";
 import { diff } from "./text_diff.js";
 
 export class Explanation {
@@ -15,7 +15,12 @@ export class Explanation {
     this.body = h("div", { class: "explanation-body" });
     this.heading = h("h2", { tabindex: "-1" });
     const close = h("button", { type: "button", class: "plain", on: { click: calls.close } }, "Close");
-    this.element = h("section", { class: "card explanation", "aria-label": "Why it computed its tokens", hidden: true }, h("div", { class: "row spread" }, this.heading, close), this.body);
+    this.element = h(
+      "section",
+      { class: "card explanation", "aria-label": "Why it computed its tokens", hidden: true },
+      h("div", { class: "row spread" }, this.heading, close),
+      this.body,
+    );
   }
 
   /** @param {string} id the `x-request-id` of a request; "" for none */
@@ -32,7 +37,16 @@ export class Explanation {
     } catch (error) {
       if (this.id !== id) return;
       const gone = error instanceof ApiError && error.status === 404;
-      fill(this.body, h("p", {}, gone ? "The server does not remember it. It keeps the latest 256 requests that have ended, and shows them to their sender only." : String(error)));
+      fill(
+        this.body,
+        h(
+          "p",
+          {},
+          gone
+            ? "The server does not remember it. It keeps the latest 256 requests that have ended, and shows them to their sender only."
+            : String(error),
+        ),
+      );
       return;
     }
     if (this.id === id) fill(this.body, ...content(found));
@@ -48,7 +62,10 @@ function content(found) {
     ["First token", `after ${seconds(found.ttft)}`],
   ];
   if (!why) return [list(facts), h("p", {}, "Only new text was computed.")];
-  facts.push(["Cause", why.cause], ["Cost", `about ${tokens(why.recomputed)} computed again${why.seconds === null ? "" : `, ${seconds(why.seconds)}`}`]);
+  facts.push(
+    ["Cause", why.cause],
+    ["Cost", `about ${tokens(why.recomputed)} computed again${why.seconds === null ? "" : `, ${seconds(why.seconds)}`}`],
+  );
   if (why.where !== null) facts.push(["Place", `${place(why)}, token ${count(why.token)}`]);
   return [
     h("p", {}, h("strong", {}, why.what)),
@@ -68,7 +85,10 @@ function place(why) {
 function texts(why) {
   const [previous, current] = diff(why.previous, why.current);
   const ends = [previous.at(-1), current.at(-1)];
-  if (ends.every((run) => run && !run.same) && (ends[0]?.text.startsWith(ends[1]?.text ?? "") || ends[1]?.text.startsWith(ends[0]?.text ?? ""))) {
+  if (
+    ends.every((run) => run && !run.same) &&
+    (ends[0]?.text.startsWith(ends[1]?.text ?? "") || ends[1]?.text.startsWith(ends[0]?.text ?? ""))
+  ) {
     for (const run of ends) if (run) run.same = true; // both texts are cut there
   }
   /** @param {string} title @param {import("./text_diff.js").Run[]} runs @param {"del" | "ins"} mark */
@@ -90,5 +110,9 @@ function texts(why) {
 
 /** @param {[string, any][]} facts */
 function list(facts) {
-  return h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+  return h(
+    "dl",
+    { class: "facts" },
+    facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+  );
 }

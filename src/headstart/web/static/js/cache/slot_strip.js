@@ -2,8 +2,8 @@
  * Slot strip: what each slot does.
  * @module
  */
-import { fill, h, set } from "./dom.js";
-import { count, tokens } from "./format.js";
+import { fill, h, set } from "../dom.js";
+import { count, tokens } from "../format.js";
 
 /**
  * A slot, as events tell it. Of the slots of others only the number and the state are known.

@@ -3,7 +3,7 @@
  * @module
  */
 
-/** @typedef {import("./request_log.js").LoggedRequest} LoggedRequest */
+/** @typedef {import("../requests/request_log.js").LoggedRequest} LoggedRequest */
 
 /** How many steps there are at most. */
 const STEPS = 60;
@@ -24,7 +24,8 @@ export function statsOf(rows, now) {
   /** @type {Record<string, number>} */
   const recomputed = {};
   for (const row of done) {
-    for (const name of ["slot", "memory", "disk", "shared"]) tiers[name === "slot" ? "live" : name] = (tiers[name === "slot" ? "live" : name] ?? 0) + (row.parts[name] ?? 0);
+    for (const name of ["slot", "memory", "disk", "shared"])
+      tiers[name === "slot" ? "live" : name] = (tiers[name === "slot" ? "live" : name] ?? 0) + (row.parts[name] ?? 0);
     if (row.cause) recomputed[row.cause] = (recomputed[row.cause] ?? 0) + row.recomputed;
   }
   const [warm, cold] = [done.filter(isWarm), done.filter((row) => !isWarm(row))];

@@ -2,11 +2,11 @@
  * Chain panel: one stretch of the tree: its text, its figures, and what can be done with it.
  * @module
  */
-import { ApiError, json } from "./api.js";
-import { confirmed } from "./dialog.js";
-import { fill, h } from "./dom.js";
-import { count, seconds, tokens } from "./format.js";
-import { age, where, WHY } from "./tiers.js";
+import { ApiError, json } from "../api.js";
+import { confirmed } from "../dialog.js";
+import { fill, h } from "../dom.js";
+import { count, seconds, tokens } from "../format.js";
+import { age, where, WHY } from "../tiers.js";
 
 /** @typedef {import("./tree.js").CacheTree} CacheTree */
 /** @typedef {import("./tree.js").Stretch} Stretch */
@@ -101,17 +101,26 @@ export class ChainPanel {
       ["Where", where(last.tiers)],
       ["Last use", age(stretch.used, now)],
       ["Uses", this._more?.uses ? count(this._more.uses) : null],
-      ["Saves", this._more?.saves_seconds ? `${seconds(this._more.saves_seconds)} of prefill for a prompt that continues here` : null],
+      [
+        "Saves",
+        this._more?.saves_seconds ? `${seconds(this._more.saves_seconds)} of prefill for a prompt that continues here` : null,
+      ],
       ["Numbers", canonical ? "canonical: those of a computed prompt" : "derived: made while replying"],
       ["Checkpoints", stretch.checkpoints.length ? `at ${stretch.checkpoints.map(count).join(", ")}` : null],
       ["Pinned", last.pinned ? "yes" : null],
-      ["Continued by", stretch.children.length ? `${count(stretch.children.length)} branches, ${count(stretch.lanes)} ends` : null],
+      [
+        "Continued by",
+        stretch.children.length ? `${count(stretch.children.length)} branches, ${count(stretch.lanes)} ends` : null,
+      ],
       ["Evicted next", leaving < 0 ? null : `number ${leaving + 1}. ${WHY[this.tree.leaving[leaving].why] ?? ""}`],
       ["Owner", last.owner === this.tree.owner ? null : last.owner],
       ["Beginning", first.parent === null || stretch.parent ? null : "gone, so it cannot be used"],
     ];
     fill(this.heading, tokens(stretch.stop - stretch.start));
-    fill(this.facts, facts.filter(([, value]) => value !== null).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+    fill(
+      this.facts,
+      facts.filter(([, value]) => value !== null).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+    );
   }
 
   /** @param {Stretch} stretch */
@@ -128,10 +137,19 @@ export class ChainPanel {
     );
     const remove = h(
       "button",
-      { type: "button", class: "danger", disabled: stretch.children.length > 0 || pinned, on: { click: () => this._delete(stretch) } },
+      {
+        type: "button",
+        class: "danger",
+        disabled: stretch.children.length > 0 || pinned,
+        on: { click: () => this._delete(stretch) },
+      },
       "Delete …",
     );
-    const why = pinned ? "Unpin it before you delete it." : stretch.children.length ? "Other chains continue it, so it cannot be deleted." : null;
+    const why = pinned
+      ? "Unpin it before you delete it."
+      : stretch.children.length
+        ? "Other chains continue it, so it cannot be deleted."
+        : null;
     fill(this.buttons, pin, remove, why && h("span", { class: "quiet small" }, why));
     if (focused) pin.focus();
   }
@@ -148,7 +166,8 @@ export class ChainPanel {
 
   /** @param {Stretch} stretch */
   async _delete(stretch) {
-    const text = "All that only this chain has is deleted, in memory and on disk. It is computed again when it is needed. This cannot be undone.";
+    const text =
+      "All that only this chain has is deleted, in memory and on disk. It is computed again when it is needed. This cannot be undone.";
     if (!(await confirmed(`Delete a chain of ${tokens(stretch.stop)}?`, text, "Delete"))) return;
     try {
       const gone = await json(`headstart/cache/${stretch.id}`, { method: "DELETE", signal: this.calls.signal });

@@ -2,7 +2,7 @@
  * Chart: lines and bars over time, drawn by hand as SVG.
  * @module
  */
-import { h, s } from "./dom.js";
+import { h, s } from "../dom.js";
 
 /** Values over time, null where there is none. `name` is also a class. @typedef {{name: string, label: string, values: (number | null)[]}} Series */
 
@@ -37,26 +37,49 @@ export function chart(title, series, { format, span, bars = false }) {
     const known = values.flatMap((value, at) => (value === null ? [] : [[round((at + 0.5) * step), height(value)]]));
     const line = s("polyline", { class: `trend ${one.name}-paint`, points: known.map((pair) => pair.join(",")).join(" ") });
     // A line without length has a round end: a dot that is no ellipse, although the picture is stretched.
-    const dots = known.length > 40 ? [] : known.map(([x, y]) => s("line", { class: `dot ${one.name}-paint`, x1: x, y1: y, x2: x + 0.01, y2: y }));
+    const dots =
+      known.length > 40
+        ? []
+        : known.map(([x, y]) => s("line", { class: `dot ${one.name}-paint`, x1: x, y1: y, x2: x + 0.01, y2: y }));
     return s("g", {}, line, ...dots);
   });
   const words = series.map((one) => {
     const last = one.values.findLast((value) => value !== null);
     return `${one.label}: ${last === undefined || last === null ? "no value" : format(last)}`;
   });
-  const lines = [0, 0.5, 1].map((part) => s("line", { class: "grid", x1: 0, x2: WIDTH, y1: height(part * most), y2: height(part * most) }));
+  const lines = [0, 0.5, 1].map((part) =>
+    s("line", { class: "grid", x1: 0, x2: WIDTH, y1: height(part * most), y2: height(part * most) }),
+  );
   const picture = s(
     "svg",
-    { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${title}, from ${span} to now. Latest: ${words.join(", ")}` },
+    {
+      class: "chart",
+      viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+      preserveAspectRatio: "none",
+      role: "img",
+      "aria-label": `${title}, from ${span} to now. Latest: ${words.join(", ")}`,
+    },
     ...lines,
     ...shapes,
   );
-  const legend = series.length < 2 ? null : h("ul", { class: "legend small" }, series.map((one) => h("li", {}, h("span", { class: `swatch ${one.name}` }), one.label)));
+  const legend =
+    series.length < 2
+      ? null
+      : h(
+          "ul",
+          { class: "legend small" },
+          series.map((one) => h("li", {}, h("span", { class: `swatch ${one.name}` }), one.label)),
+        );
   return h(
     "figure",
     { class: "plot" },
     h("figcaption", { class: "row spread small" }, h("span", { class: "quiet" }, title), legend),
-    h("div", { class: "plot-area" }, h("div", { class: "scale quiet small number", "aria-hidden": "true" }, h("span", {}, format(most)), h("span", {}, "0")), picture),
+    h(
+      "div",
+      { class: "plot-area" },
+      h("div", { class: "scale quiet small number", "aria-hidden": "true" }, h("span", {}, format(most)), h("span", {}, "0")),
+      picture,
+    ),
     h("div", { class: "row spread quiet small", "aria-hidden": "true" }, h("span", {}, span), h("span", {}, "now")),
   );
 }
