@@ -173,11 +173,7 @@ export class IcicleCanvas {
   _scale(width, paint) {
     const { context } = this;
     const { x, token } = this._window;
-    const step =
-      [1, 2, 5]
-        .flatMap((digit) => [1, 10, 100, 1000, 10_000, 100_000].map((power) => digit * power))
-        .sort((a, b) => a - b)
-        .find((size) => size * token > 70) ?? 1e6;
+    const step = stepOf(70 / token);
     context.font = `11px ${paint.font}`;
     context.fillStyle = paint.faint;
     context.textBaseline = "middle";
@@ -383,6 +379,12 @@ export class IcicleCanvas {
     } else return;
     this._pointers.set(event.pointerId, { x, y });
   }
+}
+
+/** The smallest of 1, 2, 5, 10, 20, … that is as large as a number. @param {number} least */
+function stepOf(least) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
+  return power * ([1, 2, 5].find((digit) => digit * power >= least) ?? 10);
 }
 
 /**
