@@ -178,6 +178,95 @@ def test_a_chain_is_pinned_and_deleted_after_a_question(fake: Server, opened: An
     wait_until(lambda: len(chains()) == len(before) - 1)
 
 
+RANDOM = """async ([seed, rounds]) => {
+  const { CacheTree } = await import("/headstart/web/js/cache/tree.js");
+  let state = seed;
+  const random = (below) => (state = (state * 16807) % 2147483647) % below;
+  const tree = new CacheTree();
+  tree.apply("snapshot", { owner: "aa" });
+  const items = new Map();
+  const shape = (stretches) => stretches.map((one) => [one.first.id, one.id, one.start, one.stop, one.count, one.lanes, one.lane,
+    one.below, one.last.pinned, one.checkpoints, shape(one.children)]);
+  for (let round = 0; round < rounds; round += 1) {
+    const known = [...items.values()].filter((one) => !one.checkpoint);
+    const what = random(10);
+    const batch = [];
+    if (what < 6 || !known.length) {
+      const parent = known.length && random(8) ? known[random(known.length)] : null;
+      const item = { id: `n${round}`, owner: random(5) ? "aa" : "bb", parent: parent?.id ?? null,
+        start: parent ? parent.start + 8 : 0, tokens: 8, tiers: random(2) ? { memory: true } : { disk: false }, pinned: false, seconds_ago: null };
+      batch.push(item);
+      if (random(2)) batch.push({ ...item, id: `c${round}`, parent: item.id, checkpoint: true, start: item.start });
+      if (random(2)) batch.reverse(); // a checkpoint may come before its block
+    } else if (what < 8) {
+      const all = [...items.values()];
+      batch.push({ left: all[random(all.length)].id });
+    } else {
+      batch.push({ id: known[random(known.length)].id, tiers: { memory: true, disk: true }, pinned: random(2) === 1 });
+    }
+    for (const item of batch) {
+      if ("left" in item) items.delete(item.left);
+      else items.set(item.id, { ...items.get(item.id), ...item });
+    }
+    tree.apply("tree", batch);
+    const fresh = new CacheTree();
+    fresh.apply("snapshot", { owner: "aa" });
+    fresh.apply("tree", [...items.values()]);
+    const [one, other] = [JSON.stringify(shape(tree.stretches)), JSON.stringify(shape(fresh.stretches))];
+    if (one !== other) return `round ${round}: ${one} is not ${other}`;
+  }
+  return tree.nodes.size;
+}"""
+
+
+@pytest.mark.parametrize("seed", [7919, 104_729, 1_299_709])
+def test_a_tree_that_was_changed_is_like_a_new_one(fake: Server, opened: Any, seed: int) -> None:
+    """Entries that come and leave in any order, checkpoints before their blocks, blocks before their parents."""
+    assert opened(fake, KEYS["alice"]).open("figures").evaluate(RANDOM, [seed, 300]) > 50
+
+
+LOGGED = """async (events) => {
+  const { RequestLog, Timeline } = await import("/headstart/web/js/requests/request_log.js");
+  const log = new RequestLog();
+  for (const data of events) log.apply("requests", [data]);
+  const line = new Timeline(log.latest, 1000);
+  const phases = log.latest.map((row) => line.phases(row).map(({ name, from, to }) =>
+    [name, Math.round(100 * from * line.length), Math.round(100 * to * line.length)]));
+  return { parts: log.latest.map((row) => row.parts), phases, length: Math.round(100 * line.length), cuts: line.cuts.length };
+}"""
+
+
+def test_a_time_line_leaves_out_what_is_idle(fake: Server, opened: Any) -> None:
+    first = {"number": 1, "id": "a", "owner": "", "choice": 0, "prompt": 100}
+    seconds = {"queued": 0.5, "prefill": 2.0, "ttft": 2.5, "decode": 1.5}
+    cost = {"cached": 60, "tiers": {"disk": 20}, "computed": 40, "completion": 9, "cause": "evicted", "recomputed": 30}
+    over = {**cost, "seconds": seconds}
+    events = [
+        {**first, "state": "queued", "at": 10.0},
+        {**first, "state": "length", "at": 14.0, **over},
+        {**first, "number": 2, "state": "queued", "at": 990.0},
+        {**first, "number": 2, "state": "prefill", "at": 992.0, "cached": 60, "tiers": {"memory": 50}},
+    ]
+    found = opened(fake, KEYS["alice"]).open("figures").evaluate(LOGGED, events)
+    assert found["parts"][1] == {"slot": 40, "disk": 20, "computed": 10, "again": 30, "waiting": 0}
+    assert found["parts"][0] == {"slot": 10, "memory": 50, "computed": 0, "again": 0, "waiting": 40}
+    assert found["phases"][1] == [["queue", 0, 50], ["prefill", 50, 250], ["decode", 250, 400]]
+    assert found["phases"][0] == [["queue", 475, 675], ["prefill", 675, 1475]], "until now"
+    assert (found["length"], found["cuts"]) == (1475, 1)
+
+
+def test_a_difference_is_marked_by_words(fake: Server, opened: Any) -> None:
+    page = opened(fake, KEYS["alice"]).open("figures")
+    code = """async ([one, other]) => {
+      const { diff } = await import("/headstart/web/js/requests/text_diff.js");
+      return diff(one, other).map((runs) => runs.map(({ text, same }) => (same ? text : `[${text}]`)).join(""));
+    }"""
+    both = page.evaluate(code, ["Monday, 3 March. A", "Tuesday, 4 March. A"])
+    assert both == ["[Monday], [3] March. A", "[Tuesday], [4] March. A"]
+    assert page.evaluate(code, ["", "new <b>"]) == ["", "[new <b>]"]
+    assert page.evaluate(code, ["same 🙂", "same 🙂"]) == ["same 🙂", "same 🙂"]
+
+
 GENERATED = """(count) => {
   let seed = 7;
   const random = () => (seed = (seed * 16807) % 2147483647) / 2147483647;
