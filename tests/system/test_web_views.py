@@ -185,8 +185,10 @@ RANDOM = """async ([seed, rounds]) => {
   const tree = new CacheTree();
   tree.apply("snapshot", { owner: "aa" });
   const items = new Map();
-  const shape = (stretches) => stretches.map((one) => [one.first.id, one.id, one.start, one.stop, one.count, one.lanes, one.lane,
-    one.below, one.last.pinned, one.checkpoints, shape(one.children)]);
+  const shape = (stretches) => stretches.map((one) => [
+    one.first.id, one.id, one.start, one.stop, one.count, one.lanes, one.lane, one.below, one.last.pinned,
+    one.checkpoints, shape(one.children),
+  ]);
   for (let round = 0; round < rounds; round += 1) {
     const known = [...items.values()].filter((one) => !one.checkpoint);
     const what = random(10);
@@ -194,7 +196,8 @@ RANDOM = """async ([seed, rounds]) => {
     if (what < 6 || !known.length) {
       const parent = known.length && random(8) ? known[random(known.length)] : null;
       const item = { id: `n${round}`, owner: random(5) ? "aa" : "bb", parent: parent?.id ?? null,
-        start: parent ? parent.start + 8 : 0, tokens: 8, tiers: random(2) ? { memory: true } : { disk: false }, pinned: false, seconds_ago: null };
+        start: parent ? parent.start + 8 : 0, tokens: 8, pinned: false, seconds_ago: null,
+        tiers: random(2) ? { memory: true } : { disk: false } };
       batch.push(item);
       if (random(2)) batch.push({ ...item, id: `c${round}`, parent: item.id, checkpoint: true, start: item.start });
       if (random(2)) batch.reverse(); // a checkpoint may come before its block
