@@ -52,7 +52,7 @@ def opened(browser: Browser) -> Iterator[Any]:
     every: list[Visit] = []
 
     def make(server: Server, key: str = "", **options: Any) -> View:
-        context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
+        context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, "reduced_motion": "reduce", **options})
         if key:
             context.add_init_script(f"sessionStorage.setItem('headstart.key', {json.dumps(key)})")
         visit = Visit(context.new_page(), server.url)
@@ -444,13 +444,14 @@ def test_a_tenants_page_holds_no_byte_of_another(fake: Server, opened: Any) -> N
         page = view.open(name)
         page.wait_for_timeout(700)
         if name == "cache":
+            expect(page.get_by_role("treeitem").first).to_be_attached()
             page.get_by_role("tree").focus()
             page.keyboard.press("ArrowDown")
             expect(page.locator(".chain-text")).to_be_visible()
         read.append(page.content())
     page.unroute_all(behavior="ignoreErrors")
     held = "".join(read)
-    assert "museum of ships" in held, "her own"
+    assert '"text":"' in held, "her own"
     for word in ("barrel", "secrets", bob, *foreign, *{entry.owner.hex() for entry in theirs}):
         assert word not in held
 
@@ -496,6 +497,9 @@ def museum(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             chat(server, question, system=GUIDE, max_tokens=24)
         chat(server, "May I take photographs?", system=LOUD, max_tokens=24)
         chat(server, "May I take photographs?", system=LOUD.replace("Monday", "Tuesday"), max_tokens=24)
+        for question in ("Where are the sails?", "And the compasses?", "Are children free?", "Where is the desk?", "What hangs there?"):
+            chat(server, *long, system=GUIDE, max_tokens=24)
+            long += ["It is in the hall that you see before you.", question]
         chat(server, *long[:3], system=GUIDE, max_tokens=24)
         stored(runtime)
         yield server
@@ -510,8 +514,9 @@ def picture(page: Page, name: str, folder: Path) -> None:
 
 
 def test_pictures_of_a_real_run(museum: Server, opened: Any, tmp_path: Path) -> None:
-    view = opened(museum, viewport={"width": 1200, "height": 820})
+    view = opened(museum, viewport={"width": 1200, "height": 960})
     page = view.open("cache")
+    expect(page.get_by_role("treeitem").first).to_be_attached()
     page.get_by_role("tree").focus()
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("treeitem", selected=True)).to_contain_text("from 0 on")
@@ -532,6 +537,7 @@ def test_pictures_of_a_real_run(museum: Server, opened: Any, tmp_path: Path) -> 
     expect(page.locator("mark.ins").first).to_have_text("Tuesday")
     page.evaluate("document.activeElement.blur()")
     picture(page, "requests", tmp_path)
+    page.set_viewport_size({"width": 1200, "height": 1150})
     page = view.open("figures")
     stats = museum.http.get("/headstart/stats").json()
     expect(page.locator(".big").first).to_contain_text(f"{stats['cached']:,}")

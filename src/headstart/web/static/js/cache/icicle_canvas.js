@@ -261,8 +261,12 @@ export class IcicleCanvas {
     if (!words) return;
     context.font = `12px ${font}`;
     const room = width - used - 8;
-    const fits = Math.floor((words.length * room) / Math.max(room, context.measureText(words).width));
-    context.fillText(fits < words.length ? `${words.slice(0, Math.max(0, fits - 1))}…` : words, x + used + 8, y);
+    let text = words;
+    for (let left = words.length; left && context.measureText(text).width > room; ) {
+      left = Math.min(left - 1, Math.ceil((left * room) / context.measureText(text).width));
+      text = `${words.slice(0, left)}…`;
+    }
+    context.fillText(text, x + used + 8, y);
   }
 
   /** Pins, checkpoints, slots and what is selected. @param {Record<string, string>} paint */

@@ -129,7 +129,7 @@ export function mount(element, { say, signal }) {
       empty.hidden = tree.nodes.size > 0;
       outline.element.hidden = !empty.hidden;
       const selected = tree.stretchOf(drawn.selected);
-      if (drawn.selected || outline.element.contains(document.activeElement)) outline.show(selected);
+      outline.show(selected);
       if (panel.id) panel.show(selected);
       evictedNext.hidden = !tree.leaving.length;
       fill(

@@ -26,7 +26,8 @@ const TIERS = [
  */
 export async function mount(element, { signal }) {
   const note = h("p", { class: "quiet small" });
-  const body = h("div", { class: "figures" });
+  // It can have the focus, so that keys scroll.
+  const body = h("div", { class: "figures", tabindex: "0", role: "group", "aria-label": "Figures" });
   fill(
     element,
     h("div", { class: "view figures-view" }, h("div", { class: "row spread" }, h("h1", {}, "Figures"), note), body),
