@@ -497,7 +497,7 @@ def museum(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             chat(server, question, system=GUIDE, max_tokens=24)
         chat(server, "May I take photographs?", system=LOUD, max_tokens=24)
         chat(server, "May I take photographs?", system=LOUD.replace("Monday", "Tuesday"), max_tokens=24)
-        for question in ("Where are the sails?", "And the compasses?", "Are children free?", "Where is the desk?", "What hangs there?"):
+        for question in ("Where are the sails?", "And the compasses?", "Are children free?", "Where is the desk?"):
             chat(server, *long, system=GUIDE, max_tokens=24)
             long += ["It is in the hall that you see before you.", question]
         chat(server, *long[:3], system=GUIDE, max_tokens=24)

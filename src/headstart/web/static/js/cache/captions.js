@@ -50,7 +50,13 @@ export class Captions {
         const { text } = await json(`headstart/cache/${one.id}/text?start=${one.start}&tokens=${LENGTH}`, {
           signal: this.signal,
         });
-        this._texts.set(one.first.id, text.replace(/<\|[^|]*\|>|\s+/g, " ").replace(/ +/g, " ").trim());
+        this._texts.set(
+          one.first.id,
+          text
+            .replace(/<\|[^|]*\|>|\s+/g, " ")
+            .replace(/ +/g, " ")
+            .trim(),
+        );
         this.arrived();
       } catch {
         // It has left, or is of another owner: it stays without a caption.

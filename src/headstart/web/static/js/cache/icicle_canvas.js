@@ -262,7 +262,7 @@ export class IcicleCanvas {
     context.font = `12px ${font}`;
     const room = width - used - 8;
     let text = words;
-    for (let left = words.length; left && context.measureText(text).width > room; ) {
+    for (let left = words.length; left && context.measureText(text).width > room;) {
       left = Math.min(left - 1, Math.ceil((left * room) / context.measureText(text).width));
       text = `${words.slice(0, left)}…`;
     }
