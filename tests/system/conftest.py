@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from browser import chromium
-
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.serving.runtime import Runtime
