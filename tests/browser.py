@@ -75,7 +75,7 @@ def visiting(browser: Browser, url: str, *, path: str = "/", **options: Any) -> 
     """The page in a browser profile of its own. A refusal by its own policy is an error."""
     context = browser.new_context(**options)
     page = context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(15_000)
     visit = Visit(page, url)
     watch(visit, page)
     page.goto(url + path)

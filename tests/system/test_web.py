@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,7 +38,8 @@ def scripted(*replies: str, delay: float = 0.0, **options: Any) -> Iterator[tupl
     for reply in replies:
         cut = [reply[at : at + 2000] for at in range(0, len(reply), 2000)]
         engine.say([token for piece in cut for token in tokenizer.tokenize(piece)])
-    with Runtime(lambda: engine, Settings(memory_budget=64 << 20)) as runtime, serving(runtime, model_id="fake", **options) as server:
+    runtime = Runtime(lambda: engine, Settings(memory_budget=64 << 20))
+    with runtime, serving(runtime, model_id="fake", **options) as server:
         yield server, engine
 
 
@@ -56,24 +58,29 @@ def called(page: Page, module: str, code: str, value: Any = None) -> Any:
 # ── Markdown ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+NO_LINKS = (
+    *("[a](javascript:alert(1))", "[b](data:text/html,x)", "[c](/d)", "[d](vbscript:x)"),
+    *("[a](JaVaScRiPt:x)", "[b](java\tscript:x)", "![c](javascript:x)", "[d](//e.example)"),
+)
+
+
 @pytest.mark.parametrize(
     ("text", "inside"),
     [
         ("one\ntwo\n\nthree", "<p>one\ntwo</p><p>three</p>"),
         ("# A *b*\n###### C", "<h3>A <em>b</em></h3><h6>C</h6>"),
-        ("**a** __b__ *c* _d_ ***e*** ~~f~~", "<p><strong>a</strong> <strong>b</strong> <em>c</em> <em>d</em> "
-         "<strong><em>e</em></strong> <del>f</del></p>"),
+        ("**a** __b__ *c* _d_", "<p><strong>a</strong> <strong>b</strong> <em>c</em> <em>d</em></p>"),
+        ("***e*** ~~f~~", "<p><strong><em>e</em></strong> <del>f</del></p>"),
         ("2 * 3 * 4, snake_case_name, **open", "<p>2 * 3 * 4, snake_case_name, **open</p>"),
         (r"\*a\* \` \[x](y)", "<p>*a* ` [x](y)</p>"),
         ("`a*b*` `` c`d `` `open", "<p><code>a*b*</code> <code>c`d</code> `open</p>"),
-        ("- a\n- b\n  - c\n\n  d\n- e", "<ul><li><p>a</p></li><li><p>b</p><ul><li><p>c</p></li></ul><p>d</p></li><li><p>e</p></li></ul>"),
-        ("3. a\n4. b\n\ntext\n1999. was a year", '<ol start="3"><li><p>a</p></li><li><p>b</p></li></ol><p>text\n1999. was a year</p>'),
+        ("- a\n  - b\n\n  c\n- d", "<ul><li><p>a</p><ul><li><p>b</p></li></ul><p>c</p></li><li><p>d</p></li></ul>"),
+        ("3. a\n4. b\n\nin\n1999. we", '<ol start="3"><li><p>a</p></li><li><p>b</p></li></ol><p>in\n1999. we</p>'),
         ("> a\n> > b\n\nc", "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote><p>c</p>"),
         ("---\n***", "<hr><hr>"),
-        ("<script>alert(1)</script> <b>x</b> &amp;", "<p>&lt;script&gt;alert(1)&lt;/script&gt; &lt;b&gt;x&lt;/b&gt; &amp;amp;</p>"),
-        ("[a](javascript:alert(1)) [b](data:text/html,x) [c](/d) [d](vbscript:x)",
-         "<p>[a](javascript:alert(1)) [b](data:text/html,x) [c](/d) [d](vbscript:x)</p>"),
-        ("[a](JaVaScRiPt:x) [b](java\tscript:x) [c](&#106;avascript:x)", "<p>[a](JaVaScRiPt:x) [b](java\tscript:x) [c](&amp;#106;avascript:x)</p>"),
+        ("<script>x()</script> <b>y</b> &amp;", "<p>&lt;script&gt;x()&lt;/script&gt; &lt;b&gt;y&lt;/b&gt; &amp;amp;</p>"),
+        *((text, f"<p>{text}</p>") for text in NO_LINKS),
+        ("[c](&#106;avascript:x)", "<p>[c](&amp;#106;avascript:x)</p>"),
     ],
 )
 def test_markdown_becomes_these_elements(page: Page, text: str, inside: str) -> None:
@@ -93,7 +100,8 @@ def test_markdown_becomes_these_elements(page: Page, text: str, inside: str) -> 
 )
 def test_links_lead_to_the_web_only_and_take_nothing_along(page: Page, text: str, href: str, shown: str) -> None:
     code = """const view = new m.MarkdownView(); view.update(v, true);
-        return [...view.element.querySelectorAll("a, img")].map((a) => [a.tagName, a.getAttribute("href"), a.textContent, a.rel, a.target, a.title])"""
+        return [...view.element.querySelectorAll("a, img")].map(
+          (a) => [a.tagName, a.getAttribute("href"), a.textContent, a.rel, a.target, a.title])"""
     assert called(page, "chat/markdown_view", code, text) == [["A", href, shown, "noopener noreferrer", "_blank", href]]
 
 
@@ -106,8 +114,9 @@ def test_tables_and_code(page: Page) -> None:
 
 
 SLOW = [
-    "a", "*", "**a ", "*a ", "_a_ ", "`", "` ``", "`a", "[", "[a](", "](", '[a](b "', "![", "~~", "https://", "https://a ", "|", "|a", "- ", "> ", ">",
-    "* a\n", "- a\n  ", "1. ", "    ", "\n", "|a|b|\n", "\\", "***a** b* ", "<div>", "```\n", "#", "# \n", "---\n", "a\n|-|\n", "*a **b ", "  - a\n",
+    "a", "*", "**a ", "*a ", "_a_ ", "`", "` ``", "`a", "[", "[a](", "](", '[a](b "', "![", "~~", "https://", "https://a ", "|",
+    "|a", "- ", "> ", ">", "* a\n", "- a\n  ", "1. ", "    ", "\n", "|a|b|\n", "\\", "***a** b* ", "<div>", "```\n", "#",
+    "# \n", "---\n", "a\n|-|\n", "*a **b ", "  - a\n",
 ]  # fmt: skip
 
 
@@ -115,7 +124,9 @@ SLOW = [
 def test_no_text_makes_it_slow(page: Page, piece: str) -> None:
     """Each would take minutes if the time grew with the square of the length; the test then reaches its time limit."""
     text = piece * (SIZE // len(piece))
-    code = "const view = new m.MarkdownView(); for (const end of [0.5, 1]) view.update(v.slice(0, v.length * end), end === 1); return view.element.textContent.length"
+    code = """const view = new m.MarkdownView();
+        for (const end of [0.5, 1]) view.update(v.slice(0, v.length * end), end === 1);
+        return view.element.textContent.length"""
     assert called(page, "chat/markdown_view", code, text) >= 0
 
 
@@ -133,7 +144,8 @@ def test_what_grows_is_shown_as_what_is_complete(page: Page) -> None:
 
 def test_only_the_last_block_is_made_anew(page: Page) -> None:
     code = """const view = new m.MarkdownView(); view.update("one\\n\\ntwo", false); const first = view.element.firstChild;
-        view.update("one\\n\\ntwo and\\n\\nthree", false); return first === view.element.firstChild && view.element.children.length === 3"""
+        view.update("one\\n\\ntwo and\\n\\nthree", false);
+        return first === view.element.firstChild && view.element.children.length === 3"""
     assert called(page, "chat/markdown_view", code) is True
 
 
@@ -177,6 +189,7 @@ def test_a_request_sends_replies_back_as_they_came(page: Page) -> None:
         const t = m.add(c, a1.id, { role: "tool", content: "42", answers: "1" });
         return m.body(c, t.id)"""
     body = called(page, "conversation", code)
+    schema = {"name": "reply", "schema": {"type": "object"}, "strict": True}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     assert body == {
         "messages": [
@@ -186,7 +199,7 @@ def test_a_request_sends_replies_back_as_they_came(page: Page) -> None:
             {"role": "tool", "content": "42", "tool_call_id": "1"},
         ],
         "temperature": 0,
-        "response_format": {"type": "json_schema", "json_schema": {"name": "reply", "schema": {"type": "object"}, "strict": True}},
+        "response_format": {"type": "json_schema", "json_schema": schema},
         "tools": [{"type": "function", "function": {"name": "f"}}],
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -207,7 +220,8 @@ def test_an_export_comes_back(page: Page) -> None:
     code = TREE + """
         m.edit(c, u2.id, "u2b"); m.turn(c, m.path(c).at(-1).id, -1);
         const [back] = m.imported(m.exported([c]));
-        const plain = (one) => [one.title, one.settings, m.path(one).map((x) => [x.role, x.content]), Object.keys(one.messages).length];
+        const shown = (one) => m.path(one).map((x) => [x.role, x.content]);
+        const plain = (one) => [one.title, one.settings, shown(one), Object.keys(one.messages).length];
         return [plain(c), plain(back), back.id === c.id]"""
     before, after, same = called(page, "conversation", code)
     assert before == after
@@ -220,10 +234,11 @@ def test_an_export_comes_back(page: Page) -> None:
         {},
         {"messages": {"a" * 24: {"role": "user", "content": {"x": 1}, "parent": "b" * 24}}},
         {"messages": {"a" * 24: {"role": "root", "parent": ""}}, "chosen": {"": ["x"]}},
-        {"messages": {"a" * 24: {"role": "user", "parent": "a" * 24}, "__proto__": {"role": "user"}}, "settings": {"system": 5}},
+        {"messages": {"a" * 24: {"role": "user", "parent": "a" * 24}, "__proto__": {"role": "user"}}, "settings": {"model": 5}},
         {"messages": {"a" * 24: {"role": "user", "parent": "b" * 24}, "b" * 24: {"role": "user", "parent": "a" * 24}}},
         {"messages": None, "title": ["<script>"], "chosen": None, "created": "never"},
-        {"messages": {"a" * 24: {"role": "assistant", "parent": "", "calls": [None, {"id": 1}], "cost": {"tiers": {"x": "y"}}, "state": "running"}}},
+        {"messages": {"a" * 24: {"role": "assistant", "parent": "", "calls": [None, {"id": 1}], "state": "running"}}},
+        {"messages": {"a" * 24: {"role": "assistant", "parent": "", "cost": {"tiers": {"x": "y"}, "prompt": "1"}}}},
     ],
 )
 def test_a_file_of_somebody_else_does_no_harm(page: Page, conversation: Any) -> None:
@@ -245,7 +260,10 @@ def test_events_are_read_however_they_are_cut(page: Page) -> None:
     stream = ": hello\n\nevent: a\nid: 7\ndata: one\ndata: two\r\n\ndata:{\"x\":1}\n\nevent: lost\n\ndata: unfinished"
     code = """const bytes = new TextEncoder().encode(v), found = [];
         for (const size of [1, 3, bytes.length]) {
-          const body = new ReadableStream({ start(c) { for (let at = 0; at < bytes.length; at += size) c.enqueue(bytes.slice(at, at + size)); c.close(); } });
+          const body = new ReadableStream({ start(c) {
+            for (let at = 0; at < bytes.length; at += size) c.enqueue(bytes.slice(at, at + size));
+            c.close();
+          } });
           const all = []; for await (const one of m.events(new Response(body))) all.push([one.event, one.data, one.id]);
           found.push(all);
         }
@@ -256,7 +274,10 @@ def test_events_are_read_however_they_are_cut(page: Page) -> None:
 
 def test_a_prompt_tells_how_long_it_will_take(page: Page) -> None:
     code = """const r = new m.Reply(0);
-        const told = (processed, now) => { r.take({ prompt_progress: { total: 1000, cache: 200, processed, time_ms: now } }, now); return r.progress; };
+        const told = (processed, now) => {
+          r.take({ prompt_progress: { total: 1000, cache: 200, processed, time_ms: now } }, now);
+          return r.progress;
+        };
         return [told(200, 100), told(400, 1000), told(600, 2000)].map((one) => one.left)"""
     first, second, third = called(page, "reply", code)
     assert first is None
@@ -264,8 +285,9 @@ def test_a_prompt_tells_how_long_it_will_take(page: Page) -> None:
 
 
 def test_elements_are_made_of_known_parts_only(page: Page) -> None:
-    code = """const bad = [() => m.h("script"), () => m.h("iframe"), () => m.h("a", { href: "javascript:alert(1)" }), () => m.h("p", { onclick: "x" }),
-          () => m.h("p", { srcdoc: "x" }), () => m.h("style"), () => m.s("foreignObject"), () => m.h("a", { href: " java\\nscript:x" })];
+    code = """const bad = [() => m.h("script"), () => m.h("iframe"), () => m.h("style"), () => m.s("foreignObject"),
+          () => m.h("p", { onclick: "x" }), () => m.h("p", { srcdoc: "x" }), () => m.h("a", { href: "javascript:alert(1)" }),
+          () => m.h("a", { href: " java\\nscript:x" })];
         return bad.map((make) => { try { make(); return "made"; } catch { return "refused"; } })"""
     assert set(called(page, "dom", code)) == {"refused"}
 
@@ -274,7 +296,8 @@ def test_elements_are_made_of_known_parts_only(page: Page) -> None:
 
 
 def test_chat_branches_and_reload(browser: Browser) -> None:
-    with scripted("First **reply**.", "Second.", "After the edit.", "Again.") as (server, engine), visiting(browser, server.url) as visit:
+    replies = ("First **reply**.", "Second.", "After the edit.", "Again.")
+    with scripted(*replies) as (server, engine), visiting(browser, server.url) as visit:
         page = visit.page
         visit.say("Hello")
         visit.say("More")
@@ -282,24 +305,25 @@ def test_chat_branches_and_reload(browser: Browser) -> None:
         page.locator(".message.user").first.get_by_role("button", name="Edit").click()
         page.fill(".edit textarea", "Good evening")
         page.click("text=Send as a branch")
-        page.wait_for_function("document.querySelectorAll('.message').length === 2")
+        page.wait_for_selector(".branches")
         visit.wait_for_reply()
         assert visit.texts() == ["Good evening", "After the edit."]
         assert page.locator(".branches").first.inner_text().split() == ["2", "/", "2"]
         page.get_by_role("button", name="Previous branch").click()
         assert visit.texts() == ["Hello", "First reply.", "More", "Second."]
+        page.wait_for_timeout(300)  # the choice is kept
         page.reload()
         page.wait_for_selector(".message:nth-child(4)")
         assert visit.texts() == ["Hello", "First reply.", "More", "Second."]
         page.locator(".message.assistant").first.get_by_role("button", name="Edit").click()
         page.fill(".edit textarea", "What I would have said.")
         page.keyboard.press("Control+Enter")
-        page.wait_for_function("document.querySelectorAll('.message').length === 2")
+        page.wait_for_selector("text=What I would have said.")
         assert visit.texts() == ["Hello", "What I would have said."]
         assert "edited" in page.locator(".message.assistant .who").inner_text()
         page.get_by_role("button", name="Previous branch").last.click()
         page.locator(".message.assistant").last.get_by_role("button", name="Regenerate").click()
-        page.wait_for_function("document.querySelector('.message:last-child .branches')?.textContent.includes('2 / 2')")
+        page.wait_for_selector(".message:last-child .branches")
         visit.wait_for_reply()
         assert visit.texts() == ["Hello", "First reply.", "More", "Again."]
         assert not engine.replies
@@ -307,7 +331,7 @@ def test_chat_branches_and_reload(browser: Browser) -> None:
 
 
 def test_a_reply_goes_on_while_another_view_is_open_and_can_be_stopped(browser: Browser) -> None:
-    with scripted("word " * 60, "word " * 4000, delay=0.005) as (server, _), visiting(browser, server.url) as visit:
+    with scripted("word " * 60, "word " * 399, delay=0.005) as (server, _), visiting(browser, server.url) as visit:
         page = visit.page
         page.fill(".composer textarea", "Talk")
         page.keyboard.press("Enter")
@@ -332,16 +356,18 @@ def test_progress_of_a_long_prompt(browser: Browser) -> None:
         visit.page.fill(".composer textarea", "word " * 800)
         visit.page.keyboard.press("Enter")
         visit.page.wait_for_selector(".status progress")
-        visit.page.wait_for_function("/Reading the prompt: [\\d,]+ of [\\d,]+ tokens, .+ left/.test(document.querySelector('.status').textContent)")
+        told = re.compile(r"Reading the prompt: [\d,]+ of [\d,]+ tokens, .+ left")
+        visit.page.locator(".status", has_text=told).wait_for()
         visit.page.get_by_role("button", name="Stop").click()
         visit.wait_for_reply()
 
 
 def test_reasoning_is_folded_and_tools_wait_for_results(browser: Browser) -> None:
+    arguments = '{"place":"<i>Rome</i>"}'
     chunks = [
         {"reasoning_content": "First I think."},
         {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "weather<b>", "arguments": ""}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": '{"place":"<i>Rome</i>"}'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]},
     ]
     lines = [json.dumps({"choices": [{"index": 0, "delta": chunk, "finish_reason": None}]}) for chunk in chunks]
     stream = "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"])
@@ -358,7 +384,7 @@ def test_reasoning_is_folded_and_tools_wait_for_results(browser: Browser) -> Non
 
         page.route("**/v1/chat/completions", answer)
         visit.say("Weather?")
-        thoughts = page.locator(".thoughts")
+        thoughts = page.locator(".message.assistant .thoughts")
         assert not thoughts.locator("p").is_visible()
         thoughts.locator("summary").click()
         assert thoughts.locator("p").inner_text() == "First I think."
@@ -373,7 +399,7 @@ def test_reasoning_is_folded_and_tools_wait_for_results(browser: Browser) -> Non
                 "role": "assistant",
                 "content": None,
                 "reasoning_content": "First I think.",
-                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather<b>", "arguments": '{"place":"<i>Rome</i>"}'}}],
+                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather<b>", "arguments": arguments}}],
             },
             {"role": "tool", "content": "22 degrees", "tool_call_id": "c1"},
         ]
@@ -454,9 +480,10 @@ MARKUP = (
     "<a href='javascript:window.stolen=1'>x</a><meta http-equiv=refresh content='0;url=http://evil.example/'>"
     "<form action='http://evil.example/'><button>x</button></form><link rel=stylesheet href='http://evil.example/x.css'>"
 )
+BAD = "script, img, iframe, style, form, link, meta, object, embed, [onload], [onerror], .markdown [style]"
 HOSTILE = [
     MARKUP,
-    f"# {MARKUP}\n\n- {MARKUP}\n\n> {MARKUP}\n\n| {MARKUP.replace('|', '')} |\n|---|\n| {MARKUP} |\n\n```{MARKUP}\n{MARKUP}\n```\n`{MARKUP}`",
+    f"# {MARKUP}\n\n- {MARKUP}\n\n> {MARKUP}\n\n| {MARKUP} |\n|---|\n| {MARKUP} |\n\n```{MARKUP}\n{MARKUP}\n```\n`{MARKUP}`",
     "[a](javascript:window.stolen=1) [b](JAVASCRIPT:window.stolen=1) [c](data:text/html,<script>window.stolen=1</script>) "
     "![d](http://evil.example/pixel.png) <http://evil.example/> [e](//evil.example/x) [f](vbscript:x) [g](blob:http://evil.example/x)",
     "![x](http://evil.example/x.png)\n\n[x]: http://evil.example/\n\n[x][x]\n\n<img src=http://evil.example/>",
@@ -482,7 +509,7 @@ def test_hostile_texts_do_nothing_but_look_odd(browser: Browser) -> None:
             shown = page.locator(".message.assistant").last
             assert reply.strip()[:6] in shown.evaluate("(one) => one.textContent") or number not in (0, 6, 10)
             found = shown.evaluate(
-                "(one) => ({bad: one.querySelectorAll('script, img, iframe, style, form, link, meta, object, embed, [onload], [onerror], [style]').length,"
+                f"(one) => ({{bad: one.querySelectorAll('{BAD}').length,"
                 " links: [...one.querySelectorAll('.markdown a')].map((a) => new URL(a.href).protocol)})"
             )
             assert found["bad"] == 0
@@ -494,7 +521,8 @@ def test_hostile_texts_do_nothing_but_look_odd(browser: Browser) -> None:
         assert page.locator(".titles li").count() == 3
         assert page.locator("main script, main img, main iframe").count() == 0
         assert not engine.replies
-    with scripted("Hello.", aliases=names) as (server, _), visiting(browser, server.url, path="/#/chat/<script>/..%2f") as visit:
+    odd = "/#/chat/<script>/..%2f"
+    with scripted("Hello.", aliases=names) as (server, _), visiting(browser, server.url, path=odd) as visit:
         visit.say("Hi")
         assert visit.page.evaluate("window.stolen") is None
         assert visit.errors == []
@@ -564,7 +592,7 @@ def test_errors_of_the_server_are_shown(browser: Browser) -> None:
         visit.page.fill(".composer textarea", "word " * 4000)
         visit.page.keyboard.press("Enter")
         visit.page.wait_for_selector(".note.bad")
-        assert "context" in visit.page.locator(".note.bad").inner_text() or "tokens" in visit.page.locator(".note.bad").inner_text()
+        assert "--ctx" in visit.page.locator(".note.bad").inner_text()
 
 
 # ── accessibility ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -573,8 +601,9 @@ def test_errors_of_the_server_are_shown(browser: Browser) -> None:
 @pytest.mark.parametrize("colors", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
 def test_axe_finds_no_serious_fault(browser: Browser, colors: Any, size: Any) -> None:
-    reply = "# Title\n\ntext `code` [link](https://x.example)\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```py\nx = 1\n```\n\n> quote\n\n- [x] item"
-    with scripted(reply, "Other.") as (server, _), visiting(browser, server.url, viewport=size, color_scheme=colors) as visit:
+    blocks = ("# Title", "`code` [link](https://x.example)", "| a |\n|---|\n| 1 |", "```py\nx = 1\n```", "> quote", "- item")
+    look = {"viewport": size, "color_scheme": colors}
+    with scripted("\n\n".join(blocks), "Other.") as (server, _), visiting(browser, server.url, **look) as visit:
         page, found = visit.page, {}
         found["empty"] = faults(page)
         visit.say("Hello")
@@ -601,13 +630,13 @@ def test_axe_finds_no_serious_fault(browser: Browser, colors: Any, size: Any) ->
 @pytest.mark.parametrize("width", [320, 640], ids=["320 pixels", "200 percent"])
 def test_every_view_fits(browser: Browser, view: str, width: int) -> None:
     """1280 pixels at 200 % have room for 640; 320 pixels are the least that guidelines ask for."""
-    with scripted("A reply. " + "x" * 300) as (server, _):
-        with visiting(browser, server.url, viewport={"width": width, "height": 500}) as visit:
-            visit.say("y" * 300)
-            visit.page.evaluate(f"location.hash = '#/{view}'")
-            visit.page.wait_for_selector(f"nav a[data-view={view}][aria-current]")
-            visit.page.wait_for_selector("main > *")
-            assert not is_wider_than_screen(visit.page)
+    size = {"width": width, "height": 500}
+    with scripted("A reply. " + "x" * 300) as (server, _), visiting(browser, server.url, viewport=size) as visit:
+        visit.say("y" * 300)
+        visit.page.evaluate(f"location.hash = '#/{view}'")
+        visit.page.wait_for_selector(f"nav a[data-view={view}][aria-current]")
+        visit.page.wait_for_selector("main > *")
+        assert not is_wider_than_screen(visit.page)
 
 
 def test_all_can_be_done_with_the_keyboard(browser: Browser) -> None:

@@ -275,8 +275,9 @@ export class Session extends EventTarget {
     if (changed !== this.current.id || this.runningHere) return;
     const found = await this.store.get(changed);
     if (!found || changed !== this.current.id) return;
-    const chosen = { ...found.chosen, ...this.current.chosen };
-    Object.assign(this.current, found, { chosen });
+    const { messages, chosen } = this.current;
+    for (const [id, message] of Object.entries(found.messages)) messages[id] = Object.assign(messages[id] ?? {}, message);
+    Object.assign(this.current, found, { messages, chosen: { ...found.chosen, ...chosen } });
     this.#tell("thread");
   }
 
