@@ -37,7 +37,7 @@ docs: $(READY) ## Write docs/cli.md and docs/library.md from the command line an
 	$(BIN)/python docs/draw.py
 
 pictures: $(READY) ## Make the pictures of the page in docs/, from a real run (needs Chromium)
-	HEADSTART_PICTURES=docs $(BIN)/python -m pytest --slow tests/system/test_web_real.py
+	HEADSTART_PICTURES=docs $(BIN)/python -m pytest --slow tests/system/test_web_real.py tests/system/test_web_views.py
 
 site: $(SITE) ## Build the docs as a site with search, in site/; it loads nothing from other hosts
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

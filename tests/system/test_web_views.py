@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 KEYS = {"operator": "sk-operator", "alice": "sk-alice", "bob": "sk-bob"}
 SYSTEM = "You are the guide of a museum of ships. Answer in one short sentence, and name the hall in which a thing is. "
 SECRET = "Bob keeps his secrets in the cellar, behind the third barrel."
@@ -506,8 +505,8 @@ def museum(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def picture(page: Page, name: str, folder: Path) -> None:
-    """Takes a picture of the page; with HEADSTART_PICTURES=1 for the docs."""
-    path = (DOCS if os.environ.get("HEADSTART_PICTURES") else folder) / f"web-{name}.png"
+    """Takes a picture of the page, for the docs if they are wanted: `make pictures`."""
+    path = Path(os.environ.get("HEADSTART_PICTURES") or folder) / f"web-{name}.png"
     page.mouse.move(0, 0)
     page.screenshot(path=path, animations="disabled")
     assert path.stat().st_size < 150_000
