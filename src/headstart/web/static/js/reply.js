@@ -111,24 +111,3 @@ export class Reply {
     };
   }
 }
-
-/**
- * What a request cost, from `GET /headstart/explain/{request_id}`: also of a reply that was stopped.
- * @param {any} account
- * @param {string} request
- * @param {Cost | null} known what the reply itself has said
- * @returns {Cost}
- */
-export function costOf(account, request, known) {
-  const { prompt, cached, live, tiers, computed, explanation } = account;
-  const rest = known ?? { completion: 0, ttft: account.ttft, rate: null };
-  return {
-    ...{ prompt, cached, live, tiers, computed, request },
-    ...{ completion: rest.completion, ttft: rest.ttft, rate: rest.rate },
-    recomputed: explanation?.recomputed ?? 0,
-    seconds: explanation?.seconds ?? null,
-    cause: explanation?.cause ?? "",
-    what: explanation?.what ?? "",
-    hint: explanation?.hint ?? "",
-  };
-}

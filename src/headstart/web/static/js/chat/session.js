@@ -8,10 +8,10 @@
  * @typedef {{message: Message, reply: Reply, stop: AbortController}} Running
  * @module
  */
-import { ApiError, events, json, request, sleep } from "../api.js";
+import { ApiError, events, json, request } from "../api.js";
 import { add, body, create, edit, path, settingsOf, turn, USUAL } from "../conversation.js";
 import { checkHealth } from "../health.js";
-import { costOf, Reply } from "../reply.js";
+import { Reply } from "../reply.js";
 import { Store } from "../store.js";
 
 const SAVE_EVERY = 1000; // milliseconds, of a running reply
@@ -206,8 +206,7 @@ export class Session extends EventTarget {
     if (cost) message.cost = cost;
     await this.#keep(conversation);
     this.#tell("reply", message);
-    const failed = /** @type {string} */ (message.state) === "failed";
-    if (id && !failed && (!cost || cost.recomputed)) await this.#explain(conversation, message, id);
+    if (id && cost?.recomputed) await this.#explain(conversation, message, cost);
     if (!this.running.has(conversation.id)) this.#open.delete(conversation.id);
   }
 
@@ -225,17 +224,17 @@ export class Session extends EventTarget {
   }
 
   /**
-   * Asks why tokens were computed again, or what a stopped reply cost.
+   * Asks why tokens were computed again: the stream has the cause's name and the hint only.
    * @param {Conversation} conversation
    * @param {Message} message
-   * @param {string} id
+   * @param {import("../reply.js").Cost} cost
    */
-  async #explain(conversation, message, id) {
+  async #explain(conversation, message, cost) {
     try {
-      if (!message.cost) await sleep(500); // the server ends the request first
-      message.cost = costOf(await json(`headstart/explain/${encodeURIComponent(id)}`), id, message.cost ?? null);
+      const { explanation } = await json(`headstart/explain/${encodeURIComponent(cost.request)}`);
+      cost.what = String(explanation.what);
     } catch {
-      return; // `--explain off`, or too long ago
+      return; // too long ago
     }
     await this.#keep(conversation);
     this.#tell("reply", message);

@@ -66,6 +66,7 @@ class Chat {
     session.addEventListener("thread", () => this.#draw());
     session.addEventListener("reply", (event) => this.#replied(/** @type {CustomEvent} */ (event).detail));
     if (matchMedia("(min-width: 60rem)").matches) this.#toggle("with-list", lists);
+    this.#drawButton();
   }
 
   /**
