@@ -10,7 +10,7 @@ FLEET  := $(VENV)/.fleet
 KUBE   := $(VENV)/.kube
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check hooks docs site bench
+.PHONY: help demo test test-slow check hooks docs pictures site bench
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ hooks: ## Run quick checks before each commit (.githooks/pre-commit)
 docs: $(READY) ## Write docs/cli.md and docs/library.md from the command line and the docstrings, and draw the pictures
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/draw.py
+
+pictures: $(READY) ## Make the pictures of the page in docs/, from a real run (needs Chromium)
+	HEADSTART_PICTURES=docs $(BIN)/python -m pytest --slow tests/system/test_web_real.py tests/system/test_web_views.py
 
 site: $(SITE) ## Build the docs as a site with search, in site/; it loads nothing from other hosts
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -181,6 +181,7 @@ PLACES: dict[str, tuple[float, int, str]] = {
     "prompt": (1, 5, "messages to tokens"),
     "output": (1, 6, "replies to messages"),
     "fleet": (-1, 1, "several machines"),
+    "web": (-1, 3, "the page"),
     "interfaces": (1, 7, "contracts, value types"),
 }
 """Each package's column, row and subject in the drawing."""

@@ -100,7 +100,10 @@ ALLOWED: dict[str, set[str]] = {
     },
     "fleet": {"interfaces", "fleet.router", "traces"},
     "library": {"config", "interfaces", "output.parser", "serving", "chat", "engines"},
-    "api": {"config", "model_names", "interfaces", "output", "prompt", "explain", "serving", "events", "chat", "observe"},
+    "web": set(),
+    "api": {
+        *("config", "model_names", "interfaces", "output", "prompt", "explain", "serving", "events", "chat", "observe", "web"),
+    },
 }
 """For each package below the entry points: the modules and packages of headstart that it may import."""
 

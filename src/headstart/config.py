@@ -300,6 +300,9 @@ class Settings:
         "Longest time to stop: running replies continue for four fifths of it, the rest is for the disk and the "
         "shared store.",
     )
+    no_web: bool = _setting(
+        False, _FLAG, "Operation", "Of a server: no page for people at `/` (docs/web.md). The library ignores it."
+    )
     state_dir: Path | None = _setting(
         None,
         _path("FOLDER"),

@@ -66,6 +66,10 @@ def test_a_tenant_lists_and_reads_its_own_chains_only(server: Server) -> None:
         assert sum(entry["tokens"] for entry in shown["entries"]) == shown["tokens"]
         part = call(server, name, "GET", f"/headstart/cache/{id}/text", params={"start": shown["tokens"] - 1}).json()["text"]
         assert len(part) <= 4
+        path, pieces = f"/headstart/cache/{id}/text", [{}, {"tokens": 8}, {"start": 8, "tokens": 9}, {"start": 17}]
+        whole, *parts = (call(server, name, "GET", path, params=which).json()["text"] for which in pieces)
+        assert "".join(parts) == whole
+        assert all(parts)
         for method, path in (
             ("GET", foreign),
             ("GET", f"{foreign}/text"),

@@ -6,6 +6,7 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ import pytest
 from headstart.errors import Overloaded
 from headstart.events import hub as hub_module
 from headstart.events.hub import KEPT_TICKS, LINGER, READERS, EventReader, Hub, View
-from headstart.events.source import SlotState, Why
+from headstart.events.item import EACH
+from headstart.events.source import PastRequest, SlotState, Why
 from headstart.events.tap import News
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.index import Entry
+from headstart.serving.request import Report
 
 ALICE, BOB = b"alice---", b"bob-----"
 
@@ -31,6 +34,7 @@ class Played:
         self.open_now = False
         self.pins: set[BlockId] = set()
         self.busy = ""
+        self.ended: list[PastRequest] = []
 
     def open(self) -> list[Entry]:
         self.opened += 1
@@ -40,6 +44,9 @@ class Played:
 
     def close(self) -> None:
         self.open_now = False
+
+    def past(self) -> list[PastRequest]:
+        return self.ended
 
     def news(self) -> Sequence[News] | None:
         found, self.queue = self.queue, []
@@ -231,6 +238,30 @@ def test_no_line_is_too_long_for_a_client(source: Played) -> None:
     screen.take()
     assert len(screen.entries) == 1400
     assert 20_000 < max(map(len, screen.read.splitlines())) < 1 << 16
+
+
+def test_what_ended_before_somebody_read_is_told_once(source: Played) -> None:
+    now = 0.0
+    hub = hub_of(source, lambda: now)
+
+    def told(owner: bytes = ALICE) -> list[tuple[str, int]]:
+        screen = Screen(hub, View(owner))
+        hub.unsubscribe(screen.reader)
+        return [(one["id"], one["number"]) for name, value in screen.events if name == "requests" for one in value]
+
+    report = Report(prompt=20, live=8, restored=0, computed=12, completion=3, mode="fast", ttft=0.5)
+    source.ended = [PastRequest(f"{number}", owner, 0, 1e9, report) for number, owner in enumerate((ALICE, BOB, ALICE))]
+    first = 10**15  # numbers are made of the time
+    assert told() == [("0", first), ("2", first + 2)]
+    assert told(BOB) == [("1", first + 1)]
+    now += LINGER
+    assert not hub.tick()
+    source.ended.append(PastRequest("2", ALICE, 0, 1e9, replace(report, ttft=0.25)))
+    assert told() == [("0", first), ("2", first + 2), ("2", first + 3)], "a client may repeat an id"
+    source.ended = [PastRequest(f"{number}", ALICE, 0, 1e9, report) for number in range(10, 300)]
+    source.queue = None
+    hub.tick()
+    assert len(told()) == EACH
 
 
 def test_a_slow_reader_is_dropped_and_others_are_not(source: Played, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
-"""The source of a real runtime: what is evicted next, and why; and it keeps nothing once nobody reads."""
+"""The source of a real runtime: what is evicted next and why, what has ended, and that nothing is kept once nobody reads."""
 
 from __future__ import annotations
+
+import time
 
 from harness import ask, user
 from headstart.config import Settings
@@ -37,3 +39,23 @@ def test_it_says_why_an_entry_is_evicted_next() -> None:
         assert source.soon(1) == source.soon(16)[:1]
         store.terms.before = store.wall()
         assert {why for _, why in source.soon(16)} == {"expired"}
+
+
+def test_it_knows_what_ended_before_anybody_listened() -> None:
+    with Runtime(lambda: FakeEngine(slots=2, ctx=512), Settings(memory_budget=1 << 20)) as runtime:
+        source = RuntimeSource(runtime)
+        assert source.past() == []
+        before = time.time()
+        finish = ask(runtime, [user("One, two.")], max_tokens=2, salt="alice", id="first").finish
+        ask(runtime, [user("Three.")], max_tokens=2, salt="alice", id="second", choices=2)
+        wait_until(lambda: len(source.past()) == 3)
+        first, *both = source.past()
+        assert (first.id, first.owner, first.choice, first.report) == ("first", runtime.owner("alice"), 0, finish.report)
+        assert before <= first.at <= both[0].at <= time.time()
+        assert {(one.id, one.choice) for one in both} == {("second", 0), ("second", 1)}
+
+
+def test_without_explaining_nothing_is_known_of_the_past() -> None:
+    with Runtime(FakeEngine, Settings(memory_budget=1 << 20, explain="off")) as runtime:
+        ask(runtime, [user("One, two.")], max_tokens=2)
+        assert RuntimeSource(runtime).past() == []

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
+from browser import chromium
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.serving.runtime import Runtime
 from live import Server, serving
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +25,9 @@ def real() -> Iterator[Server]:
 
     with serving(load, model_id="demo") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found

@@ -36,6 +36,7 @@ from headstart.chat.tenancy import policy_of
 from headstart.errors import ConfigError, HeadstartError, for_log
 from headstart.serving.runtime import Runtime
 from headstart.version import __version__
+from headstart.web import routes as web
 
 log = structlog.get_logger("headstart.api")
 
@@ -55,6 +56,7 @@ def create_app(
     cors: Sequence[str] = (),
     keep_alive: float = 5.0,
     max_body: int = MAX_BODY,
+    page: bool = True,
     replica_tag: str = "",
     elsewhere: Elsewhere = NOWHERE,
     on_ready: Callable[[], None] = lambda: None,
@@ -74,6 +76,7 @@ def create_app(
         cors: origins of web pages that may send requests, like `http://localhost:3000`; `*` for all.
         keep_alive: most seconds of silence on a stream.
         max_body: most bytes of a body.
+        page: whether there is a page for people at `/`.
         replica_tag: 8 hexadecimal digits that name a replica of a fleet in the ids of its responses and requests; "" for none.
         elsewhere: the other servers of a fleet, for `/headstart/explain` and `/headstart/cache/…`.
         on_ready: called on the event loop when requests are served, if `load` is a function.
@@ -140,6 +143,8 @@ def create_app(
         app.add_middleware(
             CORSMiddleware, allow_origins=[*cors], allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
         )
+    if page:
+        app.router.routes.extend(web.ROUTES)
     routers = [
         dialect.router for dialect in (openai, responses, anthropic, models, llama, extras, explain, cache, events, stats, docs)
     ]

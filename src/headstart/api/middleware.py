@@ -18,9 +18,13 @@ from headstart.api.paths import canonical
 from headstart.api.service import Service
 from headstart.errors import RequestError
 from headstart.observe.logs import Figures
+from headstart.web import routes as web
 
 OPEN = frozenset({"/", "/health", "/v1/health", "/docs", "/redoc"})
 """Routes that need no key."""
+
+OPEN_BELOW = f"{web.ASSETS}/"
+"""The page's files, which need none either."""
 
 OF_ALL = ("/headstart/stats", "/metrics", "/slots")
 """Routes with server-wide data, and all paths below them. With isolation on, only the operator may read them."""
@@ -83,7 +87,7 @@ class RequestMiddleware:
         if (refusal := self._guard.refusal(scope["method"], headers)) is not None:
             return refusal
         path = scope["path"]
-        if path in OPEN:
+        if path in OPEN or path.startswith(OPEN_BELOW):
             scope["operator"] = not self._keys.closed
             return None
         offered = list(offered_keys(headers))

@@ -116,6 +116,7 @@ def serve(
             aliases=names,
             hosts=(*([host] if unix_socket is None else ()), *allow_host),
             cors=cors,
+            page=not settings.no_web,
             on_ready=ready,
             on_failure=failed,
         )

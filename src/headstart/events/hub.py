@@ -299,7 +299,7 @@ class Hub:
 
     def _learn(self) -> None:
         """Learns anew how all is now."""
-        self._mirror.begin(self._source.open())
+        self._mirror.begin(self._source.open(), self._source.past())
         self._slots, self._soon = self._mirror.slots(), self._mirror.soon(SOON)
         self._kept.clear()
         self._size = 0

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.events.item import Item, LatestRequests
-from headstart.events.source import SlotState, Source
+from headstart.events.source import PastRequest, SlotState, Source
 from headstart.events.tap import JobNews, News
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.job import Job
+from headstart.serving.request import Report
 
 OVER = frozenset({"stop", "length", "cancelled", "failed"})
 """The stages after which nothing of a request follows."""
@@ -61,8 +62,12 @@ class Mirror:
     def __len__(self) -> int:
         return len(self._known)
 
-    def begin(self, entries: Iterable[Entry]) -> None:
-        """Takes what is stored at the beginning. Requests that are known stay; those that were open are forgotten."""
+    def begin(self, entries: Iterable[Entry], past: Iterable[PastRequest] = ()) -> None:
+        """Takes what is stored at the beginning. Requests that are known stay; those that were open are forgotten.
+
+        Args:
+            past: requests that have ended. Those that nobody heard of are added.
+        """
         self._known.clear()
         for job, number in self._open.values():
             self._requests.drop(number, owner_of(job.root))
@@ -71,6 +76,11 @@ class Mirror:
         self._all.clear()
         for entry in entries:
             self._look(entry)
+        heard = self._requests.keys()
+        for one in past:
+            if (key := (one.owner, one.id, one.choice, one.report.ttft)) not in heard:
+                number = self._next(one.at)
+                self._requests.put(number, key, Item(one.owner, _json(_past(number, one))))
 
     def apply(self, news: Iterable[News]) -> TreeChanges:
         """What is new for readers. Several changes of one entry are one."""
@@ -168,29 +178,24 @@ class Mirror:
             reused = ids[blocks - 1].hex() if blocks else None
             data |= {"cached": job.plan.start, "tiers": dict(job.tiers), "reused": reused}
         if report is not None:
-            explanation = report.explanation
-            data |= {
-                "cached": report.cached,
-                "live": report.live,
-                "tiers": dict(report.tiers),
-                "computed": report.computed,
-                "completion": report.completion,
-                "cause": None if report.cause is None else report.cause.value,
-                "recomputed": 0 if explanation is None else explanation.recomputed,
-                "seconds": {name: round(getattr(report, name), 4) for name in ("queued", "prefill", "ttft", "decode")},
-            }
+            data |= _figures(report)
+        ttft = 0.0 if report is None else report.ttft
         item = Item(owner_of(job.root), _json(data))
-        self._requests.put(number, item)
+        self._requests.put(number, (item.owner, job.ticket.request.id, job.choice, ttft), item)
         if news.stage in OVER:
             self._open.pop(id(job), None)
         return number, item
 
     def _number(self, news: JobNews) -> int:
-        """The number of a request. It is made of the time, because a count would tell each owner about the others."""
+        """The number of a request."""
         if id(news.job) not in self._open:
-            self._last = max(self._last + 1, round(news.at * 1e6))
-            self._open[id(news.job)] = news.job, self._last
+            self._open[id(news.job)] = news.job, self._next(news.at)
         return self._open[id(news.job)][1]
+
+    def _next(self, at: float) -> int:
+        """A new number. It is made of the time, because a count would tell each owner about the others."""
+        self._last = max(self._last + 1, round(at * 1e6))
+        return self._last
 
     # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -209,6 +214,26 @@ class Mirror:
         """The entries that memory evicts next, about, and why."""
         known = ((key, why, self._known.get(key)) for key, why in self._source.soon(count))
         return [Item(one.owner, _json({"id": key.hex(), "why": why})) for key, why, one in known if one is not None]
+
+
+def _past(number: int, one: PastRequest) -> dict[str, Any]:
+    """A request that nobody heard of while it ran."""
+    place = {"number": number, "id": one.id, "owner": one.owner.hex(), "choice": one.choice}
+    return {**place, "state": "ended", "at": round(one.at, 3), "prompt": one.report.prompt, **_figures(one.report)}
+
+
+def _figures(report: Report) -> dict[str, Any]:
+    explanation = report.explanation
+    return {
+        "cached": report.cached,
+        "live": report.live,
+        "tiers": dict(report.tiers),
+        "computed": report.computed,
+        "completion": report.completion,
+        "cause": None if report.cause is None else report.cause.value,
+        "recomputed": 0 if explanation is None else explanation.recomputed,
+        "seconds": {name: round(getattr(report, name), 4) for name in ("queued", "prefill", "ttft", "decode")},
+    }
 
 
 def _where(shown: tuple[bool | None, bool | None, bool]) -> dict[str, Any]:

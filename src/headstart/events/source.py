@@ -12,6 +12,7 @@ from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.job import Job
+from headstart.serving.request import Report
 from headstart.serving.runtime import Runtime
 
 
@@ -37,6 +38,17 @@ class SlotState:
     job: Job | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PastRequest:
+    """A choice of a request that has ended. `at`: when, by `time.time`."""
+
+    id: str
+    owner: bytes
+    choice: int
+    at: float
+    report: Report
+
+
 Why = Literal["expired", "over_quota", "least_value"]
 """Why an entry is evicted next: its time is over, its owner is above its quota, or keeping it saves least."""
 
@@ -49,6 +61,9 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Ends listening, so that nothing costs anything."""
+
+    def past(self) -> list[PastRequest]:
+        """The latest requests that have ended, the earliest first, whether anybody listened or not."""
 
     def news(self) -> Sequence[News] | None:
         """What has happened since the last call. None if some of it was lost."""
@@ -83,6 +98,15 @@ class RuntimeSource:
     def close(self) -> None:
         tap, self._tap = self._tap, Tap()  # what it has heard and nobody took has texts
         self._runtime.unlisten(tap)
+
+    def past(self) -> list[PastRequest]:
+        since, found = time.time() - time.monotonic(), dict[tuple[int, int], PastRequest]()
+        for record in self._runtime.scheduler.history.latest():
+            for choice, report in record.reports.items():
+                if isinstance(report, Report):  # all records of a request have the reports of all its choices
+                    one = PastRequest(record.id, owner_of(record.root), choice, since + record.time, report)
+                    found.setdefault((id(record.reports), choice), one)
+        return [*found.values()]
 
     def news(self) -> Sequence[News] | None:
         return self._tap.drain()

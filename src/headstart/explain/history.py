@@ -41,6 +41,9 @@ class History(Protocol):
     def beside(self, record: Record) -> list[Record]:
         """The records of one request: of all its prompts and choices, the earliest first. Thread-safe."""
 
+    def latest(self) -> list[Record]:
+        """All of them, the earliest first. Thread-safe."""
+
     def forget(self, gone: Callable[[Record], bool]) -> None:
         """Forgets those for which `gone` is true."""
 
@@ -71,6 +74,9 @@ class NoHistory:
     def beside(self, record: Record) -> list[Record]:
         return [record]
 
+    def latest(self) -> list[Record]:
+        return []
+
     def forget(self, gone: Callable[[Record], bool]) -> None:
         pass
 
@@ -79,7 +85,7 @@ class NoHistory:
 
 
 class RecentHistory:
-    """Recent prompts with their replies. Used from one thread, but for `last` and `beside`.
+    """Recent prompts with their replies. Used from one thread, but for `last`, `beside` and `latest`.
 
     Args:
         records: most of them.
@@ -118,6 +124,9 @@ class RecentHistory:
     def beside(self, record: Record) -> list[Record]:
         same = record.id, record.tenant, record.salt
         return [one for one in self._records.copy() if one is record or (record.id and (one.id, one.tenant, one.salt) == same)]
+
+    def latest(self) -> list[Record]:
+        return [*self._records.copy()]
 
     def forget(self, gone: Callable[[Record], bool]) -> None:
         forgotten = [record for record in self._records if gone(record)]

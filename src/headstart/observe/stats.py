@@ -24,7 +24,7 @@ LATEST = 256
 
 
 @dataclass(slots=True)
-class Step:
+class StatsStep:
     """The sums of the requests that ended in a step. A request is warm if at least half of its prompt was cached, else cold.
 
     Attributes:
@@ -44,8 +44,8 @@ class Step:
     decoded: int = 0
     decode: float = 0.0
 
-    def add(self, other: Step) -> None:
-        for field in fields(Step):
+    def add(self, other: StatsStep) -> None:
+        for field in fields(StatsStep):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
@@ -56,8 +56,8 @@ class Stats:
         self._clock = clock
         self._began = clock()
         self._length = FIRST
-        self._steps = [Step()]
-        self._total = Step()
+        self._steps = [StatsStep()]
+        self._total = StatsStep()
         self._prompt = self._completion = 0
         self._tiers: Counter[str] = Counter()
         self._recomputed: Counter[str] = Counter()
@@ -65,9 +65,9 @@ class Stats:
         self._lock = threading.Lock()
 
     def record(self, summary: Summary, saved: float) -> None:
-        """Counts a finished request. `saved`: see `Step`."""
+        """Counts a finished request. `saved`: see `StatsStep`."""
         warm, gaps = 2 * summary.cached >= summary.prompt, max(0, summary.completion - 1)
-        one = Step(1, summary.cached, summary.computed, saved, decoded=gaps, decode=summary.decode if gaps else 0.0)
+        one = StatsStep(1, summary.cached, summary.computed, saved, decoded=gaps, decode=summary.decode if gaps else 0.0)
         if warm:
             one.warm, one.warms = summary.ttft, 1
         else:
@@ -82,15 +82,15 @@ class Stats:
                 self._recomputed[found.cause.value] += found.recomputed
             self._latest["warm" if warm else "cold"].append(summary.ttft)
 
-    def _now(self) -> Step:
+    def _now(self) -> StatsStep:
         """The present step."""
         elapsed = self._clock() - self._began
         while elapsed >= STEPS * self._length:
-            pairs = zip(self._steps[::2], [*self._steps[1::2], Step()], strict=False)
+            pairs = zip(self._steps[::2], [*self._steps[1::2], StatsStep()], strict=False)
             self._steps = [_sum(pair) for pair in pairs]
             self._length *= 2
         while len(self._steps) <= elapsed // self._length:
-            self._steps.append(Step())
+            self._steps.append(StatsStep())
         return self._steps[-1]
 
     def view(self) -> dict[str, Any]:
@@ -126,8 +126,8 @@ class Stats:
             }
 
 
-def _sum(steps: Sequence[Step]) -> Step:
-    found = Step()
+def _sum(steps: Sequence[StatsStep]) -> StatsStep:
+    found = StatsStep()
     for step in steps:
         found.add(step)
     return found

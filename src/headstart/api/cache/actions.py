@@ -23,7 +23,7 @@ class ChainRequest:
     Attributes:
         caller: the caller as an owner.
         operator: whether it reaches the chains of all. It reads the text of none but its own.
-        start: the first token of the text.
+        start, tokens: the first token of the text, and how many at most; None for all.
     """
 
     action: Action
@@ -31,6 +31,7 @@ class ChainRequest:
     caller: bytes
     operator: bool
     start: int = 0
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def act(runtime: Runtime, asked: ChainRequest) -> dict[str, Any]:
         case "show":
             return _entries(stored.get(key, owner), asked.caller)
         case "text":
-            return {"id": key.hex(), "start": asked.start, "text": _text(runtime, stored.get(key, asked.caller), asked.start)}
+            return {"id": key.hex(), "start": asked.start, "text": _text(runtime, stored.get(key, asked.caller), asked)}
         case "pin":
             return figures(stored.pin(key, owner), asked.caller)
         case "unpin":
@@ -123,7 +124,8 @@ def _entries(chain: CachedChain, caller: bytes) -> dict[str, Any]:
     return {**figures(chain, caller), "entries": entries}
 
 
-def _text(runtime: Runtime, chain: CachedChain, start: int) -> str:
-    tokens = [token for entry in chain.entries for token in entry.tokens.tolist()][start:]
+def _text(runtime: Runtime, chain: CachedChain, asked: ChainRequest) -> str:
+    stop = None if asked.tokens is None else asked.start + asked.tokens
+    tokens = [token for entry in chain.entries for token in entry.tokens.tolist()][asked.start : stop]
     with runtime.prompts.tokenizer_open() as tokenizer:
         return b"".join(map(tokenizer.token_bytes, tokens)).decode("utf-8", "replace")

@@ -23,6 +23,7 @@ router = APIRouter()
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 Start = Annotated[int, Query(ge=0)]
+Most = Annotated[int | None, Query(ge=1)]
 
 
 @router.get("/headstart/cache", responses=ERRORS)
@@ -52,9 +53,11 @@ async def chain(request: HttpRequest, id: str, cache_salt: Salt = "", user: Salt
 
 
 @router.get("/headstart/cache/{id}/text", responses=ERRORS)
-async def text(request: HttpRequest, id: str, start: Start = 0, cache_salt: Salt = "", user: Salt = "") -> Response:
-    """The text of a chain, from the token `start` on. For its owner only, not for the operator."""
-    return await _answer(request, "text", id, cache_salt, user, start)
+async def text(
+    request: HttpRequest, id: str, start: Start = 0, tokens: Most = None, cache_salt: Salt = "", user: Salt = ""
+) -> Response:
+    """The text of a chain, from the token `start` on, at most `tokens` of them. For its owner only, not for the operator."""
+    return await _answer(request, "text", id, cache_salt, user, start, tokens)
 
 
 @router.post("/headstart/cache/{id}/pin", responses=ERRORS)
@@ -77,10 +80,12 @@ async def delete(request: HttpRequest, id: str, cache_salt: Salt = "", user: Sal
     return await _answer(request, "delete", id, cache_salt, user)
 
 
-async def _answer(request: HttpRequest, action: Action, id: str, cache_salt: str, user: str, start: int = 0) -> Response:
+async def _answer(
+    request: HttpRequest, action: Action, id: str, cache_salt: str, user: str, start: int = 0, tokens: int | None = None
+) -> Response:
     service = service_of(request)
     runtime, caller = service.ready(), service.owner(request, user, cache_salt)
-    asked = ChainRequest(action, _key(id), caller, request.scope["operator"], start)
+    asked = ChainRequest(action, _key(id), caller, request.scope["operator"], start, tokens)
     found: list[dict[str, Any]] = []
     error: RequestError | None = None
     try:

@@ -32,7 +32,7 @@ router = APIRouter()
 @router.get("/", responses=ERRORS)
 async def root(request: HttpRequest) -> Response:
     """The server's name and version. Some clients ask for it first."""
-    return JSONResponse({"name": "headstart", "version": __version__, "docs": "/docs"})
+    return JSONResponse({"name": "headstart", "version": __version__, "docs": "/docs"}, headers={"vary": "accept"})
 
 
 @router.get("/health", responses=ERRORS)

@@ -162,6 +162,7 @@ class Member:
             aliases=names,
             hosts=setup.allow_host,
             cors=setup.cors,
+            page=not setup.settings.no_web,
             replica_tag=replica_tag(self._name),
             elsewhere=fleet,
         )
