@@ -112,7 +112,8 @@ export class MessageView {
       fill(this.#status, h("span", { class: "typing", role: "img", "aria-label": "The reply goes on" }));
     } else if (progress) {
       const { done, total, left: rest } = progress;
-      const words = `Reading the prompt: ${count(done)} of ${count(total)} tokens${rest === null ? "" : `, ${left(rest)} left`}`;
+      const time = rest === null ? "" : `, ${left(rest)} left`;
+      const words = `Reading the prompt: ${count(done)} of ${count(total)} tokens${time}`;
       fill(
         this.#status,
         h("progress", { value: done, max: total, "aria-label": "Prompt" }),
