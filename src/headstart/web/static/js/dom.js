@@ -7,7 +7,7 @@ const TAGS = words(`
   a article aside b blockquote br button canvas code datalist dd del details dialog div dl dt em fieldset figcaption
   figure footer form h1 h2 h3 h4 h5 h6 header hr i img input kbd label legend li main mark meter nav ol optgroup
   option output p pre progress s section select small span strong sub summary sup table tbody td textarea tfoot th
-  thead time tr u ul
+  thead time tr u ul wbr
 `);
 const SHAPES = words(`
   circle defs g line linearGradient path polygon polyline rect stop svg text title tspan

@@ -7,7 +7,7 @@ import { fill, h, set } from "../dom.js";
 import { count, left } from "../format.js";
 import { icon, iconButton } from "../icons.js";
 import { costView } from "./cost_view.js";
-import { codeOf, copyFrom, MarkdownView } from "./markdown_view.js";
+import { breakable, codeOf, copyFrom, MarkdownView } from "./markdown_view.js";
 
 /** @typedef {import("../conversation.js").Message} Message */
 /** @typedef {import("./session.js").Session} Session */
@@ -44,7 +44,7 @@ export class MessageView {
     this.#session = session;
     this.#message = message;
     this.#thoughts = h("details", { class: "thoughts", hidden: true }, h("summary", {}, "Reasoning"), this.#reasoning.element);
-    const text = message.role === "assistant" ? this.#markdown.element : h("div", { class: "plain-text" }, message.content);
+    const text = message.role === "assistant" ? this.#markdown.element : h("div", { class: "plain-text" }, breakable(message.content));
     this.#body = h("div", { class: "body" }, this.#thoughts, text, this.#calls, this.#status, this.#note);
     const name = h(
       "h2",
