@@ -44,7 +44,8 @@ export class MessageView {
     this.#session = session;
     this.#message = message;
     this.#thoughts = h("details", { class: "thoughts", hidden: true }, h("summary", {}, "Reasoning"), this.#reasoning.element);
-    const text = message.role === "assistant" ? this.#markdown.element : h("div", { class: "plain-text" }, breakable(message.content));
+    const text =
+      message.role === "assistant" ? this.#markdown.element : h("div", { class: "plain-text" }, breakable(message.content));
     this.#body = h("div", { class: "body" }, this.#thoughts, text, this.#calls, this.#status, this.#note);
     const name = h(
       "h2",
