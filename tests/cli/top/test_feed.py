@@ -85,7 +85,7 @@ def test_a_server_is_followed() -> None:
         for words in ("How many roses are in the garden? ", "How many roses are in the house? "):
             chat(server, words)
         state = reading.wait(lambda state: ended(state) == 2 and bool(state.entries))
-        first, second = (state.requests[number] for number in (1, 2))
+        first, second = (state.requests[number] for number in sorted(state.requests))
         assert first.prompt == first.computed
         assert second.cached > 0
         assert second.computed == second.prompt - second.cached
@@ -116,7 +116,7 @@ def test_it_goes_on_with_a_server_that_comes_back() -> None:
                 reading.feed.server = ServerAddress(other.url)
                 reading.wait(lambda state: not state.requests and len(state.slots) == 2)
                 chat(other, "How many trees? ")
-                assert reading.wait(lambda state: ended(state) == 1).requests.keys() == {1}
+                assert len(reading.wait(lambda state: ended(state) == 1).requests) == 1
             wait_until(lambda: "No server answers" in [one for one in reading.updates if isinstance(one, Trouble)][-1].text)
 
 

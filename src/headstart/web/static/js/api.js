@@ -1,5 +1,5 @@
 /**
- * Api: the server's HTTP API, as any client may use it. Addresses are relative to the page, so a proxy may serve it under a path.
+ * Api: the server's HTTP API, as any client may use it. Addresses are relative to the page, so a proxy may put it under a path.
  * @module
  */
 

@@ -1,5 +1,5 @@
 /**
- * Conversation: a tree of messages. An edit makes a branch beside the message that was edited, and nothing is lost. Pure: no DOM.
+ * Conversation: a tree of messages. An edit makes a branch beside the message that was edited. Nothing is lost. Pure: no DOM.
  *
  * @typedef {"user" | "assistant" | "tool"} Role
  * @typedef {{id: string, name: string, arguments: string}} Call
@@ -184,8 +184,8 @@ export function edit(conversation, id, content, now = Date.now()) {
 }
 
 /**
- * The messages of a request: those up to this one, in the form of the API. Replies go back as they came, so that the server knows
- * their tokens.
+ * The messages of a request: those up to this one, in the form of the API. Replies go back as they came, so that the server
+ * knows their tokens.
  * @param {Conversation} conversation
  * @param {string} id
  * @returns {Record<string, unknown>[]}

@@ -3,27 +3,30 @@
  * @module
  */
 
-const TAGS = new Set(
-  (
-    "a article aside b blockquote br button canvas code datalist dd del details dialog div dl dt em fieldset figcaption figure footer " +
-    "form h1 h2 h3 h4 h5 h6 header hr i img input kbd label legend li main mark meter nav ol optgroup option output p pre progress " +
-    "s section select small span strong sub summary sup table tbody td textarea tfoot th thead time tr u ul"
-  ).split(" "),
-);
-const SHAPES = new Set("circle defs g line linearGradient path polygon polyline rect stop svg text title tspan".split(" "));
-const ATTRIBUTES = new Set(
-  (
-    "accept alt autocomplete autofocus checked class cols colspan dir disabled download enterkeyhint for form height hidden href id " +
-    "inputmode label lang list max maxlength method min minlength multiple name novalidate open pattern placeholder readonly rel " +
-    "required role rows rowspan scope selected size spellcheck src start step tabindex target title type value width wrap " +
-    // of shapes
-    "clip-path cx cy d dominant-baseline dx dy fill fill-opacity font-size offset opacity points preserveAspectRatio r rx ry stroke " +
-    "stroke-dasharray stroke-linecap stroke-linejoin stroke-opacity stroke-width text-anchor transform vector-effect viewBox x x1 x2 " +
-    "y y1 y2"
-  ).split(" "),
-);
+const TAGS = words(`
+  a article aside b blockquote br button canvas code datalist dd del details dialog div dl dt em fieldset figcaption
+  figure footer form h1 h2 h3 h4 h5 h6 header hr i img input kbd label legend li main mark meter nav ol optgroup
+  option output p pre progress s section select small span strong sub summary sup table tbody td textarea tfoot th
+  thead time tr u ul wbr
+`);
+const SHAPES = words(`
+  circle defs g line linearGradient path polygon polyline rect stop svg text title tspan
+`);
+const ATTRIBUTES = words(`
+  accept alt autocomplete autofocus checked class cols colspan dir disabled download enterkeyhint for form height
+  hidden href id inputmode label lang list max maxlength method min minlength multiple name novalidate open pattern
+  placeholder readonly rel required role rows rowspan scope selected size spellcheck src start step tabindex target
+  title type value width wrap clip-path cx cy d dominant-baseline dx dy fill fill-opacity font-size offset opacity
+  points preserveAspectRatio r rx ry stroke stroke-dasharray stroke-linecap stroke-linejoin stroke-opacity stroke-
+  width text-anchor transform vector-effect viewBox x x1 x2 y y1 y2
+`);
 const OPEN_ATTRIBUTES = /^(?:aria|data)-[a-z-]+$/;
-const ADDRESSES = new Set(["http:", "https:", "mailto:", "blob:"]);
+const ADDRESSES = words("http: https: mailto: blob:");
+
+/** @param {string} text */
+function words(text) {
+  return new Set(text.trim().split(/\s+/));
+}
 
 /**
  * @typedef {Node | string | number | null | undefined | false | Child[]} Child

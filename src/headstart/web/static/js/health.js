@@ -1,5 +1,5 @@
 /**
- * Health: whether the server serves. It is asked when the page opens and after something failed, and then until it serves again.
+ * Health: whether the server serves. It is asked when the page opens and when something failed, until it serves.
  * @module
  */
 import { sleep } from "./api.js";

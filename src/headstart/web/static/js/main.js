@@ -17,7 +17,11 @@
  * To add a view, add its file and a line in VIEWS. What it needs is in `dom.js` (elements), `api.js` (requests and events),
  * `dialog.js` (questions), `format.js` (numbers) and `icons.js`. A style sheet of its own is a line in `index.html`.
  *
- * @typedef {{path: string[], go: (path: string[], replace?: boolean) => void, say: (text: string) => void, signal: AbortSignal}} Context
+ * @typedef {object} Context
+ * @property {string[]} path
+ * @property {(path: string[], replace?: boolean) => void} go
+ * @property {(text: string) => void} say
+ * @property {AbortSignal} signal
  * @typedef {{mount: (element: HTMLElement, context: Context) => void | Promise<void>, unmount: () => void,
  *   navigate?: (path: string[]) => void}} View
  * @module

@@ -1,8 +1,8 @@
 /**
- * Markdown: reads the Markdown that models write, as values; `chat/markdown_view.js` makes elements of them. HTML in it is text.
+ * Markdown: reads the Markdown that models write, as values; `chat/markdown_view.js` makes elements of them. HTML is text.
  *
- * Every text is Markdown: what is incomplete or wrong is text too. The time grows with the length of the text only, also for texts
- * that are made to be slow.
+ * Every text is Markdown: what is incomplete or wrong is text too. The time grows with the length of the text only, also for
+ * texts that are made to be slow.
  *
  * @typedef {string | {kind: "strong" | "em" | "del", children: Inline[]} | {kind: "code", text: string}
  *   | {kind: "link", href: string, children: Inline[]}} Inline
@@ -301,7 +301,7 @@ const TARGET = /\(<?([^\s()<>]+(?:\([^\s()<>]*\)[^\s()<>]*)*)>?(?: {1,4}"[^"\n]*
 const ADDRESS = /https?:\/\/[^\s<>"'`|[\]\\]+/y;
 const WORD = /[\p{L}\p{N}_]/u;
 
-/** @typedef {{kind: "" | "[" | "strong" | "em" | "del", mark: string, children: Inline[]}} Open something that is not closed yet */
+/** @typedef {{kind: "" | "[" | "strong" | "em" | "del", mark: string, children: Inline[]}} Open what is not closed yet */
 
 /**
  * @param {string} text
@@ -459,7 +459,7 @@ function codeOf(text) {
 }
 
 /**
- * An address that a link may have, or "": of the web or of mail. All others are text, `javascript:` among them.
+ * An address that a link may have, or "": of the web or of mail. All others are text, those that run a script among them.
  * @param {string} address
  */
 export function safeAddress(address) {

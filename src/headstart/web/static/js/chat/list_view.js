@@ -90,7 +90,8 @@ export class ListView {
    * @param {string} title
    */
   async #delete(id, title) {
-    const text = `“${title || "Untitled"}” and all its branches are deleted from this browser. What the server has stored of it stays there: see Cache.`;
+    const what = `“${title || "Untitled"}” and all its branches are deleted from this browser.`;
+    const text = `${what} What the server has stored of it stays there: see Cache.`;
     if (!(await confirmed("Delete this conversation?", text, "Delete"))) return;
     await this.#session.remove(id);
     location.hash = "#/chat";

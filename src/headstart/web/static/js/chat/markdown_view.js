@@ -9,6 +9,9 @@ import { parse, parseOpen } from "../markdown.js";
 /** @typedef {import("../markdown.js").Block} Block */
 /** @typedef {import("../markdown.js").Inline} Inline */
 
+const LONG_WORD = 250; // characters
+const SPACE = /\s/;
+
 /** Markdown that may grow. Only its last block is made anew. */
 export class MarkdownView {
   element = h("div", { class: "markdown" });
@@ -31,7 +34,7 @@ export class MarkdownView {
     this.#text = text;
     const { blocks, last } = parseOpen(text.slice(this.#done));
     while (this.element.children.length > this.#kept) this.element.lastElementChild?.remove();
-    this.element.append(...blocks.map(blockOf));
+    for (const block of blocks) this.element.append(blockOf(block));
     this.#done += last;
     this.#kept += Math.max(0, blocks.length - 1);
   }
@@ -63,11 +66,35 @@ function blockOf(block) {
 }
 
 /**
+ * A text that may be broken in its longest words too. Without these places a browser looks through a long word for each of its lines.
+ * @param {string} text
+ * @returns {import("../dom.js").Child}
+ */
+export function breakable(text) {
+  if (text.length <= LONG_WORD) return text;
+  /** @type {import("../dom.js").Child[]} */
+  const found = [];
+  let from = 0;
+  let length = 0; // of the word so far
+  for (let at = 0; at < text.length; at++) {
+    const isLow = (text.charCodeAt(at) & 0xfc00) === 0xdc00; // the second half of a character
+    if (SPACE.test(text[at])) {
+      length = 0;
+    } else if (++length > LONG_WORD && !isLow) {
+      found.push(text.slice(from, at), h("wbr"));
+      from = at;
+      length = 1;
+    }
+  }
+  return [...found, text.slice(from)];
+}
+
+/**
  * @param {Inline} piece
- * @returns {string | HTMLElement}
+ * @returns {import("../dom.js").Child}
  */
 function inlineOf(piece) {
-  if (typeof piece === "string") return piece;
+  if (typeof piece === "string") return breakable(piece);
   if (piece.kind === "code") return h("code", {}, piece.text);
   const children = piece.children.map(inlineOf);
   if (piece.kind !== "link") return h(piece.kind, {}, children);

@@ -7,7 +7,7 @@ import { fill, h, set } from "../dom.js";
 import { count, left } from "../format.js";
 import { icon, iconButton } from "../icons.js";
 import { costView } from "./cost_view.js";
-import { codeOf, copyFrom, MarkdownView } from "./markdown_view.js";
+import { breakable, codeOf, copyFrom, MarkdownView } from "./markdown_view.js";
 
 /** @typedef {import("../conversation.js").Message} Message */
 /** @typedef {import("./session.js").Session} Session */
@@ -44,7 +44,8 @@ export class MessageView {
     this.#session = session;
     this.#message = message;
     this.#thoughts = h("details", { class: "thoughts", hidden: true }, h("summary", {}, "Reasoning"), this.#reasoning.element);
-    const text = message.role === "assistant" ? this.#markdown.element : h("div", { class: "plain-text" }, message.content);
+    const text =
+      message.role === "assistant" ? this.#markdown.element : h("div", { class: "plain-text" }, breakable(message.content));
     this.#body = h("div", { class: "body" }, this.#thoughts, text, this.#calls, this.#status, this.#note);
     const name = h(
       "h2",
@@ -112,7 +113,8 @@ export class MessageView {
       fill(this.#status, h("span", { class: "typing", role: "img", "aria-label": "The reply goes on" }));
     } else if (progress) {
       const { done, total, left: rest } = progress;
-      const words = `Reading the prompt: ${count(done)} of ${count(total)} tokens${rest === null ? "" : `, ${left(rest)} left`}`;
+      const time = rest === null ? "" : `, ${left(rest)} left`;
+      const words = `Reading the prompt: ${count(done)} of ${count(total)} tokens${time}`;
       fill(
         this.#status,
         h("progress", { value: done, max: total, "aria-label": "Prompt" }),

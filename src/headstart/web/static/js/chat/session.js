@@ -27,6 +27,8 @@ export class Session extends EventTarget {
   running = new Map();
   /** @type {Map<string, Conversation>} those whose replies are running */
   #open = new Map();
+  /** @type {import("../conversation.js").Settings} */
+  #chosen = USUAL;
   /** @type {Set<string>} a reply that was running must not bring them back */
   #removed = new Set();
   #others = new BroadcastChannel("headstart.conversations");
@@ -35,13 +37,14 @@ export class Session extends EventTarget {
     await this.store.open();
     this.#others.onmessage = ({ data }) => this.#changedElsewhere(data);
     addEventListener("pagehide", () => this.#open.forEach((one) => this.store.put(one)));
+    this.#chosen = settingsOf((await this.store.choice("settings")) ?? USUAL);
     await this.#listTitles();
-    await this.begin();
+    this.begin();
   }
 
-  /** Shows a new conversation. It is kept when it has a message. */
-  async begin() {
-    this.current = create(settingsOf((await this.store.choice("settings")) ?? USUAL));
+  /** Shows a new conversation, with the settings that were chosen last. It is kept when it has a message. */
+  begin() {
+    this.current = create(this.#chosen);
     this.#tell("thread");
   }
 
@@ -119,7 +122,7 @@ export class Session extends EventTarget {
 
   /** @param {import("../conversation.js").Settings} settings */
   async set(settings) {
-    this.current.settings = settings;
+    this.current.settings = this.#chosen = settings;
     await this.store.choose("settings", settings);
     if (Object.keys(this.current.messages).length) await this.#keep(this.current);
   }
@@ -143,7 +146,7 @@ export class Session extends EventTarget {
     await this.store.remove(id);
     this.#others.postMessage({ removed: id });
     await this.#listTitles();
-    if (this.current.id === id) await this.begin();
+    if (this.current.id === id) this.begin();
   }
 
   /** @param {Conversation[]} conversations */
@@ -270,7 +273,7 @@ export class Session extends EventTarget {
   /** @param {{changed?: string, removed?: string}} news */
   async #changedElsewhere({ changed, removed }) {
     await this.#listTitles();
-    if (removed === this.current.id) await this.begin();
+    if (removed === this.current.id) this.begin();
     if (changed !== this.current.id || this.runningHere) return;
     const found = await this.store.get(changed);
     if (!found || changed !== this.current.id) return;

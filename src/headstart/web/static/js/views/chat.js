@@ -104,7 +104,7 @@ class Chat {
   async navigate([id]) {
     const { session } = this;
     if (id && !(await session.show(id))) this.context?.go(["chat"], true);
-    else if (!id && Object.keys(session.current.messages).length) await session.begin();
+    else if (!id && Object.keys(session.current.messages).length) session.begin();
     this.#input.focus({ preventScroll: true });
   }
 
