@@ -4,12 +4,13 @@ Needs the extra `fleet`. For each trace: a fleet on Ray Serve in handle mode, ex
 Its replicas have an engine with a clock (`headstart.testing.clocked_engine`): calls take the seconds of a machine whose speed
 gives the wanted load. All else is real: HTTP, prompts as token ids, tiers, reports, routing, the store.
 
-The beginning of a trace is replayed, its times scaled so that it lasts `--seconds`. A session sends its next request when its
+The beginning of a trace is replayed, its times scaled so that it lasts `--seconds`. Where its tokens are too
+many for this machine, `--shrink` divides them. A session sends its next request when its
 reply is complete and its recorded pause is over.
 
 Three results for each trace: headstart's router, Ray's `PrefixCacheAffinityRouter` before the same replicas (`ray_routed`), and
-the simulator's prediction. What the simulator needs to know of this machine is measured first, on the idle fleet: the seconds
-that a request spends outside the engine, by its tokens, and the replicas' own speeds of restoring and fetching.
+the simulator's prediction. What the simulator needs to know of this machine is measured first, on the idle fleet: what requests
+cost beside the clock, and the replicas' own speeds of restoring and fetching.
 """
 
 from __future__ import annotations
@@ -43,10 +44,16 @@ from headstart.fleet.simulator.machine import FleetPlan, Machine
 from headstart.fleet.simulator.simulation import FleetResult, bound, simulate
 from headstart.testing.clocked_engine import ClockedEngine, MachineClock
 from headstart.tiers.shared.keys import FleetKeys
-from headstart.traces import Trace
+from headstart.traces import Trace, TracedRequest
 
 BATCH = 2048
 """Tokens of the engine's largest call."""
+PATIENCE = 2.0
+"""Seconds of a prefill call that nobody waits behind, as in `Scheduler`."""
+REPLY = 33
+"""Tokens of the replies by which a step is measured."""
+LEAST = 64
+"""Least tokens of a block in a trace that is shrunk."""
 ALPHABET = 256
 """Tokens of prompts are below this."""
 ROUTERS = ("exact", "ray-prefix")
@@ -135,11 +142,19 @@ class Served:
     fetched: int
 
 
-def beginning(trace: Trace, requests: int, seconds: float) -> Trace:
-    """The first requests of a trace, in so many seconds."""
-    first = trace.requests[:requests]
+def beginning(trace: Trace, requests: int, seconds: float, shrink: int) -> Trace:
+    """The first requests of a trace, in so many seconds, with a part of its tokens: a small machine makes and copies them all.
+
+    An id of a block depends on the blocks before it, so the last id stands for blocks that are joined.
+    """
+    first, join = trace.requests[:requests], max(1, LEAST * shrink // trace.block_size)
     scale = seconds / max(1e-9, first[-1].at - first[0].at)
-    return replace(trace, requests=tuple(replace(one, at=(one.at - first[0].at) * scale) for one in first))
+
+    def less(one: TracedRequest) -> TracedRequest:
+        prompt, reply, blocks = one.prompt // shrink, max(1, one.reply // shrink), one.blocks[join - 1 :: join]
+        return TracedRequest((one.at - first[0].at) * scale, blocks, prompt, reply, session=one.session)
+
+    return replace(trace, block_size=trace.block_size * join // shrink, requests=tuple(map(less, first)))
 
 
 def tokens_of(trace: Trace, number: int, salt: int = 0) -> list[int]:
@@ -204,20 +219,38 @@ async def replay(url: str, trace: Trace) -> list[Served]:
     return [found[number] for number in range(len(trace.requests))]
 
 
-async def passage(url: str, trace: Trace, machine: Machine) -> tuple[float, float]:
-    """Seconds of a request outside the engine, without a prompt, and for each token of it: asked on the idle fleet."""
-    sizes, seconds = (2 * trace.block_size, max(one.prompt for one in trace.requests) * 3 // 4), []
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What requests cost on this machine beside the clock, on the idle fleet.
+
+    Attributes:
+        least, token: seconds outside the engine without a prompt, and for each token of it.
+        computed: seconds more for each token that is computed: chains, and KV that is saved.
+        step: seconds of a decoding step.
+    """
+
+    least: float
+    token: float
+    computed: float
+    step: float
+
+
+async def overhead(url: str, trace: Trace, machine: Machine) -> Overhead:
+    sizes = (2 * trace.block_size, max(one.prompt for one in trace.requests) * 3 // 4)
+    cold, warm, step, curve = list[float](), list[float](), 0.0, machine.speed.prefill
     async with httpx.AsyncClient(base_url=url, timeout=600, trust_env=False) as http:
         for size in sizes:
-            body = body_of(np.random.default_rng(size).integers(0, ALPHABET, size).tolist(), 1)
-            times = []
-            for _ in range(8):
-                served = await ask(http, body)
-                computing = machine.speed.prefill.seconds(size - served.computed, size)
-                times.append(served.first_token - computing)
-            seconds.append(float(np.median(times[1:])))
-    slope = max(0.0, (seconds[1] - seconds[0]) / (sizes[1] - sizes[0]))
-    return max(0.0, seconds[0] - slope * sizes[0]), slope
+            tokens = np.random.default_rng(size).integers(0, ALPHABET, size).tolist()
+            served = [await ask(http, body_of(tokens, 1)) for _ in range(8)]
+            beside = [one.first_token - curve.seconds(size - one.computed, size) for one in served]
+            cold.append(beside[0])
+            warm.append(float(np.median(beside[1:])))
+            begun = time.perf_counter()
+            served = [await ask(http, body_of(tokens, REPLY)) for _ in range(3)]
+            step = (time.perf_counter() - begun - sum(one.first_token for one in served)) / (REPLY - 1) / len(served)
+    span = sizes[1] - sizes[0]
+    token = max(0.0, (warm[1] - warm[0]) / span)
+    return Overhead(max(0.0, warm[0] - token * sizes[0]), token, max(0.0, (cold[1] - cold[0]) / span - token), step)
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -226,16 +259,18 @@ async def passage(url: str, trace: Trace, machine: Machine) -> tuple[float, floa
 def real(work: FleetWorkload, plan: FleetPlan, router: str) -> tuple[list[Served], FleetPlan, str]:
     """The trace on a real fleet, the plan with what was measured of it, and the tokens in the store."""
     with tempfile.TemporaryDirectory() as folder, fleet(work, plan, router, Path(folder)) as url:
-        least, token = asyncio.run(passage(url, work.trace, plan.machine))
+        beside = asyncio.run(overhead(url, work.trace, plan.machine))
         served = asyncio.run(replay(url, work.trace))
         speeds = [one["speed"] for one in figures(url)]
-    curve = plan.machine.speed.prefill
+    curve = replace(plan.machine.speed.prefill, per_token=plan.machine.speed.prefill.per_token + beside.computed)
     fetch = [one["fetch"] for one in speeds if one["fetch"] is not None]
     middle: Any = {name: float(np.median([one[name] for one in speeds])) for name in ("memory", "round_trip")}
     speed = Speed(curve, middle["memory"], 0.0, float(np.median(fetch)) if fetch else None, middle["round_trip"])
-    machine = replace(plan.machine, speed=speed)
-    note = f"passage {1e3 * least:.0f} ms + {1e6 * token:.2f} µs a token, fetch {1e6 * (speed.fetch or 0):.2f} µs a token"
-    return served, replace(plan, machine=machine, passage=token, passage_least=least), note
+    machine = replace(plan.machine, speed=speed, step=beside.step)
+    micro = f"{1e6 * beside.token:.2f} µs a token, {1e6 * beside.computed:.2f} µs more if it is computed"
+    steps = f"steps of {1e3 * beside.step:.1f} ms for {1e3 * plan.machine.step:.1f}"
+    note = f"beside the clock {1e3 * beside.least:.0f} ms and {micro}; {steps}; fetch {1e6 * (speed.fetch or 0):.2f} µs a token"
+    return served, replace(plan, machine=machine, passage=beside.token, passage_least=beside.least), note
 
 
 def row(name: str, trace: Trace, times: Sequence[float], computed: int, best: FleetResult) -> str:
@@ -252,6 +287,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--requests", type=int, default=250)
     parser.add_argument("--seconds", type=float, default=100.0)
+    parser.add_argument("--shrink", type=int, default=1, help="divides the tokens of prompts and replies")
     parser.add_argument("--load", type=float, default=0.5)
     parser.add_argument("--routers", nargs="*", default=ROUTERS, choices=ROUTERS)
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for fleet_replay.json")
@@ -262,12 +298,13 @@ def main() -> None:
         return
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a run takes long, and each row counts
     show = Console(soft_wrap=True, markup=False, highlight=False).print
+    options.out.mkdir(parents=True, exist_ok=True)
     show(processor.caption())
     found = []
     for whole_work in workloads(options.data):
         if options.only and not whole_work.trace.name.startswith(tuple(options.only)):
             continue
-        work = replace(whole_work, trace=beginning(whole_work.trace, options.requests, options.seconds))
+        work = replace(whole_work, trace=beginning(whole_work.trace, options.requests, options.seconds, options.shrink))
         for replicas in options.replicas:
             plan = work.plan(replicas, options.load, shared=True)
             plan = replace(plan, machine=real_calls(plan.machine))
@@ -283,14 +320,15 @@ def main() -> None:
                 times = [one.first_token for one in predicted.requests]
                 show(row(f"simulated, {router}", work.trace, times, predicted.computed, best) + f" ({note})")
                 about = {"trace": work.trace.name, "replicas": replicas, "router": router, "note": note}
-                found.append({**about, "real": [asdict(one) for one in served], "simulated": times})
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "fleet_replay.json").write_text(json.dumps(found))
+                both = {"real": list(map(asdict, served)), "simulated": list(map(asdict, predicted.requests))}
+                found.append({**about, **both})
+                (options.out / "fleet_replay.json").write_text(json.dumps(found))
 
 
 def real_calls(machine: Machine) -> Machine:
     """The machine with the calls that a real scheduler makes: none is larger than the engine's batch."""
-    return replace(machine, stall=min(machine.stall, BATCH * machine.speed.prefill.per_token))
+    batch = BATCH * machine.speed.prefill.per_token
+    return replace(machine, stall=min(machine.stall, batch), call=min(PATIENCE, batch))
 
 
 if __name__ == "__main__":

@@ -79,8 +79,9 @@ class RayRoutedGateway:
             parts.append(message.get("body", b""))
             more = message.get("more_body", False)
         body = b"".join(parts)
-        tokens = from_json(body)["prompt"] if scope["path"] == "/v1/completions" else ()
-        answer = self._replicas.serve.remote(RoutedPrompt("".join(map(chr, tokens))), bridge.carried(scope), body)
+        prompt = "".join(map(chr, from_json(body)["prompt"])) if scope["path"] == "/v1/completions" else " "
+        # Ray's router divides by the prompt's length.
+        answer = self._replicas.serve.remote(RoutedPrompt(prompt), bridge.carried(scope), body)
         async for messages in answer:
             for message in messages:
                 await send(message)

@@ -16,6 +16,7 @@ import pytest
 
 import headstart
 from headstart.api.app import create_app
+from headstart.api.openapi import EVENTS
 from headstart.api.service import Service
 from headstart.observe.metrics import SOURCES
 from headstart.serving.runtime import Runtime
@@ -182,3 +183,8 @@ def test_links_between_pages_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_page_of_events_has_those_of_openapi() -> None:
+    content = EVENTS[200]["content"]["text/event-stream"]["schema"]["properties"]["event"]
+    assert re.findall(r"^\| `(\w+)` \|", read("events.md").partition("**Entries**")[0], re.MULTILINE) == content["enum"]

@@ -142,6 +142,39 @@ def test_a_page_of_another_site_can_send_nothing(named: Server) -> None:
     assert error_of(named.http.post(CHAT, json=BODY, headers={"origin": "null"}))[2].count("--cors *;") == 1
 
 
+@pytest.mark.parametrize(("site", "own"), [("same-origin", True), ("none", True), ("same-site", False), ("cross-site", False)])
+def test_a_browser_that_hides_the_origin_is_still_a_browser(site: str, own: bool) -> None:
+    headers = Headers({"host": "localhost", "sec-fetch-site": site})
+    assert (BrowserGuard().refusal("POST", headers) is None) == own
+    assert BrowserGuard().refusal("GET", headers) is None
+    assert BrowserGuard((), ("*",)).refusal("POST", headers) is None
+
+
+HEADS = [
+    ("GET /health HTTP/1.1", 200),
+    ("GET /health HTTP/1.0", 200),
+    ("GET /health HTTP/1.1|host:", 403),
+    ("GET /health HTTP/1.1|host: evil.example|x-forwarded-host: localhost|forwarded: host=localhost", 403),
+    ("GET /health HTTP/1.1|host: localhost|x-forwarded-host: evil.example", 200),
+    ("GET /health HTTP/1.1|host: localhost|host: evil.example", 403),
+    ("GET /health HTTP/1.1|host: localhost, evil.example", 403),
+    ("GET http://localhost/health HTTP/1.1|host: evil.example", 403),
+    ("GET //localhost/health HTTP/1.1|host: evil.example", 403),
+    ("POST /tokenize HTTP/1.1|host: evil.example|content-length: 0", 403),
+    ("DELETE /headstart/cache/00 HTTP/1.1|host: localhost|origin: http://evil.example", 403),
+    ("OPTIONS /tokenize HTTP/1.1|host: localhost|origin: http://evil.example|access-control-request-method: POST", 400),
+]
+
+
+@pytest.mark.parametrize(("head", "status"), HEADS)
+def test_only_the_host_itself_counts(named: Server, head: str, status: int) -> None:
+    """As it stands on the wire, not what a header or the target says in its place. A browser always sends one."""
+    host, port = named.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as line, line.makefile("rb") as answer:
+        line.sendall(head.replace("|", "\r\n").encode() + b"\r\n\r\n")
+        assert int(answer.readline().split()[1]) == status
+
+
 def test_a_page_that_may_send_must_send_json(named: Server) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonp", ""):
         answer = named.http.post(CHAT, content=b"{}", headers={"origin": PAGE, "content-type": kind})

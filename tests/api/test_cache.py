@@ -10,6 +10,8 @@ import httpx
 import pytest
 
 from headstart.api.auth import Keys
+from headstart.api.cache.actions import ChainAnswer, ChainRequest, answer
+from headstart.api.service import Nowhere
 from headstart.config import Settings
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
@@ -115,3 +117,59 @@ def test_without_isolation_a_salt_still_hides_its_text() -> None:
         path = f"/headstart/cache/{chain['id']}/text"
         assert server.http.get(path).status_code == 404
         assert WORDS["bob"] in server.http.get(path, params={"cache_salt": "bob"}).json()["text"]
+
+
+class Fleet(Nowhere):
+    """Servers that ask each other. `silent`: how many do not answer."""
+
+    def __init__(self) -> None:
+        self.runtimes: list[Runtime] = []
+        self.silent = 0
+
+    async def chain(self, asked: ChainRequest) -> list[ChainAnswer]:  # type: ignore[override]
+        found = [answer(one, asked) for one in self.runtimes]
+        return [*found, *([ChainAnswer(message="One did not answer.")] if self.silent else [])]
+
+
+def test_in_a_fleet_every_server_that_has_a_chain_does_it() -> None:
+    fleet, options = Fleet(), {"model_id": "fake", "api_keys": [*KEYS.values()], "isolate": "key"}
+    settings = Settings(memory_budget=1 << 20)
+    with (
+        Runtime(lambda: FakeEngine(slots=1, ctx=512), settings) as first,
+        Runtime(lambda: FakeEngine(slots=1, ctx=512), settings) as second,
+        serving(first, wait=False, elsewhere=fleet, **options) as a,
+        serving(second, wait=False, elsewhere=fleet, **options) as b,
+    ):
+        fleet.runtimes = [first, second]
+        for server in (a, b):
+            body = {"messages": [{"role": "user", "content": WORDS["bob"]}], "max_tokens": 1}
+            assert call(server, "bob", "POST", "/v1/chat/completions", json=body).is_success
+        body = {"messages": [{"role": "user", "content": WORDS["alice"]}], "max_tokens": 1}
+        assert call(b, "bob", "POST", "/v1/chat/completions", json=body).is_success
+        for runtime in fleet.runtimes:
+            wait_until(lambda runtime=runtime: idle(runtime) and not runtime.scheduler.slots[0].dirty)  # type: ignore[misc]
+        both = listed(a, "bob")["data"][0]["id"]
+        (alone,) = {chain["id"] for chain in listed(b, "bob")["data"]} - {both}
+        path = f"/headstart/cache/{alone}"
+        assert call(a, "bob", "GET", path).json()["id"] == alone
+        assert WORDS["alice"] in call(a, "bob", "GET", f"{path}/text").json()["text"]
+        for method, other in (("GET", path), ("GET", f"{path}/text"), ("POST", f"{path}/pin"), ("DELETE", path)):
+            assert call(a, "alice", method, other).status_code == 404
+        path = f"/headstart/cache/{both}"
+        assert call(a, "bob", "POST", f"{path}/pin").json()["pinned"]
+        assert all(one.stored.get(bytes.fromhex(both), None).pinned for one in fleet.runtimes)
+        first.stored.unpin(bytes.fromhex(both), None)
+        refused = call(a, "bob", "DELETE", path)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "pinned")
+        assert "Another server" in refused.json()["error"]["message"]
+        assert not call(a, "bob", "POST", f"{path}/unpin").json()["pinned"]
+        fleet.silent = 1
+        assert call(a, "bob", "GET", path).is_success
+        silent = call(a, "bob", "DELETE", path)
+        assert (silent.status_code, silent.json()["error"]["message"]) == (503, "One did not answer.")
+        fleet.silent = 0
+        assert call(a, "bob", "DELETE", path).status_code == 404, "the others had it deleted"
+        assert [chain["id"] for chain in listed(b, "bob")["data"]] == [alone]
+        gone = call(a, "bob", "DELETE", f"/headstart/cache/{alone}").json()
+        assert gone["entries"] > 3
+        assert listed(b, "bob")["data"] == []

@@ -14,6 +14,7 @@ import pytest
 
 from headstart.api.auth import Keys
 from headstart.api.explain.routes import account
+from headstart.api.service import Nowhere
 from headstart.cli.main import main
 from headstart.config import Settings
 from headstart.explain.causes import CAUSES, Cause
@@ -528,10 +529,11 @@ def test_causes_are_counted_and_logged(server: Server) -> None:
 def test_servers_of_a_fleet_find_each_others_requests() -> None:
     runtimes: list[Runtime] = []
 
-    async def elsewhere(tenant: str, salt: str, request_id: str | None) -> list[dict[str, Any] | None]:
-        return [account(one, tenant, salt, request_id) for one in runtimes]
+    class Fleet(Nowhere):
+        async def explain(self, tenant: str, salt: str, request_id: str | None) -> list[dict[str, Any] | None]:  # type: ignore[override]
+            return [account(one, tenant, salt, request_id) for one in runtimes]
 
-    options: dict[str, Any] = {"model_id": "fake", "elsewhere": elsewhere, "api_keys": ["one", "two"]}
+    options: dict[str, Any] = {"model_id": "fake", "elsewhere": Fleet(), "api_keys": ["one", "two"]}
     with start() as first, start() as second, serving(first, **options) as a, serving(second, **options) as b:
         runtimes += [first, second]
         mine, other = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))

@@ -235,6 +235,23 @@ def test_what_a_request_stands_on_goes_when_it_ends(tmp_path: Path) -> None:
         assert not sum(map(len, runtime.scheduler.slots))
 
 
+def test_a_quotation_is_as_old_as_what_it_quotes() -> None:
+    """The explanation of a later request shows some characters of an earlier one."""
+    clock, rest = Clock(), user("The rest of the conversation, which is the same and long enough to be missed. " * 3)
+    with started(clock, expire=7 * DAY) as runtime:
+        ask(runtime, [system(f"Today is {marked(0)}"), rest])
+        clock.now += 4 * DAY
+        explanation = ask(runtime, [system(f"Today is {marked(1)}"), rest]).report.explanation
+        assert explanation is not None
+        assert mark(0) in explanation.previous
+        explanation = None
+        settled(runtime)
+        assert kept(runtime, [mark(0), mark(1)]) == {mark(0), mark(1)}
+        clock.now += 4 * DAY
+        settled(runtime)
+        assert kept(runtime, [mark(0)]) == set()
+
+
 def test_what_is_restored_is_as_old_as_it_was(tmp_path: Path) -> None:
     """Also what is computed anew when idle: it is the text of a turn before."""
     clock, one, two = Clock(), [user(marked(1))], [user(marked(2))]
@@ -361,6 +378,26 @@ def test_a_running_server_forgets_a_chain(tmp_path: Path, capsys: pytest.Capture
         assert stored(tmp_path, marks) == {mark(0), mark(2)}
         runtime.cache.store.check()
         assert ask(runtime, [text, user(marked(2))], salt="s", max_tokens=4).report.cached > 150
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_deleted_text_is_not_quoted(running: bool) -> None:
+    """Neither by the explanation of a later request, nor by that of one that runs while it is deleted."""
+    rest = user("The rest of the conversation, which is the same and long enough to be missed. " * 3)
+    with started(Clock(), None, {"delay": 0.02}) as runtime:
+        for number in (2, 0):  # what both begin with is not deleted
+            ask(runtime, [system(f"Today is {marked(number)}"), rest], max_tokens=1)
+        settled(runtime)
+        chain = runtime.stored.all()[0]
+        later = submit(runtime, [system(f"Today is {marked(1)}"), rest], max_tokens=40 if running else 1)
+        event = later.until(Started) if running else later.answer().finish
+        assert mark(0) in event.report.explanation.previous
+        runtime.stored.delete(chain.id, None)
+        if running:
+            later.answer()
+        del later, event
+        settled(runtime)
+        assert kept(runtime, [mark(0), mark(2)]) == {mark(2)}
 
 
 def test_an_open_tail_goes_with_its_chain(tmp_path: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import ask, check, user
+from effort import SLOW
+from harness import ask, check, submit, user
 from headstart.cli.main import main
 from headstart.config import Settings
 from headstart.errors import Conflict, NotFound
 from headstart.serving import scheduler, settle
+from headstart.serving.request import Started
 from headstart.serving.runtime import Runtime
 from headstart.serving.stored import CachedChain
 from headstart.testing.fake_engine import FakeEngine
@@ -170,6 +174,21 @@ def test_what_is_deleted_is_nowhere(tmp_path: Path, disk: bool) -> None:
         assert runtime.stored.get(second.id, second.owner).tokens == second.tokens
 
 
+@pytest.mark.parametrize("disk", [False, True])
+def test_what_is_deleted_while_a_slot_uses_it_is_nowhere_afterwards(tmp_path: Path, disk: bool) -> None:
+    with started(tmp_path if disk else None, engine={"delay": 0.02}) as runtime:
+        chain = say(runtime, f"{LONG}{marked(0)}")
+        pending = submit(runtime, [user(f"{LONG}{marked(0)}")], max_tokens=30)
+        pending.until(Started)
+        assert runtime.stored.delete(chain.id, chain.owner).entries
+        pending.answer()
+        del pending, chain
+        wait_until(lambda: not kept(runtime, [mark(0)]))
+        quiet(runtime)
+        assert not kept(runtime, [mark(0)])
+        assert not stored(tmp_path, [mark(0)])
+
+
 # ── on disk ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -220,3 +239,90 @@ def test_pins_of_the_command_line_reach_a_running_server(tmp_path: Path, capsys:
             assert not left.value.code
             wait_until(lambda pinned=pinned: runtime.stored.get(chain.id, None).pinned == pinned)  # type: ignore[misc]
             assert (runtime.cache.store.pins.held > 0) == pinned
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_the_answer_says_what_is_pinned(tmp_path: Path, disk: bool) -> None:
+    """However quickly pins come and go, while the disk's notices of the last ones are still on their way."""
+    with started(tmp_path if disk else None) as runtime:
+        chain = say(runtime, LONG)
+        for _ in range(60):
+            assert runtime.stored.pin(chain.id, None).pinned
+            assert not runtime.stored.unpin(chain.id, None).pinned
+        quiet(runtime)
+        assert not runtime.stored.get(chain.id, None).pinned
+        assert runtime.cache.store.pins.held == len(runtime.cache.store.pins) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("disk", [False, True])
+def test_chains_are_pinned_and_deleted_while_they_are_used_and_evicted(tmp_path: Path, kind: str, disk: bool) -> None:
+    """By several callers at once, who must agree with what is stored in the end."""
+    folder = tmp_path if disk else None
+    with started(folder, budget=32 << 10, engine={**KINDS[kind], "slots": 2}) as runtime:
+        failed, over = list[BaseException](), threading.Event()
+
+        def repeat(seed: int, work: Callable[[random.Random], object]) -> None:
+            dice = random.Random(seed)
+            try:
+                while not over.is_set():
+                    with suppress(Conflict, NotFound):
+                        work(dice)
+            except BaseException as error:
+                failed.append(error)
+
+        def some(dice: random.Random) -> bytes:
+            chains = runtime.stored.all()
+            return dice.choice(dice.choice(chains).entries).id if chains else b""
+
+        def talk(dice: random.Random) -> None:
+            text = f"{dice.randrange(4)} {LONG} {dice.randrange(6)} {LONG}"
+            ask(runtime, [user(text)], max_tokens=dice.choice((1, 9)))
+
+        works: list[Callable[[random.Random], object]] = [
+            *(talk, talk),
+            lambda dice: runtime.stored.pin(some(dice), None),
+            lambda dice: runtime.stored.unpin(some(dice), None),
+            lambda dice: runtime.stored.delete(some(dice), None),
+        ]
+        threads = [threading.Thread(target=repeat, args=pair) for pair in enumerate(works)]
+        for thread in threads:
+            thread.start()
+        over.wait(8.0 if SLOW else 0.4)
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        quiet(runtime)
+        pins, ids = runtime.cache.store.pins, {entry.id for entry in runtime.stored.entries()}
+        assert {*pins._here, *pins._on_disk} <= ids
+        assert not disk or pins._here.isdisjoint(pins._on_disk)
+        for chain in runtime.stored.all():
+            runtime.stored.unpin(chain.id, None)
+        quiet(runtime)
+        assert pins.held == len(pins) == 0
+
+
+def test_what_is_being_deleted_is_not_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk deletes a chain that only it has, when a caller pins it."""
+    with started(tmp_path) as runtime:
+        chain = say(runtime, LONG)
+    erase, erasing, pinning = store.Disk.erase, threading.Event(), threading.Event()
+
+    def slowly(disk: store.Disk, *arguments: Any, **more: Any) -> Any:
+        erasing.set()
+        assert pinning.wait(10)
+        return erase(disk, *arguments, **more)
+
+    with started(tmp_path) as runtime:
+        monkeypatch.setattr(store.Disk, "erase", slowly)
+        deleting = threading.Thread(target=runtime.stored.delete, args=(chain.id, None))
+        deleting.start()
+        assert erasing.wait(10)
+        disk, ask_for = runtime.cache.disk, runtime.cache.disk.pin
+        monkeypatch.setattr(disk, "pin", lambda keys: (ask_for(keys), pinning.set())[0])
+        with pytest.raises(NotFound):
+            runtime.stored.pin(chain.id, None)
+        deleting.join()
+        quiet(runtime)
+        assert len(runtime.cache.store.pins) == 0

@@ -335,6 +335,30 @@ def test_prompts_take_turns() -> None:
         long.answer()
 
 
+def test_the_short_last_call_of_a_prompt_does_not_wait_for_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a short prompt has two calls, and between them it waited for a long call of each other prompt."""
+    calls: list[tuple[int, int]] = []
+    with runtime("exact", slots=3, delay=0.005) as rt:
+        prefill = rt.engine.prefill
+
+        def record(slot: int, tokens: Any, *, logits: bool) -> None:
+            calls.append((slot, len(tokens)))
+            prefill(slot, tokens, logits=logits)
+
+        monkeypatch.setattr(rt.engine, "prefill", record)
+        longs = [submit(rt, [user(f"{letter} " * 600)], max_tokens=1) for letter in "ab"]
+        longs[1].until(Progress)
+        for number in range(5):
+            calls.clear()
+            slot = submit(rt, [user(f"short {number}")], max_tokens=1).answer()
+            last = len(slot.prompt) % rt.engine.traits.block_size
+            at = next(at for at, (_, size) in enumerate(calls) if size == last)
+            assert calls[at - 1][0] == calls[at][0]
+        assert not any(isinstance(event, Started) for one in longs for event in one.seen)
+        for one in longs:
+            one.answer()
+
+
 def test_closing_fails_what_is_left() -> None:
     rt = runtime("fast", slots=1, delay=0.01)
     pending = [submit(rt, [user("talk " * 50)], max_tokens=500, ignore_eos=True) for _ in range(3)]

@@ -109,6 +109,23 @@ def test_a_request_is_explained_whichever_replica_served_it(fleet: RunningFleet)
             assert fleet.http.get("/headstart/explain").json()["id"] == id
 
 
+def test_a_chain_is_reached_whichever_replica_has_it(fleet: RunningFleet) -> None:
+    fleet.chat(conversation("to be deleted"))
+    found = set[str]()
+    for _ in range(12):  # each list is that of one replica
+        page = fleet.http.get("/headstart/cache").json()["data"]
+        found |= {chain["id"] for chain in page if chain["complete"]}
+    for id in found:
+        assert {fleet.http.get(f"/headstart/cache/{id}").status_code for _ in range(4)} == {200}
+    (id, *_) = found
+    path = f"/headstart/cache/{id}"
+    assert fleet.http.post(f"{path}/pin").json()["pinned"]
+    assert fleet.http.delete(path).json()["error"]["code"] == "pinned"
+    assert not fleet.http.post(f"{path}/unpin").json()["pinned"]
+    wait_until(lambda: fleet.http.delete(path).status_code == 200)  # a turn that is being settled may still continue it
+    assert {fleet.http.get(path).status_code for _ in range(4)} == {404}
+
+
 def test_streams_arrive_token_by_token(fleet: RunningFleet) -> None:
     body = {"messages": conversation("stream"), "max_tokens": 20, "ignore_eos": True, "stream": True}
     with fleet.http.stream("POST", "/v1/chat/completions", json=body) as answer:

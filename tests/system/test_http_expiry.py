@@ -141,6 +141,21 @@ def test_a_response_is_as_old_as_the_first_of_its_line() -> None:
         assert told(server, other) == 404
 
 
+def test_a_stored_response_quotes_no_older_text() -> None:
+    clock = Clock()
+    with served(clock, expire=10 * DAY) as server:
+        for number in (0, 1):
+            clock.now += 4 * DAY
+            body = {"instructions": f"Today is {marked(number)}", "input": "Name all rivers of the country. " * 8}
+            answer = server.post("/v1/responses", json={**body, "max_output_tokens": 4}).json()
+        assert mark(0) in answer["headstart"]["diverged_at"]["previous"]
+        assert server.http.get(f"/v1/responses/{answer['id']}").json()["headstart"]["diverged_at"]["previous"] is None
+        clock.now += 7 * DAY
+        looked(server)
+        server.http.get("/health")  # in place of the last request
+        assert kept(server.app, [mark(0), mark(1)]) == {mark(1)}
+
+
 # ── terms of keys ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

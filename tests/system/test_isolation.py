@@ -214,6 +214,7 @@ class Tier:
             _no_label,
             lambda _: None,
             lambda _: None,
+            lambda _: None,
             lambda: 0.0,
         )
         self.memory_budget = MemoryBudget(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from harness import Answer, ask, assistant, check, submit, system, user
 from headstart.config import Settings
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, Unavailable
 from headstart.interfaces.engine import Span
 from headstart.serving import shared_audit
 from headstart.serving.runtime import SHARED_SHARE, Runtime
@@ -260,12 +261,94 @@ def test_what_only_this_server_has_is_stored_when_it_stops(key_file: Path, store
         assert answer(other, "Hello, who are you?").report.computed <= BLOCK_SIZE
 
 
+def test_what_is_deleted_is_deleted_in_the_store_too(tmp_path: Path, key_file: Path, store: str) -> None:
+    """But not what another chain needs."""
+    with start(store, key_file) as one:
+        for words in ("Name all rivers of the north.", "Name all mountains of the south."):
+            answer(one, words)
+        stored(one)
+        before = objects(tmp_path)
+        first, second = one.stored.all()
+        shared = {*first.entries} & {*second.entries}
+        assert shared
+        one.stored.delete(first.id, first.owner)
+        left = objects(tmp_path)
+        assert len(before) > len(left) >= len(shared)
+    with start(store, key_file) as other:
+        assert answer(other, "Name all mountains of the south.").report.tiers.get("shared", 0) > 0
+        assert answer(other, "Name all rivers of the north.").report.tiers.get("shared", 0) <= len(shared) * BLOCK_SIZE
+
+
+def test_who_deletes_hears_that_the_store_failed(key_file: Path, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start(valkey.url, key_file) as runtime:
+        answer(runtime, "Name all rivers of the north.")
+        stored(runtime)
+        (chain,) = runtime.stored.all()
+        valkey.kill()
+        with pytest.raises(Unavailable, match="deleted here, but not there"):
+            runtime.stored.delete(chain.id, None)
+        assert runtime.stored.all() == []
+
+
 def test_memory_that_is_too_small_for_the_prompt_computes_the_rest(store: str, key_file: Path) -> None:
     with start(store, key_file) as one, start(store, key_file, memory_budget=4096) as other:
         first = answer(one, "Hello, who are you?")
         stored(one)
         same(answer(other, "Hello, who are you?"), first)
         check(other)
+
+
+def test_a_prompt_that_nearly_fills_the_memory_is_fetched_whole(store: str, key_file: Path) -> None:
+    """Fault: fetched entries had at most half of the memory, so the rest of a long prompt was computed."""
+    with start(store, key_file) as one:
+        first = answer(one, "Hello, who are you?")
+        stored(one)
+        with start(store, key_file, memory_budget=nearly(one, first)) as other:
+            ask(other, [user("Something else. " * 8)], max_tokens=4)
+            again = answer(other, "Hello, who are you?")
+            same(again, first)
+            assert again.report.computed <= BLOCK_SIZE
+            check(other)
+
+
+def test_the_beginning_of_a_prompt_stays_while_the_rest_is_fetched(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    """Fault: the beginning of a prompt was in memory, and was evicted by its rest, which then was of no use."""
+    with start(valkey.url, key_file) as one, start(valkey.url, key_file) as other:
+        answer(one, "Hello, who are you?")
+        stored(one)
+        ask(other, chat("")[:1], max_tokens=1)
+        stored(other)
+        valkey.hang()
+        waits = submit(other, chat("Hello, who are you?"), max_tokens=4)
+        wait_until(lambda: any(entry.pins for entry in other.cache.index), 20)
+        valkey.go_on()
+        report = waits.answer().report
+        assert report.tiers["memory"] > 0
+        assert report.computed <= BLOCK_SIZE
+        stored(other)
+        assert not any(entry.pins for entry in other.cache.index)
+        check(other)
+
+
+def nearly(rt: Runtime, answered: Answer) -> int:
+    """A memory budget for little more than one prompt."""
+    return answered.report.prompt // BLOCK_SIZE * rt.cache.store.memory.cell_bytes * 3 // 2
+
+
+def test_prompts_that_do_not_fit_into_memory_together_are_fetched_one_after_the_other(store: str, key_file: Path) -> None:
+    """Fault: when memory was full of what others had fetched, all of a prompt was computed."""
+    with start(store, key_file) as one:
+        rules = "You answer in the words of the house. " * 5
+        chats = [[system(f"House {number}. {rules}"), user("Hello")] for number in range(4)]
+        firsts = [ask(one, chat, max_tokens=4, keep_logits=True) for chat in chats]
+        stored(one)
+        with start(store, key_file, memory_budget=nearly(one, firsts[0])) as other:
+            with ThreadPoolExecutor() as pool:
+                answers = list(pool.map(lambda chat: ask(other, chat, max_tokens=4, keep_logits=True), chats))
+            for again, first in zip(answers, firsts, strict=True):
+                same(again, first)
+                assert again.report.computed <= BLOCK_SIZE
+            check(other)
 
 
 def test_a_prompt_that_is_longer_than_the_queue_is_stored_whole(store: str, key_file: Path) -> None:
@@ -279,6 +362,18 @@ def test_a_prompt_that_is_longer_than_the_queue_is_stored_whole(store: str, key_
         again = answer(other, "Hello, who are you?")
         same(again, first)
         assert again.report.computed <= BLOCK_SIZE
+
+
+def test_others_get_a_prompt_while_its_reply_runs(key_file: Path, valkey: ValkeyServer, patient: None) -> None:
+    """Fault: KV of a busy slot was saved after five seconds, so who began alike meanwhile computed it again."""
+    long = FakeEngine(slots=2, ctx=2048, block_size=BLOCK_SIZE, delay=DELAY)
+    with start(valkey.url, key_file, engine=lambda: long) as one, start(valkey.url, key_file) as other:
+        first = submit(one, chat("Hello, who are you?"), max_tokens=10_000, ignore_eos=True)
+        blocks = len(first.request.prompt.tokens) // BLOCK_SIZE
+        wait_until(lambda: one.cache.shared.counters["saved"] >= blocks, 4)
+        assert answer(other, "Hello, who are you?").report.computed <= BLOCK_SIZE
+        assert any(slot.busy for slot in one.scheduler.slots)
+        first.handle.cancel()
 
 
 def test_nothing_of_it_is_loaded_without_a_store() -> None:

@@ -30,7 +30,7 @@ from headstart.api.middleware import RequestMiddleware
 from headstart.api.openai_chat import routes as openai
 from headstart.api.openai_responses import routes as responses
 from headstart.api.openapi import describe
-from headstart.api.service import Elsewhere, Service, nowhere
+from headstart.api.service import NOWHERE, Elsewhere, Service
 from headstart.api.stats import routes as stats
 from headstart.chat.tenancy import policy_of
 from headstart.errors import ConfigError, HeadstartError, for_log
@@ -58,7 +58,7 @@ def create_app(
     max_body: int = MAX_BODY,
     page: bool = True,
     replica_tag: str = "",
-    elsewhere: Elsewhere = nowhere,
+    elsewhere: Elsewhere = NOWHERE,
     on_ready: Callable[[], None] = lambda: None,
     on_failure: Callable[[HeadstartError], None] | None = None,
 ) -> FastAPI:
@@ -78,7 +78,7 @@ def create_app(
         max_body: most bytes of a body.
         page: whether there is a page for people at `/`.
         replica_tag: 8 hexadecimal digits that name a replica of a fleet in the ids of its responses and requests; "" for none.
-        elsewhere: asks the other replicas of a fleet about a request, for `/headstart/explain`.
+        elsewhere: the other servers of a fleet, for `/headstart/explain` and `/headstart/cache/…`.
         on_ready: called on the event loop when requests are served, if `load` is a function.
         on_failure: called on the event loop if `load` raises.
 

@@ -19,6 +19,8 @@ from headstart.errors import ConfigError, RequestError
 ALL = "*"
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods that change nothing."""
+_OWN_SITE = frozenset({"same-origin", "none"})
+"""Values of `Sec-Fetch-Site` for requests of the server's own pages, and of the user."""
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/@]+?)\.?(?::(?P<port>\d*))?")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+")
 _NAME = re.compile(r"\*|(\*\.)?[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
@@ -64,9 +66,11 @@ class BrowserGuard:
                 f"The host '{foreign:.200}' is not a name of this server. If it should be, start the server with "
                 f"--allow-host {_host_of(foreign) or 'NAME'}; a proxy before the server may also send another Host."
             )
-        if method in _SAFE or "origin" not in headers:
-            return None
         origins = headers.getlist("origin")
+        if not origins and headers.get("sec-fetch-site", "none") not in _OWN_SITE:
+            origins = ["null"]  # something in the browser hides it
+        if method in _SAFE or not origins:
+            return None
         if (foreign := next((origin for origin in origins if not self._may_send(origin, hosts)), None)) is not None:
             which = "of an unknown origin" if foreign == "null" else f"of '{foreign:.200}'"
             allowed = ALL if foreign == "null" else f"{foreign:.200}"

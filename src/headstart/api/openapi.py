@@ -33,10 +33,12 @@ STREAMED: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {"schema": _EVENT}},
     }
 }
+_NAMES = ["snapshot", "tree", "requests", "slots", "evicted_next", "sizes", "mark", "dropped", "end"]
+_WATCHED = {**_EVENT, "properties": {**_EVENT["properties"], "event": {"type": "string", "enum": _NAMES}}}
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "Server-sent events (docs/events.md), until the reader closes the connection.",
-        "content": {"text/event-stream": {"schema": _EVENT}},
+        "description": "Server-sent events, until the reader closes the connection. docs/events.md describes the data of each.",
+        "content": {"text/event-stream": {"schema": _WATCHED}},
     }
 }
 ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {

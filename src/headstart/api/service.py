@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
 
 from headstart import model_names
 from headstart.api.auth import Keys
+from headstart.api.cache.actions import ChainAnswer, ChainRequest
 from headstart.api.drain import Drain
 from headstart.api.ignored import IgnoredLog
 from headstart.api.incoming import MAX_BODY, whole_body
@@ -34,13 +35,27 @@ _VENDORS = re.compile(r"(claude|gpt-\d|chatgpt|codex|o\d)([-.\w]|$)")
 """Names that clients send by default. They mean the served model here. gpt-oss is not among them: it can be served locally."""
 
 
-Elsewhere = Callable[[str, str, str | None], Awaitable[Sequence[dict[str, Any] | None]]]
-"""Asks the other servers of a fleet what `explain.routes.account` says about a tenant, a salt and the id of a request."""
+class Elsewhere(Protocol):
+    """The servers of a fleet, this one included."""
+
+    async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
+        """What they say about a tenant, a salt and the id of a request: `explain.routes.account`."""
+
+    async def chain(self, asked: ChainRequest) -> Sequence[ChainAnswer]:
+        """What they did with a chain: `cache.actions.answer`. One more answer stands for those that did not answer."""
 
 
-async def nowhere(tenant: str, salt: str, request_id: str | None) -> Sequence[None]:
+class Nowhere:
     """`Elsewhere` of a server that is alone."""
-    return ()
+
+    async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[None]:
+        return ()
+
+    async def chain(self, asked: ChainRequest) -> Sequence[ChainAnswer]:
+        return ()
+
+
+NOWHERE = Nowhere()
 
 
 class Service:
@@ -55,7 +70,7 @@ class Service:
         policy: how requests are isolated from each other.
         keys: have the expiry of each tenant's data.
         replica_tag: the digits with which ids of stored things begin.
-        elsewhere: finds requests that other servers have answered.
+        elsewhere: the other servers of a fleet.
     """
 
     def __init__(
@@ -69,7 +84,7 @@ class Service:
         policy: tenancy.IsolationPolicy = tenancy.POLICIES["none"],
         keys: Keys | None = None,
         replica_tag: str = "",
-        elsewhere: Elsewhere = nowhere,
+        elsewhere: Elsewhere = NOWHERE,
     ) -> None:
         self.runtime: Runtime | None = None
         self.failure: HeadstartError | None = None

@@ -15,13 +15,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
 from headstart.errors import Overloaded, Unavailable
-from headstart.events.mirror import Item, Mirror
+from headstart.events.item import EACH, Item
+from headstart.events.mirror import Mirror
 from headstart.events.source import Source
+
+T = TypeVar("T")
 
 PERIOD = 0.25
 """Seconds between two looks at what is new."""
@@ -37,8 +40,10 @@ WAITING = 1 << 20
 """Most bytes that wait for a reader. A slower one is dropped."""
 KEPT = 4 << 20
 """Most bytes of events that are kept for readers who reconnect."""
-CHUNK = 500
-"""Most entries in one event."""
+KEPT_TICKS = 240
+"""Periods for which they are kept."""
+CHUNK = 100
+"""Most entries or requests in one event. Some clients take no line of more than 64 KiB."""
 
 log = structlog.get_logger("headstart.api")
 
@@ -58,16 +63,31 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class EventPart:
+    """What may become one event. `before`: what readers know already, if the event replaces it."""
+
+    name: str
+    items: Sequence[Item]
+    before: Sequence[Item] = ()
+
+    def text(self, view: View) -> bytes:
+        """The event as a view may see it; b"" if it sees nothing new. So nobody learns that something changed for others."""
+        seen = [*view.of(self.items)]
+        return b"" if seen == [*view.of(self.before)] else _list(self.name, seen)
+
+
+@dataclass(frozen=True, slots=True)
 class EventBatch:
-    """The events of one period."""
+    """The events of one period. `resized`: whether more or less is stored than before."""
 
     number: int
-    parts: Sequence[tuple[str, Sequence[Item]]]
+    parts: Sequence[EventPart]
+    resized: bool
 
     @property
     def size(self) -> int:
         """Bytes of what it keeps."""
-        return sum(len(item.data) + len(item.public) for _, part in self.parts for item in part)
+        return sum(len(item.data) + len(item.public) for part in self.parts for item in (*part.items, *part.before))
 
 
 class EventReader:
@@ -199,19 +219,18 @@ class Hub:
                 self._again()
                 return True
             changes = self._mirror.apply(news)
-            tree, parts = changes.tree, list[tuple[str, Sequence[Item]]]()
-            parts += [("tree", tree[at : at + CHUNK]) for at in range(0, len(tree), CHUNK)]
-            if changes.requests:
-                parts.append(("requests", changes.requests))
+            lists = {"tree": changes.tree, "requests": changes.requests}
+            parts = [EventPart(name, part) for name, items in lists.items() for part in _chunks(items)]
             if (slots := self._mirror.slots()) != self._slots:
+                parts.append(EventPart("slots", slots, self._slots))
                 self._slots = slots
-                parts.append(("slots", slots))
             if self._number % SELDOM == 0 and (soon := self._mirror.soon(SOON)) != self._soon:
+                parts.append(EventPart("evicted_next", soon, self._soon))
                 self._soon = soon
-                parts.append(("evicted_next", soon))
             self._number += 1
             if parts:
-                self._send(EventBatch(self._number, parts))
+                self._send(EventBatch(self._number, parts, changes.resized))
+            self._forget()
             return True
 
     def _send(self, batch: EventBatch) -> None:
@@ -224,18 +243,20 @@ class Hub:
                 self._readers.remove(reader)
         self._kept.append(batch)
         self._size += batch.size
-        while self._size > KEPT:
+
+    def _forget(self) -> None:
+        """Forgets the oldest batches, if there is too much or they are too old."""
+        while self._kept and (self._size > KEPT or self._kept[0].number <= self._number - KEPT_TICKS):
             gone = self._kept.popleft()
             self._size -= gone.size
             self._first = gone.number + 1
 
     def _text(self, batch: EventBatch, view: View) -> bytes:
         """The events of a batch, as a view may see them; b"" if that is nothing."""
-        seen = [(name, [*view.of(items)]) for name, items in batch.parts]
-        texts = [_list(name, data) for name, data in seen if data or name == "evicted_next"]
-        if any(name == "tree" for name, _ in batch.parts):
-            texts.append(self._sizes(view))
-        return b"".join(texts) + self._mark(batch.number) if texts else b""
+        texts = [(part.name, part.text(view)) for part in batch.parts]
+        sizes = self._sizes(view) if batch.resized or any(text for name, text in texts if name == "tree") else b""
+        data = b"".join(text for _, text in texts) + sizes
+        return data and data + self._mark(batch.number)
 
     def _mark(self, number: int) -> bytes:
         """The id behind the last event of a batch."""
@@ -253,15 +274,9 @@ class Hub:
     def _snapshot(self, view: View) -> list[bytes]:
         """All that a reader may know now."""
         found = [b"retry: 2000\n" + _frame("snapshot", b'{"owner":"%s"}' % view.owner.hex().encode())]
-        chunk: list[bytes] = []
-        for data in view.of(self._mirror.tree()):
-            chunk.append(data)
-            if len(chunk) == CHUNK:
-                found.append(_list("tree", chunk))
-                chunk = []
-        found.append(_list("tree", chunk))
-        rest = {"requests": self._mirror.requests(), "slots": self._mirror.slots(), "evicted_next": self._mirror.soon(SOON)}
-        found += [_list(name, view.of(items)) for name, items in rest.items()]
+        found += [_list("tree", part) for part in _chunks([*view.of(self._mirror.tree())])]
+        found += [_list("requests", part) for part in _chunks([*view.of(self._mirror.requests())][-EACH:])]
+        found += [_list("slots", view.of(self._slots)), _list("evicted_next", view.of(self._soon))]
         found.append(self._sizes(view) + self._mark(self._number))
         return found
 
@@ -274,24 +289,26 @@ class Hub:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _begin(self) -> None:
+        """Begins, if it has not begun."""
         if self._open:
             return
-        self._mirror.begin(self._source.open(), self._source.past())
+        self._learn()
         self._open = True
-        self._kept.clear()
-        self._size = 0
-        self._number += 1
-        self._first = self._number + 1
         if self._threaded:
             threading.Thread(target=self._run, name="headstart-events", daemon=True).start()
 
-    def _again(self) -> None:
-        """Begins anew, because news were lost: all readers get a snapshot."""
+    def _learn(self) -> None:
+        """Learns anew how all is now."""
         self._mirror.begin(self._source.open(), self._source.past())
+        self._slots, self._soon = self._mirror.slots(), self._mirror.soon(SOON)
         self._kept.clear()
         self._size = 0
         self._number += 1
         self._first = self._number + 1
+
+    def _again(self) -> None:
+        """Begins anew, because news were lost: all readers get a snapshot."""
+        self._learn()
         for reader in [*self._readers]:
             for data in self._snapshot(reader.view):
                 if not reader.put(data, _DROPPED):
@@ -314,6 +331,10 @@ class Hub:
                 going = self.tick()
             except Exception as error:
                 log.error("internal error", exc_info=error)
+
+
+def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[at : at + CHUNK] for at in range(0, len(items), CHUNK))
 
 
 def _list(name: str, items: Iterable[bytes]) -> bytes:

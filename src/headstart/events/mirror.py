@@ -6,11 +6,12 @@ Each change becomes an `Item`: a piece of JSON with the owner who may read it. I
 from __future__ import annotations
 
 import json
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headstart.events.item import Item, LatestRequests
 from headstart.events.source import PastRequest, SlotState, Source
 from headstart.events.tap import JobNews, News
 from headstart.interfaces.tokens import BlockId
@@ -19,10 +20,10 @@ from headstart.prefix_cache.quota import owner_of
 from headstart.serving.job import Job
 from headstart.serving.request import Report
 
-LATEST = 128
-"""Most requests that are remembered for new readers."""
 OVER = frozenset({"stop", "length", "cancelled", "failed"})
 """The stages after which nothing of a request follows."""
+ENDED = 1024
+"""How many requests that have ended are known, so that none is told twice. More than a runtime remembers."""
 
 
 _Request = tuple[bytes, str, int, float]
@@ -30,20 +31,12 @@ _Request = tuple[bytes, str, int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """A piece of an event. `owner`: who may read it, beside the operator. `public`: what others read in its place, or b""."""
-
-    owner: bytes
-    data: bytes
-    public: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
 class TreeChanges:
-    """What has changed, by the name of the event."""
+    """What has changed, by the name of the event. `resized`: whether more or less is stored than before."""
 
-    tree: Sequence[Item] = ()
-    requests: Sequence[Item] = ()
+    tree: Sequence[Item]
+    requests: Sequence[Item]
+    resized: bool
 
 
 @dataclass(slots=True)
@@ -66,10 +59,12 @@ class Mirror:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._known: dict[BlockId, Known] = {}
-        self._requests: OrderedDict[int, tuple[_Request, Item]] = OrderedDict()
+        self._requests = LatestRequests()
+        self._ended: deque[_Request] = deque(maxlen=ENDED)
         self._open: dict[int, tuple[Job, int]] = {}  # by identity; the number of a request
-        self._count = 0
+        self._last = 0  # number
         self.held: Counter[tuple[bytes, str]] = Counter()
+        self._all: Counter[str] = Counter()  # of all owners
 
     def __len__(self) -> int:
         return len(self._known)
@@ -81,15 +76,18 @@ class Mirror:
             past: requests that have ended. Those that nobody heard of are added.
         """
         self._known.clear()
+        for job, number in self._open.values():
+            self._requests.drop(number, owner_of(job.root))
         self._open.clear()
         self.held.clear()
+        self._all.clear()
         for entry in entries:
             self._look(entry)
-        heard = {request for request, _ in self._requests.values()}
         for one in past:
-            if (request := (one.owner, one.id, one.choice, one.report.ttft)) not in heard:
-                self._count += 1
-                self._keep(self._count, request, _past(self._count, one))
+            if (request := (one.owner, one.id, one.choice, one.report.ttft)) not in self._ended:
+                self._ended.append(request)
+                number = self._next(one.at - one.report.ttft - one.report.decode)
+                self._requests.put(number, Item(one.owner, _json(_past(number, one))))
 
     def apply(self, news: Iterable[News]) -> TreeChanges:
         """What is new for readers. Several changes of one entry are one."""
@@ -103,8 +101,9 @@ class Mirror:
                 requests[number] = item
             else:
                 touched.update((key, self._known[key].entry) for key in one if key in self._known and key not in touched)
+        before = self._all.copy()
         tree = [item for item in map(self._look, touched.values()) if item is not None]
-        return TreeChanges(tree, list(requests.values()))
+        return TreeChanges(tree, list(requests.values()), self._all != before)
 
     def tree(self) -> Iterator[Item]:
         """All entries, as new ones."""
@@ -112,7 +111,7 @@ class Mirror:
 
     def requests(self) -> list[Item]:
         """The latest requests, in order."""
-        return [item for _, item in self._requests.values()]
+        return list(self._requests)
 
     # ── entries ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -140,8 +139,9 @@ class Mirror:
     def _hold(self, known: Known, sign: int) -> None:
         if known.entry.state:
             return
-        self.held[known.owner, "entries"] += sign
-        self.held[known.owner, "tokens"] += sign * known.tokens
+        for name, size in (("entries", sign), ("tokens", sign * known.tokens)):
+            self.held[known.owner, name] += size
+            self._all[name] += size
         if not self.held[known.owner, "entries"]:
             del self.held[known.owner, "entries"], self.held[known.owner, "tokens"]
 
@@ -162,18 +162,16 @@ class Mirror:
     def totals(self, owner: bytes) -> tuple[dict[str, int], dict[str, int]]:
         """Entries and tokens of an owner, and of all others together."""
         mine = {name: self.held[owner, name] for name in ("entries", "tokens")}
-        every = {name: sum(size for (_, kind), size in self.held.items() if kind == name) for name in mine}
-        return mine, {name: every[name] - mine[name] for name in mine}
+        return mine, {name: self._all[name] - mine[name] for name in mine}
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _request(self, news: JobNews) -> tuple[int, Item]:
         job, report = news.job, news.report
-        number = self.number(job)
-        request = job.ticket.request
+        number = self._number(news)
         data: dict[str, Any] = {
             "number": number,
-            "id": request.id,
+            "id": job.ticket.request.id,
             "owner": owner_of(job.root).hex(),
             "choice": job.choice,
             "state": news.stage,
@@ -188,27 +186,25 @@ class Mirror:
             data |= {"cached": job.plan.start, "tiers": dict(job.tiers), "reused": reused}
         if report is not None:
             data |= _figures(report)
-        ttft = 0.0 if report is None else report.ttft
-        item = self._keep(number, (owner_of(job.root), request.id, job.choice, ttft), data)
+        owner = owner_of(job.root)
+        item = Item(owner, _json(data))
+        self._requests.put(number, item)
         if news.stage in OVER:
             self._open.pop(id(job), None)
+            if report is not None:
+                self._ended.append((owner, job.ticket.request.id, job.choice, report.ttft))
         return number, item
 
-    def _keep(self, number: int, request: _Request, data: Mapping[str, Any]) -> Item:
-        """Remembers a request for new readers."""
-        item = Item(request[0], _json(data))
-        self._requests[number] = request, item
-        self._requests.move_to_end(number)
-        if len(self._requests) > LATEST:
-            self._requests.popitem(last=False)
-        return item
-
-    def number(self, job: Job) -> int:
+    def _number(self, news: JobNews) -> int:
         """The number of a request."""
-        if id(job) not in self._open:
-            self._count += 1
-            self._open[id(job)] = job, self._count
-        return self._open[id(job)][1]
+        if id(news.job) not in self._open:
+            self._open[id(news.job)] = news.job, self._next(news.at)
+        return self._open[id(news.job)][1]
+
+    def _next(self, at: float) -> int:
+        """A new number. It is made of the time, because a count would tell each owner about the others."""
+        self._last = max(self._last + 1, round(at * 1e6))
+        return self._last
 
     # ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -219,7 +215,7 @@ class Mirror:
     def _slot(self, state: SlotState) -> Item:
         data: dict[str, Any] = {"slot": state.number, "state": state.state, "tokens": state.tokens}
         if state.job is not None and id(state.job) in self._open:
-            data |= {"total": state.total, "reply": state.reply, "request": self.number(state.job)}
+            data |= {"total": state.total, "reply": state.reply, "request": self._open[id(state.job)][1]}
         public = {"slot": state.number, "state": "idle" if state.state == "idle" else "busy"}
         return Item(state.owner, _json(data), _json(public))
 

@@ -93,11 +93,11 @@ class RuntimeSource:
     def open(self) -> list[Entry]:
         if self._tap in self._runtime.listeners:
             self.close()
-        self._tap = Tap()
         return self._runtime.listen(self._tap)
 
     def close(self) -> None:
-        self._runtime.unlisten(self._tap)
+        tap, self._tap = self._tap, Tap()  # what it has heard and nobody took has texts
+        self._runtime.unlisten(tap)
 
     def past(self) -> list[PastRequest]:
         since, found = time.time() - time.monotonic(), dict[tuple[int, int], PastRequest]()

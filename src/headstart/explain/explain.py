@@ -9,6 +9,7 @@ Example: the system prompt has the date in it. On the next day, all tokens after
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,6 +44,7 @@ class Explanation:
         token: the first one that was not reused for this reason.
         before: up to 20 characters of common text right before the difference.
         current, previous: 40 characters from there, of this prompt and of the earlier one.
+        quoted: when the earlier prompt was first stored, in seconds since 1970; infinite if nothing of it is quoted.
         recomputed: about how many tokens were computed that could have been reused but for this.
         seconds: what these took, by the measured speed of prefill; None as long as nothing was measured.
     """
@@ -57,6 +59,7 @@ class Explanation:
     previous: str = ""
     recomputed: int = 0
     seconds: float | None = None
+    quoted: float = math.inf
 
     @property
     def meaning(self) -> Meaning:
@@ -260,6 +263,7 @@ def _of_text(prompt: Prompt, record: Record, cached: CacheView, recent: Sequence
             there.current,
             there.previous,
             max(0, recomputed),
+            quoted=record.written if there.previous else math.inf,
         )
     ]
 

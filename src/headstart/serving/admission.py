@@ -15,6 +15,7 @@ from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import common_prefix
 from headstart.prefix_cache.blocks import Chain
 from headstart.prefix_cache.checkpoints import LATTICE, protected_points
+from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Costs, Mode, Plan, keepable, known, plan, restorable
 from headstart.serving.cache import Cache
 from headstart.serving.job import Job
@@ -99,6 +100,11 @@ class Admission:
                 return True
         return False
 
+    def restorable(self, chain: Chain) -> Sequence[Entry]:
+        """The stored entries that a prompt could begin with: blocks, and perhaps a checkpoint."""
+        found = restorable(self._cache.index, chain, self._mode)
+        return (*found.entries, *([] if found.state is None else [found.state]))
+
     def available(self, chain: Chain) -> int:
         """Tokens of a prompt that need no computation: they are live in a slot, or stored."""
         index = self._cache.index
@@ -146,10 +152,10 @@ class Admission:
 
     def _with_shared(self, job: Job, restored: Restored) -> dict[str, int]:
         """The restored tokens of each tier. What the shared tier brought for this job was in memory for a moment only."""
-        if not job.brought:
+        if not job.pinned.brought:
             return restored.tiers
         start, memory = restored.plan.start, self._cache.memory.name
-        brought = sum(min(one.stop, start) - one.start for one in restored.plan.restore if one.id in job.brought)
+        brought = sum(min(one.stop, start) - one.start for one in restored.plan.restore if one.id in job.pinned.brought)
         return {**restored.tiers, memory: restored.tiers.get(memory, 0) - brought, self._cache.shared.name: brought}
 
     def load(self, chain: Chain, choice: Plan) -> Restored | None:

@@ -7,7 +7,7 @@ the oldest of them may be due. Used from the engine thread only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from headstart.explain.history import History
@@ -72,6 +72,7 @@ class Expiry:
         self._history = history
         self._empty = empty
         self.wipes = 0
+        self._wiped = -math.inf  # when that was last
         self._observers: list[Callable[[Erasure], None]] = []
         self._since = cache.store.wall()  # the time of the oldest memo
         self._recent: set[BlockId] = set()
@@ -123,7 +124,9 @@ class Expiry:
 
     def _look(self, now: float, erased: Collection[BlockId], *, hints: bool) -> None:
         """Removes everything that is due, and everything that belongs to entries that a user `erased`."""
-        self.wipes += bool(erased)  # before anything is forgotten: see `passed`
+        if erased:
+            self.wipes += 1  # before anything is forgotten: see `passed`
+            self._wiped = now
         index, memory = self._cache.index, self._cache.memory
         hanging = self._hanging(erased)
         here = [entry for key in memory if (entry := index.get(key)) is not None]
@@ -141,11 +144,12 @@ class Expiry:
             return written <= self._terms.due(owner_of(root_id(self._engine.fingerprint, salt)), now)
 
         def over(record: Record) -> bool:
-            if due(record.salt, record.written):
+            quoted = _quoted(record.reports)
+            if due(record.salt, min(record.written, quoted)):
                 return True
             if not erased:
                 return False
-            return _quotes(record) or not set(Chain(record.root, index.block_size, record.tokens).ids).isdisjoint(erased)
+            return quoted < math.inf or not set(Chain(record.root, index.block_size, record.tokens).ids).isdisjoint(erased)
 
         def given_up(turn: Turn) -> bool:
             return due(turn.prompt.salt, turn.written) or not set(turn.ids).isdisjoint(erased)
@@ -164,9 +168,12 @@ class Expiry:
                 found.add(entry.id)
         return found
 
-    def late(self, slot: Slot) -> bool:
-        """Whether the request that uses a slot must leave no record."""
-        return slot.forsaken or slot.now <= self._terms.due(owner_of(slot.root), self._cache.store.wall())
+    def late(self, slot: Slot, reports: Mapping[int, object]) -> bool:
+        """Whether the request that uses a slot must leave no record. `reports`: of all its choices."""
+        quoted = _quoted(reports)
+        if slot.forsaken or (quoted < math.inf and slot.now <= self._wiped):
+            return True
+        return min(slot.now, quoted) <= self._terms.due(owner_of(slot.root), self._cache.store.wall())
 
     def passed(self, turn: Turn) -> bool:
         """Whether a turn must leave no record: it is due, or something was deleted since then, which may be its text.
@@ -198,7 +205,10 @@ class Expiry:
                 self._cache.store.erase(entry)
 
 
-def _quotes(record: Record) -> bool:
-    """Whether the explanation of a request has some characters of an earlier one, which may be the deleted one."""
-    found = [report.explanation for report in record.reports.values() if isinstance(report, Report)]
-    return any(explanation is not None and explanation.previous for explanation in found)
+def _quoted(reports: Mapping[int, object]) -> float:
+    """When the oldest text was first stored that the explanations of a request quote; infinite if they quote none.
+
+    They have some characters of an earlier request, which may be a deleted one.
+    """
+    found = [report.explanation for report in reports.values() if isinstance(report, Report)]
+    return min((explanation.quoted for explanation in found if explanation is not None), default=math.inf)

@@ -12,10 +12,10 @@ from headstart.explain.record import Record
 from headstart.interfaces.engine import Engine, Logits, Sampler, Sampling
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain, root_id
-from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.planner import Plan
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.serving.detokenizer import Detokenizer
+from headstart.serving.pinned_prefix import PinnedPrefix
 from headstart.serving.request import (
     Delta,
     Event,
@@ -83,7 +83,7 @@ class Job:
         last_checkpoint: the last checkpoint that was taken during its reply.
         fetch: what is on its way from the shared tier.
         follows: another job whose fetch brings something that this one lacks.
-        brought: entries that have arrived from the shared tier. They are pinned until the job has loaded them.
+        pinned: its entries in memory, while it waits for the shared tier and until it has loaded them.
         token: the last sampled token, which the engine has not computed yet.
     """
 
@@ -111,7 +111,7 @@ class Job:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     fetch: Fetch | None = None
     follows: Job | None = None
-    brought: dict[BlockId, Entry] = field(default_factory=dict)
+    pinned: PinnedPrefix = field(default_factory=PinnedPrefix)
 
     def request_traits(self) -> RequestTraits:
         """The traits of the request while its reply is not complete."""

@@ -20,6 +20,8 @@ from headstart.tiers.memory import Cell
 
 SECURE = 5.0
 """Seconds of work after which the finished blocks of a busy slot are saved. A crash costs about so much work."""
+SECURE_SHARED = 0.5
+"""The same if other servers get what is computed: the conversation may move, or others begin alike."""
 SECURE_SHARE = 0.02
 """Largest share of the engine's time for this."""
 
@@ -101,8 +103,9 @@ class KvSave:
     def secure(self, slots: Sequence[Slot]) -> None:
         """Saves the finished blocks of one slot that has been busy for long."""
         now = self._store.clock()
+        least = SECURE_SHARED if "computed" in self._store.shared.saves else SECURE
         for slot in slots:
-            if now >= slot.secured + max(SECURE, self._cost / SECURE_SHARE) and self._exposed(slot):
+            if now >= slot.secured + max(least, self._cost / SECURE_SHARE) and self._exposed(slot):
                 self.save(slot, again=True)
                 slot.secured = self._store.clock()
                 self._cost = slot.secured - now

@@ -85,6 +85,7 @@ class KvStore:
             self.label,
             self._stored,
             self.pins.found,
+            self.pins.left,
             lambda: self.clock(),
         )
         self.shared_offer = SharedOffer(self.index, memory, self.shared, self.label)
@@ -194,8 +195,6 @@ class KvStore:
         held = [entry for entry in self.index if self.memory.name in entry.copies]
         assert len(held) == len(self.memory) == len(self.retention)
         assert all(entry.id in self.memory for entry in held)
-        kept = [entry for entry in self.index if entry.kept]
-        assert all(entry.id in self.pins and entry.id in self.memory for entry in kept)
-        assert self.pins.held == self.memory_budget.size(kept)
+        self.pins.check()
         for entry in self.index:
             assert entry.pins == (entry.id in self.offload.writing) + (entry.id in self.shared_offer.reading)

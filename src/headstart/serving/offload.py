@@ -39,6 +39,7 @@ class Offload:
         label: makes the description of an entry on disk; its second argument says whether the entry is canonical.
         stored: called for each entry that this process has stored on disk.
         pinned: called with all entries that are pinned on disk, when they change.
+        lost: called with an entry that the disk has lost and no other tier has.
 
     Attributes:
         writing: entries that were offered and not answered yet.
@@ -57,6 +58,7 @@ class Offload:
         label: Callable[[Entry, bool], Label],
         stored: Callable[[BlockId], None],
         pinned: Callable[[Collection[BlockId]], None],
+        lost: Callable[[Entry], None],
         clock: Callable[[], float],
     ) -> None:
         self.writing: dict[BlockId, Entry] = {}
@@ -72,6 +74,7 @@ class Offload:
         self._label = label
         self._stored = stored
         self._pinned = pinned
+        self._lost = lost
         self._clock = clock
         self._later: deque[tuple[float, Entry]] = deque()
         self._unneeded: set[BlockId] = set()  # derived entries that the disk need not have: no request is expected to use them
@@ -197,6 +200,8 @@ class Offload:
         entry = self._index.get(key)
         if entry is not None and self._disk.name in entry.copies:
             self._index.remove(key, self._disk.name)
+            if not entry.copies:
+                self._lost(entry)
 
     def _answered(self, key: BlockId) -> Entry | None:
         entry = self.writing.pop(key, None)

@@ -108,9 +108,16 @@ class Pins:
             self._retention.keep(entry)
 
     def left(self, entry: Entry) -> None:
-        """An entry is leaving memory: it was erased, or its place is needed although it is pinned on disk."""
+        """An entry leaves memory, because it is erased or pinned on disk too; or nothing has it any more."""
         self._free(entry)
         self._here.discard(entry.id)
+
+    def check(self) -> None:
+        """Raises AssertionError if pins, index and memory disagree."""
+        kept = [entry for entry in self._index if entry.kept]
+        assert all(entry.id in self and self._memory.name in entry.copies for entry in kept)
+        assert self.held == sum(map(self._size, kept))
+        assert all(self._index.get(key) is not None for key in self._here)
 
     def _release(self, keys: Iterable[BlockId]) -> None:
         for key in keys:

@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
@@ -95,7 +95,7 @@ class Scheduler:
         self._prompter = prompter
         self._mode = mode
         self._stall = stall
-        self._patience = patience
+        self.patience = patience
         self._observe = observe
         self._clock = clock
         self._inbox: queue.SimpleQueue[Ticket | ReturnedTurn | None] = queue.SimpleQueue()
@@ -103,7 +103,8 @@ class Scheduler:
         self._preloads: queue.SimpleQueue[Preload] = queue.SimpleQueue()
         self._preloading: SharedPreload | None = None
         self._running: list[Job] = []
-        self._prefill_calls = 0
+        self._prefill_turns = 0
+        self._out_of_turn = False  # the last prefill call was not a turn
         template = prompter.template.source
         self._listener = cache.store.listener
         self._admission = Admission(engine, cache, self.slots, mode, self.history, template, clock)
@@ -471,12 +472,11 @@ class Scheduler:
         jobs = [job for job in self._running if job.prefilling]
         if not jobs:
             return
-        self._prefill_calls += 1
-        job = jobs[self._prefill_calls % len(jobs)]
+        job = self._next_prefill(jobs)
         slot = job.slot
         assert slot is not None
         alone = len(jobs) == 1 and not self.waiting
-        seconds = self._stall if len(jobs) < len(self._running) else self._patience * (2 if alone else 1)
+        seconds = self._stall if len(jobs) < len(self._running) else self.patience * (2 if alone else 1)
         limit = min(self.engine.shape.batch, self._admission.pace.tokens(seconds))
         start, length = len(slot), len(job.chain)
         size = next_call(start, length, slot.canonical, limit, self.engine.traits, job.points)
@@ -519,6 +519,16 @@ class Scheduler:
         elif (drawn := self._draw(job)) is not None:
             self._accept(job, *drawn)
 
+    def _next_prefill(self, jobs: Sequence[Job]) -> Job:
+        """Prompts take turns. One whose last tokens are left, which are a short call of their own, goes before a turn."""
+        block_size = self.engine.traits.block_size
+        ending = next((job for job in jobs if job.slot and len(job.chain) - len(job.slot) <= block_size), None)
+        self._out_of_turn = ending is not None and not self._out_of_turn
+        if ending is not None and self._out_of_turn:
+            return ending
+        self._prefill_turns += 1
+        return jobs[self._prefill_turns % len(jobs)]
+
     def _is_canonical(self, slot: Slot, start: int, size: int, length: int) -> bool:
         if self._mode.any_cut:
             return True
@@ -550,7 +560,7 @@ class Scheduler:
 
     def _turn_of(self, job: Job, slot: Slot) -> Turn | None:
         """The turn for `Runtime.remember`; None if it must leave no record."""
-        if self.expiry.late(slot):
+        if self.expiry.late(slot, job.ticket.reports):
             return None
         prompt = job.request.prompt
         turn = job.turn(self._clock(), self.expiry.wipes, settles=self.settle.takes(prompt))

@@ -1,7 +1,7 @@
 """Shared fetch: a request waits, without a slot, while the rest of its prompt arrives from the shared tier. Others run.
 
 It stops waiting when everything has arrived, after a short time without progress (`STALL`), or when memory is full. Then it
-computes from what has arrived. Used from the engine thread only.
+computes from what has arrived. While it waits, what it has in memory is pinned. Used from the engine thread only.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from headstart.prefix_cache.quota import owner_of
 from headstart.serving.admission import Admission
 from headstart.serving.job import Job
 from headstart.serving.kv_store import KvStore
+from headstart.serving.pinned_prefix import PinnedPrefix
 from headstart.serving.shared_audit import SharedAudit
 from headstart.tiers.shared_tier import Arrival, Fetch, FetchRequest
 
 STALL = 0.25
 """Seconds without progress after which a request no longer waits."""
 SHARE = 0.5
-"""Largest share of the memory budget for entries that have arrived and wait for their request."""
+"""Share of the memory budget up to which several requests may have pinned entries. Beyond it they take turns: each needs its
+whole prompt in memory, and soon frees it again."""
 
 
 class SharedFetch:
@@ -56,7 +58,7 @@ class SharedFetch:
         self._state_bytes = engine.shape.state_bytes
         self._movable = engine.traits.movable
         self._waiting: list[Job] = []
-        self._held = 0  # bytes
+        self._held = self._held_entries = 0  # pinned: bytes, and their number
 
     def begin(self, job: Job) -> None:
         """Asks for what the job's prompt lacks. The job is then `parked`, unless the tier is off or has nothing for it."""
@@ -73,6 +75,7 @@ class SharedFetch:
         job.fetch = None if wanted is None else self.fetch(wanted)
         if job.fetch is not None:
             self._waiting.append(job)
+            self._pin_here(job)
 
     def step(self) -> None:
         """Takes in what has arrived, and lets jobs go on that need not wait any longer."""
@@ -86,10 +89,12 @@ class SharedFetch:
 
     def _poll(self, job: Job) -> None:
         assert job.fetch is not None
-        full = False
-        for arrival in job.fetch.take():
-            full = full or not self.keep(job.chain, job.brought, arrival)
-        stalled = self._clock() > job.fetch.progress + STALL
+        if self.crowded and not self._has_turn(job) and not job.fetch.over:
+            return
+        full, arrivals = False, job.fetch.take()
+        for arrival in arrivals:
+            full = full or not self.keep(job.chain, job.pinned, arrival)
+        stalled = not arrivals and self._clock() > job.fetch.progress + STALL
         if full or stalled:
             job.fetch.stop(stalled=stalled)
         if stalled:  # the others would only wait as long again
@@ -97,6 +102,32 @@ class SharedFetch:
                 self._go_on(other)
         if full or stalled or job.fetch.over:
             self._go_on(job)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether those that wait have pinned so much that they take turns."""
+        return self._held > SHARE * self._store.memory.budget
+
+    def _has_turn(self, job: Job) -> bool:
+        """Whether it is the first of those that still fetch, and all other prompts are loaded."""
+        fetching = [one for one in self._waiting if one.fetch is not None]
+        return job is fetching[0] and self._held_entries == sum(len(one.pinned) for one in fetching)
+
+    def _pin_here(self, job: Job) -> None:
+        """What a job fetches is of use only behind what is here."""
+        memory = self._store.memory
+        for entry in self._admission.restorable(job.chain):
+            if memory.name in entry.copies and entry.id not in job.pinned.here:
+                self._pin(entry, job.pinned.here)
+
+    def _pin(self, entry: Entry, pinned: dict[BlockId, Entry]) -> None:
+        entry.pins += 1
+        self._held_entries += 1
+        self._held += self._size(entry)
+        pinned[entry.id] = entry
+
+    def _size(self, entry: Entry) -> int:
+        return self._store.memory.size(STATE) if entry.state else self._store.memory.cell_bytes
 
     def _go_on(self, job: Job) -> None:
         job.fetch = job.follows = None
@@ -109,7 +140,7 @@ class SharedFetch:
                 job.fetch.stop()
             if job in self._waiting:
                 self._go_on(job)
-            self.free(job.brought)
+            self.free(job.pinned)
 
     # ── for prefixes that no job waits for too (`shared_preload`) ────────────────────────────────────────────────────
 
@@ -117,12 +148,14 @@ class SharedFetch:
         """Begins to fetch. None if that is of no use now."""
         return self._tier.fetch(wanted, self._wake)
 
-    def free(self, brought: dict[BlockId, Entry]) -> None:
-        """Frees what `keep` has pinned."""
-        for entry in brought.values():
-            entry.pins -= 1
-            self._held -= self._store.memory.size(STATE) if entry.state else self._store.memory.cell_bytes
-        brought.clear()
+    def free(self, pinned: PinnedPrefix) -> None:
+        """Frees what is pinned."""
+        for entries in (pinned.here, pinned.brought):
+            for entry in entries.values():
+                entry.pins -= 1
+                self._held_entries -= 1
+                self._held -= self._size(entry)
+            entries.clear()
 
     def _first_lacking(self, job: Job) -> BlockId | None:
         number = self._admission.available(job.chain) // job.chain.block_size
@@ -153,20 +186,17 @@ class SharedFetch:
             pace.restore,
         )
 
-    def keep(self, chain: Chain, brought: dict[BlockId, Entry], arrival: Arrival) -> bool:
-        """Stores an object of a chain in memory, and pins it in `brought`. False if there is no room."""
+    def keep(self, chain: Chain, pinned: PinnedPrefix, arrival: Arrival) -> bool:
+        """Stores an object of a chain in memory, and pins it. False if there is no room."""
         label, store = arrival.label, self._store
         state = label.kind == STATE
         entry = Entry(
             label.key, label.parent, as_tokens(label.tokens), label.start, state=state, owner=label.owner, written=label.written
         )
-        size = store.memory.size(label.kind)
         if entry.id in store.offload.writing:  # the disk is reading the cell of a derived version
             return True
         if store.spent(entry) or not store.index.wants(entry.id, store.memory.name, canonical=True):
             return True
-        if self._held + size > SHARE * store.memory.budget:
-            return False
         now = self._clock()
         if (cell := store.memory_budget.take(entry, now, needed=True)) is None:
             store.memory_budget.skip("restore", 1)
@@ -175,8 +205,6 @@ class SharedFetch:
         store.publish(entry, cell, now, canonical=True, size=len(arrival.payload) if state else None, computed=False)
         known = store.index.get(entry.id)
         assert known is not None
-        known.pins += 1
-        self._held += size
-        brought[entry.id] = known
+        self._pin(known, pinned.brought)
         self._audit.fetched(chain, arrival)
         return True

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from headstart.interfaces.tier import KV
-from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain
-from headstart.prefix_cache.index import Entry
+from headstart.serving.pinned_prefix import PinnedPrefix
 from headstart.serving.shared_fetch import SharedFetch
 from headstart.tiers.shared_tier import Fetch
 
@@ -49,7 +48,7 @@ class SharedPreload:
         self._chain: Chain | None = None
         self._fetch: Fetch | None = None
         self._new = True  # nothing of the present prefix has arrived
-        self._brought: dict[BlockId, Entry] = {}
+        self._pinned = PinnedPrefix()
 
     def step(self) -> bool:
         """Takes in what has arrived. False if the preload is over. It never raises."""
@@ -74,16 +73,16 @@ class SharedPreload:
         """Nothing more is brought."""
         if self._fetch is not None:
             self._fetch.stop()
-        self._shared_fetch.free(self._brought)
+        self._shared_fetch.free(self._pinned)
         self._preload.over.set()
 
     def _take(self, chain: Chain, fetch: Fetch) -> bool:
         """False if memory is full."""
         for arrival in fetch.take():
-            before = len(self._brought)
-            if not self._shared_fetch.keep(chain, self._brought, arrival):
+            before = len(self._pinned)
+            if self._shared_fetch.crowded or not self._shared_fetch.keep(chain, self._pinned, arrival):
                 return False
-            if len(self._brought) > before:
+            if len(self._pinned) > before:
                 self._preload.prefixes += self._new
                 self._preload.tokens += len(arrival.label.tokens) * (arrival.label.kind == KV)
                 self._new = False

@@ -77,14 +77,16 @@ class CachedChains:
         self._cache = cache
         self._index, self._pins = cache.index, cache.store.pins
 
-    def all(self) -> list[CachedChain]:
+    def all(self, owner: bytes | None = None, limit: int | None = None) -> list[CachedChain]:
         """One chain for each entry that no other continues, the latest used first. It takes time on the caller's thread."""
-        entries = self.entries()
+        entries = [entry for entry in self.entries() if owner in (None, entry.owner)]
         above = {entry.id: entry for entry in entries if not entry.state}
         states = {entry.parent: entry for entry in entries if entry.state}
         parents = {entry.parent for entry in above.values()}
-        found = [self._chain(entry, above, states) for entry in above.values() if entry.id not in parents]
-        return sorted(found, key=lambda chain: (chain.used is None, chain.used or 0.0, chain.id))
+        used = self._cache.store.retention.last_use
+        ends = [(used(entry.id), entry) for entry in above.values() if entry.id not in parents]
+        ends.sort(key=lambda end: (end[0] is None, -(end[0] or 0.0), end[1].id))
+        return [self._chain(entry, above, states) for _, entry in ends[:limit]]
 
     def entries(self) -> list[Entry]:
         """All stored entries. Others may change them meanwhile."""
@@ -94,6 +96,7 @@ class CachedChains:
         """The chain that ends with this entry."""
 
         def look() -> CachedChain:
+            self._cache.store.offload.take_notices()  # of what the disk has done for this caller
             blocks = {entry.id: entry for entry in self._up(key, owner)}
             ends = [state for block in blocks if (state := self._index.get(checkpoint_id(block))) is not None]
             return self._chain(blocks[key], blocks, {state.parent: state for state in ends})
@@ -143,13 +146,14 @@ class CachedChains:
         return self.get(key, owner)
 
     def delete(self, key: BlockId, owner: bytes | None) -> Deleted:
-        """Deletes what only this chain has, with every trace of it here and on disk: see docs/privacy.md.
+        """Deletes what only this chain has, with every trace of it here, on disk and in the shared store: see docs/privacy.md.
 
         Raises:
             Conflict: other chains continue this entry, or it is pinned.
+            Unavailable: also if the shared store fails. Then it is deleted here and on disk.
         """
 
-        def delete() -> tuple[Deleted, Future[int]]:
+        def delete() -> tuple[Deleted, Future[int], Future[None]]:
             own: list[Entry] = []
             for entry in reversed(self._up(key, owner)):
                 if any(child.id != (own[-1].id if own else b"") for child in self._index.children(entry.id)):
@@ -160,12 +164,20 @@ class CachedChains:
             going = self._with_checkpoints(own)
             if any(entry.id in self._pins for entry in going):
                 raise Conflict("This chain is pinned: unpin it first.", code="pinned")
-            keys = {entry.id for entry in going}
+            keys, labels = {entry.id for entry in going}, [self._cache.store.label(entry, True) for entry in going]
             self._scheduler.expiry.delete(keys)
-            return Deleted(len(own), sum(len(entry.tokens) for entry in own), 0), self._cache.disk.erase(keys)
+            deleted = Deleted(len(own), sum(len(entry.tokens) for entry in own), 0)
+            return deleted, self._cache.disk.erase(keys), self._cache.shared.erase(labels)
 
-        deleted, on_disk = self._on_engine(delete)
-        return replace(deleted, disk_bytes=self._wait(on_disk))
+        deleted, on_disk, shared = self._on_engine(delete)
+        deleted = replace(deleted, disk_bytes=self._wait(on_disk))
+        try:
+            self._wait(shared)
+        except Unavailable as error:
+            raise Unavailable(
+                f"{error} The chain is deleted here, but not there. `headstart fleet rm` deletes there all that its owner has."
+            ) from None
+        return deleted
 
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -58,11 +58,11 @@ class DiskTier(Protocol):
 
     def pin(self, keys: Collection[bytes]) -> Future[bool]:
         """Protects objects from eviction until `unpin`. The result is False if they do not fit into the share for pins; then
-        none is pinned. A notice `PinsFound` follows. The future raises if the disk fails.
+        none is pinned. A notice `PinsFound` comes first. The future raises if the disk fails.
         """
 
     def unpin(self, keys: Collection[bytes]) -> Future[None]:
-        """Removes the protection of objects. A notice `PinsFound` follows."""
+        """Removes the protection of objects. A notice `PinsFound` comes first."""
 
     def erase(self, keys: Collection[bytes]) -> Future[int]:
         """Deletes objects on request of their owner, with every trace of them. The result is how many bytes that were.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -172,6 +173,12 @@ class SharedTier(Protocol):
     def distrust(self, label: Label, writer: str) -> None:
         """The payload of a fetched object was found wrong: it is deleted, and no longer fetched from this writer."""
 
+    def erase(self, labels: Sequence[Label]) -> Future[None]:
+        """Deletes entries on request of their owner, also those that wait to be written, if this server writes at all.
+
+        The future raises Unavailable if the store fails.
+        """
+
     def close(self, seconds: float) -> bool:
         """Stores what is queued for at most `seconds`, and ends. False if it is still running and may read payloads."""
 
@@ -221,6 +228,11 @@ class NoShared:
 
     def distrust(self, label: Label, writer: str) -> None:
         pass
+
+    def erase(self, labels: Sequence[Label]) -> Future[None]:
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def close(self, seconds: float) -> bool:
         return True

@@ -167,11 +167,17 @@ class WriteBehind:
         self._queue.put(frozenset(keys))
 
     def pin(self, keys: Collection[bytes]) -> Future[bool]:
-        return self._ask(lambda disk: disk.pin(keys))
+        def pin(disk: Disk) -> bool:
+            fits = disk.pin(keys)
+            self._look_at_pins(disk)
+            return fits
+
+        return self._ask(pin)
 
     def unpin(self, keys: Collection[bytes]) -> Future[None]:
         def unpin(disk: Disk) -> None:
             disk.catalog.pin(keys, False)
+            self._look_at_pins(disk)
 
         return self._ask(unpin)
 
@@ -464,14 +470,17 @@ class WriteBehind:
         for row in sorted(rows, key=lambda row: row.label.start):  # parents first: the owner is known from them
             self._known.add(row.label.key)
             self._notices.append(ObjectFound(row.label))
-        if (pinned := disk.catalog.pinned(self._fingerprint)) != self._pinned:
-            self._pinned = pinned
-            self._notices.append(PinsFound(pinned))
+        self._look_at_pins(disk)
         for number, note in disk.catalog.notes(self._fingerprint, self._seen_notes):
             self._seen_notes = number
             self._notices.append(NoteFound(note))
         self._sizes = (disk.used, disk.budget, disk.reserved, len(disk))
         return erased
+
+    def _look_at_pins(self, disk: Disk) -> None:
+        if (pinned := disk.catalog.pinned(self._fingerprint)) != self._pinned:
+            self._pinned = pinned
+            self._notices.append(PinsFound(pinned))
 
     def _note_wipe(self, disk: Disk, wiped: tuple[float, int]) -> None:
         before, self._wiped = self._wiped, wiped

@@ -20,6 +20,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from harness import check, system, user
+from headstart.api.service import Nowhere
 from headstart.config import Settings
 from headstart.fleet.cluster import bridge
 from headstart.fleet.cluster import member as members
@@ -41,7 +42,7 @@ LONG = user("What are the words of the house, and who has chosen them? " * 2)
 COUNTED = user("How many of them are there, and how often do they change? " * 2)
 
 
-class OneProcess:
+class OneProcess(Nowhere):
     """A fleet whose front and members are in this process: `member.Fleet`.
 
     Attributes:
@@ -69,9 +70,6 @@ class OneProcess:
 
     async def metrics(self) -> dict[str, bytes]:
         return {}
-
-    async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
-        return ()
 
     @asynccontextmanager
     async def member(self, name: str) -> AsyncIterator[Member]:
@@ -386,7 +384,7 @@ def test_the_log_has_counts_only(folder: Path, key_file: Path, capfd: pytest.Cap
 # ── a member that stops ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Nobody:
+class Nobody(Nowhere):
     """The other processes of a fleet: there are none."""
 
     async def send(self, report: bytes, card: ModelCard) -> Sequence[bool]:
@@ -399,9 +397,6 @@ class Nobody:
         return {}
 
     async def hottest(self, fingerprint: bytes, tokens: int) -> Sequence[HotStretch]:
-        return ()
-
-    async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
         return ()
 
 

@@ -24,7 +24,7 @@ class Waiting:
     reuse: bool = True
     fetch: object = None
     follows: object = None
-    brought: dict[bytes, Any] = field(default_factory=dict)
+    pinned: Any = field(default_factory=lambda: SimpleNamespace(brought={}))
     slot: Any = None
     token: int | None = None
 
@@ -75,7 +75,7 @@ def test_what_a_fetch_brings_shortens_the_queue() -> None:
         watch.arrived(one, lambda _: there)
     watch.stepped([], jobs)
     assert watch.state == QueueState(queued=((16, 100), (16, 100)), fetching=80)
-    job.brought = {b"block": SimpleNamespace(state=False), b"state": SimpleNamespace(state=True)}
+    job.pinned.brought = {b"block": SimpleNamespace(state=False), b"state": SimpleNamespace(state=True)}
     watch.stepped([], jobs)
     assert watch.state.fetching == 72
     job.fetch, there = None, 88
@@ -92,13 +92,14 @@ def test_tokens_become_seconds() -> None:
     for _ in range(200):
         times.ended(8.0)
     state = QueueState(((0, 100), (50, 100)), ((0, 100), (80, 100)), 2, 500)
-    load = load_of(state, SPEED, times, 4, 0.05, 0.25)
+    load = load_of(state, SPEED, times, 4, 0.05, 0.25, 1.0)
     assert load.prefills == pytest.approx((1.0, 0.5))
     assert load.queued == pytest.approx(1.2)
     assert load.drag == pytest.approx(0.2)
     assert load.hold == pytest.approx(3 * 8.0 / 4, rel=1e-3), "two wait, and the new one"
     assert load.crowd == pytest.approx(times.crowd(6))
     assert load.fetching == pytest.approx(0.5)
+    assert (load.call, load_of(QueueState(((0, 100),)), SPEED, times, 4, 0.05, 0.25, 1.0).call) == (0.25, 1.0)
     assert state.seconds(SPEED.prefill) == pytest.approx(2.7)
-    assert load_of(QueueState(), SPEED, times, 4, 0.05, 0.25) == Load()
-    assert load_of(QueueState(((0, 1),)), Speed(), times, 4, 0.05, 0.25).drag == 0.0, "nothing is decoded"
+    assert load_of(QueueState(), SPEED, times, 4, 0.05, 0.25, 1.0) == Load()
+    assert load_of(QueueState(((0, 1),)), Speed(), times, 4, 0.05, 0.25, 1.0).drag == 0.0, "nothing is decoded"

@@ -66,6 +66,15 @@ def test_a_prompt_waits_for_what_is_left() -> None:
     assert estimate.first_token[0] == pytest.approx(1.0 + 10.0)
 
 
+@given(st.lists(st.floats(0.01, 20), min_size=1, max_size=8), st.floats(0.01, 4), st.integers(1, 4000))
+@examples(100)
+def test_a_prompt_waits_for_half_a_call_of_each_prompt_at_least(prefills: list[float], call: float, tokens: int) -> None:
+    own = SPEED.prefill.seconds(0, tokens)
+    estimate = board(Load(prefills=tuple(prefills), call=call)).estimate(nothing(), tokens, 64, 0.0)
+    waits = sum(min(one, call / 2) if own < call / 2 else min(one, own) for one in prefills)
+    assert estimate.first_token[0] == pytest.approx(waits + own)
+
+
 def test_bookings_take_turns_too() -> None:
     made = board(Load(prefills=(5.0,)), speed=Speed(Curve(0.01)))
     for _ in range(200):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headstart.errors import Unavailable
 from headstart.tiers.shared import tier as tiers
 from headstart.tiers.shared import writing
 from headstart.tiers.shared.data_keys import DataKeys
@@ -205,3 +206,15 @@ def test_a_server_that_only_reads_deletes_nothing(tmp_path: Path, monkeypatch: p
     wait_until(lambda: len(looks) > 5)
     reader.close(5)
     assert sorted(one.name for one in FolderStore(tmp_path, 30.0).objects()) == before
+
+
+def test_what_is_deleted_while_it_waits_is_not_stored(store: FolderStore) -> None:
+    tier, wanted = tier_of(store, KEYS), request(prompt(6), SIZE)
+    for block in range(5):
+        assert tier.offer(wanted.label(block), payload_of(block, SIZE))
+    tier.erase([wanted.label(block) for block in range(2, 6)]).result(10)
+    assert kv(store) == 2
+    assert tier.close(10)
+    assert [tier.lacks(wanted.label(block).key) for block in range(5)] == [False, False, True, True, True]
+    with pytest.raises(Unavailable):
+        tier.erase([wanted.label(0)]).result(10)

@@ -12,12 +12,12 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from headstart.api.cache.actions import CHANGES, Action, ChainRequest, act, figures, joined
 from headstart.api.openapi import ERRORS
 from headstart.api.route import Salt
 from headstart.api.service import service_of
+from headstart.errors import NotFound, RequestError, Unavailable
 from headstart.interfaces.tokens import BlockId
-from headstart.serving.runtime import Runtime
-from headstart.serving.stored import CachedChain
 
 router = APIRouter()
 
@@ -31,16 +31,14 @@ async def chains(request: HttpRequest, limit: Limit = 100, cache_salt: Salt = ""
     """The stored chains, the latest used first. A chain is a prompt from its beginning."""
     service = service_of(request)
     runtime, mine = service.ready(), service.owner(request, user, cache_salt)
-    operator = request.scope["operator"]
+    owner = None if request.scope["operator"] else mine
 
     def found() -> dict[str, Any]:
-        everything = runtime.stored.all()
-        shown = [chain for chain in everything if operator or chain.owner == mine]
-        distinct = {entry.id: entry for chain in everything for entry in chain.entries}.values()
-        others = [entry for entry in distinct if entry.owner != mine]
+        shown = runtime.stored.all(owner, limit + 1)
+        others = [entry for entry in runtime.stored.entries() if entry.owner != mine and not entry.state]
         return {
             "object": "list",
-            "data": [_figures(chain, mine) for chain in shown[:limit]],
+            "data": [figures(chain, mine) for chain in shown[:limit]],
             "has_more": len(shown) > limit,
             "others": {"entries": len(others), "tokens": sum(len(entry.tokens) for entry in others)},
         }
@@ -51,20 +49,7 @@ async def chains(request: HttpRequest, limit: Limit = 100, cache_salt: Salt = ""
 @router.get("/headstart/cache/{id}", responses=ERRORS)
 async def chain(request: HttpRequest, id: str, cache_salt: Salt = "", user: Salt = "") -> Response:
     """One chain, entry by entry."""
-    runtime, mine, owner = _caller(request, cache_salt, user)
-    found = await asyncio.to_thread(runtime.stored.get, _key(id), owner)
-    ends = {state.parent: state for state in found.checkpoints}
-    entries = [
-        {
-            "id": entry.id.hex(),
-            "start": entry.start,
-            "tokens": len(entry.tokens),
-            "tiers": dict(entry.copies),
-            "checkpoint": dict(ends[entry.id].copies) if entry.id in ends else None,
-        }
-        for entry in found.entries
-    ]
-    return JSONResponse({**_figures(found, mine), "entries": entries})
+    return await _answer(request, "show", id, cache_salt, user)
 
 
 @router.get("/headstart/cache/{id}/text", responses=ERRORS)
@@ -72,47 +57,50 @@ async def text(
     request: HttpRequest, id: str, start: Start = 0, tokens: Most = None, cache_salt: Salt = "", user: Salt = ""
 ) -> Response:
     """The text of a chain, from the token `start` on, at most `tokens` of them. For its owner only, not for the operator."""
-    runtime, mine, _ = _caller(request, cache_salt, user)
-
-    def read() -> str:
-        found = runtime.stored.get(_key(id), mine)
-        every = [token for entry in found.entries for token in entry.tokens.tolist()]
-        wanted = every[start:] if tokens is None else every[start : start + tokens]
-        with runtime.prompts.tokenizer_open() as tokenizer:
-            return b"".join(map(tokenizer.token_bytes, wanted)).decode("utf-8", "replace")
-
-    return JSONResponse({"id": id, "start": start, "text": await asyncio.to_thread(read)})
+    return await _answer(request, "text", id, cache_salt, user, start, tokens)
 
 
 @router.post("/headstart/cache/{id}/pin", responses=ERRORS)
 async def pin(request: HttpRequest, id: str, cache_salt: Salt = "", user: Salt = "") -> Response:
     """Protects a chain and its present checkpoints from eviction, in memory and on disk."""
-    runtime, mine, owner = _caller(request, cache_salt, user)
-    return JSONResponse(_figures(await asyncio.to_thread(runtime.stored.pin, _key(id), owner), mine))
+    return await _answer(request, "pin", id, cache_salt, user)
 
 
 @router.post("/headstart/cache/{id}/unpin", responses=ERRORS)
 async def unpin(request: HttpRequest, id: str, cache_salt: Salt = "", user: Salt = "") -> Response:
     """Removes the protection of a chain, except for entries that other pinned chains need."""
-    runtime, mine, owner = _caller(request, cache_salt, user)
-    return JSONResponse(_figures(await asyncio.to_thread(runtime.stored.unpin, _key(id), owner), mine))
+    return await _answer(request, "unpin", id, cache_salt, user)
 
 
 @router.delete("/headstart/cache/{id}", responses=ERRORS)
 async def delete(request: HttpRequest, id: str, cache_salt: Salt = "", user: Salt = "") -> Response:
-    """Deletes what only this chain has, with every trace of it here and on disk. 409 if it is pinned or others continue it."""
-    runtime, _, owner = _caller(request, cache_salt, user)
-    gone = await asyncio.to_thread(runtime.stored.delete, _key(id), owner)
-    return JSONResponse(
-        {"id": id, "deleted": True, "entries": gone.entries, "tokens": gone.tokens, "disk_bytes": gone.disk_bytes}
-    )
+    """Deletes what only this chain has, in memory, on disk, in a shared store and on all servers of a fleet.
+
+    409 if it is pinned, or if others continue it."""
+    return await _answer(request, "delete", id, cache_salt, user)
 
 
-def _caller(request: HttpRequest, cache_salt: str, user: str) -> tuple[Runtime, bytes, bytes | None]:
-    """The runtime, the caller as an owner, and whose chains it may reach: None for all."""
+async def _answer(
+    request: HttpRequest, action: Action, id: str, cache_salt: str, user: str, start: int = 0, tokens: int | None = None
+) -> Response:
     service = service_of(request)
-    mine = service.owner(request, user, cache_salt)
-    return service.ready(), mine, None if request.scope["operator"] else mine
+    runtime, caller = service.ready(), service.owner(request, user, cache_salt)
+    asked = ChainRequest(action, _key(id), caller, request.scope["operator"], start, tokens)
+    found: list[dict[str, Any]] = []
+    error: RequestError | None = None
+    try:
+        found.append(await asyncio.to_thread(act, runtime, asked))
+    except (NotFound, Unavailable) as here:
+        error = here
+    if action in CHANGES or not found:
+        for there in await service.elsewhere.chain(asked):
+            if there.message:
+                error = there.error
+            elif there.body is not None:
+                found.append(there.body)
+    if error is not None and (not found or (action in CHANGES and not isinstance(error, NotFound))):
+        raise error
+    return JSONResponse(joined(action, found))
 
 
 def _key(id: str) -> BlockId:
@@ -121,19 +109,3 @@ def _key(id: str) -> BlockId:
         return bytes.fromhex(id)
     except ValueError:
         return b""
-
-
-def _figures(chain: CachedChain, mine: bytes) -> dict[str, Any]:
-    return {
-        "id": chain.id.hex(),
-        "tokens": chain.tokens,
-        "blocks": len(chain.entries),
-        "checkpoints": len(chain.checkpoints),
-        "tiers": dict(chain.tiers),
-        "pinned": chain.pinned,
-        "complete": not chain.entries[0].start,
-        "seconds_ago": None if chain.used is None else round(chain.used, 1),
-        "uses": chain.uses,
-        "saves_seconds": None if chain.saves is None else round(chain.saves, 3),
-        "yours": chain.owner == mine,
-    }

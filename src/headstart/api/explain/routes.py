@@ -71,7 +71,7 @@ async def _answer(request: HttpRequest, request_id: str | None, cache_salt: str,
     salt = service.salt(request, user or None, cache_salt or None)
     tenant = tenancy.viewer_of(request.scope.get("tenant", tenancy.OPEN), salt)
     own = account(runtime, tenant, salt, request_id)
-    found = [one for one in (own, *await service.elsewhere(tenant, salt, request_id)) if one is not None]
+    found = [one for one in (own, *await service.elsewhere.explain(tenant, salt, request_id)) if one is not None]
     if not found:
         which = f"request '{request_id[:200]}'" if request_id is not None else "request of yours"
         raise NotFound(f"No {which} is among the latest ones.", param="request_id", code="request_not_found")

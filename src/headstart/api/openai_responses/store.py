@@ -71,7 +71,7 @@ class StoredResponse:
     """An answered response.
 
     Attributes:
-        response: the response's object.
+        response: the response's object, without what its explanation quotes.
         size: its approximate characters.
         input: the items of its own body.
         line: the conversation up to and including this response.
@@ -91,12 +91,21 @@ class StoredResponse:
         """The entry for a response that continues `before`, stored at the time `now`."""
         new = (*input, *response["output"])
         line = ResponseLine(new, sum(len(str(item)) for item in new), before.line if before is not None else None)
+        response = _unquoted(response)
         return cls(response, len(str(response)), input, line, now if before is None else before.written)
 
     @property
     def context(self) -> tuple[ResponsesItem, ...]:
         """All items of the conversation, including this response's input and output."""
         return tuple(item for part in reversed([*self.line.parts()]) for item in part.items)
+
+
+def _unquoted(response: dict[str, Any]) -> dict[str, Any]:
+    """A response whose explanation does not quote an earlier request, which may be deleted before it."""
+    account = response.get("headstart") or {}
+    if (place := account.get("diverged_at")) is None:
+        return response
+    return {**response, "headstart": {**account, "diverged_at": {**place, "previous": None}}}
 
 
 class _Lines(Lru[tuple[str, str], StoredResponse]):

@@ -23,9 +23,11 @@ from starlette.responses import JSONResponse, Response
 
 from headstart.api.app import create_app
 from headstart.api.auth import OPERATOR
+from headstart.api.cache.actions import ChainAnswer, ChainRequest, answer
 from headstart.api.drain import Drain
 from headstart.api.errors import Forbidden
 from headstart.api.explain.routes import account
+from headstart.api.service import Elsewhere
 from headstart.engines import registry
 from headstart.errors import EngineError
 from headstart.fleet.cluster.metrics import merged
@@ -62,7 +64,7 @@ LATE = 1.0
 """Seconds that a front has to take a report, and pause after none has taken one."""
 
 
-class Fleet(Protocol):
+class Fleet(Elsewhere, Protocol):
     """The other processes of the fleet."""
 
     async def send(self, report: bytes, card: ModelCard) -> Sequence[bool]:
@@ -76,9 +78,6 @@ class Fleet(Protocol):
 
     async def metrics(self) -> dict[str, bytes]:
         """The metrics of all replicas, by their tags; empty for one that does not answer."""
-
-    async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
-        """What the replicas say about a request: `api.service.Elsewhere`."""
 
 
 log = structlog.get_logger("headstart.fleet")
@@ -165,7 +164,7 @@ class Member:
             cors=setup.cors,
             page=not setup.settings.no_web,
             replica_tag=replica_tag(self._name),
-            elsewhere=fleet.explain,
+            elsewhere=fleet,
         )
         self.app.add_middleware(WithoutRequestId)
         self.app.add_route(STATUS, self._show_status, methods=["GET"])
@@ -258,6 +257,10 @@ class Member:
     def explain(self, tenant: str, salt: str, request_id: str | None) -> dict[str, Any] | None:
         """What this replica says about a request."""
         return account(self._runtime, tenant, salt, request_id)
+
+    async def chain(self, asked: ChainRequest) -> ChainAnswer:
+        """What this replica does with a chain."""
+        return await asyncio.to_thread(answer, self._runtime, asked)
 
     def waiting(self) -> float:
         """Seconds of prefill in the queue."""

@@ -16,6 +16,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentBroadcastResponse, DeploymentHandle
 from starlette.types import ASGIApp, Message
 
+from headstart.api.cache.actions import ChainAnswer, ChainRequest
 from headstart.fleet.cluster import bridge
 from headstart.fleet.cluster.member import LATE, Member
 from headstart.fleet.cluster.running import Running, stopped, watch
@@ -27,6 +28,11 @@ from headstart.fleet.model_card import ModelCard
 
 PATIENCE = 3.0
 """Seconds to wait for the processes of a fleet that are asked for their figures."""
+
+
+CHAIN_PATIENCE = 30.0
+"""Seconds to wait for those that do something with a chain: they wait for their engine and disk."""
+_SILENT = "Some servers of the fleet did not answer ({}). Try again, so that they do it too."
 
 
 class RayReplica:
@@ -61,6 +67,9 @@ class RayReplica:
 
     async def explain(self, tenant: str, salt: str, request_id: str | None) -> dict[str, Any] | None:
         return self._member.explain(tenant, salt, request_id)
+
+    async def chain(self, asked: ChainRequest) -> ChainAnswer:
+        return await self._member.chain(asked)
 
     async def check_health(self) -> None:
         self._member.check()
@@ -106,6 +115,12 @@ class RayFleet:
     async def explain(self, tenant: str, salt: str, request_id: str | None) -> Sequence[dict[str, Any] | None]:
         answers, _ = await _in_time(_handle(REPLICA).broadcast("explain", tenant, salt, request_id))
         return answers
+
+    async def chain(self, asked: ChainRequest) -> Sequence[ChainAnswer]:
+        answers, silent = await _in_time(_handle(REPLICA).broadcast("chain", asked), CHAIN_PATIENCE)
+        unasked = max(0, len(Running.names or ()) - len(answers) - silent)
+        missing = max(silent + unasked, int(not answers))
+        return [*answers, *([ChainAnswer(message=_SILENT.format(missing))] if missing else [])]
 
 
 def _handle(name: str) -> DeploymentHandle:

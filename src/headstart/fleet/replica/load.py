@@ -78,23 +78,24 @@ class QueueWatch:
         if job.fetch is None:  # another job fetches for it
             return 0
         block_size = job.chain.block_size
-        brought = sum(not entry.state for entry in job.brought.values()) * block_size
+        brought = sum(not entry.state for entry in job.pinned.brought.values()) * block_size
         return max(0, last_block_boundary(len(job.chain), block_size) - self._starts.get(job, 0) - brought)
 
 
-def load_of(state: QueueState, speed: Speed, times: SlotTimes, slots: int, step: float, call: float) -> Load:
+def load_of(state: QueueState, speed: Speed, times: SlotTimes, slots: int, step: float, stall: float, patience: float) -> Load:
     """The load of a replica with so many slots.
 
     Args:
         step: seconds of a step of decoding, with as many replies as there are.
-        call: seconds of a prefill call beside running replies.
+        stall, patience: seconds of a prefill call beside running replies, and without any.
     """
     busy = len(state.prefills) + state.replies
     return Load(
         prefills=tuple(speed.prefill.seconds(*rest) for rest in state.prefills),
         queued=sum(speed.prefill.seconds(*rest) for rest in state.queued),
-        drag=step / call if state.replies and call else 0.0,
+        drag=step / stall if state.replies and stall else 0.0,
         hold=times.hold(len(state.queued), slots - busy),
         crowd=times.crowd(busy + len(state.queued)),
         fetching=state.fetching * (speed.fetch or 0.0),
+        call=(stall if state.replies else patience) if state.prefills else 0.0,
     )

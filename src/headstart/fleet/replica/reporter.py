@@ -124,8 +124,11 @@ class Reporter:
     def _load_of(self, queue: QueueState, speed: Speed) -> Load:
         shape, block = self._runtime.engine.shape, self._runtime.engine.traits.block_size
         token = speed.prefill.per_token
-        call = min(max(self._runtime.settings.stall, block * token), shape.batch * token)
-        return load_of(queue, speed, self._times, shape.slots, self._journal.speedometer.step, call)
+        stall, patience = (  # a call is mostly met by a prompt that nobody else waited behind
+            min(max(seconds, block * token), shape.batch * token)
+            for seconds in (self._runtime.settings.stall, 2 * self._runtime.scheduler.patience)
+        )
+        return load_of(queue, speed, self._times, shape.slots, self._journal.speedometer.step, stall, patience)
 
     def _ended(self, outcome: Outcome) -> None:
         self._times.ended(outcome.report.prefill + outcome.report.decode)

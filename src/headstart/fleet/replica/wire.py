@@ -22,7 +22,7 @@ VERSION = 1
 _MAGIC = b"hsrr"
 _DUMP, _SPEED, _FETCH = 1, 2, 4
 _HEAD = struct.Struct("<4sBBQQ")
-_LOAD = struct.Struct("<5d")
+_LOAD = struct.Struct("<6d")
 _SPEEDS = struct.Struct("<6d")
 _COUNT, _LENGTH, _BYTE = struct.Struct("<I"), struct.Struct("<H"), struct.Struct("<B")
 
@@ -45,7 +45,7 @@ def encode(report: ReplicaReport) -> bytes:
         head = _HEAD.pack(_MAGIC, VERSION, flags, report.epoch, report.sequence)
     except struct.error as error:
         raise ValueError(str(error)) from None
-    loads = _LOAD.pack(*map(_finite, (load.queued, load.drag, load.hold, load.crowd, load.fetching)))
+    loads = _LOAD.pack(*map(_finite, (load.queued, load.drag, load.hold, load.crowd, load.fetching, load.call)))
     prefills = _COUNT.pack(len(load.prefills)) + struct.pack(f"<{len(load.prefills)}d", *map(_finite, load.prefills))
     return b"".join(
         (
@@ -100,8 +100,8 @@ def decode(data: bytes) -> ReplicaReport:
     if flags & ~(_DUMP | _SPEED | _FETCH) or (flags & _FETCH and not flags & _SPEED):
         raise ValueError(f"unknown flags {flags}")
     replica = read.text()
-    queued, drag, hold, crowd, fetching = read.numbers(5)
-    load = Load(tuple(read.numbers(read.count(8))), queued, drag, hold, crowd, fetching)
+    queued, drag, hold, crowd, fetching, call = read.numbers(6)
+    load = Load(tuple(read.numbers(read.count(8))), queued, drag, hold, crowd, fetching, call)
     speed = None
     if flags & _SPEED:
         per_token, per_depth, memory, disk, fetch, round_trip = read.numbers(6)

@@ -90,6 +90,7 @@ class Board:
         self._hold = grown("_hold", (room,))
         self._crowd = grown("_crowd", (room,))
         self._fetching = grown("_fetching", (room,))
+        self._call = grown("_call", (room,))
         self._per_token = grown("_per_token", (room,))
         self._per_depth = grown("_per_depth", (room,))
         self._restore = grown("_restore", (len(Tier), room))
@@ -129,6 +130,7 @@ class Board:
         self._hold[column] = load.hold
         self._crowd[column] = load.crowd
         self._fetching[column] = load.fetching
+        self._call[column] = load.call
 
     def add(self, column: Column, seconds: float, now: float) -> None:
         """A request with so many seconds of prefill is on its way to a column."""
@@ -171,7 +173,8 @@ class Board:
             start = np.where(better, whole, own)
         work = compute + block_size * (reach.tiers * self._restore[:, :size]).sum(axis=0)
         left = np.maximum(0.0, self._total[:size] - (now - self._since[:size]) / self._drag[:size])
-        turns = np.minimum(self._prefills[:, :size], work).sum(axis=0)
+        prefills = self._prefills[:, :size]
+        turns = np.minimum(prefills, np.maximum(work, self._call[:size] / 2)).sum(axis=0)
         wait = np.minimum(turns + self._queued[:size], left)
         coming = reach.tiers[Tier.COMING]
         if coming.any():
@@ -179,6 +182,6 @@ class Board:
             wait = np.maximum(wait, np.minimum(left, per_token * (whole - before) + per_depth * (whole**2 - before**2)))
         drag = self._drag[:size]
         first_token = np.maximum.reduce((wait * drag, self._hold[:size], fetch)) + work * drag
-        delay = np.minimum(turns, left)
+        delay = np.minimum(np.minimum(prefills, work).sum(axis=0), left)
         cost = first_token + (self._weights.work - 1.0) * (work + fetch) + self._weights.others * delay + self._crowd[:size]
         return Estimate(cost + self._absent[:size], first_token, work, left, start.astype(np.float64))

@@ -52,6 +52,7 @@ class Load:
         hold: seconds until a slot is free.
         crowd: seconds for which one more request makes later ones wait for a slot.
         fetching: seconds of fetches from the shared tier that have been requested.
+        call: seconds of a prefill call, which is not interrupted. A newcomer meets each of the prompts in the middle of one.
     """
 
     prefills: tuple[float, ...] = ()
@@ -60,6 +61,7 @@ class Load:
     hold: float = 0.0
     crowd: float = 0.0
     fetching: float = 0.0
+    call: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ class Machine:
         step: seconds of a decoding step with one reply.
         step_reply: seconds more for each further reply in the step.
         stall: seconds of a prefill call beside running replies.
+        call: seconds of a prefill call while no reply runs. A prompt that gets a slot waits for the call or the decoding step
+            that runs; its last tokens are a call of their own, so it also waits for a step. 0: prompts wait for neither.
         slots: conversations that are live at once.
         memory: tokens of the memory tier.
         disk: tokens of the disk tier.
@@ -38,6 +40,7 @@ class Machine:
     step: float = 0.02
     step_reply: float = 0.001
     stall: float = 0.25
+    call: float = 0.0
     slots: int = 8
     memory: float = math.inf
     disk: float = 0.0
@@ -53,7 +56,8 @@ class Machine:
         curve = Curve(seconds_per_token, seconds_per_token / 50_000)
         speed = Speed(curve, seconds_per_token / 1000, seconds_per_token / 100, seconds_per_token / 10)
         step = 3 * seconds_per_token  # as measured with the bundled model
-        return cls(speed, max(step, 0.01), max(step, 0.01) / 20, stall, slots, memory, disk)
+        step = max(step, 0.01)
+        return cls(speed, step, step / 20, stall, slots=slots, memory=memory, disk=disk)
 
 
 @dataclass(frozen=True, slots=True)

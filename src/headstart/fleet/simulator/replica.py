@@ -218,9 +218,26 @@ class Replica:
         job.computed = job.chain.tokens - found * size
         job.left = self._curve.seconds(found * size, job.chain.tokens)
         job.left += size * (memory * speed.memory + (found - memory) * speed.disk)
+        job.left += self._interruption(job.left)
         self._keep(keys[:found])
         job.started = self._now
         self._prefilling.append(job)
+
+    def _call(self) -> float:
+        """Seconds of a prefill call."""
+        return self._machine.stall if self._decoding else self._machine.call
+
+    def _interruption(self, left: float) -> float:
+        """How much longer a prompt takes because calls are not interrupted, as seconds of its own prefill.
+
+        It waits for half a call of each other prompt at least, and for the decoding step between its two last calls. As much
+        as its own time of the others' is in the rates already.
+        """
+        others, step, call = self._prefilling, self._step(len(self._decoding)), self._call()
+        if not self._machine.call:
+            return 0.0
+        waits = sum(min(other.left, max(left, call / 2)) - min(other.left, left) for other in others)
+        return (waits + step) * call / (call + step) / (len(others) + 1)
 
     def _alike(self, job: SimulatedRequest) -> list[tuple[SimulatedRequest, int, float]]:
         """The prompts in slots that share more with a request than the cache has, with the number of shared blocks, and the
@@ -291,4 +308,5 @@ class Replica:
             hold=self._slot_times.hold(len(queue), self._free_slots),
             crowd=self._slot_times.crowd(self.ongoing),
             fetching=max(0.0, self._connected - self._now),
+            call=self._call() if self._prefilling and self._machine.call else 0.0,
         )

@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -179,6 +179,9 @@ class StoreTier:
         log.error("an object of server %s in the shared store is not what this server computes", writer)
         if self.saves:
             self._readers.submit(self._delete, label)
+
+    def erase(self, labels: Sequence[Label]) -> Future[None]:
+        return self._writing.erase(labels)
 
     def _delete(self, label: Label) -> None:
         try:

@@ -13,8 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
+from headstart.errors import Unavailable
 from headstart.interfaces.tokens import BlockId, Bytes
 from headstart.tiers.disk import Label, Note
 from headstart.tiers.shared.envelope import seal, seal_note
@@ -46,12 +48,13 @@ GRACE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What waits for the thread: an entry; the beginning of a chain that is only touched (without a payload); or a note with
-    its owner."""
+    """What waits for the thread: an entry; the beginning of a chain that is only touched (without a payload); a note with its
+    owner; or entries that must be deleted, with who waits for that."""
 
     labels: tuple[Label, ...] = ()
     payload: Bytes | None = None
     note: tuple[bytes, Note] | None = None
+    erased: Future[None] | None = None
 
     @property
     def size(self) -> int:
@@ -150,6 +153,19 @@ class Writing:
             self._queue.append(Offered(note=(owner, note)))
             self._changed.notify()
 
+    def erase(self, labels: Sequence[Label]) -> Future[None]:
+        done: Future[None] = Future()
+        if not (self._writes and labels):
+            done.set_result(None)
+            return done
+        with self._changed:
+            if self._ends is None:
+                self._queue.append(Offered(tuple(labels), erased=done))
+                self._changed.notify()
+            else:
+                done.set_exception(Unavailable("The server is stopping."))
+        return done
+
     def answered(self) -> list[BlockId]:
         return [self._answers.popleft() for _ in range(len(self._answers))]
 
@@ -170,7 +186,7 @@ class Writing:
                 if batch and not self._link.breaker.allows(self._link.clock()):
                     self._refuse(batch, "failing")
                 elif batch:
-                    self._touch([label for one in batch if one.payload is None for label in one.labels])
+                    self._touch([label for one in batch if one.payload is None and one.erased is None for label in one.labels])
                     self._write_notes([one.note for one in batch if one.note is not None])
                     self._store([(one.labels[0], one.payload) for one in batch if one.payload is not None])
             except StoreError as error:
@@ -183,6 +199,7 @@ class Writing:
             except Exception:  # any error: the thread must go on, or what is offered gets no answer
                 log.exception("an internal error while writing to the shared store")
                 self._refuse(batch, "failing")
+            self._erase(batch)
             self._answer(batch)
             try:
                 self._look_after()
@@ -190,6 +207,9 @@ class Writing:
                 self._link.failed(error.reason, error)
             except Exception:
                 log.exception("an internal error while looking after the shared store")
+        for one in self._queue:
+            if one.erased is not None:
+                one.erased.set_exception(Unavailable("The server is stopping."))
 
     def _next(self) -> list[Offered] | None:
         """The next objects, perhaps none; None when it is time to stop."""
@@ -247,6 +267,23 @@ class Writing:
                 link.bad.drop(label.key)
                 link.counters["saved"] += 1
                 link.counters["saved_bytes"] += len(blob)
+
+    def _erase(self, batch: Sequence[Offered]) -> None:
+        """Deletes what must be deleted, also while the store is left alone: somebody waits for it."""
+        link = self._link
+        for one in batch:
+            if one.erased is None:
+                continue
+            try:
+                link.store.delete([link.name(label) for label in one.labels])
+                for label in one.labels:
+                    link.stored.drop(label.key)
+                link.counters["erased"] += len(one.labels)
+                one.erased.set_result(None)
+            except Exception as error:
+                if isinstance(error, StoreError):
+                    link.failed(error.reason, error)
+                one.erased.set_exception(Unavailable("The shared store did not answer."))
 
     def _write_notes(self, notes: Sequence[tuple[bytes, Note]]) -> None:
         link = self._link
