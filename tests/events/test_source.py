@@ -1,4 +1,4 @@
-"""The source of a real runtime: what is evicted next and why, what has ended, and that nothing is kept once nobody reads."""
+"""The source of a real runtime: what is evicted next and why, what has ended, and that it keeps nothing."""
 
 from __future__ import annotations
 
@@ -11,18 +11,6 @@ from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from live import wait_until
 from remains import kept, mark, marked
-
-
-def test_nothing_is_kept_of_what_nobody_took() -> None:
-    with Runtime(lambda: FakeEngine(slots=1, ctx=512), Settings(memory_budget=1 << 20)) as runtime:
-        source = RuntimeSource(runtime)
-        source.open()
-        ask(runtime, [user(marked(0))], max_tokens=2)
-        wait_until(lambda: not runtime.scheduler.slots[0].dirty)
-        assert kept(source._tap, [mark(0)])
-        source.close()
-        assert not kept(source._tap, [mark(0)])
-        assert source.news() == []
 
 
 def test_it_says_why_an_entry_is_evicted_next() -> None:
@@ -59,3 +47,15 @@ def test_without_explaining_nothing_is_known_of_the_past() -> None:
     with Runtime(FakeEngine, Settings(memory_budget=1 << 20, explain="off")) as runtime:
         ask(runtime, [user("One, two.")], max_tokens=2)
         assert RuntimeSource(runtime).past() == []
+
+
+def test_nothing_is_kept_of_what_nobody_took() -> None:
+    with Runtime(lambda: FakeEngine(slots=1, ctx=512), Settings(memory_budget=1 << 20)) as runtime:
+        source = RuntimeSource(runtime)
+        source.open()
+        ask(runtime, [user(marked(0))], max_tokens=2)
+        wait_until(lambda: not runtime.scheduler.slots[0].dirty)
+        assert kept(source._tap, [mark(0)])
+        source.close()
+        assert not kept(source._tap, [mark(0)])
+        assert source.news() == []

@@ -11,10 +11,6 @@ ALL = 2048
 """Most requests that are remembered. If there are more, the owner with the most loses its oldest."""
 
 
-RequestKey = tuple[bytes, str, int, float]
-"""What tells requests apart: owner, id, choice, and the time to the first token, because clients may repeat an id."""
-
-
 @dataclass(frozen=True, slots=True)
 class Item:
     """A piece of JSON. `owner`: who may read it, beside the operator. `public`: what others read in its place, or b""."""
@@ -28,22 +24,19 @@ class LatestRequests:
     """The latest requests of each owner. How many others send changes nothing of that, unless very many owners do."""
 
     def __init__(self) -> None:
-        self._of: dict[bytes, dict[int, tuple[RequestKey, Item]]] = {}
+        self._of: dict[bytes, dict[int, Item]] = {}
         self._count = 0
 
     def __iter__(self) -> Iterator[Item]:
         """All of them, by number."""
         numbered = [pair for mine in self._of.values() for pair in mine.items()]
-        return (item for _, (_, item) in sorted(numbered, key=lambda pair: pair[0]))
+        return (item for _, item in sorted(numbered, key=lambda pair: pair[0]))
 
-    def keys(self) -> set[RequestKey]:
-        return {key for mine in self._of.values() for key, _ in mine.values()}
-
-    def put(self, number: int, key: RequestKey, item: Item) -> None:
+    def put(self, number: int, item: Item) -> None:
         """Adds a request, or replaces what was known of it."""
         mine = self._of.setdefault(item.owner, {})
         self._count += number not in mine
-        mine[number] = key, item
+        mine[number] = item
         if len(mine) > EACH:
             self.drop(next(iter(mine)), item.owner)
         elif self._count > ALL:

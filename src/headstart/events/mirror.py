@@ -6,7 +6,7 @@ Each change becomes an `Item`: a piece of JSON with the owner who may read it. I
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,12 @@ from headstart.serving.request import Report
 
 OVER = frozenset({"stop", "length", "cancelled", "failed"})
 """The stages after which nothing of a request follows."""
+ENDED = 1024
+"""How many requests that have ended are known, so that none is told twice. More than a runtime remembers."""
+
+
+_Request = tuple[bytes, str, int, float]
+"""What tells requests apart: owner, id, choice, and the time to the first token, because clients may repeat an id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,7 @@ class Mirror:
         self._source = source
         self._known: dict[BlockId, Known] = {}
         self._requests = LatestRequests()
+        self._ended: deque[_Request] = deque(maxlen=ENDED)
         self._open: dict[int, tuple[Job, int]] = {}  # by identity; the number of a request
         self._last = 0  # number
         self.held: Counter[tuple[bytes, str]] = Counter()
@@ -76,11 +83,11 @@ class Mirror:
         self._all.clear()
         for entry in entries:
             self._look(entry)
-        heard = self._requests.keys()
         for one in past:
-            if (key := (one.owner, one.id, one.choice, one.report.ttft)) not in heard:
-                number = self._next(one.at)
-                self._requests.put(number, key, Item(one.owner, _json(_past(number, one))))
+            if (request := (one.owner, one.id, one.choice, one.report.ttft)) not in self._ended:
+                self._ended.append(request)
+                number = self._next(one.at - one.report.ttft - one.report.decode)
+                self._requests.put(number, Item(one.owner, _json(_past(number, one))))
 
     def apply(self, news: Iterable[News]) -> TreeChanges:
         """What is new for readers. Several changes of one entry are one."""
@@ -179,11 +186,13 @@ class Mirror:
             data |= {"cached": job.plan.start, "tiers": dict(job.tiers), "reused": reused}
         if report is not None:
             data |= _figures(report)
-        ttft = 0.0 if report is None else report.ttft
-        item = Item(owner_of(job.root), _json(data))
-        self._requests.put(number, (item.owner, job.ticket.request.id, job.choice, ttft), item)
+        owner = owner_of(job.root)
+        item = Item(owner, _json(data))
+        self._requests.put(number, item)
         if news.stage in OVER:
             self._open.pop(id(job), None)
+            if report is not None:
+                self._ended.append((owner, job.ticket.request.id, job.choice, report.ttft))
         return number, item
 
     def _number(self, news: JobNews) -> int:

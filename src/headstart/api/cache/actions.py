@@ -23,7 +23,8 @@ class ChainRequest:
     Attributes:
         caller: the caller as an owner.
         operator: whether it reaches the chains of all. It reads the text of none but its own.
-        start, tokens: the first token of the text, and how many at most; None for all.
+        start: the first token of the text.
+        tokens: most tokens of it; None for all.
     """
 
     action: Action
@@ -125,7 +126,7 @@ def _entries(chain: CachedChain, caller: bytes) -> dict[str, Any]:
 
 
 def _text(runtime: Runtime, chain: CachedChain, asked: ChainRequest) -> str:
-    stop = None if asked.tokens is None else asked.start + asked.tokens
-    tokens = [token for entry in chain.entries for token in entry.tokens.tolist()][asked.start : stop]
+    every = [token for entry in chain.entries for token in entry.tokens.tolist()]
+    wanted = every[asked.start :] if asked.tokens is None else every[asked.start : asked.start + asked.tokens]
     with runtime.prompts.tokenizer_open() as tokenizer:
-        return b"".join(map(tokenizer.token_bytes, tokens)).decode("utf-8", "replace")
+        return b"".join(map(tokenizer.token_bytes, wanted)).decode("utf-8", "replace")
