@@ -193,6 +193,8 @@ class Chat {
 
 /** @type {Chat | null} */
 let chat = null;
+/** @type {Promise<void> | null} */
+let opened = null;
 
 /**
  * @param {HTMLElement} element
@@ -202,9 +204,11 @@ export async function mount(element, context) {
   const isFirst = chat === null;
   chat ??= new Chat();
   chat.context = context;
+  opened ??= chat.open();
+  await opened; // what is typed earlier would go into a conversation that is not kept
+  if (context.signal.aborted) return;
   element.append(chat.element);
-  if (isFirst) await chat.open();
-  else chat.comeBack();
+  chat.comeBack();
   const shown = chat.session.current;
   if (isFirst || context.path.length) await chat.navigate(context.path);
   else if (Object.keys(shown.messages).length) context.go(["chat", shown.id], true);
