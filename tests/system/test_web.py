@@ -640,7 +640,8 @@ def test_every_view_fits(browser: Browser, view: str, width: int) -> None:
 def test_all_can_be_done_with_the_keyboard(browser: Browser) -> None:
     with scripted("Hello.", "Again.") as (server, _), visiting(browser, server.url, viewport=WIDE) as visit:
         page = visit.page
-        page.keyboard.type("Hi")  # the field has the focus
+        page.wait_for_selector(".composer textarea:focus")
+        page.keyboard.type("Hi")
         page.keyboard.press("Enter")
         visit.wait_for_reply()
         focused = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent.trim()"
