@@ -330,6 +330,24 @@ def test_the_beginning_of_a_prompt_stays_while_the_rest_is_fetched(key_file: Pat
         check(other)
 
 
+@pytest.mark.parametrize("share", [1.2, 1.6, 2.1])
+def test_a_fetched_prompt_leaves_room_for_the_buffer_by_which_it_is_loaded(store: str, key_file: Path, share: float) -> None:
+    """Fault: all of the memory was pinned for a prompt, so the engine's buffer did not fit, and nothing was loaded."""
+    with start(store, key_file) as one:
+        first = answer(one, "Hello, who are you?")
+        stored(one)
+        kv, shape = one.cache.store.memory.cell_bytes // BLOCK_SIZE, one.engine.shape
+        engine = FakeEngine(slots=2, ctx=512, block_size=BLOCK_SIZE, delay=DELAY, transfer_bytes=shape.ctx * kv)
+        budget = int(first.report.prompt * kv * share)
+        with start(store, key_file, engine=lambda: engine, memory_budget=budget) as other:
+            ask(other, [user("Something else. " * 8)], max_tokens=4)
+            again = answer(other, "Hello, who are you?")
+            same(again, first)
+            fits = min(1.0, share / 2)
+            assert again.report.computed <= (1 - fits) * first.report.prompt + 6 * BLOCK_SIZE
+            check(other)
+
+
 def nearly(rt: Runtime, answered: Answer) -> int:
     """A memory budget for little more than one prompt."""
     return answered.report.prompt // BLOCK_SIZE * rt.cache.store.memory.cell_bytes * 3 // 2

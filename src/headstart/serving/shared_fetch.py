@@ -197,9 +197,11 @@ class SharedFetch:
             return True
         if store.spent(entry) or not store.index.wants(entry.id, store.memory.name, canonical=True):
             return True
-        now = self._clock()
-        if (cell := store.memory_budget.take(entry, now, needed=True)) is None:
-            store.memory_budget.skip("restore", 1)
+        budget, now = store.memory_budget, self._clock()
+        if self._held + self._size(entry) + budget.transfer(entry.stop) > store.memory.budget:
+            return False  # what is pinned must leave room for the buffer by which it is loaded
+        if (cell := budget.take(entry, now, needed=True)) is None:
+            budget.skip("restore", 1)
             return False
         store.memory.cell(cell)[: len(arrival.payload)] = arrival.payload
         store.publish(entry, cell, now, canonical=True, size=len(arrival.payload) if state else None, computed=False)
