@@ -471,6 +471,40 @@ def test_two_tabs_see_the_same(browser: Browser) -> None:
         assert visit.errors == other.errors == []
 
 
+FULL = "IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError'); };"
+
+
+def test_a_browser_whose_disk_is_full_chats_on(browser: Browser) -> None:
+    with scripted("One.", "Two.", "Three.") as (server, _), visiting(browser, server.url) as visit:
+        page = visit.page
+        visit.say("Before")
+        page.evaluate(f"() => {{ window.works = IDBObjectStore.prototype.put; {FULL} }}")
+        page.click("text=New chat")
+        visit.say("Meanwhile")
+        assert visit.texts() == ["Meanwhile", "Two."]
+        assert page.locator(".titles .title").all_inner_texts() == ["Meanwhile", "Before"]
+        page.wait_for_selector("text=This browser keeps nothing")
+        page.evaluate("() => { IDBObjectStore.prototype.put = window.works }")
+        visit.say("After")
+        page.wait_for_selector("text=This browser keeps nothing", state="detached")
+        page.reload()
+        page.wait_for_selector("text=Three.")
+        assert visit.texts() == ["Meanwhile", "Two.", "After", "Three."]
+        assert visit.errors == []
+
+
+def test_a_chat_goes_on_after_its_database_was_deleted(browser: Browser) -> None:
+    with scripted("One.", "Two.") as (server, _), visiting(browser, server.url) as visit:
+        page = visit.page
+        visit.say("Before")
+        session = page.context.new_cdp_session(page)
+        session.send("Storage.clearDataForOrigin", {"origin": server.url, "storageTypes": "indexeddb"})
+        visit.say("After")
+        assert visit.texts() == ["Before", "One.", "After", "Two."]
+        page.wait_for_selector("text=This browser keeps nothing")
+        assert visit.errors == []
+
+
 # ── hostile texts ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 MARKUP = (

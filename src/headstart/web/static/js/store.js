@@ -1,5 +1,6 @@
 /**
- * Store: conversations in this browser (IndexedDB). If the browser keeps nothing for this page, they last until it is closed.
+ * Store: conversations in this browser (IndexedDB). What the browser does not keep, because it may not or its disk is full, is in
+ * memory, and lasts until the page is closed.
  *
  * @typedef {import("./conversation.js").Conversation} Conversation
  * @typedef {{id: string, title: string, changed: number}} Title
@@ -24,12 +25,12 @@ function answer(request) {
 export class Store {
   /** @type {IDBDatabase | null} */
   #database = null;
-  /** @type {Map<string, Map<string, any>>} in place of a database */
+  /** @type {Map<string, Map<string, any>>} what the database did not take */
   #memory = new Map([TITLES, WHOLE, CHOICES].map((name) => [name, new Map()]));
 
-  /** Whether conversations outlive the page. */
+  /** Whether all conversations outlive the page. */
   get lasts() {
-    return this.#database !== null;
+    return this.#database !== null && this.#memory.get(WHOLE)?.size === 0;
   }
 
   async open() {
@@ -39,6 +40,7 @@ export class Store {
         for (const name of [TITLES, WHOLE, CHOICES]) request.result.createObjectStore(name);
       };
       this.#database = await answer(request);
+      this.#database.onclose = () => (this.#database = null); // the user deleted what sites store
     } catch {
       this.#database = null;
     }
@@ -70,30 +72,21 @@ export class Store {
    */
   async put(conversation) {
     const { id } = conversation;
-    if (!this.#database) {
-      this.#memory.get(WHOLE)?.set(id, conversation);
-      this.#memory.get(TITLES)?.set(id, titleOf(conversation));
-      return conversation;
-    }
-    const transaction = this.#database.transaction([TITLES, WHOLE], "readwrite");
-    const whole = transaction.objectStore(WHOLE);
-    const theirs = await answer(whole.get(id));
-    const both = theirs ? merged(theirs, conversation) : conversation;
-    whole.put(both, id);
-    transaction.objectStore(TITLES).put(titleOf(both), id);
-    await finished(transaction);
+    let both = conversation;
+    const isKept = await this.#write([TITLES, WHOLE], async (titles, whole) => {
+      const theirs = await answer(whole.get(id));
+      both = theirs ? merged(theirs, conversation) : conversation;
+      await Promise.all([answer(whole.put(both, id)), answer(titles.put(titleOf(both), id))]);
+    });
+    this.#remember(WHOLE, id, isKept ? null : both);
+    this.#remember(TITLES, id, isKept ? null : titleOf(both));
     return both;
   }
 
   /** @param {string} id */
   async remove(id) {
-    if (!this.#database) {
-      for (const name of [TITLES, WHOLE]) this.#memory.get(name)?.delete(id);
-      return;
-    }
-    const transaction = this.#database.transaction([TITLES, WHOLE], "readwrite");
-    for (const name of [TITLES, WHOLE]) transaction.objectStore(name).delete(id);
-    await finished(transaction);
+    for (const name of [TITLES, WHOLE]) this.#remember(name, id, null);
+    await this.#write([TITLES, WHOLE], (...both) => Promise.all(both.map((one) => answer(one.delete(id)))));
   }
 
   /**
@@ -110,8 +103,36 @@ export class Store {
    * @param {unknown} value
    */
   async choose(name, value) {
-    if (!this.#database) this.#memory.get(CHOICES)?.set(name, value);
-    else await answer(this.#database.transaction(CHOICES, "readwrite").objectStore(CHOICES).put(value, name));
+    const isKept = await this.#write([CHOICES], (choices) => answer(choices.put(value, name)));
+    this.#remember(CHOICES, name, isKept ? null : value);
+  }
+
+  /**
+   * @param {string} name
+   * @param {string} id
+   * @param {unknown} value null: the database has it, or nobody should
+   */
+  #remember(name, id, value) {
+    if (value === null) this.#memory.get(name)?.delete(id);
+    else this.#memory.get(name)?.set(id, value);
+  }
+
+  /**
+   * Changes the database.
+   * @param {string[]} names of its stores
+   * @param {(...stores: IDBObjectStore[]) => Promise<unknown>} change
+   * @returns {Promise<boolean>} false if it could not be changed
+   */
+  async #write(names, change) {
+    try {
+      if (!this.#database) return false;
+      const transaction = this.#database.transaction(names, "readwrite");
+      const ended = finished(transaction);
+      await Promise.all([ended, change(...names.map((name) => transaction.objectStore(name)))]);
+      return true;
+    } catch {
+      return false;
+    }
   }
 
   /**
@@ -119,14 +140,31 @@ export class Store {
    * @param {string} id
    */
   async #one(name, id) {
-    if (!this.#database) return this.#memory.get(name)?.get(id);
-    return answer(this.#database.transaction(name).objectStore(name).get(id));
+    return this.#memory.get(name)?.get(id) ?? (await this.#read(name, (store) => store.get(id)));
   }
 
   /** @param {string} name */
   async #all(name) {
-    if (!this.#database) return [...(this.#memory.get(name)?.values() ?? [])];
-    return answer(this.#database.transaction(name).objectStore(name).getAll());
+    const [ids, values] = await Promise.all([
+      this.#read(name, (store) => store.getAllKeys()),
+      this.#read(name, (store) => store.getAll()),
+    ]);
+    const kept = new Map((ids ?? []).map((id, place) => [id, values?.[place]]));
+    return [...new Map([...kept, ...(this.#memory.get(name) ?? [])]).values()];
+  }
+
+  /**
+   * @template T
+   * @param {string} name
+   * @param {(store: IDBObjectStore) => IDBRequest<T>} ask
+   * @returns {Promise<T | undefined>}
+   */
+  async #read(name, ask) {
+    try {
+      return this.#database ? await answer(ask(this.#database.transaction(name).objectStore(name))) : undefined;
+    } catch {
+      return undefined;
+    }
   }
 }
 
