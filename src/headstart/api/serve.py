@@ -94,7 +94,8 @@ def serve(
         # Loaded objects stay for good. Unfrozen, the collector would scan them for each large body, sometimes for 25 ms.
         gc.collect()
         gc.freeze()
-        log.info("listening", url=f"{address}/v1", health=f"{address}/health", **bound.hints(secured.scheme))
+        page = {} if settings.no_web else {"page": f"{address}/"}
+        log.info("listening", url=f"{address}/v1", **page, health=f"{address}/health", **bound.hints(secured.scheme))
 
     def leave(code: int) -> None:
         # It does not wait for threads: the files on disk are complete at any moment.

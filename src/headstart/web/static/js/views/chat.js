@@ -65,7 +65,9 @@ class Chat {
     });
     session.addEventListener("thread", () => this.#draw());
     session.addEventListener("reply", (event) => this.#replied(/** @type {CustomEvent} */ (event).detail));
-    if (matchMedia("(min-width: 60rem)").matches) this.#toggle("with-list", lists);
+    const wide = matchMedia("(min-width: 60rem)");
+    if (wide.matches) this.#toggle("with-list", lists);
+    wide.addEventListener("change", () => this.#close("with-list", lists)); // it would cover the chat
     this.#drawButton();
   }
 

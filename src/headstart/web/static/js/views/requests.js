@@ -163,7 +163,7 @@ function rowOf(row, click) {
       "td",
       {},
       row.cause
-        ? h("span", { class: "cause" }, row.cause, h("span", { class: "quiet small" }, ` ${count(row.recomputed)} again`))
+        ? h("span", { class: "cause" }, row.cause, row.recomputed ? h("span", { class: "quiet small" }, ` ${count(row.recomputed)} again`) : "")
         : h("span", { class: "quiet" }, row.ttft === undefined ? "" : "none"),
     ),
   );
