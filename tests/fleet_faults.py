@@ -271,13 +271,13 @@ def _kill_replica(scene: Scene) -> str:
 
 
 def _kill_raylet(scene: Scene) -> str:
-    """That of a machine with a replica, if possible without a front. All of the machine's processes end with it."""
+    """A machine with a replica, if possible without a front: its raylet, and its processes, which may live on for a while."""
     at = {one.ppid() for one in _named(scene, FRONT)}
     raylets = {tag: psutil.Process(one["pid"]).ppid() for tag, one in scene.fleet.replicas().items()}
     tag = min(raylets, key=lambda tag: raylets[tag] in at)
     raylet = psutil.Process(raylets[tag])
     assert "raylet" in raylet.name()
-    _end(raylet)
+    _end(raylet, *raylet.children(recursive=True))
     return tag
 
 
