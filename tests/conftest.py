@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import certifi
 import hypothesis
@@ -16,6 +17,9 @@ from platformdirs import user_cache_path
 
 import tiny
 from order import unordered
+
+if TYPE_CHECKING:
+    from stores import ValkeyServer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -134,3 +138,31 @@ def data_dir() -> Path | None:
     given = os.environ.get("HEADSTART_DATA")
     found = Path(given) if given else ROOT.parent / "shared" / "data"
     return found if found.is_dir() else None
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
+    """A real store, which the test may hang and kill."""
+    from stores import ValkeyServer
+
+    server = ValkeyServer(tmp_path)
+    yield server
+    server.go_on()
+    server.kill()
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    """The keys of a fleet."""
+    from headstart.tiers.shared.keys import FleetKeys
+
+    FleetKeys.generate().save(tmp_path / "fleet.key")
+    return tmp_path / "fleet.key"
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shared tier waits for a store that is slow."""
+    from sharing import be_patient
+
+    be_patient(monkeypatch)

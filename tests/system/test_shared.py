@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers.shared import tier as shared_tier
 from headstart.tiers.shared.keys import FleetKeys
 from live import wait_until
-from sharing import be_patient, stored
+from sharing import stored
 from stores import ValkeyServer
 
 BLOCK_SIZE = 8
@@ -31,29 +31,9 @@ DELAY = 0.005
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    be_patient(monkeypatch)
-
-
-@pytest.fixture
-def key_file(tmp_path: Path) -> Path:
-    path = tmp_path / "fleet.key"
-    FleetKeys.generate().save(path)
-    return path
-
-
-@pytest.fixture
 def store(tmp_path: Path, patient: None) -> str:
     (tmp_path / "store").mkdir()
     return f"file://{tmp_path}/store"
-
-
-@pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
-    server = ValkeyServer(tmp_path)
-    yield server
-    server.go_on()
-    server.kill()
 
 
 def start(store: str, key_file: Path, **options: Any) -> Runtime:
@@ -365,7 +345,8 @@ def test_prompts_that_do_not_fit_into_memory_together_are_fetched_one_after_the_
                 answers = list(pool.map(lambda chat: ask(other, chat, max_tokens=4, keep_logits=True), chats))
             for again, first in zip(answers, firsts, strict=True):
                 same(again, first)
-                assert again.report.computed <= BLOCK_SIZE
+                # What others hold when a prompt's turn comes is not there for it: some of its last blocks may be computed.
+                assert again.report.computed < first.report.prompt // 2
             check(other)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +30,11 @@ from headstart.tiers.shared.recent import Recent
 from headstart.tiers.shared.tier import StoreTier
 from headstart.tiers.shared.valkey import ValkeyStore
 from live import serving
-from sharing import be_patient, stored
+from sharing import stored
 from stores import HOST, ValkeyServer
 
 BLOCK_SIZE = 8
 WORDS = "Hello, who are you?"
-
-
-@pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
-    server = ValkeyServer(tmp_path)
-    yield server
-    server.go_on()
-    server.kill()
-
-
-@pytest.fixture
-def key_file(tmp_path: Path) -> Path:
-    FleetKeys.generate().save(tmp_path / "fleet.key")
-    return tmp_path / "fleet.key"
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    be_patient(monkeypatch)
 
 
 @pytest.fixture

@@ -3,9 +3,10 @@
     loop:  take in → admit (plan, restore) → one token for each running reply → one prefill call for one prompt
     idle:  save what is live → settle finished turns
 
-Prefill and decode never share a call, so neither changes the other's bits. Prompts take turns, one call each. The size of a
-call is such that running replies pause for at most the stall target. A request waits if another one is computing its prefix.
-KV is saved before a slot is reused, when another request needs it, and when the engine is idle.
+Prefill and decode never share a call, so neither changes the other's bits. Prompts take turns, one call each; the short last
+call of a prompt goes before a turn. The size of a call is such that running replies pause for at most the stall target.
+A request waits if another one is computing its prefix. KV is saved before a slot is reused, when another request needs it, and
+when the engine is idle.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,6 @@ from headstart.fleet.model_card import ModelCard
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving import shared_audit
 from headstart.testing.fake_engine import FakeEngine
-from headstart.tiers.shared.keys import FleetKeys
 from sharing import be_patient, stored
 from stores import ValkeyServer
 
@@ -100,20 +99,6 @@ class OneProcess(Nowhere):
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     be_patient(monkeypatch)
     monkeypatch.setattr(shared_audit, "PORTION", 0.0)  # a block that is checked is computed
-
-
-@pytest.fixture
-def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
-    server = ValkeyServer(tmp_path)
-    yield server
-    server.go_on()
-    server.kill()
-
-
-@pytest.fixture
-def key_file(tmp_path: Path) -> Path:
-    FleetKeys.generate().save(tmp_path / "fleet.key")
-    return tmp_path / "fleet.key"
 
 
 @pytest.fixture
