@@ -346,6 +346,9 @@ def test_a_reply_goes_on_while_another_view_is_open_and_can_be_stopped(browser: 
         page.wait_for_selector(".message:nth-child(4) .markdown p")
         page.get_by_role("button", name="Stop").click()
         page.wait_for_selector("text=Stopped.")
+        words = page.locator(".message:nth-child(4) .cost .words")
+        words.wait_for()
+        assert re.search(r"prompt [\d,]+.*(slot|memory) [\d,]+.*computed [\d,]+.*reply [\d,]+", words.inner_text(), re.DOTALL)
         assert page.get_by_role("button", name="Send", exact=True).is_enabled()
         assert visit.errors == []
 

@@ -228,7 +228,8 @@ class Mirror:
 def _past(number: int, one: PastRequest) -> dict[str, Any]:
     """A request that nobody heard of while it ran."""
     place = {"number": number, "id": one.id, "owner": one.owner.hex(), "choice": one.choice}
-    return {**place, "state": "ended", "at": round(one.at, 3), "prompt": one.report.prompt, **_figures(one.report)}
+    state = "cancelled" if one.report.cancelled else "ended"
+    return {**place, "state": state, "at": round(one.at, 3), "prompt": one.report.prompt, **_figures(one.report)}
 
 
 def _figures(report: Report) -> dict[str, Any]:

@@ -184,13 +184,13 @@ class Job:
         )
 
     def turn(self, now: float, wipes: int, *, settles: bool) -> Turn:
-        """The turn, once the reply is complete, at `now`."""
+        """The turn, at `now`. Of a cancelled prompt its record has the tokens that were reached."""
         assert self.slot is not None
         request, reply, (known, siblings) = self.request, self.reply, self.seen
         record = Record(
             self.root,
             request.prompt.text + reply.text,
-            np.concatenate([self.chain.tokens, as_tokens(reply.tokens)]),
+            np.concatenate([self.chain.tokens[: len(self.slot)], as_tokens(reply.tokens)]),
             self.slot.canonical,
             reply.text,
             source=request.prompt.source,

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from headstart.errors import EngineError, HeadstartError, Unavailable
@@ -352,8 +352,21 @@ class Scheduler:
             self.shared_fetch.end(gone)
             self.waiting = deque(job for job in self.waiting if job not in gone)
         for job in [*gone, *(job for job in self._running if job.ticket.cancelled or job.ticket.over)]:
-            self._listener.ended(job, "cancelled" if job.ticket.cancelled else "failed")
+            if job.ticket.cancelled:
+                self._listener.ended(job, "cancelled", self._cancelled(job))
+            else:
+                self._listener.ended(job, "failed")
             self._release(job)
+
+    def _cancelled(self, job: Job) -> Report | None:
+        """Remembers a cancelled job, so that it can be explained; None if it never had a slot, because nothing was planned."""
+        if job.slot is None:
+            return None
+        now = self._clock()
+        report = job.ticket.reports[job.choice] = replace(job.report(self._mode_name, now), cancelled=True)
+        if not self.expiry.late(job.slot, job.ticket.reports):
+            self.history.remember(job.turn(now, self.expiry.wipes, settles=False).record)
+        return report
 
     def _abandon(self, error: HeadstartError) -> None:
         """Fails every job, and empties all slots, because the engine's state is unknown."""

@@ -13,7 +13,7 @@ const STEPS = 60;
  * @param {number} now in seconds since 1970
  */
 export function statsOf(rows, now) {
-  const done = rows.filter((row) => row.over && row.ttft !== undefined).sort((a, b) => (a.ended ?? 0) - (b.ended ?? 0));
+  const done = rows.filter((row) => row.over && row.state !== "cancelled" && row.ttft !== undefined).sort((a, b) => (a.ended ?? 0) - (b.ended ?? 0));
   const began = done[0]?.arrived ?? now;
   const seconds = Math.max(1, now - began);
   const step = Math.max(5, seconds / STEPS);
