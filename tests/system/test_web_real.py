@@ -143,7 +143,7 @@ def test_chat_edit_switch_reload_kill_and_go_on(browser: Browser, tmp_path: Path
         page.keyboard.press("Tab")
         visit.say("What day is it?")
         check_bar(visit)
-        page.wait_for_selector("text=The system prompt differs.")
+        page.wait_for_selector("text=because the system prompt differs; to avoid it, ")
         told = page.locator(".again").last.inner_text()
         cost = last_answer(visit)["headstart"]
         assert f"Computed again: {cost['recomputed']:,} tokens" in told
