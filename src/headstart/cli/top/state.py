@@ -50,7 +50,7 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """What a slot does. Of the slots of others only the number and whether it is busy are known."""
+    """What a slot does. Of the slots of others only the number and whether it is busy are known. `left`: seconds of prefill."""
 
     number: int
     state: str
@@ -58,6 +58,7 @@ class SlotRow:
     total: int
     reply: int
     request: int | None
+    left: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,5 @@ def _used(entries: Mapping[str, ShownEntry], last: str, at: float) -> Mapping[st
 
 
 def _slot(one: Mapping[str, Any]) -> SlotRow:
-    return SlotRow(
-        one["slot"], one["state"], one.get("tokens", 0), one.get("total", 0), one.get("reply", 0), one.get("request")
-    )
+    counts = (one.get(name, 0) for name in ("tokens", "total", "reply"))
+    return SlotRow(one["slot"], one["state"], *counts, one.get("request"), one.get("left"))

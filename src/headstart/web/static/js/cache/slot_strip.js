@@ -3,11 +3,11 @@
  * @module
  */
 import { fill, h, set } from "../dom.js";
-import { count, tokens } from "../format.js";
+import { count, left, tokens } from "../format.js";
 
 /**
  * A slot, as events tell it. Of the slots of others only the number and the state are known.
- * @typedef {{slot: number, state: string, tokens?: number, total?: number, reply?: number, request?: number}} Slot
+ * @typedef {{slot: number, state: string, tokens?: number, total?: number, reply?: number, request?: number, left?: number}} Slot
  */
 
 export class SlotStrip {
@@ -44,7 +44,10 @@ export class SlotStrip {
 /** @param {Slot} slot */
 function words(slot) {
   if (slot.tokens === undefined) return slot.state === "idle" ? "idle" : "in use by others";
-  if (slot.state === "prefill") return `computes the prompt: ${count(slot.tokens)} of ${count(slot.total ?? 0)}`;
+  if (slot.state === "prefill") {
+    const rest = slot.left === undefined ? "" : `, ${left(slot.left)} left`;
+    return `computes the prompt: ${count(slot.tokens)} of ${count(slot.total ?? 0)}${rest}`;
+  }
   if (slot.state === "reply") return `replies: ${tokens(slot.reply ?? 0)}`;
   return slot.tokens ? `idle, holds ${tokens(slot.tokens)}` : "empty";
 }
