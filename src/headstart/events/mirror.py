@@ -180,9 +180,11 @@ class Mirror:
         }
         if news.slot >= 0:
             data["slot"] = news.slot
-        if news.stage == "prefill" and job.plan is not None:
+        if (news.stage == "prefill" or report is not None) and job.plan is not None:
             ids, blocks = job.chain.ids, job.plan.start // job.chain.block_size
-            reused = ids[blocks - 1].hex() if blocks else None
+            reused = (
+                ids[blocks - 1].hex() if blocks else None
+            )  # in each event, because a later stage replaces one of its period
             data |= {"cached": job.plan.start, "tiers": dict(job.tiers), "reused": reused}
         if report is not None:
             data |= _figures(report)

@@ -15,7 +15,6 @@ from headstart.serving.job import Job
 from headstart.serving.request import Report
 from headstart.serving.runtime import Runtime
 
-
 Activity = Literal["idle", "prefill", "reply"]
 """What a slot does."""
 

@@ -168,6 +168,8 @@ def test_a_request_uses_all_that_it_builds_on() -> None:
     assert {one.used for one in now.entries.values()} == {99.0}
     now = now.then(batch(("requests", [request(1, "prefill", reused=identity(1), at=150.0)])))
     assert {number: now.entries[identity(number)].used for number in (0, 1, 2, 9)} == {0: 150.0, 1: 150.0, 2: 99.0, 9: 99.0}
+    now = now.then(batch(("requests", [request(2, "stop", reused=identity(9), at=202.0)])))
+    assert [now.entries[identity(number)].used for number in (0, 1, 9)] == pytest.approx([200.3, 150.0, 200.3]), "it began then"
 
 
 def test_what_was_live_when_a_prefill_began() -> None:

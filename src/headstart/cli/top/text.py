@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from math import ceil
 from collections.abc import Mapping
 from math import ceil
 
