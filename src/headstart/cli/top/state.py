@@ -143,7 +143,7 @@ def _requests(now: TopState, changes: list[dict[str, Any]]) -> TopState:
 def _began(one: Mapping[str, Any]) -> float:
     """When its prefill began."""
     seconds = one.get("seconds", {})
-    return one["at"] - seconds.get("prefill", 0.0) - seconds.get("decode", 0.0)
+    return float(one["at"]) - seconds.get("prefill", 0.0) - seconds.get("decode", 0.0)
 
 
 def _request(one: Mapping[str, Any]) -> RequestRow:
@@ -177,5 +177,5 @@ def _used(entries: Mapping[str, ShownEntry], uses: Sequence[tuple[str, float]]) 
 
 
 def _slot(one: Mapping[str, Any]) -> SlotRow:
-    counts = (one.get(name, 0) for name in ("tokens", "total", "reply"))
-    return SlotRow(one["slot"], one["state"], *counts, one.get("request"), one.get("left"))
+    tokens, total, reply = (one.get(name, 0) for name in ("tokens", "total", "reply"))
+    return SlotRow(one["slot"], one["state"], tokens, total, reply, one.get("request"), one.get("left"))
