@@ -143,7 +143,7 @@ def _requests(now: TopState, changes: list[dict[str, Any]]) -> TopState:
 def _began(one: Mapping[str, Any]) -> float:
     """When its prefill began."""
     seconds = one.get("seconds", {})
-    return float(one["at"]) - seconds.get("prefill", 0.0) - seconds.get("decode", 0.0)
+    return float(one["at"] - seconds.get("prefill", 0.0) - seconds.get("decode", 0.0))
 
 
 def _request(one: Mapping[str, Any]) -> RequestRow:

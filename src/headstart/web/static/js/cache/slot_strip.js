@@ -19,6 +19,11 @@ export class SlotStrip {
 
   /** @param {Slot[]} slots */
   show(slots) {
+    for (const [number, { row }] of this._rows) {
+      if (slots.some((slot) => slot.slot === number)) continue;
+      row.remove(); // the server was started again, with fewer
+      this._rows.delete(number);
+    }
     for (const slot of slots) {
       const known = this._rows.get(slot.slot) ?? this._add(slot.slot);
       set(known.row, { "data-state": slot.state });
