@@ -381,6 +381,37 @@ def test_readers_are_limited(source: Played) -> None:
     Screen(hub, View(ALICE))
 
 
+def test_no_owner_keeps_others_out(source: Played) -> None:
+    hub = hub_of(source)
+    alice = [Screen(hub, View(ALICE)) for _ in range(READERS)]
+    with pytest.raises(Overloaded, match=f"and {READERS} of them are yours"):
+        Screen(hub, View(ALICE))
+    bob = [Screen(hub, View(BOB)) for _ in range(READERS // 2)]
+    assert hub.readers == READERS
+    assert [screen.reader.over for screen in alice] == [False] * (READERS // 2) + [True] * (READERS // 2), "the newest yield"
+    name, value = alice[-1].take()[-1]
+    assert (name, "close some" in value["reason"]) == ("dropped", True)
+    for owner in (ALICE, BOB):
+        with pytest.raises(Overloaded):
+            Screen(hub, View(owner))
+    carol = Screen(hub, View(b"carol"))
+    assert [sum(not one.reader.over for one in own) for own in (alice, bob)] == [READERS // 2 - 1, READERS // 2]
+    assert not carol.reader.over
+
+
+def test_the_operator_always_gets_in(source: Played) -> None:
+    hub = hub_of(source)
+    tenants = [Screen(hub, View(b"%d" % number)) for number in range(READERS)]
+    with pytest.raises(Overloaded, match="and 0 of them are yours"):
+        Screen(hub, View(ALICE))
+    operator = [Screen(hub, View(ALICE, everything=True)) for _ in range(READERS)]
+    assert all(screen.reader.over for screen in tenants)
+    for view in (View(ALICE), View(b"", everything=True)):
+        with pytest.raises(Overloaded):
+            Screen(hub, view)
+    assert not any(screen.reader.over for screen in operator)
+
+
 def test_events_are_made_once_for_all_readers(source: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
     write = json.dumps

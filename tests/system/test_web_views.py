@@ -227,6 +227,42 @@ def test_a_tree_that_was_changed_is_like_a_new_one(fake: Server, opened: Any, se
     assert opened(fake, KEYS["alice"]).open("figures").evaluate(RANDOM, [seed, 300]) > 50
 
 
+SLOTS = """async () => {
+  const { SlotStrip } = await import("/headstart/web/js/cache/slot_strip.js");
+  const strip = new SlotStrip();
+  const words = () => [...strip.element.children].map((one) => one.textContent);
+  const idle = { slot: 1, state: "idle", tokens: 0 };
+  strip.show([{ slot: 0, state: "prefill", tokens: 300, total: 1000, reply: 0, left: 11.2 }, idle]);
+  const first = words();
+  strip.show([{ slot: 0, state: "prefill", tokens: 0, total: 1000, reply: 0 }]);
+  return [first, words()];
+}"""
+
+
+def test_a_slot_says_how_long_its_prefill_still_takes(fake: Server, opened: Any) -> None:
+    """And a server that was started again with fewer slots has no more than these."""
+    first, then = opened(fake, KEYS["alice"]).open("figures").evaluate(SLOTS)
+    assert first == ["Slot 0computes the prompt: 300 of 1,000, 12 s left", "Slot 1empty"]
+    assert then == ["Slot 0computes the prompt: 0 of 1,000"]
+
+
+REFUSED = """async () => {
+  const { watch } = await import("/headstart/web/js/feed.js");
+  const ended = new AbortController();
+  const said = await new Promise((say) => watch({ signal: ended.signal, say }, () => {}));
+  ended.abort();
+  return said;
+}"""
+
+
+def test_a_page_that_gets_no_place_says_so(fake: Server, opened: Any) -> None:
+    """Fault: it stayed empty, as if nothing were stored."""
+    page = opened(fake, KEYS["alice"]).open("figures")
+    refusal = json.dumps({"error": {"message": "64 readers of events are the most. Close one."}})
+    page.evaluate("body => { window.fetch = async () => new Response(body, { status: 429 }); }", refusal)
+    assert page.evaluate(REFUSED) == "64 readers of events are the most. Close one."
+
+
 LOGGED = """async (events) => {
   const { RequestLog, Timeline } = await import("/headstart/web/js/requests/request_log.js");
   const log = new RequestLog();

@@ -509,6 +509,7 @@ class Scheduler:
             self._admission.pace.prefilled(seconds, size)
             self._listener.prefilled(start, start + size, seconds)
             self.cache.store.seconds = self._admission.pace.prefill
+        job.prefilled = job.prefilled[0] if job.computed else begun, self._clock()
         job.computed += size
         slot.extend(tokens, canonical=self._is_canonical(slot, start, size, length))
         if len(slot) in job.points:
