@@ -136,7 +136,9 @@ class Runtime:
         self.reuse = settings.reuse
         chosen = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         self.sampling = Sampling(**{name: value for name, value in chosen.items() if value is not None})
-        self._mode = Mode(settings.reuse == "exact", engine.traits)
+        settles = settings.settle == "on" and engine.traits.movable and engine.traits.canonical
+        # Derived KV never leaves the machine.
+        self._mode = Mode(settings.reuse == "exact", engine.traits, settles and settings.shared is None)
         self.listeners = listener = Listeners(*listeners)
         listener.begin(self._mode)
         self.prompts = PromptMaker.of(engine.tokenizer, settings, engine.shape.ctx)
