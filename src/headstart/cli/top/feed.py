@@ -114,5 +114,5 @@ class Feed:
         try:
             with self.server.open("/headstart/stats", timeout=SILENCE) as response:
                 emit(of_sums(json.load(response)))
-        except ServerRefusal:  # they are the operator's
+        except ServerRefusal:  # of an older version they are the operator's
             self._sums_due = float("inf")

@@ -177,5 +177,6 @@ def _used(entries: Mapping[str, ShownEntry], uses: Sequence[tuple[str, float]]) 
 
 
 def _slot(one: Mapping[str, Any]) -> SlotRow:
+    number, state = one["slot"], one["state"]
     tokens, total, reply = (one.get(name, 0) for name in ("tokens", "total", "reply"))
-    return SlotRow(one["slot"], one["state"], tokens, total, reply, one.get("request"), one.get("left"))
+    return SlotRow(number, state, tokens, total, reply, one.get("request"), one.get("left"))
