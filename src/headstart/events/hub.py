@@ -174,22 +174,22 @@ class Hub:
         """
         with self._lock:
             if len(self._readers) >= READERS:
-                self._make_room(view)
+                self._free_place(view)
             self._begin()
             first = self._missed(view, last_id)
             reader = EventReader(view, wake)
             self._readers.append(reader)
             return reader, self._snapshot(view) if first is None else first
 
-    def _make_room(self, view: View) -> None:
+    def _free_place(self, view: View) -> None:
         """Ends a reader, for a new one."""
         tenants = Counter(reader.view.owner for reader in self._readers if not reader.view.everything)
         mine = sum(reader.view.everything for reader in self._readers) if view.everything else tenants[view.owner]
         owner, most = max(tenants.items(), key=lambda pair: pair[1], default=(b"", 0))
         if not (most if view.everything else most > mine + 1):
             message = f"{READERS} readers of events are the most, and {mine} of them are yours. "
-            mend = "Close one." if mine else "Try again when another has closed."
-            raise Overloaded(message + mend, retry_after=10.0)
+            hint = "Close one." if mine else "Try again when another has closed."
+            raise Overloaded(message + hint, retry_after=10.0)
         newest = next(one for one in reversed(self._readers) if one.view.owner == owner and not one.view.everything)
         self._readers.remove(newest)
         newest.end(_YIELDED)

@@ -22,7 +22,8 @@ async def stats(request: HttpRequest) -> Response:
     service = service_of(request)
     now = service.ready().snapshot()
     if not request.scope["operator"]:
-        return JSONResponse({"model": service.model_id, **service.tenant_stats.of(caller_of(request.scope).tenant).view()})
+        own = service.tenant_stats.of(caller_of(request.scope).tenant)
+        return JSONResponse({"model": service.model_id, **own.view(), "stored": {}})
     return JSONResponse(
         {
             "model": service.model_id,

@@ -48,7 +48,7 @@ export async function mount(element, { signal }) {
 
   /** @param {any} stats */
   function draw(stats) {
-    note.textContent = stats.stored
+    note.textContent = "running" in stats
       ? `All requests since the server started, ${time(stats.seconds)} ago`
       : `Your requests, for ${time(stats.seconds)}. The figures of all are the operator's.`;
     fill(body, ...cards(stats));
@@ -114,7 +114,7 @@ function cards(stats) {
         span,
       }),
     ),
-    stats.stored && card("What is stored", ...Object.entries(stats.stored).map(([name, tier]) => budget(name, tier))),
+    "running" in stats && card("What is stored", ...Object.entries(stats.stored).map(([name, tier]) => budget(name, tier))),
     card("Computed again, by cause", causes(stats.recomputed)),
   ];
 }
