@@ -236,7 +236,9 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     kept = {operation: {size: asdict(row) for size, row in rows.items()} for operation, rows in results.items()}
     (given.out / "growth.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False))
-    medians = {operation: [rows[size].median if size in rows else None for size in sizes] for operation, rows in results.items()}
+    medians = {
+        operation: [rows[size].median if size in rows else None for size in sizes] for operation, rows in results.items()
+    }
     (given.out / "growth.svg").write_text(growth_curves(medians, sizes), "utf-8")
     console.print(table(results, sizes))
 
