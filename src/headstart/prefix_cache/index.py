@@ -29,13 +29,13 @@ from headstart.prefix_cache.blocks import Chain, checkpoint_id
 from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.siblings import WIDTH, Siblings
 
-Copies = Mapping[str, bool]
+TierCopies = Mapping[str, bool]
 """Name of a tier → whether the copy there is canonical. It never changes: an entry gets another one."""
-NO_COPIES: Copies = MappingProxyType({})
-_COPIES: dict[frozenset[tuple[str, bool]], Copies] = {frozenset(): NO_COPIES}
+NO_COPIES: TierCopies = MappingProxyType({})
+_COPIES: dict[frozenset[tuple[str, bool]], TierCopies] = {frozenset(): NO_COPIES}
 
 
-def copies_of(copies: Mapping[str, bool]) -> Copies:
+def copies_of(copies: Mapping[str, bool]) -> TierCopies:
     """The one read-only object for these copies. There are very few, and millions of entries share them."""
     key = frozenset(copies.items())
     found = _COPIES.get(key)

@@ -32,7 +32,7 @@ class Sibling(Protocol):
 
 
 Node = TypeVar("Node", bound=Sibling)
-Group: TypeAlias = "Node | SortedKeyList[Node, bytes] | None"
+SiblingGroup: TypeAlias = "Node | SortedKeyList[Node, bytes] | None"
 """Siblings of one kind. One alone needs no list, which would take 700 bytes."""
 
 
@@ -42,8 +42,8 @@ class Siblings(Generic[Node]):
     __slots__ = ("_canonical", "_derived")
 
     def __init__(self) -> None:
-        self._canonical: Group[Node] = None
-        self._derived: Group[Node] = None
+        self._canonical: SiblingGroup[Node] = None
+        self._derived: SiblingGroup[Node] = None
 
     def __iter__(self) -> Iterator[Node]:
         for group in (self._canonical, self._derived):
@@ -115,7 +115,7 @@ class Siblings(Generic[Node]):
         found = (_at_least(group, packed) for group in self._groups(False))
         return any(node is not None and node.packed.startswith(packed) for node in found)
 
-    def _groups(self, canonical_only: bool) -> tuple[Group[Node], ...]:
+    def _groups(self, canonical_only: bool) -> tuple[SiblingGroup[Node], ...]:
         return (self._canonical,) if canonical_only else (self._canonical, self._derived)
 
 
@@ -130,7 +130,7 @@ def _packed(node: Sibling) -> bytes:
     return node.packed
 
 
-def _with(group: Group[Node], node: Node) -> Group[Node]:
+def _with(group: SiblingGroup[Node], node: Node) -> SiblingGroup[Node]:
     if group is None:
         return node
     if not isinstance(group, SortedKeyList):
@@ -139,7 +139,7 @@ def _with(group: Group[Node], node: Node) -> Group[Node]:
     return group
 
 
-def _without(group: Group[Node], node: Node) -> Group[Node]:
+def _without(group: SiblingGroup[Node], node: Node) -> SiblingGroup[Node]:
     if not isinstance(group, SortedKeyList):
         assert group is node
         return None
@@ -147,14 +147,14 @@ def _without(group: Group[Node], node: Node) -> Group[Node]:
     return group[0] if len(group) == 1 else group
 
 
-def _at_most(group: Group[Node], packed: bytes) -> Node | None:
+def _at_most(group: SiblingGroup[Node], packed: bytes) -> Node | None:
     """The last one whose bytes are `packed` or before it."""
     if isinstance(group, SortedKeyList):
         return next(group.irange_key(None, packed, reverse=True), None)
     return group if group is not None and group.packed <= packed else None
 
 
-def _at_least(group: Group[Node], packed: bytes) -> Node | None:
+def _at_least(group: SiblingGroup[Node], packed: bytes) -> Node | None:
     """The first one whose bytes are `packed` or after it."""
     if isinstance(group, SortedKeyList):
         return next(group.irange_key(packed, None), None)
