@@ -78,7 +78,7 @@ class Played:
 
     def remove(self, number: int) -> None:
         entry = self.stored.pop(number.to_bytes(32, "big"))
-        entry.copies.clear()
+        entry.copies = {}
         self.tell(entry)
 
     def tell(self, news: News) -> None:
@@ -139,7 +139,7 @@ def test_a_reader_knows_what_is_stored(source: Played) -> None:
     assert len(screen.entries) == 2
     source.add(3, parent=1).kept = True
     source.remove(2)
-    source.stored[(1).to_bytes(32, "big")].copies["disk"] = True
+    source.stored[(1).to_bytes(32, "big")].copies = {"memory": True, "disk": True}
     source.tell(source.stored[(1).to_bytes(32, "big")])
     source.add(4)
     source.remove(4)  # within one period: nobody hears of it
@@ -224,7 +224,7 @@ def test_a_reader_hears_nothing_if_nothing_changes_for_it(source: Played) -> Non
         source.pins ^= {entry.id}
         source.tell(frozenset({entry.id}))
         if number == 3:
-            entry.copies["disk"] = True
+            entry.copies = {"memory": True, "disk": True}
             source.tell(entry)
             source.stored = dict(reversed(source.stored.items()))  # his is evicted next
         hub.tick()

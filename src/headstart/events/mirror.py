@@ -118,7 +118,7 @@ class Mirror:
     def _look(self, entry: Entry) -> Item | None:
         """Looks at an entry that may have changed."""
         before = self._known.get(entry.id)
-        copies = dict(entry.copies)  # in one step: the engine thread may change it
+        copies = entry.copies  # once: the engine thread may replace it
         if not copies:
             if before is None:
                 return None
@@ -127,7 +127,7 @@ class Mirror:
             return Item(before.owner, _json({"left": entry.id.hex()}))
         shown = copies.get("memory"), copies.get("disk"), self._source.pinned(entry.id)
         if before is None:
-            known = self._known[entry.id] = Known(entry.owner, len(entry.tokens), shown, entry)
+            known = self._known[entry.id] = Known(entry.owner, entry.length, shown, entry)
             self._hold(known, 1)
             return self._came(known)
         before.entry = entry

@@ -221,7 +221,7 @@ def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mo
     found = restorable(index, chain, mode) if reuse else Match(())
     if found.tokens:
         entries = found.entries
-        take = found.take if found.tail is not None else len(entries[-1].tokens)
+        take = found.take if found.tail is not None else entries[-1].length
         canonical = found.canonical
         if mode.any_cut and found.tail is not None and found.tail.canonical and canonical == found.tail.start:
             canonical = found.tokens

@@ -112,7 +112,7 @@ class KvStore:
             return worth(self.gap(entry), self.memory.state_bytes, per_token, protected=entry.protected)
         if not per_token:
             return 0.0
-        return LOOSE / per_token if self._stateful else len(entry.tokens) / self.memory.cell_bytes
+        return LOOSE / per_token if self._stateful else entry.length / self.memory.cell_bytes
 
     def gap(self, state: Entry) -> int:
         """Tokens between a checkpoint and the one before it on its chain: the prefill that it saves."""

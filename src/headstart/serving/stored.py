@@ -166,7 +166,7 @@ class CachedChains:
                 raise Conflict("This chain is pinned: unpin it first.", code="pinned")
             keys, labels = {entry.id for entry in going}, [self._cache.store.label(entry, True) for entry in going]
             self._scheduler.expiry.delete(keys)
-            deleted = Deleted(len(own), sum(len(entry.tokens) for entry in own), 0)
+            deleted = Deleted(len(own), sum(entry.length for entry in own), 0)
             return deleted, self._cache.disk.erase(keys), self._cache.shared.erase(labels)
 
         deleted, on_disk, shared = self._on_engine(delete)

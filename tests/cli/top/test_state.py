@@ -69,15 +69,15 @@ class Stored:
             known = self.stored[key] = Entry(key, above, tokens, start, {"memory": True}, owner=OWNER)
         elif kind == "remove":
             del self.stored[key]
-            known.copies.clear()
+            known.copies = {}
         elif kind == "pin":
             self.pins ^= {key}
             self.queue.append(frozenset([key]))
             return
         elif kind == "disk":
-            known.copies["disk"] = True
+            known.copies = {**known.copies, "disk": True}
         elif kind == "forget" and len(known.copies) > 1:
-            del known.copies["memory"]
+            known.copies = {"disk": known.copies["disk"]}
         self.tokens += number
         self.queue.append(known)
 
