@@ -102,8 +102,9 @@ class SameOrderMachine(RuleBasedStateMachine):
         model = ReuseModel()
         model.counts = self.memory._reuse.counts
         model.learn([*self.memory._stats.values(), *self.memory._ghosts.values()], self.now)
-        self.memory._reuse, self.memory._now = model, self.now
-        self.memory._rank()
+        self.memory._reuse, self.memory._now, self.memory._learned = model, self.now, self.now
+        self.memory._learning = None
+        self.memory._rank(self.memory._stats)
 
     @invariant()
     def the_same_is_known(self) -> None:

@@ -70,7 +70,7 @@ class KvStore:
         self.wall = wall
         self.terms = Terms() if terms is None else terms
         self.conversation_fingerprints = ConversationFingerprints()
-        self.retention = Retention(memory.name, self.index, self._saved_per_byte)
+        self.retention = Retention(memory.name, self.index, self._saved_per_byte, by_owner=memory.quota.on)
         limits = PinLimits.of(tenant_memory, memory.budget, engine.shape.transfer_bytes)
         self.pins = Pins(self.index, memory, self.retention, self.disk, limits, self.listener.pinned)
         self._stateful = mode.traits.stateful
