@@ -211,6 +211,16 @@ def test_without_a_term_nothing_goes(tmp_path: Path) -> None:
 
 
 _VERSION_3 = """
+DROP TRIGGER object_came;
+DROP TRIGGER object_went;
+DROP TRIGGER object_changed;
+DROP TABLE totals;
+DROP TABLE owned;
+DROP TABLE made;
+DROP INDEX by_rank;
+DROP INDEX by_owners_rank;
+ALTER TABLE objects DROP COLUMN rank;
+ALTER TABLE objects DROP COLUMN children;
 DROP INDEX by_owner;
 DROP INDEX by_age;
 ALTER TABLE ghosts RENAME TO gone;

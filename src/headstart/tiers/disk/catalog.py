@@ -5,6 +5,7 @@ The catalogue can be rebuilt from the objects. Every process has its own connect
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
@@ -32,10 +33,14 @@ from headstart.tiers.disk import schema
 from headstart.tiers.disk.ages import Ages
 from headstart.tiers.disk.format import Label
 
+log = logging.getLogger("headstart.disk")
+
 GHOSTS = 1 << 15
 """Most ghosts that are kept: the latest."""
 NOTES = 1 << 15
 """Most notes that are kept: the latest."""
+FIRST = 4096
+"""Most first blocks of another fingerprint that are looked for."""
 WAIT = 3600.0
 """Seconds for which KV may wait for a checkpoint after it, in models where it is useless without one."""
 
@@ -259,7 +264,7 @@ class Catalog:
 
     def pinned_bytes(self) -> dict[bytes, int]:
         """Bytes of the pinned objects, by owner."""
-        return dict(self._db.execute("SELECT owner, SUM(allocated) FROM objects WHERE pinned GROUP BY owner").fetchall())
+        return dict(self._db.execute("SELECT owner, pinned FROM owned WHERE pinned").fetchall())
 
     def children(self, key: bytes) -> set[bytes]:
         """Keys of the objects whose parent is this one."""
@@ -275,13 +280,13 @@ class Catalog:
         return self._rows("WHERE fingerprint = ? AND number > ? ORDER BY number", fingerprint, after)
 
     def foreign(self, fingerprint: bytes) -> dict[bytes, set[bytes]]:
-        """Keys of the first blocks of chains with other fingerprints, by fingerprint. The set may be empty."""
-        others = self._db.execute("SELECT DISTINCT fingerprint FROM objects WHERE fingerprint != ?", (fingerprint,))
-        found = {other: set[bytes]() for (other,) in others.fetchall()}
-        query = "SELECT fingerprint, key FROM objects WHERE start = 0 AND kind = 'rows' AND fingerprint != ?"
-        for other, key in self._db.execute(query, (fingerprint,)):
-            found.setdefault(other, set()).add(key)
-        return found
+        """Keys of the first blocks of chains with other fingerprints, by fingerprint. The set may be empty.
+
+        Of each fingerprint, at most the latest `FIRST` are found.
+        """
+        others = self._db.execute("SELECT fingerprint FROM made WHERE fingerprint != ?", (fingerprint,)).fetchall()
+        query = "SELECT key FROM objects WHERE fingerprint = ? AND start = 0 AND kind = 'rows' ORDER BY number DESC LIMIT ?"
+        return {other: {key for (key,) in self._db.execute(query, (other, FIRST))} for (other,) in others}
 
     def keys(self) -> set[bytes]:
         return {key for (key,) in self._db.execute("SELECT key FROM objects")}
@@ -352,10 +357,23 @@ class Catalog:
 
     def used(self) -> int:
         """Bytes that all objects occupy."""
-        return int(self._db.execute("SELECT COALESCE(SUM(allocated), 0) FROM objects").fetchone()[0])
+        return self._total("bytes")
 
     def __len__(self) -> int:
-        return int(self._db.execute("SELECT COUNT(*) FROM objects").fetchone()[0])
+        return self._total("objects")
+
+    def _total(self, column: str) -> int:
+        return int(self._db.execute(f"SELECT {column} FROM totals").fetchone()[0])
+
+    def read(self) -> None:
+        """Reads all rows, which shows whether they are damaged."""
+        self._db.execute("SELECT SUM(allocated) FROM objects").fetchone()
+
+    def recount(self) -> None:
+        """Counts all objects, and corrects the totals. It reads the whole table."""
+        with self._change():
+            if not schema.recount(self._db):
+                log.warning("the totals of the catalogue were wrong, and are right now")
 
     def _rows(self, where: str, *values: object) -> Iterator[Row]:
         query = (

@@ -42,6 +42,8 @@ log = logging.getLogger("headstart.disk")
 
 RESERVE = 32 << 20
 """Bytes of the budget that are reserved for the catalogue. If it needs more, objects are evicted."""
+CHECKED = 8 << 20
+"""Bytes of a catalogue up to which all of it is read when it is opened. Damage in a larger one is found on the way."""
 SLACK = 256
 """Evict one object more than needed for every `SLACK` stored ones, so that the next write does not have to."""
 _SUFFIX = ".rows"
@@ -103,7 +105,8 @@ class Disk(Store):
         try:
             catalog = Catalog(path, self._lock.renewed)
             try:
-                catalog.used()  # reads the whole table
+                if path.stat().st_size <= CHECKED:
+                    catalog.read()
             except BaseException:
                 catalog.close()
                 raise
@@ -467,6 +470,7 @@ class Disk(Store):
         """
         with self.writing():
             files.clear(self._temporary)
+            self.catalog.recount()
             there = self._scan()
             known = {row.label.key: row for row in self.catalog.rows()}
             gone = sorted(known.keys() - there.keys())
