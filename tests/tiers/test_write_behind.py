@@ -21,10 +21,10 @@ import psutil
 import pytest
 
 from headstart.interfaces.tokens import Bytes
+from headstart.prefix_cache.reuse_model import ReuseModel
 from headstart.tiers import parallel_read, write_behind
 from headstart.tiers.disk import Disk, FormatError, Label
 from headstart.tiers.disk import reader as disk_reader
-from headstart.tiers.disk.catalog import Catalog
 from headstart.tiers.disk.format import ALIGN, VERSION, checksum
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.no_disk import NoDisk
@@ -134,10 +134,10 @@ def test_an_error_that_somebody_keeps_holds_no_file_open(
         waited(tier, [], lambda found: bool(found))
     assert tier.counters["evicted"]
 
-    def learned(_: Catalog) -> Any:
+    def value(*_: Any) -> Any:
         raise sqlite3.NotSupportedError("the disk fails, and nothing is damaged")
 
-    monkeypatch.setattr(Catalog, "_learned", learned)
+    monkeypatch.setattr(ReuseModel, "value", value)
     tier.offer(label(9), rows(9))
     waited(tier, [], lambda found: any(isinstance(one, ObjectRefused) for one in found))
     assert tier.close(30)
@@ -295,6 +295,7 @@ def test_a_process_ends_although_its_disk_hangs(tmp_path: Path) -> None:
 import threading
 from pathlib import Path
 import numpy as np
+from headstart.prefix_cache.reuse_model import ReuseModel
 from headstart.tiers import parallel_read
 from headstart.tiers.write_behind import WriteBehind
 from headstart.tiers.disk import Disk

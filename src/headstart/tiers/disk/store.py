@@ -44,8 +44,6 @@ RESERVE = 32 << 20
 """Bytes of the budget that are reserved for the catalogue. If it needs more, objects are evicted."""
 CHECKED = 8 << 20
 """Bytes of a catalogue up to which all of it is read when it is opened. Damage in a larger one is found on the way."""
-SLACK = 256
-"""Evict one object more than needed for every `SLACK` stored ones, so that the next write does not have to."""
 _SUFFIX = ".rows"
 _INDEX = "index.sqlite"
 _FAULTS_HERE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -257,12 +255,10 @@ class Disk(Store):
         """Evicts until `need` bytes are free for new objects, or nothing more can go. Returns the evicted keys."""
         spare, gone = set(spare), list[bytes]()
         while (missing := need - self._free(need)) > 0:
-            count = len(self.catalog)
-            spared = count // SLACK * (self.catalog.used() // max(1, count))  # ranking very many objects takes time
-            shares = self._quota()
+            shares, owners = self._quota(), {file.label.owner for file in coming}
             for file in coming:
                 shares.hold(file.label.owner, self._need(file))
-            victims = [row.label.key for row in self.catalog.victims(spare, missing + spared, shares=shares)]
+            victims = [row.label.key for row in self.catalog.victims(spare, missing, shares=shares, coming=owners)]
             if not victims:
                 break
             gone += self._remove(victims)
