@@ -20,6 +20,7 @@ from headstart.tiers.memory import Memory
 from headstart.tiers.notices import (
     EverythingErased,
     NoteFound,
+    Notice,
     ObjectErased,
     ObjectFound,
     ObjectGone,
@@ -28,6 +29,10 @@ from headstart.tiers.notices import (
     PinsFound,
 )
 
+STEP = 128
+"""Notices that are handled at once. That takes one or two milliseconds, and replies must not wait for longer."""
+ALL = 1 << 13
+"""More notices than can wait."""
 LATER = 10.0
 """Seconds after which a derived checkpoint is offered. It is large, and mostly dropped by then."""
 
@@ -77,6 +82,7 @@ class Offload:
         self._lost = lost
         self._clock = clock
         self._later: deque[tuple[float, Entry]] = deque()
+        self._notices: deque[Notice] = deque()
         self._unneeded: set[BlockId] = set()  # derived entries that the disk need not have: no request is expected to use them
 
     def offer(self, entry: Entry) -> None:
@@ -151,10 +157,15 @@ class Offload:
 
     # ── notices ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def take_notices(self) -> bool:
-        """Handles the notices of the disk, also those about other processes. Returns whether there were any."""
-        notices = self._disk.notices()
-        for notice in notices:
+    def take_notices(self, most: int = STEP) -> bool:
+        """Handles notices of the disk, also those about other processes. Returns whether there were any.
+
+        `most`: of them. `ALL` is for callers who have to know what the disk has done for them.
+        """
+        while len(self._notices) < most and (more := self._disk.notices()):
+            self._notices.extend(more)
+        handled = min(most, len(self._notices))
+        for notice in [self._notices.popleft() for _ in range(handled)]:
             match notice:
                 case ObjectStored(label=label):
                     self._answered(label.key)
@@ -188,7 +199,12 @@ class Offload:
             if self.lacking(entry) and not self._hand_over(entry):
                 break
             del self._queued[entry.id]
-        return bool(notices)
+        return bool(handled)
+
+    @property
+    def behind(self) -> bool:
+        """Whether there are more notices than one call has handled."""
+        return bool(self._notices)
 
     @property
     def pending_notices(self) -> bool:

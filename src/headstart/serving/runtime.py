@@ -36,6 +36,7 @@ from headstart.serving.expiry import Erasure
 from headstart.serving.job import Ticket
 from headstart.serving.kv_store import KvStore
 from headstart.serving.listener import Listener, Listeners
+from headstart.serving.offload import ALL
 from headstart.serving.prompt_maker import PromptMaker
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
@@ -164,7 +165,7 @@ class Runtime:
             listener=listener,
         )
         self.cache = Cache(engine, self._mode, store)
-        self.cache.store.offload.take_notices()  # before the first prompt is made, which is earlier than the first request
+        self.cache.store.offload.take_notices(ALL)  # before the first prompt is made, which is earlier than the first request
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
         self._entrance = threading.Lock()  # so that a request checks the queue and joins it in one step
         self._watchers: list[Callable[[Request], Sink]] = []

@@ -321,6 +321,8 @@ class Scheduler:
             for slot in self.slots:
                 if self._inbox.empty():
                     self.cache.kv_save.save(slot)
+        if self.cache.store.offload.behind:
+            return 0.0
         if self.settle.pending:
             wait = since + settle.AFTER - self._clock()
             return wait if wait > 0 else 0.0 if self.settle.step() else IDLE_SAVE

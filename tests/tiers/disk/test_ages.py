@@ -552,6 +552,7 @@ def test_wishes_that_come_together_are_all_told(tmp_path: Path, running: WriteBe
         other.catalog._db.execute("BEGIN IMMEDIATE")
         other.catalog._db.execute("DELETE FROM objects WHERE key IN (?, ?)", (label(0).key, label(2).key))
         other.catalog._db.execute("INSERT OR REPLACE INTO erased (id, before, times) VALUES (1, ?, 2)", (START,))
+        other.catalog._db.execute("UPDATE totals SET erased = erased + 1")
         other.catalog._db.execute("COMMIT")
     found = collected(running, EverythingErased, 2)
     assert {one.key for one in found if isinstance(one, ObjectErased)} == {label(0).key, label(2).key}

@@ -9,7 +9,8 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,7 @@ class Catalog:
     def __init__(self, path: Path, alone: schema.Alone = lambda _: nullcontext()) -> None:
         self._db = schema.connect(path, alone)
         self.ages, self.ranks = Ages(self._db), Ranks(self._db)
-        self._held: tuple[int, dict[bytes, tuple[bytes, int]]] = -1, {}  # `pins`, and what they keep
+        self._held: tuple[int, Collection[bytes], Counter[bytes]] = -1, (), Counter()  # `pins`, what they keep, and whose it is
 
     def close(self) -> None:
         self._db.close()
@@ -191,10 +192,10 @@ class Catalog:
             )
             self._db.execute("DELETE FROM notes WHERE number <= (SELECT MAX(number) FROM notes) - ?", (NOTES,))
 
-    def notes(self, fingerprint: bytes, after: int = 0) -> Iterator[tuple[int, Note]]:
-        """Notes of a fingerprint after number `after`, with their numbers, oldest first."""
-        query = "SELECT number, key, block, value FROM notes WHERE fingerprint = ? AND number > ? ORDER BY number"
-        for number, *note in self._db.execute(query, (fingerprint, after)):
+    def notes(self, fingerprint: bytes, after: int = 0, most: int = -1) -> Iterator[tuple[int, Note]]:
+        """Notes of a fingerprint after number `after`, with their numbers, oldest first. `most`: of them; -1 for all."""
+        query = "SELECT number, key, block, value FROM notes WHERE number > ? AND fingerprint = ? ORDER BY number LIMIT ?"
+        for number, *note in self._db.execute(query, (after, fingerprint, most)):
             if not all(isinstance(one, bytes) for one in note):
                 raise sqlite3.DatabaseError("a note that headstart did not write")
             yield number, Note(*note)
@@ -253,11 +254,11 @@ class Catalog:
     def get(self, key: bytes) -> Row | None:
         return next(self._rows("WHERE key = ?", key), None)
 
-    def rows(self, fingerprint: bytes | None = None, after: int = 0) -> Iterator[Row]:
-        """Objects of a fingerprint (or all) after number `after`, oldest first."""
+    def rows(self, fingerprint: bytes | None = None, after: int = 0, most: int = -1) -> Iterator[Row]:
+        """Objects of a fingerprint (or all) after number `after`, oldest first. `most`: of them; -1 for all."""
         if fingerprint is None:
-            return self._rows("WHERE number > ? ORDER BY number", after)
-        return self._rows("WHERE fingerprint = ? AND number > ? ORDER BY number", fingerprint, after)
+            return self._rows("WHERE number > ? ORDER BY number LIMIT ?", after, most)
+        return self._rows("WHERE fingerprint = ? AND number > ? ORDER BY number LIMIT ?", fingerprint, after, most)
 
     def foreign(self, fingerprint: bytes) -> dict[bytes, set[bytes]]:
         """Keys of the first blocks of chains with other fingerprints, by fingerprint. The set may be empty.
@@ -270,6 +271,30 @@ class Catalog:
 
     def keys(self) -> set[bytes]:
         return {key for (key,) in self._db.execute("SELECT key FROM objects")}
+
+    def keys_between(self, low: bytes, high: bytes) -> set[bytes]:
+        """Keys from `low` up to below `high`."""
+        return {key for (key,) in self._db.execute("SELECT key FROM objects WHERE key >= ? AND key < ?", (low, high))}
+
+    def without_row(self, keys: Collection[bytes]) -> set[bytes]:
+        """Those of these keys that are not in the catalogue."""
+        return {key for key in keys if self._db.execute("SELECT 1 FROM objects WHERE key = ?", (key,)).fetchone() is None}
+
+    def sizes(self, after: bytes, most: int) -> list[tuple[bytes, int, bool]]:
+        """Keys after `after`, in order, with their allocated bytes and whether they are canonical."""
+        query = "SELECT key, allocated, canonical FROM objects WHERE key > ? ORDER BY key LIMIT ?"
+        return [(key, allocated, bool(canonical)) for key, allocated, canonical in self._db.execute(query, (after, most))]
+
+    def removals(self) -> tuple[int, int]:
+        """The number of deletions that have left no ghost, and the number of the latest ghost ever."""
+        found = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'ghosts'").fetchone()
+        return self._total("erased"), 0 if found is None else int(found[0])
+
+    def ghosts_after(self, number: int, most: int) -> list[tuple[int, bytes]]:
+        """Ghosts after a number, with their numbers, oldest first."""
+        return self._db.execute(
+            "SELECT number, key FROM ghosts WHERE number > ? ORDER BY number LIMIT ?", (number, most)
+        ).fetchall()
 
     def owners(self, labels: Iterable[Label]) -> dict[bytes, bytes]:
         """The owners of objects, by key. `labels`: parents first."""
@@ -318,13 +343,14 @@ class Catalog:
         """
         if (pins := self.pins()) != self._held[0]:
             pinned = [key for (key,) in self._db.execute("SELECT key FROM objects WHERE pinned")]
-            self._held = pins, self._with_ancestors(pinned, {})
-        held = self._held[1]
-        kept = [*held.values(), *self._with_ancestors(spare, held).values()]
+            held = self._with_ancestors(pinned, ())
+            self._held = pins, held.keys(), _by_owner(held)
+        _, known, total = self._held
+        kept = total + _by_owner(self._with_ancestors(spare, known))
         if shares is not None:
-            for owner, size in kept:
+            for owner, size in kept.items():
                 shares.hold(owner, size)
-        return sum(size for _, size in kept)
+        return kept.total()
 
     def _with_ancestors(self, keys: Collection[bytes], known: Collection[bytes]) -> dict[bytes, tuple[bytes, int]]:
         """The owners and bytes of objects and all their ancestors, except those that are `known` with their ancestors."""
@@ -387,6 +413,13 @@ class Catalog:
             )
             allocated, used, pinned, uses = rest
             yield Row(number, label, allocated, used, bool(pinned), uses)
+
+
+def _by_owner(held: Mapping[bytes, tuple[bytes, int]]) -> Counter[bytes]:
+    total = Counter[bytes]()
+    for owner, size in held.values():
+        total[owner] += size
+    return total
 
 
 def _packed(tokens: tuple[int, ...]) -> bytes:
