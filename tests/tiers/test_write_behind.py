@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from headstart.interfaces.tokens import Bytes
+from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.reuse_model import ReuseModel
 from headstart.tiers import parallel_read, write_behind
 from headstart.tiers.disk import Disk, FormatError, Label
@@ -404,6 +405,31 @@ def test_what_a_crash_of_another_process_leaves_is_found(tmp_path: Path, monkeyp
         (other.objects / "notes.txt").write_text("not an object")
         assert not other.strays()
         other.close()
+
+
+def test_an_object_is_found_before_the_catalogue_has_been_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large folder is read by and by. What a request asks for is looked up, unless it has expired or is another model's."""
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(label(number), rows(number)) for number in range(6)])
+        disk.write([(replace(label(7), fingerprint=b"g" * 32), rows(7))])
+        disk.catalog._db.execute("UPDATE objects SET written = written - 9e6 WHERE key = ?", (label(3).key,))
+    monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+    monkeypatch.setattr(write_behind, "BACKLOG", 0)  # the engine has no time for the rest
+    terms = Terms(8e6)
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG), FINGERPRINT, BIG, terms)
+    try:
+        found = tier.find([label(number).key for number in (2, 3, 7, 9, 4)])
+        assert {one.key for one in found} <= {label(2).key, label(4).key}
+        assert tier.read([(one, np.zeros(SIZE, np.uint8)) for one in found]) == [SIZE, SIZE]
+        assert not any(isinstance(one, ObjectFound) for one in tier.notices())
+        assert tier.offer(label(8), rows(8))
+        waited(tier, [], lambda found: any(isinstance(one, ObjectStored) for one in found))
+        monkeypatch.setattr(write_behind, "BACKLOG", 10)
+        notices: list[Notice] = []
+        waited(tier, notices, lambda found: sum(isinstance(one, ObjectFound) for one in found) == 6)
+        assert tier.find([label(2).key]) == [], "all has been read"
+    finally:
+        assert tier.close(30)
 
 
 @pytest.mark.parametrize("seed", range(3))

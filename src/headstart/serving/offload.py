@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from headstart.explain.fingerprint import ConversationFingerprint, ConversationFingerprints
 from headstart.interfaces.tokens import BlockId, as_tokens
+from headstart.prefix_cache.blocks import Chain, checkpoint_id
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord
 from headstart.tiers.disk import Label
@@ -211,6 +212,12 @@ class Offload:
         """Whether an entry is still to be offered, or still to be answered."""
         return bool(self.writing or self._queued or self._later)
 
+    def find(self, chain: Chain) -> None:
+        """Looks for a request's entries on disk, as long as the disk has not listed them all."""
+        lacking = [key for key in chain.ids if self._index.get(key) is None]
+        for label in sorted(self._disk.find([one for key in lacking for one in (key, checkpoint_id(key))]), key=_place):
+            self._appeared(label)
+
     def gone(self, key: BlockId) -> None:
         """The disk has lost an entry."""
         entry = self._index.get(key)
@@ -230,3 +237,8 @@ class Offload:
             tokens, state = as_tokens(label.tokens), label.kind == "state"
             entry = Entry(label.key, label.parent, tokens, label.start, state=state, owner=label.owner, written=label.written)
             self._index.add(entry, self._disk.name, canonical=label.canonical)
+
+
+def _place(label: Label) -> tuple[int, bool]:
+    """Blocks in order, each before its checkpoint."""
+    return label.start, label.kind == "state"

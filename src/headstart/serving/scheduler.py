@@ -296,6 +296,7 @@ class Scheduler:
     def _arrive(self, ticket: Ticket) -> None:
         for job in Job.all_of(ticket, self.engine, self._clock()):
             self.waiting.append(job)
+            self.cache.store.offload.find(job.chain)
             try:
                 self.shared_fetch.begin(job)
             except Exception:  # it is computed

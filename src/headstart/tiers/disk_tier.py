@@ -77,6 +77,12 @@ class DiskTier(Protocol):
         given up: see `Hung`.
         """
 
+    def find(self, keys: Sequence[bytes]) -> list[Label]:
+        """Objects on disk, in any order, as long as its catalogue is still being read and no notice may have come of them.
+
+        Afterwards none. `keys`: it may end at many that are not there, so the first ones must be the most likely.
+        """
+
     def keep(self, keys: Collection[bytes]) -> None:
         """Protects objects from eviction for a while, because a request waits for them. Replaces the keys of earlier calls."""
 

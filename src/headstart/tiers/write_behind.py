@@ -28,6 +28,7 @@ from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.tiers.catalog_watch import CatalogWatch
 from headstart.tiers.disk import Disk, FormatError, Label, Note
+from headstart.tiers.disk.catalog import look_up
 from headstart.tiers.disk.format import ALIGN
 from headstart.tiers.disk.schema import damages
 from headstart.tiers.disk.store import AT_ONCE, RESERVE
@@ -200,6 +201,17 @@ class WriteBehind:
         self._asked.put(answer)
         self._queue.put(frozenset())  # wakes the thread
         return done
+
+    def find(self, keys: Sequence[bytes]) -> list[Label]:
+        disk, now = self._disk, self._clock()
+        if disk is None or self._watch.complete:
+            return []
+        try:
+            labels = [row.label for row in look_up(disk.index, keys)]
+        except (OSError, sqlite3.Error, ValueError, TypeError):  # the thread meets the error too, and reports it
+            return []
+        wanted = (label for label in labels if label.fingerprint == self._fingerprint)
+        return [label for label in wanted if label.written > self._terms.due(label.owner, now)]
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
         if self._hangs:

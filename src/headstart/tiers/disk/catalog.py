@@ -10,8 +10,8 @@ import os
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -32,6 +32,8 @@ GHOSTS = 1 << 15
 """Most ghosts that are kept: the latest."""
 NOTES = 1 << 15
 """Most notes that are kept: the latest."""
+TOGETHER = 256
+"""Most keys of one query."""
 FIRST = 4096
 """Most first blocks of another fingerprint that are looked for."""
 
@@ -387,32 +389,55 @@ class Catalog:
                 log.warning("the totals of the catalogue were wrong, and are right now")
 
     def _rows(self, where: str, *values: object) -> Iterator[Row]:
-        query = (
-            "SELECT number, key, parent, fingerprint, start, tokens, canonical, seconds, kind, written, owner, allocated,"
-            f" used, pinned, uses FROM objects {where}"
+        return _read(self._db, where, *values)
+
+
+def look_up(path: Path, keys: Sequence[bytes]) -> list[Row]:
+    """The rows of these objects, over a connection of its own: another thread may be busy with a `Catalog`.
+
+    The search ends at `TOGETHER` keys of which none has a row.
+
+    Raises:
+        sqlite3.Error, ValueError, TypeError: the catalogue cannot be read.
+    """
+    found: list[Row] = []
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", timeout=0.1, uri=True)) as database:
+        for first in range(0, len(keys), TOGETHER):
+            some = keys[first : first + TOGETHER]
+            rows = list(_read(database, f"WHERE key IN ({', '.join('?' * len(some))})", *some))
+            if not rows:
+                break
+            found += rows
+    return found
+
+
+def _read(database: sqlite3.Connection, where: str, *values: object) -> Iterator[Row]:
+    query = (
+        "SELECT number, key, parent, fingerprint, start, tokens, canonical, seconds, kind, written, owner, allocated,"
+        f" used, pinned, uses FROM objects {where}"
+    )
+    for (
+        number,
+        key,
+        parent,
+        fingerprint,
+        start,
+        tokens,
+        canonical,
+        seconds,
+        kind,
+        written,
+        owner,
+        *rest,
+    ) in database.execute(query, values):
+        ids = all(isinstance(one, bytes) and len(one) == 32 for one in (key, parent, fingerprint))
+        if not (ids and isinstance(start, int) and kind in get_args(EntryKind) and isinstance(owner, bytes)):
+            raise sqlite3.DatabaseError("a row that headstart did not write")
+        label = Label(
+            *(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical)), seconds, kind, float(written), owner
         )
-        for (
-            number,
-            key,
-            parent,
-            fingerprint,
-            start,
-            tokens,
-            canonical,
-            seconds,
-            kind,
-            written,
-            owner,
-            *rest,
-        ) in self._db.execute(query, values):
-            ids = all(isinstance(one, bytes) and len(one) == 32 for one in (key, parent, fingerprint))
-            if not (ids and isinstance(start, int) and kind in get_args(EntryKind) and isinstance(owner, bytes)):
-                raise sqlite3.DatabaseError("a row that headstart did not write")
-            label = Label(
-                *(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical)), seconds, kind, float(written), owner
-            )
-            allocated, used, pinned, uses = rest
-            yield Row(number, label, allocated, used, bool(pinned), uses)
+        allocated, used, pinned, uses = rest
+        yield Row(number, label, allocated, used, bool(pinned), uses)
 
 
 def _by_owner(held: Mapping[bytes, tuple[bytes, int]]) -> Counter[bytes]:

@@ -26,9 +26,9 @@ WAIT = 3600.0
 """Seconds for which KV may wait for a checkpoint after it, in models where it is useless without one."""
 PER_VICTIM = 16
 LEAST = 128
-SAMPLE = 2048
+SAMPLE = 1024
 """Most objects, and most ghosts, whose open intervals are looked at when the rates are computed again."""
-_RANGES = 64
+_RANGES = 32
 """Places in the table from which a sample is taken."""
 _GROWTH = 16
 """The rates are computed again when there were events for a sixteenth of the objects."""

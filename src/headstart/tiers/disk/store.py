@@ -77,6 +77,7 @@ class Disk(Store):
         self.folder = folder
         self._clock = clock
         self.objects = folder / "objects"
+        self.index = folder / _INDEX
         self._objects = os.path.join(self.objects, "")
         self._temporary = folder / "tmp"
         for path in (self.objects, self._temporary):
@@ -88,10 +89,10 @@ class Disk(Store):
         with contextlib.ExitStack() as undo:
             self._lock = Lock(folder / "lock")
             undo.callback(self._lock.close)
-            self.catalog = self._open_catalog(folder / _INDEX)
+            self.catalog = self._open_catalog(self.index)
             undo.callback(self.catalog.close)
             self._lock.reopen()
-            self._lock.watch(folder / _INDEX)
+            self._lock.watch(self.index)
             self._unit = files.unit(folder)
             self._given = budget
             self._portion = portion
@@ -127,7 +128,7 @@ class Disk(Store):
         """Closes the disk, and deletes a damaged catalogue. Opening the folder again rebuilds it. Raises OSError."""
         try:
             with self.writing():  # fails if another process has done this already
-                drop(self.folder / _INDEX)
+                drop(self.index)
         finally:
             self.close()
 
