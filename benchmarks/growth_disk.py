@@ -10,11 +10,13 @@ import argparse
 import atexit
 import itertools
 import os
+import queue
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
@@ -24,12 +26,19 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.servers import demo_model
+from headstart.config import Settings
+from headstart.engines.llama import LlamaEngine
+from headstart.interfaces.engine import GREEDY
+from headstart.interfaces.generation import GenerationParams
 from headstart.interfaces.tokens import Bytes
 from headstart.prefix_cache.reuse_model import RequestTraits
+from headstart.serving.request import Delta, Event, Failed, Finished, Request
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers.catalog_watch import CatalogWatch
 from headstart.tiers.disk import Disk, Label, files
 from headstart.tiers.notices import Notice
-from headstart.tiers.write_behind import WriteBehind
 
 _NEW = itertools.count(10**9)
 BLOCK = 64 * 23040
@@ -194,17 +203,70 @@ def tidy(entries: int) -> Samples:
 
 
 def start(entries: int) -> Samples:
-    """Seconds that a tier needs to open a folder, less those of an empty folder."""
-    with tempfile.TemporaryDirectory() as empty:
-        return [_ready(filled(entries, sparse=True)) - _ready(Path(empty)) for _ in range(5)]
+    """Seconds from the start of a runtime (fake engine) to the end of its first reply, less those with an empty folder."""
+    folder, found = filled(entries, sparse=True), Samples()
+    for number in range(5):
+        with tempfile.TemporaryDirectory() as empty:
+            found.append(_first_reply(folder, number) - _first_reply(Path(empty), number))
+    return found
 
 
-def _ready(folder: Path) -> float:
+def _first_reply(folder: Path, number: int) -> float:
+    engine = FakeEngine(slots=2, ctx=4096, block_size=64, batch=512, seed=0)
+    engine.fingerprint = FINGERPRINT
     begun = time.perf_counter()
-    tier = WriteBehind(lambda: Disk(folder, 1 << 62), FINGERPRINT, 1 << 30)
-    ready = time.perf_counter() - begun
-    tier.close(0)
-    return ready
+    with Runtime(lambda: engine, Settings(memory_budget=1 << 26, cache_dir=folder, disk_budget=1 << 62)) as runtime:
+        _reply(runtime, f"{number} {time.time()} and so on", 8)
+        return time.perf_counter() - begun
+
+
+def _reply(runtime: Runtime, text: str, tokens: int) -> float:
+    """Seconds from the first to the last token of a reply."""
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    params = GenerationParams(GREEDY, max_tokens=tokens, ignore_eos=True)
+    runtime.submit(Request(runtime.text_prompt(text), params), events.put)
+    first = 0.0
+    while not isinstance(event := events.get(timeout=600), Finished):
+        if isinstance(event, Failed):
+            raise event.error
+        first = first or time.perf_counter() * isinstance(event, Delta)
+    return time.perf_counter() - first
+
+
+def decode(entries: int, *, pairs: int = 7, tokens: int = 300, pause: float = 0.1) -> list[float]:
+    """Speed of a reply of the bundled model beside another thread that evicts and adds rows for 4 MiB every `pause` seconds,
+    divided by its speed without: a ratio for each pair. Needs a quiet machine.
+    """
+    folder, ratios = filled(entries), list[float]()
+    settings = Settings(str(demo_model()), ctx=2048, slots=1, memory_budget=1 << 28, cache_dir=None)
+    with Runtime(lambda: LlamaEngine.load(settings.engine_options()), settings) as runtime:
+        _reply(runtime, "warm", tokens)
+        for number in range(pairs):
+            taken = {}
+            for busy in (True, False) if number % 2 else (False, True):
+                with _evicting_beside(folder, pause) if busy else nullcontext():
+                    taken[busy] = _reply(runtime, f"Tell me {number} things.", tokens)
+            ratios.append(taken[False] / taken[True])
+    return ratios
+
+
+@contextmanager
+def _evicting_beside(folder: Path, pause: float) -> Iterator[None]:
+    end = threading.Event()
+
+    def work() -> None:
+        with closing(Disk(folder, 1 << 62)) as disk:
+            while not end.wait(pause):
+                disk.catalog.remove([row.label.key for row in disk.catalog.victims((), WRITTEN * BLOCK)])
+                disk.catalog.add([(label(next(_NEW)), BLOCK) for _ in range(WRITTEN)])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
 
 
 CALLS: dict[str, Callable[[int], Samples]] = {
@@ -214,16 +276,29 @@ CALLS: dict[str, Callable[[int], Samples]] = {
     "look after another process wrote": look,
     "reading the catalogue: a piece": read,
     "clean-up: a piece": tidy,
-    "start (seconds more than empty)": start,
 }
-"""What `benchmarks.growth` shows: a name, and CPU seconds a call, by the number of stored objects."""
+"""What `benchmarks.growth` shows: a name, and CPU seconds a call, by the number of stored objects. `start` is not CPU time."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entries", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--calls", nargs="+", choices=[call.__name__ for call in CALLS.values()])
+    parser.add_argument("--start", action="store_true", help="the first reply after a start")
+    parser.add_argument("--decode", action="store_true", help="decoding beside eviction; needs a quiet machine")
     chosen = parser.parse_args()
+    for entries in chosen.entries:
+        if chosen.start:
+            more = start(entries)
+            print(
+                f"start with {entries:,} objects: {np.median(more):+.3f} s ({min(more):+.3f} to {max(more):+.3f}) against none"
+            )
+        if chosen.decode:
+            ratios = decode(entries)
+            spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+            print(f"decoding beside eviction, {entries:,} objects: {np.median(ratios):.3f} of without ({spread})")
+    if chosen.start or chosen.decode:
+        return
     table = Table("CPU ms a call: median (99.9 %)", *(f"{entries:,}" for entries in chosen.entries))
     for name, call in CALLS.items():
         if not chosen.calls or call.__name__ in chosen.calls:
