@@ -10,14 +10,9 @@ Example: a tier holds the chain A ─▶ B ─▶ C and the chain A ─▶ D. On
 from __future__ import annotations
 
 import heapq
-import math
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable, Collection
 
 from headstart.interfaces.tokens import BlockId
-from headstart.prefix_cache.quota import OwnerLimits
-from headstart.prefix_cache.reuse_model import ReuseModel, ReuseStats
 
 SOON = 64
 """Items of the heap that are looked at for each entry that `EvictionOrder.soon` returns."""
@@ -27,7 +22,8 @@ _RankedEntry = tuple[float, float, int, BlockId, bytes]
 
 
 class EvictionOrder:
-    """The entries of a tier that may be evicted, the next one first. All tiers use it; it knows no entries, only ids.
+    """The entries of a tier that may be evicted, the next one first. It knows no entries, only ids. Memory uses it; the disk
+    has the same order in its catalogue (`tiers/disk/ranks`).
 
     An entry is a *leaf* if it has no children in the tier. Only leaves may be evicted. A caller that evicts one calls `remove`
     and `unlink`. If its parent is a leaf now, the caller `push`es that.
@@ -121,63 +117,3 @@ class EvictionOrder:
         self._heap = list(self._leaves.values())
         heapq.heapify(self._heap)
         self._own = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
-    """An entry of a tier that knows its entries by records only, for `victims`.
-
-    Attributes:
-        size: bytes that it occupies.
-        kept: whether it must not be evicted.
-        useless: whether nothing can come of it once no entry follows it. It goes before all others.
-    """
-
-    key: BlockId
-    parent: BlockId
-    owner: bytes
-    start: int
-    size: int
-    kept: bool
-    useless: bool
-    stats: ReuseStats
-
-
-def victims(
-    entries: Iterable[StoredEntry], ghosts: Iterable[ReuseStats], reuse: ReuseModel, need: int, now: float, limits: OwnerLimits
-) -> list[BlockId]:
-    """The entries to evict so that `need` bytes become free, in order. Fewer bytes if the other entries must stay.
-
-    Args:
-        entries: all entries of the tier.
-        ghosts: the statistics of those that have left it.
-        reuse: the counts of the tier. It learns from entries and ghosts first.
-        limits: what the owners will hold of other entries. It counts all these entries too, less what is evicted. Entries of
-            owners above their quota go first.
-    """
-    known = {entry.key: entry for entry in entries}
-    reuse.learn(chain((entry.stats for entry in known.values()), ghosts), now)
-    order = EvictionOrder()
-
-    def push(entry: StoredEntry) -> None:
-        if not entry.kept:
-            rank = -math.inf if entry.useless else reuse.value(entry.stats, now)
-            order.push(entry.key, rank, entry.stats.last, entry.start, entry.owner)
-
-    for entry in known.values():
-        order.link(entry.parent)
-        limits.hold(entry.owner, entry.size)
-    for entry in known.values():
-        if order.is_leaf(entry.key):
-            push(entry)
-    found: list[BlockId] = []
-    while need > 0 and (key := order.lowest(limits.over())) is not None:
-        entry = known[key]
-        found.append(key)
-        need -= entry.size
-        limits.hold(entry.owner, -entry.size)
-        order.remove(key)
-        order.unlink(entry.parent)
-        if entry.parent in known and order.is_leaf(entry.parent):
-            push(known[entry.parent])
-    return found

@@ -213,7 +213,9 @@ class Offload:
         return bool(self.writing or self._queued or self._later)
 
     def find(self, chain: Chain) -> None:
-        """Looks for a request's entries on disk, as long as the disk has not listed them all."""
+        """Looks for a request's entries on disk, as long as the disk has not reported them all."""
+        if self._disk.listed:
+            return
         lacking = [key for key in chain.ids if self._index.get(key) is None]
         for label in sorted(self._disk.find([one for key in lacking for one in (key, checkpoint_id(key))]), key=_place):
             self._appeared(label)

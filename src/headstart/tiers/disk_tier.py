@@ -77,11 +77,12 @@ class DiskTier(Protocol):
         given up: see `Hung`.
         """
 
-    def find(self, keys: Sequence[bytes]) -> list[Label]:
-        """Objects on disk, in any order, as long as its catalogue is still being read and no notice may have come of them.
+    @property
+    def listed(self) -> bool:
+        """Whether all objects were reported. After the start of a large disk this takes a while."""
 
-        Afterwards none. `keys`: it may end at many that are not there, so the first ones must be the most likely.
-        """
+    def find(self, keys: Sequence[bytes]) -> list[Label]:
+        """Looks for objects that may not have been reported yet. It stops where many in turn are missing."""
 
     def keep(self, keys: Collection[bytes]) -> None:
         """Protects objects from eviction for a while, because a request waits for them. Replaces the keys of earlier calls."""

@@ -20,6 +20,7 @@ class NoDisk:
 
     name = "disk"
     on = False
+    listed = True
     used = budget = reserved = 0
 
     def __init__(self) -> None:

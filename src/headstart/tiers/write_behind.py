@@ -202,9 +202,13 @@ class WriteBehind:
         self._queue.put(frozenset())  # wakes the thread
         return done
 
+    @property
+    def listed(self) -> bool:
+        return self._watch.complete
+
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         disk, now = self._disk, self._clock()
-        if disk is None or self._watch.complete:
+        if disk is None:
             return []
         try:
             labels = [row.label for row in look_up(disk.index, keys)]
@@ -494,6 +498,7 @@ class WriteBehind:
             self._disk = self._opens()
             self._disk.catalog.ages.keep(self._terms.owners, self._clock())  # the catalogue may be a new one
             self._agree(self._disk)
+            self._disk.catalog.ranks.learn(self._clock())
             self._watch.restart()
             self._tidying, self._tidied, self._looked, self._measured = None, float("-inf"), -math.inf, ()
             if self._disk.budget <= RESERVE:
