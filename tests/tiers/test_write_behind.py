@@ -26,6 +26,7 @@ from headstart.prefix_cache.reuse_model import ReuseModel
 from headstart.tiers import parallel_read, write_behind
 from headstart.tiers.disk import Disk, FormatError, Label
 from headstart.tiers.disk import reader as disk_reader
+from headstart.tiers.disk import store as disk_store
 from headstart.tiers.disk.format import ALIGN, VERSION, checksum
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.no_disk import NoDisk
@@ -429,6 +430,33 @@ def test_an_object_is_found_before_the_catalogue_has_been_read(tmp_path: Path, m
         notices: list[Notice] = []
         waited(tier, notices, lambda found: sum(isinstance(one, ObjectFound) for one in found) == 6)
         assert tier.listed
+    finally:
+        assert tier.close(30)
+
+
+def test_damage_in_a_large_catalogue_is_found_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not read when it is opened. It is made anew from the objects all the same, once it is read."""
+    count = 200
+    monkeypatch.setattr(disk_store, "CHECKED", 0)
+    monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+    monkeypatch.setattr(write_behind, "PATIENCE", 0.1)
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(replace(label(number), tokens=tuple(range(500))), rows(number, 100)) for number in range(count)])
+        disk.catalog._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (root,) = disk.catalog._db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'objects'").fetchone()
+    with open(tmp_path / "index.sqlite", "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        for at in range(size // 2, size - 8192, 4096):
+            file.seek(at // 4096 * 4096)
+            if at // 4096 + 1 != root:
+                file.write(b"\xff" * 4096)
+    found: list[Notice] = []
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG, check=False), FINGERPRINT, BIG)
+    try:
+        waited(
+            tier, found, lambda found: {one.label.key[0] for one in found if isinstance(one, ObjectFound)} == {*range(count)}
+        )
+        assert tier.counters["faults"] >= 1
     finally:
         assert tier.close(30)
 

@@ -443,7 +443,7 @@ def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: 
     known = StoredModel.of(model_name(file) if file else engine.facts.name, file)
 
     def opened() -> Disk:
-        disk = Disk(folder, settings.disk_budget, settings.tenant_disk, clock)
+        disk = Disk(folder, settings.disk_budget, settings.tenant_disk, clock, check=False)
         disk.learn(engine.fingerprint, known)
         return disk
 

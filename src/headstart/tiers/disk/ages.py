@@ -75,7 +75,7 @@ class Ages:
             self._db.execute("DELETE FROM ghosts WHERE written <= ?", (before,))
             stay = "SELECT key FROM objects WHERE pinned"
             self._db.execute(f"DELETE FROM notes WHERE written <= ? AND block NOT IN ({stay})", (before,))
-            self._db.execute("DELETE FROM models WHERE fingerprint NOT IN (SELECT fingerprint FROM objects)")
+            self._db.execute("DELETE FROM models WHERE fingerprint NOT IN (SELECT fingerprint FROM made)")
             last, times = self.wiped()
             values = max(before, last if last <= now else 0.0), times + 1  # the clock may have been set back
             self._db.execute("INSERT OR REPLACE INTO erased (id, before, times) VALUES (1, ?, ?)", values)
@@ -118,6 +118,6 @@ class Ages:
             known = self._db.execute("SELECT owner, seconds, at FROM terms JOIN given USING (owner)")
             over = {owner for owner, seconds, at in known if outlived(seconds, at) <= now}
             if over:
-                over -= {owner for (owner,) in self._db.execute("SELECT owner FROM objects UNION SELECT owner FROM ghosts")}
+                over -= {owner for (owner,) in self._db.execute("SELECT owner FROM owned UNION SELECT owner FROM ghosts")}
             self._db.executemany("DELETE FROM terms WHERE owner = ?", [(owner,) for owner in over])
             self._db.execute("DELETE FROM given WHERE owner NOT IN (SELECT owner FROM terms)")

@@ -46,10 +46,12 @@ AT_ONCE = 1000
 """Objects up to which everything is looked at before the first write. More are looked at piece by piece, meanwhile."""
 UNSEEN = 64 << 20
 """Bytes that are kept free as long as objects without a row may be there: more than a write of each of two processes."""
+TOGETHER = 128 << 20
+"""Bytes that are evicted together."""
 PIECE = 256
 """Files that are looked at in one piece."""
 CHECKED = 8 << 20
-"""Bytes of a catalogue up to which all of it is read when it is opened. Damage in a larger one is found on the way."""
+"""Bytes of a catalogue up to which all of it is read when a server opens it. Damage in a larger one is found on the way."""
 _SUFFIX = ".rows"
 _INDEX = "index.sqlite"
 _FAULTS_HERE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -65,6 +67,7 @@ class Disk(Store):
         budget: most bytes. At each write it is limited to half of the free space and the objects' space together.
         portion: the share of the budget that is the quota of one owner (`prefix_cache/quota`).
         clock: a clock in seconds since 1970.
+        check: whether the whole catalogue is read, which shows damage at once. A small one always is.
 
     Raises:
         OSError: the folder cannot be created or read.
@@ -73,9 +76,17 @@ class Disk(Store):
 
     name = "disk"
 
-    def __init__(self, folder: Path, budget: int, portion: float = 1.0, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        budget: int,
+        portion: float = 1.0,
+        clock: Callable[[], float] = time.time,
+        *,
+        check: bool = True,
+    ) -> None:
         self.folder = folder
-        self._clock = clock
+        self._clock, self._check = clock, check
         self.objects = folder / "objects"
         self.index = folder / _INDEX
         self._objects = os.path.join(self.objects, "")
@@ -111,7 +122,7 @@ class Disk(Store):
         try:
             catalog = Catalog(path, self._lock.renewed)
             try:
-                if path.stat().st_size <= CHECKED:
+                if self._check or path.stat().st_size <= CHECKED:
                     catalog.read()
             except BaseException:
                 catalog.close()
@@ -266,7 +277,9 @@ class Disk(Store):
             shares, owners = self._quota(), {file.label.owner for file in coming}
             for file in coming:
                 shares.hold(file.label.owner, self._need(file))
-            victims = [row.label.key for row in self.catalog.victims(spare, missing, shares=shares, coming=owners)]
+            victims = [
+                row.label.key for row in self.catalog.victims(spare, min(missing, TOGETHER), shares=shares, coming=owners)
+            ]
             if not victims:
                 break
             gone += self._remove(victims)
