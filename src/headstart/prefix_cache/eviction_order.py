@@ -9,17 +9,13 @@ Example: a tier holds the chain A ─▶ B ─▶ C and the chain A ─▶ D. On
 
 from __future__ import annotations
 
-import math
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Collection
 from itertools import chain, islice
 
 from sortedcontainers import SortedList
 
 from headstart.interfaces.tokens import BlockId
-from headstart.prefix_cache.quota import OwnerLimits
-from headstart.prefix_cache.reuse_model import ReuseModel, ReuseStats
 
 SOON = 64
 """Leaves that are looked at for each entry that `EvictionOrder.soon` returns."""
@@ -29,7 +25,8 @@ _RankedLeaf = tuple[float, float, int, BlockId, bytes]
 
 
 class EvictionOrder:
-    """The entries of a tier that may be evicted, the next one first. All tiers use it; it knows no entries, only ids.
+    """The entries of a tier that may be evicted, the next one first. It knows no entries, only ids. Memory uses it; the disk
+    has the same order in its catalogue (`tiers/disk/ranks`).
 
     An entry is a *leaf* if it has no children in the tier. Only leaves may be evicted: callers `push` leaves only, and `remove`
     an entry when it leaves the tier or gets a child. Each call costs O(log n) at most.
@@ -118,61 +115,3 @@ class EvictionOrder:
             own.remove(item)
             if not own:
                 del self._own[item[4]]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
-    """An entry of a tier that knows its entries by records only, for `victims`.
-
-    Attributes:
-        size: bytes that it occupies.
-        kept: whether it must not be evicted.
-        useless: whether nothing can come of it once no entry follows it. It goes before all others.
-    """
-
-    key: BlockId
-    parent: BlockId
-    owner: bytes
-    start: int
-    size: int
-    kept: bool
-    useless: bool
-    stats: ReuseStats
-
-
-def victims(
-    entries: Iterable[StoredEntry], ghosts: Iterable[ReuseStats], reuse: ReuseModel, need: int, now: float, limits: OwnerLimits
-) -> list[BlockId]:
-    """The entries to evict so that `need` bytes become free, in order. Fewer bytes if the other entries must stay.
-
-    Args:
-        entries: all entries of the tier.
-        ghosts: the statistics of those that have left it.
-        reuse: the counts of the tier. It learns from entries and ghosts first.
-        limits: what the owners will hold of other entries. It counts all these entries too, less what is evicted. Entries of
-            owners above their quota go first.
-    """
-    known = {entry.key: entry for entry in entries}
-    reuse.learn(chain((entry.stats for entry in known.values()), ghosts), now)
-    order, children = EvictionOrder(by_owner=limits.on), Counter(entry.parent for entry in known.values())
-
-    def push(entry: StoredEntry) -> None:
-        if not entry.kept:
-            rank = -math.inf if entry.useless else reuse.value(entry.stats, now)
-            order.push(entry.key, rank, entry.stats.last, entry.start, entry.owner)
-
-    for entry in known.values():
-        limits.hold(entry.owner, entry.size)
-        if not children[entry.key]:
-            push(entry)
-    found: list[BlockId] = []
-    while need > 0 and (key := order.lowest(limits.over())) is not None:
-        entry = known[key]
-        found.append(key)
-        need -= entry.size
-        limits.hold(entry.owner, -entry.size)
-        order.remove(key)
-        children[entry.parent] -= 1
-        if entry.parent in known and not children[entry.parent]:
-            push(known[entry.parent])
-    return found

@@ -296,6 +296,7 @@ class Scheduler:
     def _arrive(self, ticket: Ticket) -> None:
         for job in Job.all_of(ticket, self.engine, self._clock()):
             self.waiting.append(job)
+            self.cache.store.offload.find(job.chain)
             try:
                 self.shared_fetch.begin(job)
             except Exception:  # it is computed
@@ -321,6 +322,8 @@ class Scheduler:
             for slot in self.slots:
                 if self._inbox.empty():
                     self.cache.kv_save.save(slot)
+        if self.cache.store.offload.behind:
+            return 0.0
         if self.settle.pending:
             wait = since + settle.AFTER - self._clock()
             return wait if wait > 0 else 0.0 if self.settle.step() else IDLE_SAVE

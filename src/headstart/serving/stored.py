@@ -18,6 +18,7 @@ from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import PIN_SHARE
 from headstart.serving.cache import Cache
+from headstart.serving.offload import ALL
 from headstart.serving.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -96,7 +97,7 @@ class CachedChains:
         """The chain that ends with this entry."""
 
         def look() -> CachedChain:
-            self._cache.store.offload.take_notices()  # of what the disk has done for this caller
+            self._cache.store.offload.take_notices(ALL)  # of what the disk has done for this caller
             blocks = {entry.id: entry for entry in self._up(key, owner)}
             ends = [state for block in blocks if (state := self._index.get(checkpoint_id(block))) is not None]
             return self._chain(blocks[key], blocks, {state.parent: state for state in ends})
