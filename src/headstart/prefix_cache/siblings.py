@@ -54,7 +54,8 @@ class Siblings(Generic[Node]):
 
     def some(self) -> Node | None:
         """Any one of them."""
-        return next(iter(self), None)
+        group = self._derived if self._canonical is None else self._canonical
+        return group[0] if isinstance(group, SortedKeyList) else group
 
     @property
     def branches(self) -> bool:
