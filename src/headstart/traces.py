@@ -6,9 +6,9 @@
 | kv-cache-tester | JSON (or gzip); a session: `block_size`, `requests` with `t` in s, `in`, `out`, own `hash_ids` |
 | text | JSONL; a session: `timestamp` in µs, `input` (the whole prompt), `output`; cut into blocks by characters |
 
-In the form of kv-cache-tester, a request of the type `subagent` stands for a conversation that the agent has started. It has `t`
-and its own `requests`, whose times count from the beginning of the file, or in some recordings from that `t`. They are a session
-of their own, which begins when it did.
+In the form of kv-cache-tester, a request of the type `subagent` stands for a conversation that the agent has started. It has
+`t` and its own `requests`, whose times count from the beginning of the file, or in some recordings from that `t`. They are a
+session of their own, which begins when it did.
 
 Sessions are recorded separately. They are replayed at the same time, so that they share a cache: each begins `every` seconds
 after the one before, in the order of file names, and keeps its own time differences.

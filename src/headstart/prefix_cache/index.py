@@ -301,7 +301,7 @@ class Index:
             self._attach(entry)
         elif tier in known.copies and known.copies[tier] >= canonical:
             return False
-        self._set(known, {**known.copies, tier: canonical})
+        self._set(known, copies_of({**known.copies, tier: canonical}))
         known.written = min(known.written, entry.written)
         self._listener.added(known, tier)
         return True
@@ -319,14 +319,15 @@ class Index:
         elif not entry.state:
             sibling = self._unattached.setdefault(entry.parent, Siblings()).some()
             entry.parent = entry.parent if sibling is None else sibling.parent
+        entry.copies = NO_COPIES
         self._entries[entry.id] = entry
         waiting = self._unattached.pop(entry.id, None)
         if waiting is not None:
             waiting.move_to(entry)
 
-    def _set(self, entry: Entry, copies: Mapping[str, bool]) -> None:
+    def _set(self, entry: Entry, after: TierCopies) -> None:
         """Replaces the copies of an entry, and moves it among its siblings."""
-        before, after = entry.copies, copies_of(copies)
+        before = entry.copies
         if entry.state or (before and after and entry.canonical == (True in after.values())):
             entry.copies = after
             return
@@ -355,7 +356,10 @@ class Index:
     def remove(self, key: BlockId, tier: str) -> None:
         """Removes the copy in `tier`, and the entry with its last copy."""
         entry = self._entries[key]
-        self._set(entry, {name: canonical for name, canonical in entry.copies.items() if name != tier})
+        assert tier in entry.copies
+        last = len(entry.copies) == 1
+        copies = NO_COPIES if last else copies_of({name: good for name, good in entry.copies.items() if name != tier})
+        self._set(entry, copies)
         if not entry.copies:
             del self._entries[key]
             if entry.some() is not None:

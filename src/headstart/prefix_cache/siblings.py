@@ -54,7 +54,8 @@ class Siblings(Generic[Node]):
 
     def some(self) -> Node | None:
         """Any one of them."""
-        return next(iter(self), None)
+        group = self._derived if self._canonical is None else self._canonical
+        return group[0] if isinstance(group, SortedKeyList) else group
 
     @property
     def branches(self) -> bool:
@@ -95,7 +96,7 @@ class Siblings(Generic[Node]):
         best, most = None, WIDTH - 1
         for group in self._groups(canonical_only):
             for node in (_at_most(group, packed), _at_least(group, packed)):
-                if node is not None and (shared := common_bytes(node.packed, packed)) // WIDTH > most // WIDTH:
+                if node is not None and (shared := common_bytes(node.packed, packed)) > most:
                     best, most = node, shared
         return best, most // WIDTH
 
