@@ -72,7 +72,7 @@ def test_a_large_catalogue_is_read_in_pieces(catalogs: tuple[Catalog, Catalog]) 
     ours.note(FINGERPRINT, [Note(b"%d" % number, label(1).key, b"v") for number in range(10)])
     watch = CatalogWatch(FINGERPRINT)
     found = list[Notice]()
-    assert not any(isinstance(one, ObjectFound) for one in watch.look(ours, room=False))
+    assert not any(isinstance(one, ObjectFound) for one in watch.look(ours, reports=False))
     assert watch.more
     while watch.more:
         piece = watch.look(ours)

@@ -98,8 +98,8 @@ class CatalogWatch:
         found, self.erased = self.erased, set()
         return found
 
-    def look(self, catalog: Catalog, *, again: bool = False, room: bool = True) -> list[Notice]:
-        """News of the catalogue. `again`: all objects must be reported again. `room`: whether objects may be reported now."""
+    def look(self, catalog: Catalog, *, again: bool = False, reports: bool = True) -> list[Notice]:
+        """News of the catalogue. `again`: report all objects again. `reports`: whether objects may be reported now."""
         version = catalog.version()
         self.foreign_writes = False
         if again:
@@ -116,8 +116,8 @@ class CatalogWatch:
             self._seen_notes = number
             found.append(NoteFound(note))
             self.more |= len(found) >= PIECE
-        found += self._added(catalog) if room else ()
-        self.more |= bool(self._to_compare) or not room
+        found += self._added(catalog) if reports else ()
+        self.more |= bool(self._to_compare) or not reports
         return found + self.pins(catalog) if self.complete else found
 
     def _added(self, catalog: Catalog) -> Iterator[Notice]:
@@ -146,9 +146,9 @@ class CatalogWatch:
                 yield ObjectGone(key)
         done = 0
         while self._to_compare and done < 2 * PIECE:
-            ours, low, high = self.known.part(self._to_compare.pop())
-            done += 8 + len(ours)
-            vanished = {*ours} - catalog.keys_between(low, high)
+            keys, low, high = self.known.part(self._to_compare.pop())
+            done += 8 + len(keys)
+            vanished = {*keys} - catalog.keys_between(low, high)
             evicted = catalog.ghosts(vanished)
             self.known.remove(vanished)
             self.erased |= vanished - evicted

@@ -484,7 +484,7 @@ class WriteBehind:
         again, wiped = self._again and not self._hangs, self._watch.wiped
         self._again = self._again and not again
         version = disk.catalog.version()
-        self._notices.extend(self._watch.look(disk.catalog, again=again, room=len(self._notices) < BACKLOG))
+        self._notices.extend(self._watch.look(disk.catalog, again=again, reports=len(self._notices) < BACKLOG))
         if self._watch.foreign_writes:
             self._agree(disk)
         if wiped is not None and wiped != self._watch.wiped:
