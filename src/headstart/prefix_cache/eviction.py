@@ -5,8 +5,8 @@ earlier uses still count. So a new entry that is used often is admitted in the e
 is.
 
 Ranks change with time. They are computed again in rounds, the oldest first. Each look for a victim goes on by `HAND` entries,
-like the hand of a clock, so no call looks at all of them. There is at most one round a second. Before an entry is evicted, its
-rank is computed again.
+like the hand of a clock, so no call looks at all of them. There is at most one round a second. While a round
+lasts, the rank of an entry is computed again before it is evicted.
 
 So a rank is at most as old as a round: a second, or the time in which one of `HAND` leaves is evicted. It depends on the
 logarithm of the age. Example: an unused conversation is evicted after about 32 hours. A round takes an hour. The rank of a
@@ -203,11 +203,11 @@ class Retention:
         return found
 
     def _lowest(self, owners: Collection[bytes]) -> Entry | None:
-        """The entry that goes next. If its rank has risen since it was computed, another one may go before it."""
-        for _ in range(TRIES):
+        """The entry that goes next. While ranks may be old, its own is computed again. If it rose, another may go first."""
+        for _ in range(TRIES if self._left > 0 else 1):
             key = self._order.lowest(owners, self._may_go)
             entry = None if key is None else self._index.get(key)
-            if entry is None or self._value(self._stats[entry.id], self._now) <= self._order.rank(entry.id):
+            if entry is None or self._left <= 0 or self._value(self._stats[entry.id], self._now) <= self._order.rank(entry.id):
                 break
             self._push(entry)
         return entry
