@@ -30,7 +30,7 @@ from headstart.tiers.disk import store as disk_store
 from headstart.tiers.disk.format import ALIGN, VERSION, checksum
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.no_disk import NoDisk
-from headstart.tiers.notices import Notice, ObjectFound, ObjectGone, ObjectRefused, ObjectStored, PinsFound
+from headstart.tiers.notices import Notice, ObjectErased, ObjectFound, ObjectGone, ObjectRefused, ObjectStored, PinsFound
 from headstart.tiers.parallel_read import Hung
 from headstart.tiers.write_behind import WriteBehind
 
@@ -432,6 +432,23 @@ def test_an_object_is_found_before_the_catalogue_has_been_read(tmp_path: Path, m
         assert tier.listed
     finally:
         assert tier.close(30)
+
+
+def test_what_goes_before_it_was_reported_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine has looked objects up. Another process evicts one and erases one before the catalogue was read so far."""
+    with closing(Disk(tmp_path, BIG)) as other:
+        other.write([(label(number), rows(number)) for number in range(4)])
+        monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+        monkeypatch.setattr(write_behind, "BACKLOG", 0)  # the engine has no time for the rest
+        with opened(tmp_path) as tier:
+            assert len(tier.find([label(number).key for number in range(4)])) == 4
+            other.remove([label(1).key])
+            other.erase([label(2).key])
+            found: list[Notice] = []
+            waited(tier, found, lambda found: {ObjectGone(label(1).key), ObjectErased(label(2).key)} <= {*found})
+            other.erase([label(3).key])
+            waited(tier, found, lambda found: ObjectErased(label(3).key) in found)
+            assert not any(isinstance(one, ObjectFound) for one in found)
 
 
 def test_damage_in_a_large_catalogue_is_found_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,12 +153,21 @@ class CatalogWatch:
         while self._to_compare and done < 2 * PIECE:
             keys, low, high = self.known.part(self._to_compare.pop())
             done += 8 + len(keys)
-            vanished = {*keys} - catalog.keys_between(low, high)
-            evicted = catalog.ghosts(vanished)
-            self.known.remove(vanished)
-            self.erased |= vanished - evicted
-            for key in vanished:
-                yield ObjectGone(key) if key in evicted else ObjectErased(key)
+            yield from self._vanished(catalog, {*keys} - catalog.keys_between(low, high))
+
+    def _vanished(self, catalog: Catalog, keys: Collection[bytes]) -> Iterator[Notice]:
+        """These objects have no row any more."""
+        evicted = catalog.ghosts(keys)
+        self.known.remove(keys)
+        self.erased |= {*keys} - evicted
+        for key in keys:
+            yield ObjectGone(key) if key in evicted else ObjectErased(key)
+
+    def looked_up(self, catalog: Catalog, keys: Collection[bytes]) -> list[Notice]:
+        """The engine has found these objects before they were reported. News of those that have gone since then."""
+        gone = catalog.without_row(keys)
+        self.known.add({*keys} - gone)
+        return list(self._vanished(catalog, gone))
 
     def _wiped(self, wiped: tuple[float, int]) -> Iterator[Notice]:
         before, self.wiped = self.wiped, wiped

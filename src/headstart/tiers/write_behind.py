@@ -104,6 +104,7 @@ class WriteBehind:
         self._replies: deque[tuple[bytes, RequestTraits]] = deque(maxlen=NEWS)
         self._notes: deque[Note] = deque(maxlen=NEWS)
         self._bad: deque[bytes] = deque()
+        self._looked_up: deque[bytes] = deque()  # keys that `find` has found
         self._reading: frozenset[bytes] = frozenset()
         self._kept: tuple[frozenset[bytes], float] = frozenset(), 0.0  # and the end of their protection
         self._hung: list[threading.Event] = []
@@ -214,8 +215,10 @@ class WriteBehind:
             labels = [row.label for row in look_up(disk.index, keys)]
         except (OSError, sqlite3.Error, ValueError, TypeError):  # the thread meets the error too, and reports it
             return []
-        wanted = (label for label in labels if label.fingerprint == self._fingerprint)
-        return [label for label in wanted if label.written > self._terms.due(label.owner, now)]
+        ours = (label for label in labels if label.fingerprint == self._fingerprint)
+        found = [label for label in ours if label.written > self._terms.due(label.owner, now)]
+        self._looked_up.extend(label.key for label in found)
+        return found
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
         if self._hangs:
@@ -485,6 +488,9 @@ class WriteBehind:
         self._again = self._again and not again
         version = disk.catalog.version()
         self._notices.extend(self._watch.look(disk.catalog, again=again, reports=len(self._notices) < BACKLOG))
+        if self._looked_up:  # afterwards: whatever goes from now on is found by the next look
+            keys = {self._looked_up.popleft() for _ in range(len(self._looked_up))}
+            self._notices.extend(self._watch.looked_up(disk.catalog, keys))
         if self._watch.foreign_writes:
             self._agree(disk)
         if wiped is not None and wiped != self._watch.wiped:
