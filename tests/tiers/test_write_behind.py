@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from headstart.tiers import parallel_read, write_behind
 from headstart.tiers.disk import Disk, FormatError, Label
 from headstart.tiers.disk import reader as disk_reader
 from headstart.tiers.disk import store as disk_store
+from headstart.tiers.disk.catalog import Row
 from headstart.tiers.disk.format import ALIGN, VERSION, checksum
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.no_disk import NoDisk
@@ -261,6 +262,32 @@ def test_a_disk_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
         assert hung.over.wait(30)
         waited(tier, found, lambda found: len(found) == 6)
         assert tier.read(wanted) == [SIZE] * 3
+
+
+def test_a_search_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody searches or reads while the first search is without an answer."""
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(label(0), rows(0))])
+    answers, searches = threading.Event(), list[Path]()
+    real = write_behind.look_up
+
+    def look_up(path: Path, keys: Sequence[bytes]) -> list[Row]:
+        searches.append(path)
+        assert answers.wait(30)
+        return real(path, keys)
+
+    monkeypatch.setattr(write_behind, "look_up", look_up)
+    monkeypatch.setattr(write_behind, "FIND", 0.01)
+    with opened(tmp_path) as tier:
+        assert [tier.find([label(0).key]) for _ in range(3)] == [[]] * 3
+        assert len(searches) == 1
+        assert [type(one) for one in tier.read([(label(0), np.zeros(SIZE, np.uint8))])] == [TimeoutError]
+        answers.set()
+        monkeypatch.setattr(write_behind, "FIND", 30)
+        end = time.monotonic() + 30
+        while not tier.find([label(0).key]):
+            assert time.monotonic() < end
+        assert tier.read([(label(0), np.zeros(SIZE, np.uint8))]) == [SIZE]
 
 
 def test_reading_gives_up_however_many_are_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.tiers.catalog_watch import CatalogWatch
 from headstart.tiers.disk import Disk, FormatError, Label, Note
-from headstart.tiers.disk.catalog import look_up
+from headstart.tiers.disk.catalog import Row, look_up
 from headstart.tiers.disk.format import ALIGN
 from headstart.tiers.disk.schema import damages
 from headstart.tiers.disk.store import AT_ONCE, RESERVE
@@ -58,6 +58,8 @@ GRACE = 5.0
 """Seconds for which stopping waits for a running write."""
 TIDY = 600.0
 """Seconds between two searches for files that crashes of other processes have left."""
+FIND = 1.0
+"""Most seconds that a look into the catalogue may take: all replies wait for it."""
 KEEP = 60.0
 """Seconds for which objects that a request waits for are not evicted."""
 LOG_EVERY = 60.0
@@ -209,13 +211,23 @@ class WriteBehind:
 
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         disk, now = self._disk, self._clock()
-        if disk is None:
+        if disk is None or self._hangs:
             return []
-        try:
-            labels = [row.label for row in look_up(disk.index, keys)]
-        except (OSError, sqlite3.Error, ValueError, TypeError):  # the thread meets the error too, and reports it
-            return []
-        ours = (label for label in labels if label.fingerprint == self._fingerprint)
+        rows, over = list[Row](), threading.Event()
+
+        def look() -> None:
+            try:
+                with suppress(OSError, sqlite3.Error, ValueError, TypeError):  # the disk's thread meets it too, and reports it
+                    rows.extend(look_up(disk.index, keys))
+            finally:
+                over.set()
+
+        with suppress(RuntimeError):  # no thread can be started
+            threading.Thread(target=look, name="headstart-find", daemon=True).start()
+            if not over.wait(FIND):
+                self._hung = [over]  # until it answers, nothing is read
+                return []
+        ours = (row.label for row in rows if row.label.fingerprint == self._fingerprint)
         found = [label for label in ours if label.written > self._terms.due(label.owner, now)]
         self._looked_up.extend(label.key for label in found)
         return found
