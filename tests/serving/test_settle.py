@@ -23,7 +23,7 @@ from headstart.errors import EngineError
 from headstart.interfaces.engine import GREEDY, Engine, Sampler
 from headstart.interfaces.generation import GenerationParams
 from headstart.prefix_cache.blocks import Chain, root_id
-from headstart.serving import settle
+from headstart.serving import offload, settle
 from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
@@ -359,6 +359,17 @@ def test_dead_rows_do_not_come_back_at_the_end(tmp_path: Path) -> None:
         objects = [head for head in heads if head.startswith(b"headstrt")]
         assert objects
         assert all(b'"canonical":true' in head for head in objects)
+
+
+def test_what_the_disk_need_not_have_is_not_remembered_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: each settled turn left some ids for good, such as those of checkpoints in a model that has none."""
+    monkeypatch.setattr(offload, "UNNEEDED", 20)
+    engine = FakeEngine(slots=2, ctx=8192, block_size=16, tokenizer=FakeTokenizer(chat_template=REASONING))
+    with Runtime(lambda: engine, Settings(memory_budget=64 << 20, cache_dir=tmp_path)) as rt:
+        for number in range(3):
+            say(rt, [system(SYSTEM), user(f"{number}")], "I think. " * 40 + "\n</think>\n\nThe answer.")
+            settled(rt)
+        assert len(rt.cache.store.offload._unneeded) == 20
 
 
 @pytest.mark.parametrize("error", [EngineError("cannot"), TypeError("cannot")])
