@@ -28,6 +28,7 @@ from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from histories import cold_logits
+from live import wait_until
 from talks import talk
 from templates import REASONING, TOOLS
 
@@ -300,6 +301,26 @@ def test_interrupted_settling_leaves_a_usable_prefix(make: Make, monkeypatch: py
         assert answer.report.computed <= len(rt.engine.tokenizer.tokenize("two")) + HEADER + block_size(rt)
         reply = len(rt.engine.tokenizer.tokenize(SYSTEM * 12))
         assert steps["tokens"] <= 2 * (reply + HEADER + 2 * block_size(rt)), "what was settled is not computed twice"
+
+
+@pytest.mark.parametrize("options", [{}, {"raw": True}, {"choices": 2}, {"max_tokens": 0}], ids=str)
+def test_each_prompt_becomes_canonical(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two texts part within a block. A turn that will not be settled computes canonical KV at once."""
+    monkeypatch.setattr(settle, "AFTER", 0.01)
+    options = {"max_tokens": 4, **options}
+    raw = options.pop("raw", False)
+    engine = FakeEngine(slots=2, ctx=8192, block_size=16)
+    with Runtime(lambda: engine, Settings(memory_budget=64 << 20)) as rt:
+        for pad in range(0, 16, 5):  # wherever in a block they part
+            for question in ("The first question is a long one.", "The other question is a long one."):
+                text = "." * pad + SYSTEM * 20 + question
+                prompt = rt.text_prompt(text) if raw else rt.chat_prompt(talk([user(text)]))
+                Pending(rt, request_of(prompt, **options)).answer()
+                settled(rt)
+                wait_until(lambda: not any(slot.dirty for slot in rt.scheduler.slots))
+            ids = Chain(root_id(engine.fingerprint, ""), 16, prompt.tokens).ids
+            entries = [rt.cache.index.get(key) for key in ids[:-1]]
+            assert all(entry is not None and entry.canonical for entry in entries)
 
 
 def test_off_is_off(make: Make) -> None:
