@@ -31,6 +31,15 @@ def packed(tokens: list[int]) -> bytes:
     return as_tokens(tokens).tobytes()
 
 
+def test_of_two_that_share_as_much_the_canonical_one_is_found() -> None:
+    """The next token of the derived one is another one too, but it begins with the same byte."""
+    siblings = Siblings[Node]()
+    canonical, derived = Node(packed([1, 256]), True), Node(packed([1, 257]), False)
+    for node in (canonical, derived):
+        siblings.put(node)
+    assert siblings.nearest(packed([1, 1]), canonical_only=False) == (canonical, 1)
+
+
 @given(st.dictionaries(TOKENS.map(tuple), st.booleans(), max_size=40), st.data())
 @examples(300)
 def test_searches_find_what_a_look_at_all_finds(stored: dict[tuple[int, ...], bool], data: st.DataObject) -> None:

@@ -23,6 +23,7 @@ from headstart.interfaces.engine import Shape
 from headstart.interfaces.generation import GenerationParams
 from headstart.interfaces.tokens import as_tokens
 from headstart.prefix_cache.blocks import Chain, root_id
+from headstart.prefix_cache.index import Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 from headstart.serving import scheduler, settle
 from headstart.serving.request import Request, Started
@@ -419,4 +420,19 @@ def test_an_open_tail_goes_with_its_chain(tmp_path: Path) -> None:
         assert stored(tmp_path, marks) == set()
         cache("rm", ends[0].hex(), folder=tmp_path)
         wait_until(lambda: kept(runtime.cache, marks) == {mark(1)})
+        runtime.cache.store.check()
+
+
+def test_a_deletion_looks_only_for_what_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at everything that is stored: replies wait for it."""
+    with started(Clock(), settle="off", explain="off") as runtime:
+        for number in range(2):
+            ask(runtime, [user(marked(number))], max_tokens=4)
+        settled(runtime)
+        chain = runtime.stored.all()[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(Index, "__iter__", None)
+            assert runtime.stored.delete(chain.id, None).entries
+        settled(runtime)
+        assert kept(runtime, [mark(0), mark(1)]) == {mark(0)}
         runtime.cache.store.check()

@@ -23,11 +23,12 @@ from headstart.errors import EngineError
 from headstart.interfaces.engine import GREEDY, Engine, Sampler
 from headstart.interfaces.generation import GenerationParams
 from headstart.prefix_cache.blocks import Chain, root_id
-from headstart.serving import settle
+from headstart.serving import offload, settle
 from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from histories import cold_logits
+from live import wait_until
 from talks import talk
 from templates import REASONING, TOOLS
 
@@ -302,6 +303,26 @@ def test_interrupted_settling_leaves_a_usable_prefix(make: Make, monkeypatch: py
         assert steps["tokens"] <= 2 * (reply + HEADER + 2 * block_size(rt)), "what was settled is not computed twice"
 
 
+@pytest.mark.parametrize("options", [{}, {"raw": True}, {"choices": 2}, {"max_tokens": 0}], ids=str)
+def test_each_prompt_becomes_canonical(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two texts part within a block. A turn that will not be settled computes canonical KV at once."""
+    monkeypatch.setattr(settle, "AFTER", 0.01)
+    options = {"max_tokens": 4, **options}
+    raw = options.pop("raw", False)
+    engine = FakeEngine(slots=2, ctx=8192, block_size=16)
+    with Runtime(lambda: engine, Settings(memory_budget=64 << 20)) as rt:
+        for pad in range(0, 16, 5):  # wherever in a block they part
+            for question in ("The first question is a long one.", "The other question is a long one."):
+                text = "." * pad + SYSTEM * 20 + question
+                prompt = rt.text_prompt(text) if raw else rt.chat_prompt(talk([user(text)]))
+                Pending(rt, request_of(prompt, **options)).answer()
+                settled(rt)
+                wait_until(lambda: not any(slot.dirty for slot in rt.scheduler.slots))
+            ids = Chain(root_id(engine.fingerprint, ""), 16, prompt.tokens).ids
+            entries = [rt.cache.index.get(key) for key in ids[:-1]]
+            assert all(entry is not None and entry.canonical for entry in entries)
+
+
 def test_off_is_off(make: Make) -> None:
     with make("exact", settle="off") as rt:
         chat = [system(SYSTEM * 4), user("one")]
@@ -359,6 +380,17 @@ def test_dead_rows_do_not_come_back_at_the_end(tmp_path: Path) -> None:
         objects = [head for head in heads if head.startswith(b"headstrt")]
         assert objects
         assert all(b'"canonical":true' in head for head in objects)
+
+
+def test_what_the_disk_need_not_have_is_not_remembered_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: each settled turn left some ids for good, such as those of checkpoints in a model that has none."""
+    monkeypatch.setattr(offload, "UNNEEDED", 20)
+    engine = FakeEngine(slots=2, ctx=8192, block_size=16, tokenizer=FakeTokenizer(chat_template=REASONING))
+    with Runtime(lambda: engine, Settings(memory_budget=64 << 20, cache_dir=tmp_path)) as rt:
+        for number in range(3):
+            say(rt, [system(SYSTEM), user(f"{number}")], "I think. " * 40 + "\n</think>\n\nThe answer.")
+            settled(rt)
+        assert len(rt.cache.store.offload._unneeded) == 20
 
 
 @pytest.mark.parametrize("error", [EngineError("cannot"), TypeError("cannot")])

@@ -135,6 +135,25 @@ def test_evicted_and_erased_are_told_apart(catalogs: tuple[Catalog, Catalog]) ->
     assert not watch.take_erased()
 
 
+def test_frequent_erasures_do_not_hide_one(catalogs: tuple[Catalog, Catalog], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others erase something between each two looks, and a comparison takes many looks."""
+    monkeypatch.setattr(catalog_watch, "PIECE", 20)
+    ours, theirs = catalogs
+    count = 300
+    ours.add([(label(number), SIZE) for number in range(count)], 1.0)
+    watch, found = CatalogWatch(FINGERPRINT), list[Notice]()
+    look(watch, ours)
+    for number in range(count // 2):
+        theirs.ages.wipe([label(number).key], 0.0, 2.0)
+        found += watch.look(ours)
+    assert ObjectErased(label(0).key) in found
+    assert EverythingErased(0.0) in found
+    assert found.index(ObjectErased(label(0).key)) < found.index(EverythingErased(0.0))
+    found += look(watch, ours)
+    assert {one.key for one in found if isinstance(one, ObjectErased)} == {label(number).key for number in range(count // 2)}
+    assert watch.compared
+
+
 def test_an_eviction_is_found_without_reading_everything(catalogs: tuple[Catalog, Catalog]) -> None:
     """The same few statements, and the same work in them, whatever is stored."""
     ours, theirs = catalogs

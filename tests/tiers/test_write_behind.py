@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +27,11 @@ from headstart.tiers import parallel_read, write_behind
 from headstart.tiers.disk import Disk, FormatError, Label
 from headstart.tiers.disk import reader as disk_reader
 from headstart.tiers.disk import store as disk_store
+from headstart.tiers.disk.catalog import Row
 from headstart.tiers.disk.format import ALIGN, VERSION, checksum
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.no_disk import NoDisk
-from headstart.tiers.notices import Notice, ObjectFound, ObjectGone, ObjectRefused, ObjectStored, PinsFound
+from headstart.tiers.notices import Notice, ObjectErased, ObjectFound, ObjectGone, ObjectRefused, ObjectStored, PinsFound
 from headstart.tiers.parallel_read import Hung
 from headstart.tiers.write_behind import WriteBehind
 
@@ -263,6 +264,32 @@ def test_a_disk_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
         assert tier.read(wanted) == [SIZE] * 3
 
 
+def test_a_search_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody searches or reads while the first search is without an answer."""
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(label(0), rows(0))])
+    answers, searches = threading.Event(), list[Path]()
+    real = write_behind.look_up
+
+    def look_up(path: Path, keys: Sequence[bytes]) -> list[Row]:
+        searches.append(path)
+        assert answers.wait(30)
+        return real(path, keys)
+
+    monkeypatch.setattr(write_behind, "look_up", look_up)
+    monkeypatch.setattr(write_behind, "FIND", 0.01)
+    with opened(tmp_path) as tier:
+        assert [tier.find([label(0).key]) for _ in range(3)] == [[]] * 3
+        assert len(searches) == 1
+        assert [type(one) for one in tier.read([(label(0), np.zeros(SIZE, np.uint8))])] == [TimeoutError]
+        answers.set()
+        monkeypatch.setattr(write_behind, "FIND", 30)
+        end = time.monotonic() + 30
+        while not tier.find([label(0).key]):
+            assert time.monotonic() < end
+        assert tier.read([(label(0), np.zeros(SIZE, np.uint8))]) == [SIZE]
+
+
 def test_reading_gives_up_however_many_are_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More objects than readers: those that nobody has begun are no longer begun."""
     disk = Disk(tmp_path, BIG)
@@ -432,6 +459,23 @@ def test_an_object_is_found_before_the_catalogue_has_been_read(tmp_path: Path, m
         assert tier.listed
     finally:
         assert tier.close(30)
+
+
+def test_what_goes_before_it_was_reported_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine has looked objects up. Another process evicts one and erases one before the catalogue was read so far."""
+    with closing(Disk(tmp_path, BIG)) as other:
+        other.write([(label(number), rows(number)) for number in range(4)])
+        monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+        monkeypatch.setattr(write_behind, "BACKLOG", 0)  # the engine has no time for the rest
+        with opened(tmp_path) as tier:
+            assert len(tier.find([label(number).key for number in range(4)])) == 4
+            other.remove([label(1).key])
+            other.erase([label(2).key])
+            found: list[Notice] = []
+            waited(tier, found, lambda found: {ObjectGone(label(1).key), ObjectErased(label(2).key)} <= {*found})
+            other.erase([label(3).key])
+            waited(tier, found, lambda found: ObjectErased(label(3).key) in found)
+            assert not any(isinstance(one, ObjectFound) for one in found)
 
 
 def test_damage_in_a_large_catalogue_is_found_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

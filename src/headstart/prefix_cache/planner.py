@@ -64,7 +64,7 @@ class Mode:
 
     Attributes:
         exact: only canonical KV.
-        settles: whether finished turns are settled, so that derived KV becomes canonical later.
+        settles: whether the turn will be settled, so that derived KV becomes canonical later.
     """
 
     exact: bool

@@ -92,13 +92,16 @@ class Siblings(Generic[Node]):
     # ── search ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def nearest(self, packed: bytes, *, canonical_only: bool) -> tuple[Node | None, int]:
-        """The one that shares the most leading tokens with `packed`, and how many; None and 0 if none shares any."""
-        best, most = None, WIDTH - 1
+        """The one that shares the most leading tokens with `packed`, and how many; None and 0 if none shares any.
+
+        Of two that share as much, it is a canonical one.
+        """
+        best, most = None, 0
         for group in self._groups(canonical_only):
             for node in (_at_most(group, packed), _at_least(group, packed)):
-                if node is not None and (shared := common_bytes(node.packed, packed)) > most:
+                if node is not None and (shared := common_bytes(node.packed, packed) // WIDTH) > most:
                     best, most = node, shared
-        return best, most // WIDTH
+        return best, most
 
     def prefixes(self, packed: bytes, *, canonical_only: bool) -> Iterator[Node]:
         """Those that `packed` begins with, of each group the longest first."""

@@ -194,7 +194,10 @@ class Admission:
 
     def _choose(self, job: Job, only: Slot | None = None) -> Plan:
         reuse = job.request.params.reuse and job.misses < MISSES
-        return self.choose(job.chain, self._mode, only=only, reuse=reuse)
+        return self.choose(job.chain, self._mode_of(job), only=only, reuse=reuse)
+
+    def _mode_of(self, job: Job) -> Mode:
+        return replace(self._mode, settles=self._mode.settles and job.request.settles)
 
     def choose(self, chain: Chain, mode: Mode, *, only: Slot | None = None, reuse: bool = True) -> Plan:
         """The cheapest plan. With `only`, it uses that slot, free or not."""
@@ -205,11 +208,11 @@ class Admission:
 
     def _publish_for(self, job: Job) -> None:
         """Saves the KV of slots that hold more of the prompt than memory, unless the job can simply continue in them."""
-        index = self._cache.index
-        found = restorable(index, job.chain, self._mode).tokens
+        index, mode = self._cache.index, self._mode_of(job)
+        found = restorable(index, job.chain, mode).tokens
         for slot in self._slots:
             if slot.dirty:
-                kept = keepable(slot.view(), job.chain, index, self._mode).tokens
+                kept = keepable(slot.view(), job.chain, index, mode).tokens
                 if kept > found and (slot.busy or kept < len(slot)):
                     self._cache.kv_save.save(slot, needed=True)
 

@@ -14,7 +14,7 @@ from headstart.explain.history import History
 from headstart.explain.record import Record
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import BlockId
-from headstart.prefix_cache.blocks import Chain, root_id
+from headstart.prefix_cache.blocks import Chain, checkpoint_id, root_id
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.prompt.builder import Prompter
@@ -162,10 +162,13 @@ class Expiry:
 
     def _hanging(self, erased: Collection[BlockId]) -> set[BlockId]:
         """Entries that follow one of these and are only in memory, as open tails are."""
-        found: set[BlockId] = set()
-        for entry in sorted(self._cache.index, key=lambda entry: (entry.start, entry.state)) if erased else ():
-            if self._cache.disk.name not in entry.copies and (entry.parent in erased or entry.parent in found):
-                found.add(entry.id)
+        index, disk, found, above = self._cache.index, self._cache.disk.name, set[BlockId](), list(erased)
+        while above:
+            key = above.pop()
+            state = index.get(checkpoint_id(key))
+            after = {entry.id for entry in (*index.children(key), *([state] if state else ())) if disk not in entry.copies}
+            above += after - found
+            found |= after
         return found
 
     def late(self, slot: Slot, reports: Mapping[int, object]) -> bool:

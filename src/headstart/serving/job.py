@@ -222,7 +222,7 @@ class Job:
             siblings=siblings,
             completion=len(reply.tokens),
             record=record,
-            settles=settles and request.params.choices == 1 and request.params.reuse and bool(reply.tokens),
+            settles=settles and request.settles and bool(reply.tokens),
         )
 
     def progress(self) -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from headstart.explain.fingerprint import ConversationFingerprint, ConversationFingerprints
 from headstart.interfaces.tokens import BlockId, as_tokens
+from headstart.lru import Lru
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord
@@ -36,6 +37,8 @@ ALL = 1 << 13
 """More notices than can wait."""
 LATER = 10.0
 """Seconds after which a derived checkpoint is offered. It is large, and mostly dropped by then."""
+UNNEEDED = 1 << 16
+"""Most entries of which is remembered that the disk need not have them."""
 
 
 class Offload:
@@ -84,7 +87,8 @@ class Offload:
         self._clock = clock
         self._later: deque[tuple[float, Entry]] = deque()
         self._notices: deque[Notice] = deque()
-        self._unneeded: set[BlockId] = set()  # derived entries that the disk need not have: no request is expected to use them
+        # Derived entries that the disk need not have: no request is expected to use them. Some never come into memory.
+        self._unneeded = Lru[BlockId, None](UNNEEDED)
 
     def offer(self, entry: Entry) -> None:
         """Offers an entry to the disk if the disk lacks it; later, if the disk is busy."""
@@ -113,19 +117,20 @@ class Offload:
 
     def drop_derived(self, keys: Collection[BlockId]) -> None:
         """Drops those of these entries from the disk that are derived. They are offered again only if a request uses them."""
-        self._unneeded.update(keys)
         for key in keys:
+            self._unneeded.put(key, None)
             self._queued.pop(key, None)
         self._disk.discard(keys)
 
     def revive(self, keys: Collection[BlockId]) -> None:
         """A request uses these entries, so the disk may have them again."""
-        self._unneeded.difference_update(keys)
+        for key in keys:
+            self._unneeded.drop(key)
 
     def forget(self, entry: Entry) -> None:
         """An entry has left memory."""
         self._queued.pop(entry.id, None)
-        self._unneeded.discard(entry.id)
+        self._unneeded.drop(entry.id)
         self._leaving.discard(entry.id)
         if entry.state and self._later:
             self._later = deque(one for one in self._later if one[1] is not entry)

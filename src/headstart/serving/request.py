@@ -47,6 +47,12 @@ class Request:
     tenant: str = ""
     session: str = ""
 
+    @property
+    def settles(self) -> bool:
+        """Whether its turn can be settled (`serving/settle`): it is a conversation, gets one reply, and may use the cache."""
+        params = self.params
+        return self.prompt.source is not None and params.choices == 1 and params.max_tokens != 0 and params.reuse
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

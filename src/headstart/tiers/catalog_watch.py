@@ -89,10 +89,12 @@ class CatalogWatch:
         self._seen = self._seen_notes = 0
         self._seen_ghosts = self._erasures = self._pins = -1
         self._to_compare: list[int] = []
+        self._compare_again = False
+        self._wiped_before: tuple[float, int] = (0.0, 0)  # `Ages.wiped` before the comparison
 
     @property
     def compared(self) -> bool:
-        return not self._to_compare
+        return not (self._to_compare or self._compare_again)
 
     def take_erased(self) -> set[bytes]:
         found, self.erased = self.erased, set()
@@ -108,16 +110,17 @@ class CatalogWatch:
             return []
         self.foreign_writes = bool(self._version) and version[0] != self._version[0]
         self._version, self.more = version, False
-        wiped = catalog.ages.wiped()  # read before the keys, so that no deletion is missed
+        if not self._to_compare:
+            self._wiped_before = catalog.ages.wiped()  # read before the keys, so that no deletion is missed
         found = [*self._removed(catalog)]
         if not self._to_compare:
-            found += self._wiped(wiped)
+            found += self._wiped(self._wiped_before)
         for number, note in [*catalog.notes(self._fingerprint, self._seen_notes, PIECE)]:
             self._seen_notes = number
             found.append(NoteFound(note))
             self.more |= len(found) >= PIECE
         found += self._added(catalog) if reports else ()
-        self.more |= bool(self._to_compare) or not reports
+        self.more |= not (self.compared and reports)
         return found + self.pins(catalog) if self.complete else found
 
     def _added(self, catalog: Catalog) -> Iterator[Notice]:
@@ -135,8 +138,10 @@ class CatalogWatch:
         if self._erasures < 0:
             self._seen_ghosts = last
         elif self._erasures != erasures or last - self._seen_ghosts > disk_catalog.GHOSTS:
-            self._to_compare = self.known.parts()
+            self._compare_again = True
         self._erasures = erasures
+        if self._compare_again and not self._to_compare:  # one that is under way ends first, or frequent erasures would stop it
+            self._to_compare, self._compare_again = self.known.parts(), False
         ghosts = catalog.ghosts_after(self._seen_ghosts, PIECE)
         self.more |= len(ghosts) == PIECE
         for number, key in ghosts:
@@ -148,12 +153,21 @@ class CatalogWatch:
         while self._to_compare and done < 2 * PIECE:
             keys, low, high = self.known.part(self._to_compare.pop())
             done += 8 + len(keys)
-            vanished = {*keys} - catalog.keys_between(low, high)
-            evicted = catalog.ghosts(vanished)
-            self.known.remove(vanished)
-            self.erased |= vanished - evicted
-            for key in vanished:
-                yield ObjectGone(key) if key in evicted else ObjectErased(key)
+            yield from self._vanished(catalog, {*keys} - catalog.keys_between(low, high))
+
+    def _vanished(self, catalog: Catalog, keys: Collection[bytes]) -> Iterator[Notice]:
+        """These objects have no row any more."""
+        evicted = catalog.ghosts(keys)
+        self.known.remove(keys)
+        self.erased |= {*keys} - evicted
+        for key in keys:
+            yield ObjectGone(key) if key in evicted else ObjectErased(key)
+
+    def looked_up(self, catalog: Catalog, keys: Collection[bytes]) -> list[Notice]:
+        """The engine has found these objects before they were reported. News of those that have gone since then."""
+        gone = catalog.without_row(keys)
+        self.known.add({*keys} - gone)
+        return list(self._vanished(catalog, gone))
 
     def _wiped(self, wiped: tuple[float, int]) -> Iterator[Notice]:
         before, self.wiped = self.wiped, wiped

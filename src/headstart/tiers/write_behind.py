@@ -28,7 +28,7 @@ from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.reuse_model import RequestTraits
 from headstart.tiers.catalog_watch import CatalogWatch
 from headstart.tiers.disk import Disk, FormatError, Label, Note
-from headstart.tiers.disk.catalog import look_up
+from headstart.tiers.disk.catalog import Row, look_up
 from headstart.tiers.disk.format import ALIGN
 from headstart.tiers.disk.schema import damages
 from headstart.tiers.disk.store import AT_ONCE, RESERVE
@@ -58,6 +58,8 @@ GRACE = 5.0
 """Seconds for which stopping waits for a running write."""
 TIDY = 600.0
 """Seconds between two searches for files that crashes of other processes have left."""
+FIND = 1.0
+"""Most seconds that a look into the catalogue may take: all replies wait for it."""
 KEEP = 60.0
 """Seconds for which objects that a request waits for are not evicted."""
 LOG_EVERY = 60.0
@@ -104,6 +106,7 @@ class WriteBehind:
         self._replies: deque[tuple[bytes, RequestTraits]] = deque(maxlen=NEWS)
         self._notes: deque[Note] = deque(maxlen=NEWS)
         self._bad: deque[bytes] = deque()
+        self._looked_up: deque[bytes] = deque()  # keys that `find` has found
         self._reading: frozenset[bytes] = frozenset()
         self._kept: tuple[frozenset[bytes], float] = frozenset(), 0.0  # and the end of their protection
         self._hung: list[threading.Event] = []
@@ -208,14 +211,26 @@ class WriteBehind:
 
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         disk, now = self._disk, self._clock()
-        if disk is None:
+        if disk is None or self._hangs:
             return []
-        try:
-            labels = [row.label for row in look_up(disk.index, keys)]
-        except (OSError, sqlite3.Error, ValueError, TypeError):  # the thread meets the error too, and reports it
-            return []
-        wanted = (label for label in labels if label.fingerprint == self._fingerprint)
-        return [label for label in wanted if label.written > self._terms.due(label.owner, now)]
+        rows, over = list[Row](), threading.Event()
+
+        def look() -> None:
+            try:
+                with suppress(OSError, sqlite3.Error, ValueError, TypeError):  # the disk's thread meets it too, and reports it
+                    rows.extend(look_up(disk.index, keys))
+            finally:
+                over.set()
+
+        with suppress(RuntimeError):  # no thread can be started
+            threading.Thread(target=look, name="headstart-find", daemon=True).start()
+            if not over.wait(FIND):
+                self._hung = [over]  # until it answers, nothing is read
+                return []
+        ours = (row.label for row in rows if row.label.fingerprint == self._fingerprint)
+        found = [label for label in ours if label.written > self._terms.due(label.owner, now)]
+        self._looked_up.extend(label.key for label in found)
+        return found
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
         if self._hangs:
@@ -485,6 +500,9 @@ class WriteBehind:
         self._again = self._again and not again
         version = disk.catalog.version()
         self._notices.extend(self._watch.look(disk.catalog, again=again, reports=len(self._notices) < BACKLOG))
+        if self._looked_up:  # afterwards: whatever goes from now on is found by the next look
+            keys = {self._looked_up.popleft() for _ in range(len(self._looked_up))}
+            self._notices.extend(self._watch.looked_up(disk.catalog, keys))
         if self._watch.foreign_writes:
             self._agree(disk)
         if wiped is not None and wiped != self._watch.wiped:
