@@ -26,6 +26,8 @@ from headstart.serving.turn import Turn
 
 RECENT = 1 << 16
 """Most erased entries that are remembered until a notice says whether a user deleted them."""
+NOTICE = 60.0
+"""Seconds after which such a notice would have come. A large catalogue is compared piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Expiry:
         self._observers: list[Callable[[Erasure], None]] = []
         self._since = cache.store.wall()  # the time of the oldest memo
         self._recent: set[BlockId] = set()
+        self._news = -math.inf  # when the last of them was found
         self._read: dict[BlockId, Entry] = {}  # the disk is reading these; they go afterwards
         self._late: set[int] = set()  # slots in use; they are checked afterwards
         self._looked, self._version = -math.inf, -1
@@ -97,12 +100,12 @@ class Expiry:
 
     def step(self) -> None:
         """Removes everything that is due now."""
-        offload, now, news = self._cache.store.offload, self._cache.store.wall(), bool(self._cache.store.offload.erased)
+        offload, now = self._cache.store.offload, self._cache.store.wall()
         self._terms.before = min(self._terms.before, now)  # the clock may have been set back
-        if news:
+        if offload.erased:
             self._recent = self._recent | offload.erased if len(self._recent) < RECENT else offload.erased
             self._drop([entry for key in offload.erased if (entry := self._cache.index.get(key)) is not None])
-            offload.erased = set()
+            offload.erased, self._news = set(), now
         if offload.wiped or offload.before > self._terms.before:
             self._terms.before = max(self._terms.before, offload.before)
             self._terms.obeyed, offload.before = max(self._terms.obeyed, offload.before), -math.inf
@@ -115,7 +118,7 @@ class Expiry:
                 self._look(now, frozenset(), hints=self._since <= self._terms.due(b"", now))
                 self._terms.forget(now)
             self._looked = now
-            if not news:  # a notice about a deletion would have come by now
+            if abs(now - self._news) > NOTICE:
                 self._recent = set()
         self._drop([entry for entry in self._read.values() if not entry.pins])
         for number in [number for number in self._late if not self._slots[number].busy]:
