@@ -33,6 +33,7 @@ from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers import write_behind
 from headstart.tiers.disk import Disk
 from headstart.tiers.disk.chains import StoredChain, StoredChains
+from headstart.tiers.memory import Memory
 from headstart.tiers.write_behind import WriteBehind
 from live import idle, wait_until
 from remains import DAY, START, Clock, kept, mark, marked, stored
@@ -432,7 +433,31 @@ def test_a_deletion_looks_only_for_what_follows_it(monkeypatch: pytest.MonkeyPat
         chain = runtime.stored.all()[0]
         with monkeypatch.context() as patch:
             patch.setattr(Index, "__iter__", None)
+            patch.setattr(Memory, "__iter__", None)
             assert runtime.stored.delete(chain.id, None).entries
         settled(runtime)
         assert kept(runtime, [mark(0), mark(1)]) == {mark(0)}
         runtime.cache.store.check()
+
+
+def test_a_look_between_the_notices_of_a_deletion_loses_nothing() -> None:
+    """Which entries are gone is found piece by piece; that a user has deleted them is known afterwards."""
+    with started(Clock(), settle="off", expire=7 * DAY) as runtime:
+        ask(runtime, [user(marked(0))], max_tokens=4)
+        settled(runtime)
+        offload, expiry = runtime.cache.store.offload, runtime.scheduler.expiry
+
+        def first() -> None:
+            offload.erased |= {entry.id for entry in runtime.cache.index}
+            expiry.step()
+            expiry._looked -= runtime.cache.store.terms.look
+            expiry.step()
+
+        def second() -> None:
+            offload.wiped = True
+            expiry.step()
+
+        runtime.scheduler.call(first).result(30)
+        runtime.scheduler.call(second).result(30)
+        settled(runtime)
+        assert kept(runtime, [mark(0)]) == set()

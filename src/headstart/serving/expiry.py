@@ -26,6 +26,8 @@ from headstart.serving.turn import Turn
 
 RECENT = 1 << 16
 """Most erased entries that are remembered until a notice says whether a user deleted them."""
+NOTICE = 60.0
+"""Seconds after which such a notice would have come. A large catalogue is compared piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Expiry:
         self._observers: list[Callable[[Erasure], None]] = []
         self._since = cache.store.wall()  # the time of the oldest memo
         self._recent: set[BlockId] = set()
+        self._news = -math.inf  # when the last of them was found
         self._read: dict[BlockId, Entry] = {}  # the disk is reading these; they go afterwards
         self._late: set[int] = set()  # slots in use; they are checked afterwards
         self._looked, self._version = -math.inf, -1
@@ -97,40 +100,44 @@ class Expiry:
 
     def step(self) -> None:
         """Removes everything that is due now."""
-        offload, now, news = self._cache.store.offload, self._cache.store.wall(), bool(self._cache.store.offload.erased)
+        offload, now = self._cache.store.offload, self._cache.store.wall()
         self._terms.before = min(self._terms.before, now)  # the clock may have been set back
-        if news:
+        if offload.erased:
             self._recent = self._recent | offload.erased if len(self._recent) < RECENT else offload.erased
             self._drop([entry for key in offload.erased if (entry := self._cache.index.get(key)) is not None])
-            offload.erased = set()
+            offload.erased, self._news = set(), now
         if offload.wiped or offload.before > self._terms.before:
+            all_old = offload.before > self._terms.before
             self._terms.before = max(self._terms.before, offload.before)
             self._terms.obeyed, offload.before = max(self._terms.obeyed, offload.before), -math.inf
             erased, self._recent = self._recent if offload.wiped else set(), set()
             offload.wiped = False
-            self._look(now, erased, hints=True)
+            self._look(now, erased, hints=True, entries=all_old)
         elif abs(now - self._looked) >= self._terms.look or self._version != self._terms.version:  # clocks may go back
             self._version, self._since = self._terms.version, min(self._since, now)
             if self._terms.shortest < math.inf:
                 self._look(now, frozenset(), hints=self._since <= self._terms.due(b"", now))
                 self._terms.forget(now)
             self._looked = now
-            if not news:  # a notice about a deletion would have come by now
+            if abs(now - self._news) > NOTICE:
                 self._recent = set()
         self._drop([entry for entry in self._read.values() if not entry.pins])
         for number in [number for number in self._late if not self._slots[number].busy]:
             self._late.remove(number)
             self._leave(self._slots[number], now)
 
-    def _look(self, now: float, erased: Collection[BlockId], *, hints: bool) -> None:
-        """Removes everything that is due, and everything that belongs to entries that a user `erased`."""
+    def _look(self, now: float, erased: Collection[BlockId], *, hints: bool, entries: bool = True) -> None:
+        """Removes everything that is due, and everything that belongs to entries that a user `erased`.
+
+        `entries`: whether other entries in memory may be due.
+        """
         if erased:
             self.wipes += 1  # before anything is forgotten: see `passed`
             self._wiped = now
-        index, memory = self._cache.index, self._cache.memory
-        hanging = self._hanging(erased)
+        index, memory = self._cache.index, self._cache.memory if entries else ()
+        self._drop([entry for key in self._hanging(erased) if (entry := index.get(key)) is not None])
         here = [entry for key in memory if (entry := index.get(key)) is not None]
-        self._drop([entry for entry in here if entry.id in hanging or self._cache.store.spent(entry)])
+        self._drop([entry for entry in here if self._cache.store.spent(entry)])
         for slot in self._slots:
             slot.forsaken |= not set(slot.ids).isdisjoint(erased)
             self._leave(slot, now)

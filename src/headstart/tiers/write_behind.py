@@ -114,6 +114,7 @@ class WriteBehind:
         self._logged = (0, 0)  # the counters at the last log line
         self._logged_at = self._tidied = float("-inf")
         self._watch = CatalogWatch(fingerprint)
+        self._listed = False  # whether the watch was complete, and its notices are in the queue
         self._tidying: Iterator[tuple[list[Label], list[bytes]]] | None = None
         self._sizes = (0, 0, 0, 0)
         self._measured: tuple[int, ...] = ()  # the catalogue's version then
@@ -207,7 +208,7 @@ class WriteBehind:
 
     @property
     def listed(self) -> bool:
-        return self._watch.complete
+        return self._listed or self._disk is None
 
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         disk, now = self._disk, self._clock()
@@ -432,7 +433,7 @@ class WriteBehind:
             if not (small or self._watch.complete):
                 return
             first = self._tidied == float("-inf")
-            self._tidying, self._at_once = disk.tidy(whole=small) if first else disk.tidy(rows=False), small
+            self._tidying, self._at_once = disk.tidy(whole=small, rows=first), small
             self._mended = Counter()
         while self._tidying is not None:
             piece = next(self._tidying, None)
@@ -500,6 +501,7 @@ class WriteBehind:
         self._again = self._again and not again
         version = disk.catalog.version()
         self._notices.extend(self._watch.look(disk.catalog, again=again, reports=len(self._notices) < BACKLOG))
+        self._listed = self._watch.complete
         if self._looked_up:  # afterwards: whatever goes from now on is found by the next look
             keys = {self._looked_up.popleft() for _ in range(len(self._looked_up))}
             self._notices.extend(self._watch.looked_up(disk.catalog, keys))
@@ -518,6 +520,7 @@ class WriteBehind:
             self._agree(self._disk)
             self._disk.catalog.ranks.learn(self._clock())
             self._watch.restart()
+            self._listed = False
             self._tidying, self._tidied, self._looked, self._measured = None, float("-inf"), -math.inf, ()
             if self._disk.budget <= RESERVE:
                 warning = "nothing fits on %s of disk: free some, or give more %s"
