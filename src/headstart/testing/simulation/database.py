@@ -42,6 +42,8 @@ class Connection(sqlite3.Connection):
     def _statement(self, sql: str, run: Callable[[], sqlite3.Cursor]) -> sqlite3.Cursor:
         self._check()
         reads = sql.startswith(("SELECT", "PRAGMA"))
+        if world().trace is not None:
+            world().say(f"sql {sql[:100]!r}")
         if reads or self.in_transaction or sql.startswith("BEGIN"):
             self._meet("select" if reads else "change")
             world().pause(SECONDS)
@@ -79,6 +81,7 @@ class Connection(sqlite3.Connection):
         kind = files.faults.take(call)
         if kind is None:
             return None
+        here.say(f"{call}: {kind}")
         if kind in ("power_loss", "kill"):
             if kind == "power_loss" and not crashes:
                 return kind

@@ -66,6 +66,8 @@ class FileSystem:
         here.alive()
         self.calls[name] += 1
         kind = self.faults.take(name)
+        if here.trace is not None:
+            here.say(f"{name} {path} {kind or ''}")
         if kind is not None:
             if kind in ("power_loss", "kill"):
                 self.faults.counts[kind] += 1
@@ -130,6 +132,10 @@ class FileSystem:
         self._opened[self._next] = Opened(name, file, None if task is None else task.process)
         return self._next
 
+    def _of(self, number: int) -> Opened:
+        world().alive()
+        return self._opened[number]
+
     def _is_object(self, path: str) -> bool:
         return path.rpartition("/")[0].endswith("/objects")
 
@@ -143,7 +149,7 @@ class FileSystem:
             self._locks.pop(opened.file.number, None)
 
     def write(self, number: int, data: Any) -> int:
-        opened = self._opened[number]
+        opened = self._of(number)
         kind = self.call("write", opened.path)
         assert opened.file is not None
         new = bytes(data)
@@ -155,7 +161,7 @@ class FileSystem:
         return len(new)
 
     def _read(self, number: int, size: int, at: int) -> bytes:
-        opened = self._opened[number]
+        opened = self._of(number)
         kind = self.call("read", opened.path)
         file = opened.file
         assert file is not None
@@ -183,7 +189,7 @@ class FileSystem:
         return len(data)
 
     def fsync(self, number: int) -> None:
-        opened = self._opened[number]
+        opened = self._of(number)
         self.call("fsync", opened.path)
         if opened.file is None:
             self.disk.sync_folder(opened.path)
@@ -192,7 +198,7 @@ class FileSystem:
             self.synced()
 
     def utime(self, file: Any, times: tuple[float, float]) -> None:
-        found = self._opened[file].file if isinstance(file, int) else self.disk.file(str(file))
+        found = self._of(file).file if isinstance(file, int) else self.disk.file(str(file))
         assert found is not None
         found.modified = times[1]
 
@@ -229,7 +235,7 @@ class FileSystem:
         return _stat(self.disk.file(name))
 
     def fstat(self, number: int) -> Any:
-        found = self._opened[number].file
+        found = self._of(number).file
         assert found is not None
         return _stat(found)
 
@@ -247,7 +253,7 @@ class FileSystem:
 
     def flock(self, number: int, how: int) -> None:
         world().alive()
-        opened = self._opened[number]
+        opened = self._of(number)
         assert opened.file is not None
         holder = self._locks.get(opened.file.number)
         if how & LOCK_UN:

@@ -78,7 +78,8 @@ class History:
         dice = random.Random(seed)
         setup = _setup(dice)
         events = [*_asks(dice, setup), *_trouble(dice, setup)]
-        return cls(seed, setup, tuple(sorted(events, key=lambda event: event.at)))
+        rounded = (replace(event, at=round(event.at, 4)) for event in events)  # as they are printed
+        return cls(seed, setup, tuple(sorted(rounded, key=lambda event: event.at)))
 
     def only(self, events: tuple[Event, ...]) -> History:
         return replace(self, events=events)

@@ -79,6 +79,7 @@ class World:
         skew: seconds by which the wall clock was set forward.
         task: the one that runs.
         errors: exceptions that ended a task, which must not happen.
+        trace: gets a line about each call, for people.
     """
 
     def __init__(self, seed: int) -> None:
@@ -88,12 +89,19 @@ class World:
         self.task: Task | None = None
         self.errors: list[tuple[str, BaseException]] = []
         self.steps = 0
+        self.trace: Callable[[str], None] | None = None
         self._heap: list[tuple[float, int, Task, int, bool]] = []
         self._order = count()
         self._pids = count(100)
         self._doomed: list[Process] = []
         self._hub = getcurrent()
         self._random = self.dice.random
+
+    def say(self, what: str) -> None:
+        """A line for `--trace`."""
+        if self.trace is not None:
+            task = "" if self.task is None else f"{self.task.process.name}/{self.task.name}"
+            self.trace(f"{self.now:12.6f} {task:32} {what}")
 
     # ── processes and tasks ──────────────────────────────────────────────────────────────────────────────────────────
 

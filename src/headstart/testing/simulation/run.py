@@ -29,6 +29,7 @@ from headstart.testing.simulation.history import Event, History
 from headstart.testing.simulation.kernel import Stuck, World
 from headstart.testing.simulation.server import Call, Server, disk_budget, options
 from headstart.testing.simulation.talks import Talk
+from headstart.testing.simulation.threads import TIME
 from headstart.tiers.disk import FormatError, format
 
 FREE = 4 << 30
@@ -151,7 +152,8 @@ class Run:
 
     def _tidied(self, server: Server) -> bool:
         disk = server.disk
-        return disk._disk is not None and disk._tidied > float("-inf") and not disk._failing_until and not disk._hangs
+        works = disk._disk is not None and TIME.monotonic() >= disk._failing_until
+        return works and disk._tidied > float("-inf") and not disk._hangs
 
     def _end(self) -> None:
         for server in self.servers:
@@ -270,6 +272,7 @@ class Run:
         self._played = True
 
     def _happens(self, event: Event) -> None:
+        self.here.say(repr(event))
         seen = self.result.seen
         match event.what:
             case "ask":
@@ -396,8 +399,8 @@ def _oracle(engine: FakeEngine) -> checking.Oracle:
     return checking.Oracle(engine)
 
 
-def run(history: History) -> Result:
-    """Carries out a history. The stand-ins must be installed."""
+def run(history: History, trace: Callable[[str], None] | None = None) -> Result:
+    """Carries out a history. The stand-ins must be installed. `trace` gets a line about each call."""
     begun = time.perf_counter()
     alarm, logger = _Alarm(), logging.getLogger("headstart")
     before, spreads = logger.level, logger.propagate
@@ -406,6 +409,7 @@ def run(history: History) -> Result:
     logger.addHandler(alarm)
     real = Path(tempfile.mkdtemp(prefix="headstart-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
     found = Run(history, real)
+    found.here.trace = trace
     kernel.enter(found.here)
     filesystem._systems.append(found.files)
     try:
