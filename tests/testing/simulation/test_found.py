@@ -36,3 +36,22 @@ def test_a_disk_that_hangs_does_not_count_as_fast() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_what_reconcile_puts_aside_loses_its_row() -> None:
+    """A bad object with a row went into quarantine after a fault of the disk, and its row stayed: it counted as stored for ever."""
+    history = History(
+        89,
+        Setup(mode="exact", stateful=True, any_cut=True, slots=1, memory=93, objects=68, share=0.6, stall=0.02),
+        (
+            Event(6.4178, "ask", who=1, talk=1, how="turn", size=13, seed=152362250, reply=1),
+            Event(8.0493, "fault", how="cut", size=1, reply=1),
+            Event(14.6366, "fault", how="sql_full", size=1, reply=1),
+            Event(20.3261, "ask", who=2, talk=2, how="turn", size=17, seed=867160436, reply=1),
+            Event(20.4058, "fault", how="import checkpoint", reply=1),
+            Event(22.4591, "ask", who=1, how="turn", size=10, seed=572828633, reply=7),
+            Event(26.6461, "fault", how="emfile", reply=1),
+            Event(39.6417, "fault", how="enospc", reply=1),
+        ),
+    )
+    assert run(history).violation == ""

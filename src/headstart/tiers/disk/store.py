@@ -475,7 +475,11 @@ class Disk(Store):
             changed = [
                 key for key, row in known.items() if there.get(key, row.allocated) != row.allocated or not row.label.canonical
             ]
-            current = [(label, there[key]) for key in changed if key in there and (label := self._label(key)) is not None]
+            labels = {key: self._label(key) for key in changed if key in there}
+            current = [(label, there[key]) for key, label in labels.items() if label is not None]
+            bad = [key for key, label in labels.items() if label is None]  # no object any more: it went into quarantine
+            self.catalog.remove(bad)
+            gone += bad
             found = [
                 (label, there[key]) for key in sorted(there.keys() - known.keys()) if (label := self._label(key)) is not None
             ]
