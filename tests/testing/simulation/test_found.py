@@ -55,3 +55,19 @@ def test_what_reconcile_puts_aside_loses_its_row() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_catalogue_that_cannot_be_deleted_whole_can_be_opened_again() -> None:
+    """The log was deleted before the database, which could not be. A second server went on with the deleted log, so nobody could
+    open the catalogue as long as it ran, and what it wrote was lost."""
+    history = History(
+        362,
+        Setup(mode="exact", slots=3, memory=106, objects=63, tenants=4),
+        (
+            Event(18.2403, "second"),
+            Event(27.2451, "fault", how="eacces", size=1),
+            Event(35.3701, "fault", how="sql_corrupt", size=3),
+            Event(36.103, "fault", how="cut", size=1),
+        ),
+    )
+    assert run(history).violation == ""

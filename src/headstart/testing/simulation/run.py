@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections import Counter
@@ -17,6 +19,7 @@ from headstart.errors import HeadstartError
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.blocks import root_id
+from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from headstart.testing.simulation import checks as checking
 from headstart.testing.simulation import filesystem, kernel
@@ -30,7 +33,7 @@ from headstart.testing.simulation.kernel import Stuck, World
 from headstart.testing.simulation.server import Call, Server, disk_budget, options
 from headstart.testing.simulation.talks import Talk
 from headstart.testing.simulation.threads import TIME
-from headstart.tiers.disk import FormatError, format
+from headstart.tiers.disk import Disk, FormatError, format
 
 FREE = 4 << 30
 SHARED_MEMORY = Path("/dev/shm")
@@ -96,6 +99,7 @@ class Run:
         self.checks = Checks(_oracle(self.cold), self.salts)
         self.clients = self.here.process("clients")
         self.servers: list[Server] = []
+        self._processes: list[Server] = []
         self.talks: dict[tuple[int, int], Talk] = {}
         self.calls: list[Call] = []
         self._open = 0
@@ -141,8 +145,8 @@ class Run:
             raise self.violation
 
     def _quiet(self) -> bool:
-        """Whether nothing is left to do."""
-        return all(server.ready and self._idle(server) for server in self.servers)
+        """Whether nothing is left to do: no request, and no entry that waits for the disk."""
+        return all(server.ready and not server.closing and self._idle(server) for server in self.servers)
 
     def _idle(self, server: Server) -> bool:
         runtime = server.runtime
@@ -159,12 +163,14 @@ class Run:
         for server in self.servers:
             runtime = server.runtime
             assert runtime is not None
-            self.checks.memory(runtime)
-            require(not any(slot.busy for slot in runtime.scheduler.slots), "a slot is stuck")
-            require(not runtime.scheduler.queued and not runtime.scheduler.running, "a request is forgotten")
-            require(not any(entry.pins for entry in runtime.cache.index), "an entry stays pinned")
-            assert server.disk._disk is not None
-            self.checks.rows(self.files, server.disk._disk.catalog._db)
+            rested = self.here.spawn(
+                lambda runtime=runtime: runtime.scheduler.call(lambda: self._rest(runtime)).result(), "rest", server.process
+            )
+            self._until(lambda rested=rested: rested.ended, "rest")
+            disk = server.disk._disk
+            assert disk is not None
+            if not _replaced(disk):
+                self.checks.rows(self.files, disk.catalog._db)
         self._check_promises()
         for server in self.servers:
             server.close()
@@ -178,29 +184,43 @@ class Run:
         spoiled = self._spoiled + sum(server.engine.spoiled for server in self.servers)
         require(failed <= spoiled, f"{failed} requests failed, but the engine has spoiled {spoiled}")
 
+    def _rest(self, runtime: Runtime) -> None:
+        """What must hold on the engine thread when nothing is left to do."""
+        self.checks.memory(runtime)
+        require(not any(slot.busy for slot in runtime.scheduler.slots), "a slot is stuck")
+        require(not runtime.scheduler.queued and not runtime.scheduler.running, "a request is forgotten")
+
     # ── servers and crashes ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _serve(self, name: str) -> None:
         self._lives += 1
-        self.servers.append(Server(self.here, self.faults, self.setup, self.checks, f"{name} {self._lives}"))
+        server = Server(self.here, self.faults, self.setup, self.checks, f"{name} {self._lives}")
+        server.process.exits.append(lambda: self.files.leave(server.process))
+        self.servers.append(server)
+        self._processes.append(server)
 
     def _crash(self, kind: str) -> None:
         """The machine loses power, or the process of the present call is killed."""
         task = self.here.task
-        dying = [one for one in self.servers if kind == "power_loss" or (task and one.process is task.process)]
+        living = [one for one in self._processes if one.process.alive]
+        dying = [one for one in living if kind == "power_loss" or (task and one.process is task.process)]
         if not dying:
             return
         self._promised = self._promises(dying)
         for server in dying:
-            self.here.kill(server.process)
-            self.servers.remove(server)
-            self._spoiled += server.engine.spoiled
-            server.process.exits.append(lambda process=server.process: self.files.leave(process))
+            self._leave(server)
         if kind == "power_loss":
             self._lose_power()
         for server in dying:
-            name = server.process.name.rpartition(" ")[0]
-            self.here.spawn(lambda name=name: self._again(name), "start again", self.clients)
+            if not server.closing:
+                name = server.process.name.rpartition(" ")[0]
+                self.here.spawn(lambda name=name: self._again(name), "start again", self.clients)
+
+    def _leave(self, server: Server) -> None:
+        """A process ends, with all its threads."""
+        self.here.kill(server.process)
+        self.servers.remove(server)
+        self._spoiled += server.engine.spoiled
 
     def _again(self, name: str) -> None:
         self.here.sleep(0.5 + 2 * self.here.dice.random())
@@ -253,10 +273,10 @@ class Run:
         """What was stored before the last crash, and is still there, has its row again."""
         if not self.servers:
             return
-        disk = self.servers[0].disk._disk
+        disk = self.servers[-1].disk._disk
         assert disk is not None
-        import sqlite3
-
+        if _replaced(disk):
+            return
         rows = {key for (key,) in sqlite3.Connection.execute(disk.catalog._db, "SELECT key FROM objects")}
         for key in self._promised:
             file = self._file(key)
@@ -295,8 +315,9 @@ class Run:
             case "second":
                 self._second(event)
             case "restart":
-                for server in [one for one in self.servers if one.ready][:1]:
+                for server in [one for one in self.servers if one.ready and not one.closing][:1]:
                     seen["restart"] += 1
+                    server.closing = True
                     self.here.spawn(lambda server=server: self._restart(server), "restart", self.clients)
             case _:
                 self._open += 1
@@ -309,21 +330,22 @@ class Run:
             self._serve("second")
         elif event.how == "stop":
             for server in others:
-                if server.ready:
+                if server.ready and not server.closing:
+                    server.closing = True
                     self.here.spawn(lambda server=server: self._stop(server), "stop second", self.clients)
 
     def _stop(self, server: Server) -> None:
+        self._open += 1
         server.close()
         while not server.closed and server.process.alive:
             self.here.sleep(0.5)
-        if server in self.servers:
-            self.servers.remove(server)
-            self._spoiled += server.engine.spoiled
+        if server.process.alive:
+            self._leave(server)
+        self._open -= 1
 
     def _restart(self, server: Server) -> None:
         self._stop(server)
-        if server.process.alive:  # else it starts again after its crash
-            self._serve(server.process.name.rpartition(" ")[0])
+        self._serve(server.process.name.rpartition(" ")[0])
 
     def _ready(self) -> Server:
         """A server that takes requests. There may be none for a while."""
@@ -393,6 +415,15 @@ class Run:
         while not done.ended:
             self.here.sleep(0.1)
         self._open -= 1
+
+
+def _replaced(disk: Disk) -> bool:
+    """Whether another process has replaced the catalogue, which this one has not noticed yet."""
+    path = disk.folder / "index.sqlite"
+    found = filesystem.system().is_real(str(path))
+    assert found is not None
+    there = os.stat(found) if os.path.exists(found) else None
+    return there is None or disk._lock._opened[path] != (there.st_dev, there.st_ino)
 
 
 def _oracle(engine: FakeEngine) -> checking.Oracle:

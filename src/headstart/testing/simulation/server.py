@@ -96,6 +96,7 @@ class Server:
 
     Attributes:
         ready: whether it takes requests.
+        closing, closed: whether it is being stopped, or has stopped.
     """
 
     def __init__(self, here: World, faults: Faults, setup: Setup, checks: Checks, name: str) -> None:
@@ -106,8 +107,7 @@ class Server:
         self.engine = SimulatedEngine(faults, **options(setup))  # type: ignore[arg-type]
         self.watch = Watch(checks, self.engine)
         self.runtime: Runtime | None = None
-        self.ready = False
-        self.closed = False
+        self.ready = self.closing = self.closed = False
         here.spawn(self._start, f"{name}: start", self.process)
 
     def _start(self) -> None:
@@ -123,10 +123,10 @@ class Server:
 
     def close(self) -> None:
         """Stops it as an operator does."""
+        self.ready, self.closing = False, True
 
         def close() -> None:
             assert self.runtime is not None
-            self.ready = False
             self.runtime.close()
             self.closed = True
 
