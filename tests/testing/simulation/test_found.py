@@ -71,3 +71,21 @@ def test_a_catalogue_that_cannot_be_deleted_whole_can_be_opened_again() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_an_owner_hears_that_the_disk_cannot_be_used() -> None:
+    """A pin, unpin or deletion that met a fault of the disk raised SQLite's error, which no caller knows, not `Unavailable`."""
+    history = History(
+        400,
+        Setup(mode="exact", stateful=True, slots=1, memory=102, objects=84, tenants=4, transfer=1024, explain=False),
+        (
+            Event(10.5711, "fault", how="hung_read", size=1),
+            Event(11.6168, "ask", who=1, talk=2, how="turn", size=12, seed=594361989, reply=8),
+            Event(12.2278, "ask", who=3, talk=2, how="turn", size=14, seed=155578352, reply=5),
+            Event(18.6355, "ask", talk=1, how="turn", size=1, seed=505146588, reply=10),
+            Event(18.6355, "ask", talk=1, how="flood", size=17, seed=199655217, reply=1),
+            Event(20.769, "unpin", who=1, talk=2, size=20),
+            Event(24.4088, "fault", how="sql_full"),
+        ),
+    )
+    assert run(history).violation == ""
