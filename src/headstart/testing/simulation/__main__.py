@@ -35,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--resume", type=Path, metavar="FILE", help="leave out the seeds in this file, and add to it")
     parser.add_argument("--show", type=Path, nargs="+", metavar="FILE", help="print the sum of such files, and run nothing")
     parser.add_argument("--coverage", action="store_true", help="list the branches that were not reached")
+    parser.add_argument("--first", action="store_true", help="stop at the first history that fails")
     parser.add_argument("--no-shrink", action="store_true", help="do not shorten a history that fails")
     return parser
 
@@ -75,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if not options.no_shrink:
                     short = shrink(result)
                     print(f"{short.violation}\n{written(short.history)}", flush=True)
+                if options.first:
+                    break
             if options.resume and totals.histories % SAVE_EVERY == 0:
                 totals.save(options.resume)
         if measured:

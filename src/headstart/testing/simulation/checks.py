@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headstart.interfaces.tokens import Bytes, Tokens, as_tokens
+from headstart.interfaces.tokens import Bytes, Tokens, as_tokens, common_prefix
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.index import Entry
 from headstart.serving.job import Job
@@ -75,6 +76,7 @@ class Checks:
                 require(found[_LENGTH : _LENGTH + LOW] == known.state_low, f"{where}: derived state as canonical")
         else:
             above = self._tokens.get(label.parent)
+            require(above is not None or label.start, f"{where}: an entry under a root of nobody")
             if above is None:
                 return
             tokens = np.concatenate([above, as_tokens(label.tokens)])
@@ -114,6 +116,11 @@ class Checks:
             store.check()
         except AssertionError as error:
             raise Violation(f"check(): {error!r}") from error
+        held: Counter[bytes] = Counter()
+        for cell in (*(cell for cell, _ in store.memory._cells.values()), *store.memory._open):
+            held[cell.owner] += store.memory.size(cell.kind)
+        if store.memory.quota.on:
+            require(all(store.memory.quota.held(owner) == size for owner, size in held.items()), "a quota is counted wrongly")
         for entry in store.index:
             canonical = entry.copies.get(store.memory.name)
             if canonical is not None:
@@ -147,6 +154,28 @@ class Checks:
                 require(key in files.missing, "disk: a row without an object")
             elif not file.rotten:
                 require(file.allocated == allocated, "disk: a row with another size than its object")
+
+
+def agrees(runtime: Runtime, database: sqlite3.Connection) -> bool:
+    """Whether all that the index believes to be on disk has a row that is as good."""
+    rows = dict(sqlite3.Connection.execute(database, "SELECT key, canonical FROM objects").fetchall())
+    believed = ((entry.id, entry.copies["disk"]) for entry in runtime.cache.index if "disk" in entry.copies)
+    return all(rows.get(key, -1) >= canonical for key, canonical in believed)
+
+
+class Tenants:
+    """What each tenant has sent. Nobody else can have anything of it."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._sent: dict[int, list[Tokens]] = {}
+
+    def sends(self, who: int, tokens: Tokens) -> bool:
+        """Records a prompt. Returns whether the tenant has sent anything before that begins alike."""
+        known = self._sent.setdefault(who, [])
+        first = any(common_prefix(tokens, one) > 0 for one in known)
+        known.append(tokens[: self._block_size])
+        return first
 
 
 def space(files: FileSystem, budget: int) -> None:

@@ -147,7 +147,7 @@ def _trouble(dice: random.Random, setup: Setup) -> list[Event]:
         if dice.random() < odds:
             size = dice.choice([-4000, -30, 30, 4000]) if what == "clock" else dice.choice([33, 34, 80]) << 20
             events.append(Event(at(), "clock" if what == "clock" else "space", size=size))
-    for _ in range(dice.randint(0, 4)):
-        what: What = dice.choice(["pin", "unpin", "delete", "erase slot", "term"])
+    for _ in range(dice.randint(0, 7)):
+        what: What = dice.choice(["pin", "pin", "unpin", "delete", "delete", "delete", "erase slot", "term"])
         events.append(Event(at(), what, dice.randrange(setup.tenants), dice.randrange(3), size=dice.choice([20, 100])))
     return events

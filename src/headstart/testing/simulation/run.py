@@ -97,6 +97,7 @@ class Run:
         self.salts = [f"tenant {who}" for who in range(self.setup.tenants)]
         self.cold = FakeEngine(**options(self.setup))  # type: ignore[arg-type]
         self.checks = Checks(_oracle(self.cold), self.salts)
+        self.tenants = checking.Tenants(self.cold.traits.block_size)
         self.clients = self.here.process("clients")
         self.servers: list[Server] = []
         self._processes: list[Server] = []
@@ -157,7 +158,11 @@ class Run:
     def _tidied(self, server: Server) -> bool:
         disk = server.disk
         works = disk._disk is not None and TIME.monotonic() >= disk._failing_until
-        return works and disk._tidied > float("-inf") and not disk._hangs
+        if not (works and disk._tidied > float("-inf")) or disk._hangs:
+            return False
+        assert disk._disk is not None
+        assert server.runtime is not None
+        return _replaced(disk._disk) or checking.agrees(server.runtime, disk._disk.catalog._db)
 
     def _end(self) -> None:
         for server in self.servers:
@@ -188,13 +193,15 @@ class Run:
         """What must hold on the engine thread when nothing is left to do."""
         self.checks.memory(runtime)
         require(not any(slot.busy for slot in runtime.scheduler.slots), "a slot is stuck")
+        lent = {cell for _, cell in runtime.cache.prefetch._lent}
+        require(runtime.cache.memory._open == lent, "a cell is allocated for ever")
         require(not runtime.scheduler.queued and not runtime.scheduler.running, "a request is forgotten")
 
     # ── servers and crashes ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _serve(self, name: str) -> None:
         self._lives += 1
-        server = Server(self.here, self.faults, self.setup, self.checks, f"{name} {self._lives}")
+        server = Server(self.here, self.faults, self.setup, self.checks, self.tenants, f"{name} {self._lives}")
         server.process.exits.append(lambda: self.files.leave(server.process))
         self.servers.append(server)
         self._processes.append(server)
@@ -406,7 +413,11 @@ class Run:
                 elif event.what == "erase slot":
                     runtime.erase(event.who % self.setup.slots)
                 elif talk is not None and talk.ids:
+                    chain = runtime.stored.get(talk.ids[-1], owner)
                     getattr(runtime.stored, event.what)(talk.ids[-1], owner)
+                    if event.what == "delete":
+                        gone = {one.id for one in (*chain.entries, *chain.checkpoints)} - runtime.cache.index._entries.keys()
+                        require(not any(map(self._file, gone)), "a deleted object is still on disk")
                 self.result.seen[event.what] += 1
             except HeadstartError as error:
                 self.result.seen[f"{event.what}: {type(error).__name__}"] += 1

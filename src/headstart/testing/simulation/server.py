@@ -16,7 +16,7 @@ from headstart.interfaces.engine import GREEDY, Sampling
 from headstart.interfaces.generation import GenerationParams
 from headstart.serving.request import Delta, Event, Failed, Finished, Progress, Request, Started
 from headstart.serving.runtime import Handle, Runtime
-from headstart.testing.simulation.checks import Checks, Watch, require
+from headstart.testing.simulation.checks import Checks, Tenants, Watch, require
 from headstart.testing.simulation.engine import SimulatedEngine
 from headstart.testing.simulation.faults import Faults
 from headstart.testing.simulation.filesystem import ROOT
@@ -43,6 +43,7 @@ def options(setup: Setup) -> dict[str, object]:
         "transfer_bytes": setup.transfer,
         "decode_is_prefill": setup.any_cut,
         "sliceable": not setup.stateful,
+        "alphabet": b" thef",  # letters of words, so a text can be made of other tokens than the tokenizer's
         "tokenizer": tokenizer(),
     }
 
@@ -99,10 +100,11 @@ class Server:
         closing, closed: whether it is being stopped, or has stopped.
     """
 
-    def __init__(self, here: World, faults: Faults, setup: Setup, checks: Checks, name: str) -> None:
+    def __init__(self, here: World, faults: Faults, setup: Setup, checks: Checks, tenants: Tenants, name: str) -> None:
         self._here = here
         self._setup = setup
         self._checks = checks
+        self._tenants = tenants
         self.process: Process = here.process(name)
         self.engine = SimulatedEngine(faults, **options(setup))  # type: ignore[arg-type]
         self.watch = Watch(checks, self.engine)
@@ -148,7 +150,7 @@ class Server:
         assert runtime is not None
         dice = random.Random(call.seed)
         sampling = GREEDY if dice.random() < 0.6 else Sampling(seed=dice.randrange(1000))
-        stop = ("e th",) if dice.random() < 0.1 else ()
+        stop = ("e ",) if dice.random() < 0.1 else ()
         choices = 2 if dice.random() < 0.06 else 1
         reuse, eos = dice.random() > 0.04, dice.random() < 0.5
         params = GenerationParams(
@@ -159,6 +161,7 @@ class Server:
         if call.aborted:
             call.outcome = "aborted"
             return
+        known = self._tenants.sends(call.who, prompt.tokens)
         call.handle = runtime.submit(request, call.events.put)
         left = choices
         while left:
@@ -174,6 +177,7 @@ class Server:
                 call.outcome, call.reason = "failed", type(event.error).__name__
                 return
             if isinstance(event, Started):
+                require(known or event.choice or not event.report.cached, "reused what another tenant has sent")
                 self._started(event, request)
             if isinstance(event, Delta) and event.choice == 0:
                 call.reply += event.text
