@@ -39,7 +39,7 @@ def test_a_disk_that_hangs_does_not_count_as_fast() -> None:
 
 
 def test_what_reconcile_puts_aside_loses_its_row() -> None:
-    """A bad object with a row went into quarantine after a fault of the disk, and its row stayed: it counted as stored for ever."""
+    """A bad object went into quarantine after a fault of the disk, and its row stayed: it counted as stored for ever."""
     history = History(
         89,
         Setup(mode="exact", stateful=True, any_cut=True, slots=1, memory=93, objects=68, share=0.6, stall=0.02),
@@ -58,8 +58,8 @@ def test_what_reconcile_puts_aside_loses_its_row() -> None:
 
 
 def test_a_catalogue_that_cannot_be_deleted_whole_can_be_opened_again() -> None:
-    """The log was deleted before the database, which could not be. A second server went on with the deleted log, so nobody could
-    open the catalogue as long as it ran, and what it wrote was lost."""
+    """The log was deleted before the database, which could not be. A second server went on with the deleted log, so nobody
+    could open the catalogue as long as it ran, and what it wrote was lost."""
     history = History(
         362,
         Setup(mode="exact", slots=3, memory=106, objects=63, tenants=4),

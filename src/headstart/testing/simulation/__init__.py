@@ -1,1 +1,1 @@
-"""Simulation: a server with its cache, its tiers, its disk and its clients in one thread, all decided by one seed (docs/simulation.md)."""
+"""Simulation: a server with its tiers, disk and clients in one thread, decided by one seed (docs/simulation.md)."""

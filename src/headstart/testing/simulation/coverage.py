@@ -1,4 +1,4 @@
-"""Coverage: which branches of serving/ and tiers/ no history has taken. Those with a known reason are listed in `unreached.tsv`."""
+"""Coverage: which branches of serving/ and tiers/ no history has taken. `unreached.tsv` has the known reasons."""
 
 from __future__ import annotations
 

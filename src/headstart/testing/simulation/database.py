@@ -32,14 +32,14 @@ class Connection(sqlite3.Connection):
 
     dead = False
 
-    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+    def execute(self, sql: str, *values: Any) -> Any:
         return self._statement(sql, lambda: sqlite3.Connection.execute(self, sql, *values))
 
-    def executemany(self, sql: str, values: Any) -> sqlite3.Cursor:
+    def executemany(self, sql: str, values: Any) -> Any:
         rows = list(values)
         return self._statement(sql, lambda: sqlite3.Connection.executemany(self, sql, rows))
 
-    def _statement(self, sql: str, run: Callable[[], sqlite3.Cursor]) -> sqlite3.Cursor:
+    def _statement(self, sql: str, run: Callable[[], sqlite3.Cursor]) -> Any:
         self._check()
         reads = sql.startswith(("SELECT", "PRAGMA"))
         if world().trace is not None:

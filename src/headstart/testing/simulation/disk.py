@@ -1,7 +1,7 @@
 """Virtual disk: files and folders that lose in a power failure what was not made durable.
 
     content   is durable after `fsync` of the file. Later writes are lost, kept or torn, each for itself
-    names     are durable after `fsync` of their folder. Later creations, renames and deletions are lost or kept, each for itself
+    names     are durable after `fsync` of their folder. Each later creation, rename and deletion is lost or kept
 
 A folder itself is durable at once. The catalogue's files are real files of SQLite, in a real folder (`database`).
 """

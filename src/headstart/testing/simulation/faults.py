@@ -1,4 +1,4 @@
-"""Faults: what goes wrong, at which call. A fault is armed first. It counts when a call has met it, and its caller has seen it."""
+"""Faults: what goes wrong, at which call. A fault is armed first. It counts when a call has met it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ MEETS: dict[str, tuple[str, ...]] = {
     "rewind": ("rewind",),
 }
 """The calls that each kind of fault can meet."""
-DISK_FAULTS = tuple(kind for kind, calls in MEETS.items() if calls[0] in (*FILE_CALLS, *SQL_CALLS) and kind not in ("power_loss", "kill"))
+DISK_FAULTS = tuple(
+    kind for kind, calls in MEETS.items() if calls[0] in (*FILE_CALLS, *SQL_CALLS) and kind not in ("power_loss", "kill")
+)
 ENGINE_FAULTS = tuple(kind for kind, calls in MEETS.items() if calls[0] not in (*FILE_CALLS, *SQL_CALLS))
 
 

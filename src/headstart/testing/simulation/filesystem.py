@@ -230,7 +230,9 @@ class FileSystem:
             self.call("stat", name)
             return os.stat(real)
         if name in self.disk.names:
-            return SimpleNamespace(st_mode=modes.S_IFDIR, st_dev=1, st_ino=0, st_blocks=0, st_mtime=0.0, st_ctime_ns=0, st_size=0)
+            return SimpleNamespace(
+                st_mode=modes.S_IFDIR, st_dev=1, st_ino=0, st_blocks=0, st_mtime=0.0, st_ctime_ns=0, st_size=0
+            )
         self.call("stat", name)
         return _stat(self.disk.file(name))
 
@@ -348,9 +350,26 @@ def _forward(name: str) -> Callable[..., Any]:
     return lambda *args, **how: getattr(system(), name)(*args, **how)
 
 
-_CALLS = ("open", "close", "write", "pread", "preadv", "fsync", "utime", "replace", "unlink", "scandir", "stat", "fstat", "statvfs", "getpid")
+_CALLS = (
+    "open",
+    "close",
+    "write",
+    "pread",
+    "preadv",
+    "fsync",
+    "utime",
+    "replace",
+    "unlink",
+    "scandir",
+    "stat",
+    "fstat",
+    "statvfs",
+    "getpid",
+)
 _FLAGS = {name: value for name, value in vars(os).items() if name.startswith("O_")}
-OS = StandIn("os", {name: _forward(name) for name in _CALLS} | _FLAGS | {"path": os.path, "fspath": os.fspath, "PathLike": os.PathLike})
+OS = StandIn(
+    "os", {name: _forward(name) for name in _CALLS} | _FLAGS | {"path": os.path, "fspath": os.fspath, "PathLike": os.PathLike}
+)
 SHUTIL = StandIn("shutil", {"disk_usage": _forward("disk_usage")})
 FCNTL = StandIn(
     "fcntl", {"flock": _forward("flock"), "LOCK_EX": LOCK_EX, "LOCK_SH": LOCK_SH, "LOCK_NB": LOCK_NB, "LOCK_UN": LOCK_UN}

@@ -1,4 +1,4 @@
-"""History: what happens in one run, as a list of events that a seed makes. Fewer events make a history too, so it can be shrunk."""
+"""History: what happens in one run, as events that a seed makes. Fewer events make a history too."""
 
 from __future__ import annotations
 
@@ -110,7 +110,9 @@ def _asks(dice: random.Random, setup: Setup) -> list[Event]:
     events, now = list[Event](), 0.5
     for _ in range(dice.randint(30, 50)):
         who, talk = dice.randrange(setup.tenants), dice.randrange(3)
-        event = Event(now, "ask", who, talk, dice.choice(HOWS), dice.randint(1, 20), dice.randrange(1 << 30), dice.randint(1, 12))
+        event = Event(
+            now, "ask", who, talk, dice.choice(HOWS), dice.randint(1, 20), dice.randrange(1 << 30), dice.randint(1, 12)
+        )
         events.append(event)
         if dice.random() < 0.12:
             events.append(Event(now + dice.random() * dice.choice([0.05, 0.5, 2.0]), "abort", who, talk))
@@ -143,10 +145,10 @@ def _trouble(dice: random.Random, setup: Setup) -> list[Event]:
         events.append(Event(start, "second"))
         if dice.random() < 0.5:
             events.append(Event(start + dice.random() * 15, "second", how="stop"))
-    for what, odds in (("clock", 0.2), ("space", 0.15)):
-        if dice.random() < odds:
-            size = dice.choice([-4000, -30, 30, 4000]) if what == "clock" else dice.choice([33, 34, 80]) << 20
-            events.append(Event(at(), "clock" if what == "clock" else "space", size=size))
+    if dice.random() < 0.2:
+        events.append(Event(at(), "clock", size=dice.choice([-4000, -30, 30, 4000])))
+    if dice.random() < 0.15:
+        events.append(Event(at(), "space", size=dice.choice([33, 34, 80]) << 20))
     for _ in range(dice.randint(0, 7)):
         what: What = dice.choice(["pin", "pin", "unpin", "delete", "delete", "delete", "erase slot", "term"])
         events.append(Event(at(), what, dice.randrange(setup.tenants), dice.randrange(3), size=dice.choice([20, 100])))

@@ -1,6 +1,6 @@
 """Kernel: a virtual clock, and tasks that share one thread. A seed decides which task runs next.
 
-A task is what a thread is in production: it runs until it waits, in a greenlet. All waiting is virtual, so an hour takes no time.
+A task is what a thread is in production: it runs until it waits, in a greenlet. All waiting is virtual.
 Tasks that become ready at nearly the same moment run in an order that the seed chooses, because each wait takes a little longer
 or shorter.
 """
@@ -23,7 +23,7 @@ MOST_STEPS = 2_000_000
 """Switches of one history. If there are more, tasks wake each other for ever."""
 
 
-class Killed(GreenletExit):
+class Killed(GreenletExit):  # type: ignore[misc]
     """The process of this task is dead. Nothing that the task does from now on has an effect."""
 
 

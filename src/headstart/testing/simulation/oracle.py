@@ -1,4 +1,4 @@
-"""Oracle: what a cold run computes. A second engine, which never saw the history, computes every prompt from its first token."""
+"""Oracle: what a cold run computes. A second engine, which never saw the history, computes every prompt anew."""
 
 from __future__ import annotations
 

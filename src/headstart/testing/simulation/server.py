@@ -6,6 +6,7 @@ import queue
 import random
 from dataclasses import dataclass, field
 from pathlib import PosixPath
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ PATIENCE = 900.0
 KV_BYTES = 16
 
 
-def options(setup: Setup) -> dict[str, object]:
+def options(setup: Setup) -> dict[str, Any]:
     """The options of the engine."""
     return {
         "slots": setup.slots,
@@ -106,7 +107,7 @@ class Server:
         self._checks = checks
         self._tenants = tenants
         self.process: Process = here.process(name)
-        self.engine = SimulatedEngine(faults, **options(setup))  # type: ignore[arg-type]
+        self.engine = SimulatedEngine(faults, **options(setup))
         self.watch = Watch(checks, self.engine)
         self.runtime: Runtime | None = None
         self.ready = self.closing = self.closed = False
@@ -153,9 +154,7 @@ class Server:
         stop = ("e ",) if dice.random() < 0.1 else ()
         choices = 2 if dice.random() < 0.06 else 1
         reuse, eos = dice.random() > 0.04, dice.random() < 0.5
-        params = GenerationParams(
-            sampling, max_tokens=call.most, stop=stop, choices=choices, reuse=reuse, ignore_eos=eos
-        )
+        params = GenerationParams(sampling, max_tokens=call.most, stop=stop, choices=choices, reuse=reuse, ignore_eos=eos)
         prompt = runtime.chat_prompt(conversation)
         request = Request(prompt, params, keep_logits=True, id=f"r{call.seed}", tenant=str(call.who))
         if call.aborted:
@@ -221,5 +220,3 @@ class Server:
             require(event.tokens == cold[: len(event.tokens)], "another reply than that of a cold run")
             whole = len(event.tokens) == len(cold) or event.stopped_by is not None
             require(whole, "a reply that ends too early")
-
-

@@ -38,7 +38,11 @@ def shrink(failed: Result, most: int = 600, log: Callable[[str], None] = lambda 
             break
         size = max(1, size // 2)
     for number, event in enumerate(best.history.events):  # simpler events
-        for simpler in (replace(event, size=1), replace(event, reply=1), replace(event, how="turn" if event.what == "ask" else event.how)):
+        for simpler in (
+            replace(event, size=1),
+            replace(event, reply=1),
+            replace(event, how="turn" if event.what == "ask" else event.how),
+        ):
             if simpler != event and left > 0:
                 events = best.history.events
                 if (found := tried((*events[:number], simpler, *events[number + 1 :]))) is not None:

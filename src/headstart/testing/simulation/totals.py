@@ -11,7 +11,21 @@ from pathlib import Path
 
 from headstart.testing.simulation.run import Result
 
-CLIENTS = ("turn", "edit", "edit last", "branch", "again", "retry", "style", "flood", "abort", "restart", "pin", "unpin", "delete")
+CLIENTS = (
+    "turn",
+    "edit",
+    "edit last",
+    "branch",
+    "again",
+    "retry",
+    "style",
+    "flood",
+    "abort",
+    "restart",
+    "pin",
+    "unpin",
+    "delete",
+)
 """What clients and operators do, in the order of the table."""
 
 
