@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Planted faults: changes of the code that the simulation must find. Each is a text of a module, and what replaces it."""
 
 from __future__ import annotations

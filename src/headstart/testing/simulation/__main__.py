@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from headstart.testing.simulation.coverage import Measured
-from headstart.testing.simulation.history import History
+from headstart.testing.simulation.history import Scenario
 from headstart.testing.simulation.install import installed
 from headstart.testing.simulation.run import run
 from headstart.testing.simulation.shrink import shrink, written
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in _wanted(options, totals):
             if time.monotonic() >= ends:
                 break
-            result = run(History.of(seed), print if options.trace else None)
+            result = run(Scenario.of(seed), print if options.trace else None)
             totals.add(result)
             if result.violation:
                 failed = True

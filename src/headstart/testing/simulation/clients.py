@@ -10,13 +10,13 @@ from headstart.errors import HeadstartError
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.quota import owner_of
 from headstart.testing.simulation.checks import require
-from headstart.testing.simulation.history import Event, History
-from headstart.testing.simulation.machine import Machine
-from headstart.testing.simulation.server import Call, Server
+from headstart.testing.simulation.history import Happening, Scenario
+from headstart.testing.simulation.machine import SimulatedMachine
+from headstart.testing.simulation.server import Call, SimulatedServer
 from headstart.testing.simulation.talks import Talk
 
 
-class Clients(Machine):
+class Clients(SimulatedMachine):
     """A machine with clients.
 
     Attributes:
@@ -25,7 +25,7 @@ class Clients(Machine):
         seen: other things that happened, by kind.
     """
 
-    def __init__(self, history: History, real: Path) -> None:
+    def __init__(self, history: Scenario, real: Path) -> None:
         super().__init__(history, real)
         self.talks: dict[tuple[int, int], Talk] = {}
         self.calls: list[Call] = []
@@ -41,7 +41,7 @@ class Clients(Machine):
             self._happens(event)
         self._played = True
 
-    def _happens(self, event: Event) -> None:
+    def _happens(self, event: Happening) -> None:
         self.here.say(repr(event))
         seen = self.seen
         match event.what:
@@ -73,7 +73,7 @@ class Clients(Machine):
                 self._open += 1
                 self.here.spawn(lambda: self._operate(event), "operator", self.clients)
 
-    def _second(self, event: Event) -> None:
+    def _second(self, event: Happening) -> None:
         others = [one for one in self.servers if one.process.name.startswith("second")]
         if event.how != "stop" and not others:
             self.faults.counts["second_process"] += 1
@@ -84,7 +84,7 @@ class Clients(Machine):
                     server.closing = True
                     self.here.spawn(partial(self._stop, server), "stop second", self.clients)
 
-    def _stop(self, server: Server) -> None:
+    def _stop(self, server: SimulatedServer) -> None:
         self._open += 1
         server.close()
         while not server.closed and server.process.alive:
@@ -93,17 +93,17 @@ class Clients(Machine):
             self._leave(server)
         self._open -= 1
 
-    def _restart(self, server: Server) -> None:
+    def _restart(self, server: SimulatedServer) -> None:
         self._stop(server)
         self._serve(server.process.name.rpartition(" ")[0])
 
-    def _ready(self) -> Server:
+    def _ready(self) -> SimulatedServer:
         """A server that takes requests. There may be none for a while."""
         while not (ready := [server for server in self.servers if server.ready]):
             self.here.sleep(0.3)
         return self.here.dice.choice(ready)
 
-    def _ask(self, event: Event) -> None:
+    def _ask(self, event: Happening) -> None:
         talk = self.talks.setdefault((event.who, event.talk), Talk())
         flood = event.how == "flood"
         while talk.busy and not flood:
@@ -130,7 +130,7 @@ class Clients(Machine):
             talk.busy = False
             self._open -= 1
 
-    def _call(self, event: Event, talk: Talk, seed: int) -> Call:
+    def _call(self, event: Happening, talk: Talk, seed: int) -> Call:
         server = self._ready()
         call = Call(event.who, event.talk, seed, event.reply)
         self.calls.append(call)
@@ -141,7 +141,7 @@ class Clients(Machine):
                 call.outcome = "lost"
         return call
 
-    def _operate(self, event: Event) -> None:
+    def _operate(self, event: Happening) -> None:
         """An owner, or the operator, does something to what is stored."""
         server = self._ready()
         runtime = server.runtime

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-import headstart
-
-SOURCE = Path(headstart.__file__).parent
+SOURCE = Path(__file__).parents[2]
 REASONS = Path(__file__).with_name("unreached.tsv")
 PACKAGES = ("serving", "tiers")
 

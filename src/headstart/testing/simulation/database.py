@@ -122,7 +122,7 @@ class Connection(sqlite3.Connection):
         self.dead = True
         super().close()
 
-    def bury(self) -> None:
+    def end(self) -> None:
         """The process has died."""
         if not self.dead:
             self.dead = True
@@ -139,7 +139,7 @@ def connect(path: Any, *, timeout: float, isolation_level: None, check_same_thre
     sqlite3.Connection.execute(made, "PRAGMA cache_size=-512")
     task = world().task
     assert task is not None
-    task.process.exits.append(made.bury)
+    task.process.exits.append(made.end)
     return made
 
 

@@ -18,7 +18,7 @@ SECTOR = 512
 
 
 @dataclass(eq=False, slots=True)
-class File:
+class Inode:
     """An inode. `synced`: what is durable; `pending`: positions and bytes written since."""
 
     number: int
@@ -46,7 +46,7 @@ class File:
 class Change:
     """A change of names that is not durable yet: a creation, a deletion, or a rename, which is both."""
 
-    file: File
+    file: Inode
     before: tuple[str, str] | None
     after: tuple[str, str] | None
 
@@ -54,7 +54,7 @@ class Change:
         return folder in ((self.before or ("",))[0], (self.after or ("",))[0])
 
 
-Names = dict[str, dict[str, File]]
+FolderNames = dict[str, dict[str, Inode]]
 
 
 class VirtualDisk:
@@ -67,10 +67,10 @@ class VirtualDisk:
     """
 
     def __init__(self, free: int) -> None:
-        self.names: Names = {"/": {}}
+        self.names: FolderNames = {"/": {}}
         self.free = free
         self.lost: Counter[str] = Counter()
-        self._durable: Names = {"/": {}}
+        self._durable: FolderNames = {"/": {}}
         self._changes: list[Change] = []
         self._numbers = 1
 
@@ -78,7 +78,7 @@ class VirtualDisk:
         self.names[folder] = {}
         self._durable[folder] = {}
 
-    def file(self, path: str) -> File:
+    def file(self, path: str) -> Inode:
         """Raises FileNotFoundError."""
         folder, _, name = path.rpartition("/")
         try:
@@ -86,12 +86,12 @@ class VirtualDisk:
         except KeyError:
             raise FileNotFoundError(2, "simulated: no such file", path) from None
 
-    def create(self, path: str, now: float) -> File:
+    def create(self, path: str, now: float) -> Inode:
         folder, _, name = path.rpartition("/")
         if folder not in self.names:
             raise FileNotFoundError(2, "simulated: no such folder", path)
         self._numbers += 1
-        file = File(self._numbers, modified=now, changed=now)
+        file = Inode(self._numbers, modified=now, changed=now)
         self.names[folder][name] = file
         self._changes.append(Change(file, None, (folder, name)))
         return file
@@ -145,7 +145,7 @@ class VirtualDisk:
                 file.synced = bytes(file.data)
         self.names = {folder: dict(names) for folder, names in self._durable.items()}
 
-    def _torn(self, file: File, dice: random.Random) -> bytes:
+    def _torn(self, file: Inode, dice: random.Random) -> bytes:
         data, skipped = bytearray(file.synced), False
         for at, new in file.pending:
             match dice.randrange(3):
@@ -163,7 +163,7 @@ class VirtualDisk:
         return bytes(data)
 
 
-def _apply(change: Change, names: Names) -> None:
+def _apply(change: Change, names: FolderNames) -> None:
     if change.before is not None and names[change.before[0]].get(change.before[1]) is change.file:
         del names[change.before[0]][change.before[1]]
     if change.after is not None:

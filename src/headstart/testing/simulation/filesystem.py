@@ -14,7 +14,7 @@ from pathlib import Path, PosixPath
 from types import SimpleNamespace
 from typing import Any
 
-from headstart.testing.simulation.disk import UNIT, File, VirtualDisk
+from headstart.testing.simulation.disk import UNIT, Inode, VirtualDisk
 from headstart.testing.simulation.faults import ERRNOS, Faults, os_error
 from headstart.testing.simulation.kernel import EPOCH, Process, world
 from headstart.testing.simulation.threads import StandIn
@@ -24,15 +24,15 @@ SECONDS = {"write": 2e-4, "fsync": 4e-3, "rename": 1e-4, "unlink": 1e-4, "read":
 _REAL = "index.sqlite"
 """Names that begin like this are files of SQLite, which are real."""
 
-Usage = namedtuple("Usage", "total used free")
+SpaceUsed = namedtuple("SpaceUsed", "total used free")
 
 
 @dataclass(eq=False, slots=True)
-class Opened:
+class OpenFile:
     """An open file. `file` is None for a folder and for a real file."""
 
     path: str
-    file: File | None
+    file: Inode | None
     process: Process | None
     locked: bool = False
 
@@ -42,7 +42,10 @@ class FileSystem:
 
     Args:
         real: the folder of the files of SQLite; a power failure changes it.
+
+    Attributes:
         crash: called for a crash in this call: `power_loss` or `kill`.
+        synced: called when a file has been made durable.
     """
 
     def __init__(self, disk: VirtualDisk, faults: Faults, real: Path) -> None:
@@ -53,9 +56,9 @@ class FileSystem:
         self.synced: Callable[[], None] = lambda: None
         self.calls: Counter[str] = Counter()
         self.missing: set[bytes] = set()  # keys of objects that somebody else has deleted
-        self._opened: dict[int, Opened] = {}
+        self._opened: dict[int, OpenFile] = {}
         self._next = 1000
-        self._locks: dict[int, Opened] = {}
+        self._locks: dict[int, OpenFile] = {}
         self.after_crash: dict[str, bytes] | None = None  # what a torn commit leaves of the catalogue
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -129,10 +132,10 @@ class FileSystem:
                 file.data.clear()
         self._next += 1
         task = world().task
-        self._opened[self._next] = Opened(name, file, None if task is None else task.process)
+        self._opened[self._next] = OpenFile(name, file, None if task is None else task.process)
         return self._next
 
-    def _of(self, number: int) -> Opened:
+    def _of(self, number: int) -> OpenFile:
         world().alive()
         return self._opened[number]
 
@@ -222,7 +225,7 @@ class FileSystem:
         names = list(self.disk.names[folder])
         if folder == ROOT:
             names += sorted(path.name for path in self.real.iterdir())
-        return Entries([Entry(name, f"{folder}/{name}", self) for name in names])
+        return Entries([FolderEntry(name, f"{folder}/{name}", self) for name in names])
 
     def stat(self, path: Any, *, follow_symlinks: bool = True) -> Any:
         name = str(path)
@@ -244,8 +247,8 @@ class FileSystem:
     def statvfs(self, path: Any) -> Any:
         return SimpleNamespace(f_frsize=UNIT)
 
-    def disk_usage(self, path: Any) -> Usage:
-        return Usage(self.disk.free, 0, self.disk.free)
+    def disk_usage(self, path: Any) -> SpaceUsed:
+        return SpaceUsed(self.disk.free, 0, self.disk.free)
 
     def getpid(self) -> int:
         task = world().task
@@ -269,7 +272,7 @@ class FileSystem:
             opened.locked = True
 
 
-def _stat(file: File) -> Any:
+def _stat(file: Inode) -> Any:
     return SimpleNamespace(
         st_mode=modes.S_IFREG,
         st_dev=1,
@@ -281,7 +284,7 @@ def _stat(file: File) -> Any:
     )
 
 
-class Entry:
+class FolderEntry:
     """An entry of `scandir`."""
 
     def __init__(self, name: str, path: str, system: FileSystem) -> None:
@@ -298,10 +301,10 @@ class Entry:
 class Entries:
     """What `scandir` returns."""
 
-    def __init__(self, entries: list[Entry]) -> None:
+    def __init__(self, entries: list[FolderEntry]) -> None:
         self._entries = entries
 
-    def __enter__(self) -> Iterator[Entry]:
+    def __enter__(self) -> Iterator[FolderEntry]:
         return iter(self._entries)
 
     def __exit__(self, *_: object) -> None:

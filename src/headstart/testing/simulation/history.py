@@ -42,7 +42,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Happening:
     """Something that happens at a time. Which fields mean something depends on `what`.
 
     Attributes:
@@ -65,15 +65,15 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class Scenario:
     """A seed, which decides the order of tasks, with the events. See `of`."""
 
     seed: int
     setup: Setup = field(default_factory=Setup)
-    events: tuple[Event, ...] = ()
+    events: tuple[Happening, ...] = ()
 
     @classmethod
-    def of(cls, seed: int) -> History:
+    def of(cls, seed: int) -> Scenario:
         """The history of a seed."""
         dice = random.Random(seed)
         setup = _setup(dice)
@@ -81,7 +81,7 @@ class History:
         rounded = (replace(event, at=round(event.at, 4)) for event in events)  # as they are printed
         return cls(seed, setup, tuple(sorted(rounded, key=lambda event: event.at)))
 
-    def only(self, events: tuple[Event, ...]) -> History:
+    def only(self, events: tuple[Happening, ...]) -> Scenario:
         return replace(self, events=events)
 
 
@@ -105,17 +105,17 @@ def _setup(dice: random.Random) -> Setup:
     )
 
 
-def _asks(dice: random.Random, setup: Setup) -> list[Event]:
+def _asks(dice: random.Random, setup: Setup) -> list[Happening]:
     """Requests, and what their callers do to them."""
-    events, now = list[Event](), 0.5
+    events, now = list[Happening](), 0.5
     for _ in range(dice.randint(30, 50)):
         who, talk = dice.randrange(setup.tenants), dice.randrange(3)
-        event = Event(
+        event = Happening(
             now, "ask", who, talk, dice.choice(HOWS), dice.randint(1, 20), dice.randrange(1 << 30), dice.randint(1, 12)
         )
         events.append(event)
         if dice.random() < 0.12:
-            events.append(Event(now + dice.random() * dice.choice([0.05, 0.5, 2.0]), "abort", who, talk))
+            events.append(Happening(now + dice.random() * dice.choice([0.05, 0.5, 2.0]), "abort", who, talk))
         if dice.random() < 0.04:  # a flood
             for _ in range(dice.randint(4, 9)):
                 events.append(replace(event, at=now, talk=dice.randrange(3), how="flood", seed=dice.randrange(1 << 30)))
@@ -123,9 +123,9 @@ def _asks(dice: random.Random, setup: Setup) -> list[Event]:
     return events
 
 
-def _trouble(dice: random.Random, setup: Setup) -> list[Event]:
+def _trouble(dice: random.Random, setup: Setup) -> list[Happening]:
     """Faults, crashes, and what operators do."""
-    events = list[Event]()
+    events = list[Happening]()
     span = 40.0
     calm = dice.random() < 0.1
 
@@ -134,22 +134,22 @@ def _trouble(dice: random.Random, setup: Setup) -> list[Event]:
 
     for _ in range(0 if calm else dice.randint(4, 26)):
         kind = dice.choice(ENGINE_FAULTS if dice.random() < 0.35 else DISK_FAULTS)
-        events.append(Event(at(), "fault", how=kind, size=dice.choice([0, 0, 1, 3, 10, 40])))
+        events.append(Happening(at(), "fault", how=kind, size=dice.choice([0, 0, 1, 3, 10, 40])))
     for _ in range(0 if calm else dice.choice([0, 0, 1, 1, 2, 3])):
         kind = dice.choice(["power_loss", "power_loss", "kill"])
-        events.append(Event(at(), "fault", how=kind, size=dice.choice([0, 1, 3, 10, 30, 90])))
+        events.append(Happening(at(), "fault", how=kind, size=dice.choice([0, 1, 3, 10, 30, 90])))
     if dice.random() < 0.3:
-        events.append(Event(at(), "restart", seed=dice.randrange(1 << 30)))
+        events.append(Happening(at(), "restart", seed=dice.randrange(1 << 30)))
     if dice.random() < 0.3:
         start = at()
-        events.append(Event(start, "second"))
+        events.append(Happening(start, "second"))
         if dice.random() < 0.5:
-            events.append(Event(start + dice.random() * 15, "second", how="stop"))
+            events.append(Happening(start + dice.random() * 15, "second", how="stop"))
     if dice.random() < 0.2:
-        events.append(Event(at(), "clock", size=dice.choice([-4000, -30, 30, 4000])))
+        events.append(Happening(at(), "clock", size=dice.choice([-4000, -30, 30, 4000])))
     if dice.random() < 0.15:
-        events.append(Event(at(), "space", size=dice.choice([33, 34, 80]) << 20))
+        events.append(Happening(at(), "space", size=dice.choice([33, 34, 80]) << 20))
     for _ in range(dice.randint(0, 7)):
         what: What = dice.choice(["pin", "pin", "unpin", "delete", "delete", "delete", "erase slot", "term"])
-        events.append(Event(at(), what, dice.randrange(setup.tenants), dice.randrange(3), size=dice.choice([20, 100])))
+        events.append(Happening(at(), what, dice.randrange(setup.tenants), dice.randrange(3), size=dice.choice([20, 100])))
     return events

@@ -93,7 +93,7 @@ class World:
         self._heap: list[tuple[float, int, Task, int, bool]] = []
         self._order = count()
         self._pids = count(100)
-        self._doomed: list[Process] = []
+        self._dying: list[Process] = []
         self._hub = getcurrent()
         self._random = self.dice.random
 
@@ -133,16 +133,16 @@ class World:
         """Kills a process. A task of its own must then call `alive`."""
         if process.alive:
             process.alive = False
-            self._doomed.append(process)
+            self._dying.append(process)
 
     def alive(self) -> None:
         """Raises Killed in a task of a dead process."""
         if self.task is not None and not self.task.process.alive:
             raise Killed
 
-    def _bury(self) -> None:
-        while self._doomed:
-            process = self._doomed.pop()
+    def _end_processes(self) -> None:
+        while self._dying:
+            process = self._dying.pop()
             for task in sorted(process.tasks, key=lambda task: task.name):
                 self.task = task
                 while not task.greenlet.dead:  # some code catches everything once
@@ -163,7 +163,7 @@ class World:
         assert task is not None
         if not task.process.alive:
             raise Killed
-        if not self._doomed and (not self._heap or self._heap[0][0] > at):
+        if not self._dying and (not self._heap or self._heap[0][0] > at):
             self.now = at  # nothing else happens before
             self.steps += 1
             return
@@ -214,8 +214,8 @@ class World:
         """Runs tasks until a condition holds. Raises Stuck if it does not within `most` virtual seconds."""
         ends = self.now + most
         while not until():
-            if self._doomed:
-                self._bury()
+            if self._dying:
+                self._end_processes()
                 continue
             if not self._heap:
                 raise Stuck("no task can run any more")
@@ -236,7 +236,7 @@ class World:
 
     def stop(self) -> None:
         """Ends everything."""
-        self._bury()
+        self._end_processes()
 
 
 _worlds: list[World] = []

@@ -15,20 +15,20 @@ from headstart.testing.simulation import checks as checking
 from headstart.testing.simulation import filesystem
 from headstart.testing.simulation.checks import Checks, Violation, require
 from headstart.testing.simulation.database import restore, snapshot
-from headstart.testing.simulation.disk import File, VirtualDisk
+from headstart.testing.simulation.disk import Inode, VirtualDisk
 from headstart.testing.simulation.faults import Faults
 from headstart.testing.simulation.filesystem import ROOT, FileSystem
-from headstart.testing.simulation.history import History
+from headstart.testing.simulation.history import Scenario
 from headstart.testing.simulation.kernel import World
 from headstart.testing.simulation.oracle import Oracle
-from headstart.testing.simulation.server import Server, disk_budget, options
+from headstart.testing.simulation.server import SimulatedServer, disk_budget, options
 from headstart.tiers.disk import Disk, FormatError, format
 
 FREE = 4 << 30
 """Bytes that are free on the disk."""
 
 
-class Machine:
+class SimulatedMachine:
     """What all servers of a history share.
 
     Attributes:
@@ -36,7 +36,7 @@ class Machine:
         violation: what a crash has shown.
     """
 
-    def __init__(self, history: History, real: Path) -> None:
+    def __init__(self, history: Scenario, real: Path) -> None:
         self.history, self.setup = history, history.setup
         self.here = World(history.seed)
         self.faults = Faults()
@@ -52,15 +52,15 @@ class Machine:
         self.checks = Checks(Oracle(self.cold), self.salts)
         self.tenants = checking.Tenants(self.cold.traits.block_size)
         self.clients = self.here.process("clients")
-        self.servers: list[Server] = []
-        self._processes: list[Server] = []
+        self.servers: list[SimulatedServer] = []
+        self._processes: list[SimulatedServer] = []
         self._promised: dict[BlockId, bool] = {}
         self._spoiled = 0
         self.violation: Violation | None = None
 
     def _serve(self, name: str) -> None:
         self._lives += 1
-        server = Server(self.here, self.faults, self.setup, self.checks, self.tenants, f"{name} {self._lives}")
+        server = SimulatedServer(self.here, self.faults, self.setup, self.checks, self.tenants, f"{name} {self._lives}")
         server.process.exits.append(lambda: self.files.leave(server.process))
         self.servers.append(server)
         self._processes.append(server)
@@ -82,7 +82,7 @@ class Machine:
                 name = server.process.name.rpartition(" ")[0]
                 self.here.spawn(partial(self._again, name), "start again", self.clients)
 
-    def _leave(self, server: Server) -> None:
+    def _leave(self, server: SimulatedServer) -> None:
         """A process ends, with all its threads."""
         self.here.kill(server.process)
         self.servers.remove(server)
@@ -105,7 +105,7 @@ class Machine:
         except Violation as error:
             self.violation = self.violation or error
 
-    def _promises(self, dying: list[Server]) -> dict[BlockId, bool]:
+    def _promises(self, dying: list[SimulatedServer]) -> dict[BlockId, bool]:
         """What is on disk, as these servers believe, and what nobody has deleted meanwhile."""
         found: dict[BlockId, bool] = {}
         for server in dying:
@@ -116,7 +116,7 @@ class Machine:
                     found[entry.id] = canonical
         return found
 
-    def _file(self, key: BlockId) -> File | None:
+    def _file(self, key: BlockId) -> Inode | None:
         return self.disk.names.get(f"{ROOT}/objects", {}).get(f"{key.hex()}.rows")
 
     def _durable(self, key: BlockId, canonical: bool) -> None:

@@ -17,7 +17,7 @@ KEPT = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ColdKV:
     """The content of a slot."""
 
     high: npt.NDArray[np.uint8]
@@ -32,11 +32,11 @@ class Oracle:
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
         self._block_size = engine.traits.block_size
-        self._known: dict[bytes, Known] = {}
+        self._known: dict[bytes, ColdKV] = {}
         self._replies: dict[tuple[bytes, object, int], tuple[int, ...]] = {}
         self._logits: dict[bytes, bytes] = {}
 
-    def kv(self, tokens: Tokens) -> Known:
+    def kv(self, tokens: Tokens) -> ColdKV:
         """The KV of tokens as canonical calls compute it: `high` says which tokens they are."""
         data = np.ascontiguousarray(tokens, np.int32).tobytes()
         found = self._known.get(data)
@@ -48,7 +48,7 @@ class Oracle:
         self.engine._append(slot, tokens[at:], [b""] * (length - at))
         return self._keep(data, slot)
 
-    def _slot(self, known: Known | None) -> _Slot:
+    def _slot(self, known: ColdKV | None) -> _Slot:
         slot = self.engine._slots[0]
         slot.clear()
         if known is not None:
@@ -57,10 +57,10 @@ class Oracle:
             slot.state_high, slot.state_low = known.state_high, known.state_low
         return slot
 
-    def _keep(self, data: bytes, slot: _Slot) -> Known:
+    def _keep(self, data: bytes, slot: _Slot) -> ColdKV:
         if len(self._known) >= KEPT:
             self._known.clear()
-        known = Known(slot.high[: slot.length].copy(), slot.low[: slot.length].copy(), slot.state_high, slot.state_low)
+        known = ColdKV(slot.high[: slot.length].copy(), slot.low[: slot.length].copy(), slot.state_high, slot.state_low)
         self._known[data] = known
         return known
 

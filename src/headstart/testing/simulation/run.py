@@ -17,10 +17,10 @@ from headstart.testing.simulation import checks as checking
 from headstart.testing.simulation import filesystem, kernel
 from headstart.testing.simulation.checks import Violation, require
 from headstart.testing.simulation.clients import Clients
-from headstart.testing.simulation.history import History
+from headstart.testing.simulation.history import Scenario
 from headstart.testing.simulation.kernel import Stuck
 from headstart.testing.simulation.machine import replaced
-from headstart.testing.simulation.server import Server
+from headstart.testing.simulation.server import SimulatedServer
 from headstart.testing.simulation.threads import TIME
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -39,7 +39,7 @@ class Result:
         seen: other things that happened, by kind.
     """
 
-    history: History
+    history: Scenario
     violation: str = ""
     requests: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -64,7 +64,7 @@ class _Alarm(logging.Handler):
             self.heard.append(f"{record.name}: {record.getMessage()}: {error!r}")
 
 
-class Run(Clients):
+class HistoryRun(Clients):
     """One history on its way."""
 
     def carry_out(self) -> None:
@@ -104,13 +104,13 @@ class Run(Clients):
         """Whether nothing is left to do: no request, and no entry that waits for the disk."""
         return all(server.ready and not server.closing and self._idle(server) for server in self.servers)
 
-    def _idle(self, server: Server) -> bool:
+    def _idle(self, server: SimulatedServer) -> bool:
         runtime = server.runtime
         assert runtime is not None
         store = runtime.cache.store
         return runtime.scheduler.idle and not (store.offload.writing or store.offload._queued) and self._tidied(server)
 
-    def _tidied(self, server: Server) -> bool:
+    def _tidied(self, server: SimulatedServer) -> bool:
         disk = server.disk
         works = disk._disk is not None and TIME.monotonic() >= disk._failing_until
         if not (works and disk._tidied > float("-inf")) or disk._hangs:
@@ -153,7 +153,7 @@ class Run(Clients):
         require(not runtime.scheduler.queued and not runtime.scheduler.running, "a request is forgotten")
 
 
-def run(history: History, trace: Callable[[str], None] | None = None) -> Result:
+def run(history: Scenario, trace: Callable[[str], None] | None = None) -> Result:
     """Carries out a history. The stand-ins must be installed. `trace` gets a line about each call."""
     begun = time.perf_counter()
     alarm, logger = _Alarm(), logging.getLogger("headstart")
@@ -162,7 +162,7 @@ def run(history: History, trace: Callable[[str], None] | None = None) -> Result:
     logger.propagate = False
     logger.addHandler(alarm)
     real = Path(tempfile.mkdtemp(prefix="headstart-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
-    found, violation = Run(history, real), ""
+    found, violation = HistoryRun(history, real), ""
     found.here.trace = trace
     kernel.enter(found.here)
     filesystem._systems.append(found.files)

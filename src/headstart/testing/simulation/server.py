@@ -93,7 +93,7 @@ class Call:
         self.events.put(None)
 
 
-class Server:
+class SimulatedServer:
     """A process with a runtime.
 
     Attributes:

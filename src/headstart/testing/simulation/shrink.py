@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 
-from headstart.testing.simulation.history import Event, History, Setup
+from headstart.testing.simulation.history import Happening, Scenario, Setup
 from headstart.testing.simulation.run import Result, run
 
 
@@ -18,7 +18,7 @@ def shrink(failed: Result, most: int = 600, log: Callable[[str], None] = lambda 
     """The shortest history that is found with at most so many runs, and its result."""
     best, wanted, left = failed, kind(failed.violation), most
 
-    def tried(events: tuple[Event, ...]) -> Result | None:
+    def tried(events: tuple[Happening, ...]) -> Result | None:
         nonlocal left
         left -= 1
         result = run(best.history.only(events))
@@ -50,15 +50,15 @@ def shrink(failed: Result, most: int = 600, log: Callable[[str], None] = lambda 
     return best
 
 
-def written(history: History) -> str:
+def written(history: Scenario) -> str:
     """A history as Python, to be pasted into a test."""
     events = "".join(f"        {_short(event)},\n" for event in history.events)
-    return f"History(\n    {history.seed},\n    {_short(history.setup)},\n    (\n{events}    ),\n)"
+    return f"Scenario(\n    {history.seed},\n    {_short(history.setup)},\n    (\n{events}    ),\n)"
 
 
-def _short(value: Event | Setup) -> str:
+def _short(value: Happening | Setup) -> str:
     """A value without the fields that have their defaults."""
-    parts = [repr(round(value.at, 4)), repr(value.what)] if isinstance(value, Event) else []
+    parts = [repr(round(value.at, 4)), repr(value.what)] if isinstance(value, Happening) else []
     for one in fields(value):
         given = getattr(value, one.name)
         if one.name not in ("at", "what") and given != one.default:

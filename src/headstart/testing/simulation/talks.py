@@ -8,7 +8,7 @@ from typing import Any
 
 from headstart.interfaces.conversation import Conversation, Message
 from headstart.testing.fake_engine import CHATML, FakeTokenizer
-from headstart.testing.simulation.history import Event
+from headstart.testing.simulation.history import Happening
 
 WORDS = (
     " the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one"
@@ -48,7 +48,7 @@ class Talk:
         kwargs: dict[str, Any] = {"style": self.style} if self.style else {}
         return Conversation(tuple(self.messages), (), salt=salt, template_kwargs=kwargs)
 
-    def go_on(self, event: Event) -> None:
+    def go_on(self, event: Happening) -> None:
         """Changes the messages as an event says: then they wait for a reply."""
         how, said = event.how, _message("user", text(event.seed, event.size))
         asked = [number for number, message in enumerate(self.messages) if message["role"] == "user"]

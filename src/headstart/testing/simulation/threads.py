@@ -15,7 +15,7 @@ HANDOVER = 10e-6
 """Most virtual seconds that a hand-over to another thread takes. Others may run meanwhile."""
 
 
-class Lock:
+class SimulatedLock:
     def __init__(self) -> None:
         self._held: Task | None = None
         self._waiters: Waiters = []
@@ -45,7 +45,7 @@ class Lock:
         self.release()
 
 
-class Event:
+class SimulatedEvent:
     def __init__(self) -> None:
         self._set = False
         self._waiters: Waiters = []
@@ -70,7 +70,7 @@ class Event:
 
 class Condition:
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = SimulatedLock()
         self._waiters: Waiters = []
 
     def __enter__(self) -> bool:
@@ -188,7 +188,7 @@ class _Nobody(Task):
 
 _NOBODY = _Nobody()
 
-THREADING = StandIn("threading", {"Lock": Lock, "Event": Event, "Condition": Condition, "Thread": Thread})
+THREADING = StandIn("threading", {"Lock": SimulatedLock, "Event": SimulatedEvent, "Condition": Condition, "Thread": Thread})
 QUEUE = StandIn("queue", {"Queue": Queue, "SimpleQueue": Queue, "Empty": queue.Empty})
 TIME = StandIn(
     "time",

@@ -229,8 +229,8 @@ def _owners(objects: Iterable[tuple[bytes, bytes, int]]) -> dict[bytes, bytes]:
 
 def drop(path: Path) -> None:
     """Deletes a catalogue. Raises OSError."""
-    # The database first: SQLite ignores the log of a new one. If only the log could be deleted, another process would go on with
-    # it, and nobody else could open the database.
+    # The database first: SQLite ignores the log of a new one. If only the log could be deleted, another process would go on
+    # with it, and nobody else could open the database.
     path.unlink(missing_ok=True)
     with ExitStack() as each:
         for suffix in ("-wal", "-shm"):

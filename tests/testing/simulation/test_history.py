@@ -13,7 +13,7 @@ import pytest
 
 from effort import SLOW
 from headstart.testing.simulation.coverage import SOURCE, reasons
-from headstart.testing.simulation.history import History
+from headstart.testing.simulation.history import Scenario
 from headstart.testing.simulation.shrink import written
 
 
@@ -58,7 +58,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_histories_are_long_have_tenants_and_evict() -> None:
     """The median is at least 30 requests, each history has at least 3 tenants."""
-    histories = [History.of(seed) for seed in range(100)]
+    histories = [Scenario.of(seed) for seed in range(100)]
     sizes = sorted(sum(event.what == "ask" for event in one.events) for one in histories)
     assert sizes[len(sizes) // 2] >= 30
     assert all(len({event.who for event in one.events if event.what == "ask"}) >= 3 for one in histories)
@@ -67,7 +67,7 @@ def test_histories_are_long_have_tenants_and_evict() -> None:
 def test_a_history_is_printed_as_python() -> None:
     from headstart.testing.simulation import history
 
-    made = History.of(3)
+    made = Scenario.of(3)
     assert eval(written(made), vars(history)) == made
 
 
