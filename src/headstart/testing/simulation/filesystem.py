@@ -1,4 +1,4 @@
-"""Filesystem: stand-ins for `os`, `shutil`, `fcntl` and `Path`, on the virtual disk.
+"""Filesystem: the system calls of all processes on the virtual disk.
 
 Each call takes virtual time, so other tasks run during it, and meets the fault that is armed for it.
 """
@@ -10,14 +10,13 @@ import stat as modes
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PosixPath
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from headstart.testing.simulation.disk import UNIT, Inode, VirtualDisk
 from headstart.testing.simulation.faults import ERRNOS, Faults, os_error
 from headstart.testing.simulation.kernel import EPOCH, Process, world
-from headstart.testing.simulation.threads import StandIn
 
 SECONDS = {"write": 2e-4, "fsync": 4e-3, "rename": 1e-4, "unlink": 1e-4, "read": 4e-4}
 """Most virtual seconds of a call; others take up to 50 µs."""
@@ -321,59 +320,3 @@ _systems: list[FileSystem] = []
 def system() -> FileSystem:
     """The file system of the history that runs."""
     return _systems[-1]
-
-
-class SimulatedPath(PosixPath):
-    """A path on the virtual disk."""
-
-    def unlink(self, missing_ok: bool = False) -> None:
-        try:
-            system().unlink(self)
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
-
-    def iterdir(self) -> Iterator[SimulatedPath]:  # type: ignore[override]
-        with system().scandir(self) as entries:
-            return iter([self / entry.name for entry in entries])
-
-    def stat(self, *, follow_symlinks: bool = True) -> Any:
-        return system().stat(self)
-
-    def is_dir(self) -> bool:
-        return str(self) in system().disk.names
-
-    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-        system().call("open", str(self))
-        if not self.is_dir():
-            system().disk.make(str(self))
-
-
-def _forward(name: str) -> Callable[..., Any]:
-    return lambda *args, **how: getattr(system(), name)(*args, **how)
-
-
-_CALLS = (
-    "open",
-    "close",
-    "write",
-    "pread",
-    "preadv",
-    "fsync",
-    "utime",
-    "replace",
-    "unlink",
-    "scandir",
-    "stat",
-    "fstat",
-    "statvfs",
-    "getpid",
-)
-_FLAGS = {name: value for name, value in vars(os).items() if name.startswith("O_")}
-OS = StandIn(
-    "os", {name: _forward(name) for name in _CALLS} | _FLAGS | {"path": os.path, "fspath": os.fspath, "PathLike": os.PathLike}
-)
-SHUTIL = StandIn("shutil", {"disk_usage": _forward("disk_usage")})
-FCNTL = StandIn(
-    "fcntl", {"flock": _forward("flock"), "LOCK_EX": LOCK_EX, "LOCK_SH": LOCK_SH, "LOCK_NB": LOCK_NB, "LOCK_UN": LOCK_UN}
-)

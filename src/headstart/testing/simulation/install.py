@@ -23,8 +23,8 @@ from typing import Any
 
 import headstart.serving.runtime
 import headstart.tiers.write_behind  # noqa: F401
+from headstart.testing.simulation.calls import FCNTL, OS, SHUTIL, SimulatedPath
 from headstart.testing.simulation.database import SQLITE
-from headstart.testing.simulation.filesystem import FCNTL, OS, SHUTIL, SimulatedPath
 from headstart.testing.simulation.threads import QUEUE, THREADING, TIME, Future
 
 PACKAGES = ("headstart.serving", "headstart.prefix_cache", "headstart.tiers", "headstart.lru", "headstart.config")
