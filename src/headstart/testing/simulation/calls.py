@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import PosixPath
+from types import SimpleNamespace
 from typing import Any
 
-from headstart.testing.simulation.filesystem import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, system
+from headstart.testing.simulation.disk import UNIT
+from headstart.testing.simulation.filesystem import system
+from headstart.testing.simulation.kernel import world
+from headstart.testing.simulation.open_files import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN
 from headstart.testing.simulation.threads import StandIn
 
 
@@ -37,6 +41,11 @@ class SimulatedPath(PosixPath):
             system().disk.make(str(self))
 
 
+def _pid() -> int:
+    task = world().task
+    return 1 if task is None else task.process.pid
+
+
 def _forward(name: str) -> Callable[..., Any]:
     return lambda *args, **how: getattr(system(), name)(*args, **how)
 
@@ -54,14 +63,21 @@ _CALLS = (
     "scandir",
     "stat",
     "fstat",
-    "statvfs",
-    "getpid",
 )
 _FLAGS = {name: value for name, value in vars(os).items() if name.startswith("O_")}
 OS = StandIn(
-    "os", {name: _forward(name) for name in _CALLS} | _FLAGS | {"path": os.path, "fspath": os.fspath, "PathLike": os.PathLike}
+    "os",
+    {name: _forward(name) for name in _CALLS}
+    | _FLAGS
+    | {
+        "path": os.path,
+        "getpid": _pid,
+        "statvfs": lambda path: SimpleNamespace(f_frsize=UNIT),
+        "fspath": os.fspath,
+        "PathLike": os.PathLike,
+    },
 )
-SHUTIL = StandIn("shutil", {"disk_usage": _forward("disk_usage")})
+SHUTIL = StandIn("shutil", {"disk_usage": lambda path: SimpleNamespace(free=system().disk.free)})
 FCNTL = StandIn(
     "fcntl", {"flock": _forward("flock"), "LOCK_EX": LOCK_EX, "LOCK_SH": LOCK_SH, "LOCK_NB": LOCK_NB, "LOCK_UN": LOCK_UN}
 )

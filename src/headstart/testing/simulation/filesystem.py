@@ -7,33 +7,23 @@ from __future__ import annotations
 
 import os
 import stat as modes
-from collections import Counter, namedtuple
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from headstart.testing.simulation.disk import UNIT, Inode, VirtualDisk
+from headstart.testing.simulation.disk import VirtualDisk
 from headstart.testing.simulation.faults import ERRNOS, Faults, os_error
-from headstart.testing.simulation.kernel import EPOCH, Process, world
+from headstart.testing.simulation.kernel import EPOCH, world
+from headstart.testing.simulation.open_files import Entries, FileLocks, FolderEntry, OpenFile, stat_of
+from headstart.testing.simulation.tasks import Process
 
 SECONDS = {"write": 2e-4, "fsync": 4e-3, "rename": 1e-4, "unlink": 1e-4, "read": 4e-4}
 """Most virtual seconds of a call; others take up to 50 µs."""
 _REAL = "index.sqlite"
 """Names that begin like this are files of SQLite, which are real."""
-
-SpaceUsed = namedtuple("SpaceUsed", "total used free")
-
-
-@dataclass(eq=False, slots=True)
-class OpenFile:
-    """An open file. `file` is None for a folder and for a real file."""
-
-    path: str
-    file: Inode | None
-    process: Process | None
-    locked: bool = False
 
 
 class FileSystem:
@@ -57,7 +47,7 @@ class FileSystem:
         self.missing: set[bytes] = set()  # keys of objects that somebody else has deleted
         self._opened: dict[int, OpenFile] = {}
         self._next = 1000
-        self._locks: dict[int, OpenFile] = {}
+        self._locks = FileLocks()
         self.after_crash: dict[str, bytes] | None = None  # what a torn commit leaves of the catalogue
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -94,7 +84,7 @@ class FileSystem:
 
     def lose_power(self) -> None:
         self._opened.clear()
-        self._locks.clear()
+        self._locks = FileLocks()
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -147,8 +137,7 @@ class FileSystem:
 
     def _close(self, number: int) -> None:
         opened = self._opened.pop(number)
-        if opened.locked and opened.file is not None:
-            self._locks.pop(opened.file.number, None)
+        self._locks.drop(opened)
 
     def write(self, number: int, data: Any) -> int:
         opened = self._of(number)
@@ -224,7 +213,11 @@ class FileSystem:
         names = list(self.disk.names[folder])
         if folder == ROOT:
             names += sorted(path.name for path in self.real.iterdir())
-        return Entries([FolderEntry(name, f"{folder}/{name}", self) for name in names])
+        return Entries([FolderEntry(name, partial(self._entry, f"{folder}/{name}")) for name in names])
+
+    def _entry(self, path: str) -> Any:
+        real = self.is_real(path)
+        return os.stat(real) if real is not None else stat_of(self.disk.file(path))
 
     def stat(self, path: Any, *, follow_symlinks: bool = True) -> Any:
         name = str(path)
@@ -236,83 +229,21 @@ class FileSystem:
                 st_mode=modes.S_IFDIR, st_dev=1, st_ino=0, st_blocks=0, st_mtime=0.0, st_ctime_ns=0, st_size=0
             )
         self.call("stat", name)
-        return _stat(self.disk.file(name))
+        return stat_of(self.disk.file(name))
 
     def fstat(self, number: int) -> Any:
         found = self._of(number).file
         assert found is not None
-        return _stat(found)
-
-    def statvfs(self, path: Any) -> Any:
-        return SimpleNamespace(f_frsize=UNIT)
-
-    def disk_usage(self, path: Any) -> SpaceUsed:
-        return SpaceUsed(self.disk.free, 0, self.disk.free)
-
-    def getpid(self) -> int:
-        task = world().task
-        return 1 if task is None else task.process.pid
+        return stat_of(found)
 
     # ── locks ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def flock(self, number: int, how: int) -> None:
-        world().alive()
-        opened = self._of(number)
-        assert opened.file is not None
-        holder = self._locks.get(opened.file.number)
-        if how & LOCK_UN:
-            if holder is opened:
-                del self._locks[opened.file.number]
-            opened.locked = False
-        elif holder not in (None, opened):
-            raise BlockingIOError(11, "simulated: locked", opened.path)
-        else:
-            self._locks[opened.file.number] = opened
-            opened.locked = True
-
-
-def _stat(file: Inode) -> Any:
-    return SimpleNamespace(
-        st_mode=modes.S_IFREG,
-        st_dev=1,
-        st_ino=file.number,
-        st_blocks=file.allocated // 512,
-        st_mtime=file.modified,
-        st_ctime_ns=int(file.changed * 1e9),
-        st_size=len(file.data),
-    )
-
-
-class FolderEntry:
-    """An entry of `scandir`."""
-
-    def __init__(self, name: str, path: str, system: FileSystem) -> None:
-        self.name = name
-        self.path = path
-        self._system = system
-
-    def stat(self, *, follow_symlinks: bool = True) -> Any:
-        if (real := self._system.is_real(self.path)) is not None:
-            return os.stat(real)
-        return _stat(self._system.disk.file(self.path))
-
-
-class Entries:
-    """What `scandir` returns."""
-
-    def __init__(self, entries: list[FolderEntry]) -> None:
-        self._entries = entries
-
-    def __enter__(self) -> Iterator[FolderEntry]:
-        return iter(self._entries)
-
-    def __exit__(self, *_: object) -> None:
-        return
+        self._locks.flock(self._of(number), how)
 
 
 ROOT = "/cache"
 """The folder of the cache on the virtual disk."""
-LOCK_SH, LOCK_EX, LOCK_NB, LOCK_UN = 1, 2, 4, 8
 
 _systems: list[FileSystem] = []
 

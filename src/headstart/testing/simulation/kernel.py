@@ -11,9 +11,10 @@ import heapq
 import random
 from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
+
+from headstart.testing.simulation.tasks import Killed, Process, Stuck, Task, Waiters
 
 EPOCH = 1_800_000_000.0
 """The time of the wall clock at which a history begins, in seconds since 1970."""
@@ -21,53 +22,6 @@ HURRY = 20e-6
 """Most virtual seconds that a task which is woken waits until it runs."""
 MOST_STEPS = 2_000_000
 """Switches of one history. If there are more, tasks wake each other for ever."""
-
-
-class Killed(GreenletExit):  # type: ignore[misc]
-    """The process of this task is dead. Nothing that the task does from now on has an effect."""
-
-
-class Stuck(Exception):
-    """Nothing can happen any more, or it goes on for ever."""
-
-
-class Process:
-    """What dies together in a crash: tasks, and what they hold.
-
-    Attributes:
-        alive: whether it runs.
-        exits: called once when it has died, after its tasks have ended.
-    """
-
-    def __init__(self, name: str, pid: int) -> None:
-        self.name = name
-        self.pid = pid
-        self.alive = True
-        self.tasks: set[Task] = set()
-        self.exits: list[Callable[[], None]] = []
-
-
-class Task:
-    """A thread of the simulation.
-
-    Attributes:
-        ticket: grows whenever it runs again. What was to wake it before is then void.
-        woken: whether it was woken, and not only timed out.
-    """
-
-    __slots__ = ("ended", "greenlet", "name", "process", "ticket", "waiters", "woken")
-
-    def __init__(self, name: str, process: Process) -> None:
-        self.name = name
-        self.process = process
-        self.ticket = 0
-        self.woken = False
-        self.ended = False
-        self.waiters: list[tuple[Task, int]] = []
-        self.greenlet: Any = None
-
-
-Waiters = list[tuple[Task, int]]
 
 
 class World:

@@ -18,9 +18,9 @@ from headstart.testing.simulation import filesystem, kernel
 from headstart.testing.simulation.checks import Violation, require
 from headstart.testing.simulation.clients import Clients
 from headstart.testing.simulation.history import Scenario
-from headstart.testing.simulation.kernel import Stuck
 from headstart.testing.simulation.machine import replaced
 from headstart.testing.simulation.server import SimulatedServer
+from headstart.testing.simulation.tasks import Stuck
 from headstart.testing.simulation.threads import TIME
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -22,8 +22,9 @@ from headstart.testing.simulation.engine import SimulatedEngine
 from headstart.testing.simulation.faults import Faults
 from headstart.testing.simulation.filesystem import ROOT
 from headstart.testing.simulation.history import Setup
-from headstart.testing.simulation.kernel import Process, World
+from headstart.testing.simulation.kernel import World
 from headstart.testing.simulation.talks import tokenizer
+from headstart.testing.simulation.tasks import Process
 from headstart.testing.simulation.threads import TIME, Queue
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.write_behind import WriteBehind

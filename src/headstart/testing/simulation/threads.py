@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from headstart.testing.simulation.kernel import EPOCH, Task, Waiters, world
+from headstart.testing.simulation.kernel import EPOCH, world
+from headstart.testing.simulation.tasks import Task, Waiters
 
 T = TypeVar("T")
 HANDOVER = 10e-6
