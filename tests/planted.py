@@ -101,12 +101,6 @@ PLANTED = (
         "        for key in keys:\n            self.path(key).unlink(missing_ok=True)\n        (forget or (lambda: self.catalog.remove(keys)))()\n        stuck",
     ),
     Planted(
-        "a derived object stands for a canonical one",
-        "tiers/disk/store.py",
-        "row is None or row.label.canonical < label.canonical",
-        "row is None",
-    ),
-    Planted(
         "a deletion spares the files",
         "tiers/disk/store.py",
         "gone = set(self._remove(keys, lambda: self.catalog.ages.wipe(keys, before, self._clock())))",
