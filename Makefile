@@ -61,6 +61,7 @@ bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plot
 	$(BIN)/python -m benchmarks.settle
 	$(BIN)/python -m benchmarks.constrained
 	$(BIN)/python -m benchmarks.http
+	$(BIN)/python -m benchmarks.growth
 
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

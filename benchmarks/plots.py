@@ -33,6 +33,13 @@ def policy_curves(shares: Mapping[tuple[str, str, str], float]) -> str:
     return curve_panels("Prompt tokens that hit, by budget", panels, {name: KINDS.get(name, "other") for name in names})
 
 
+def growth_curves(medians: Mapping[str, Sequence[float | None]], sizes: Sequence[int]) -> str:
+    """One panel an operation: its median (microseconds, or bytes) by the number of entries."""
+    places = [f"10^{len(str(size)) - 1}" for size in sizes]
+    panels = [CurvePanel(operation, places, {"median": values}) for operation, values in medians.items()]
+    return curve_panels("Microseconds of CPU, or bytes, by stored entries", panels, {"median": "first"}, percent=False)
+
+
 def page_ratios(page: str) -> str:
     """The ratios of the first table of the page."""
     _, rows = _table(page, "| figure | headstart | llama-server | ratio |")

@@ -51,6 +51,16 @@ def cold(client: Client, number: int) -> Figures:
     return {"cold prompt: time to first token, s": sample.ttft, "cold prompt: tokens computed": sample.computed}
 
 
+def other_question(client: Client, number: int) -> Figures:
+    """Questions of 40 words behind one document of about 1,900 tokens. Each is a conversation of its own."""
+    document = _system(f"document {number}", 1700 + 11 * number)  # parts at another place of a block
+    samples = [client.chat([*document, {"role": "user", "content": text(f"{number} {ask}", 40)}], 8) for ask in range(6)]
+    return {
+        "other question behind 1,900 tokens: time to first token, s": statistics.median(sample.ttft for sample in samples[1:]),
+        "other question behind 1,900 tokens: tokens computed": sum(sample.computed for sample in samples[1:]),
+    }
+
+
 def accumulate(client: Client, number: int) -> Figures:
     """Ten turns of one chat, replies sent back verbatim."""
     chat = _system(f"accumulate {number}", 240)
@@ -107,6 +117,7 @@ def stall(client: Client, number: int) -> Figures:
 
 WORKLOADS: dict[str, Workload] = {
     "cold": cold,
+    "other-question": other_question,
     "accumulate": accumulate,
     "users": users,
     "decode-1": decode_one,

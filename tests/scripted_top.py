@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from headstart.cli.top.feed import Update
 from headstart.cli.top.state import TopState
 from headstart.cli.top.stream import ReadBatch
+
+
+def words_of(literal: Any) -> set[str]:
+    """The words that a type of literals allows."""
+    found: set[str] = set()
+    for one in get_args(literal):
+        found |= words_of(one) if get_args(one) else {one}
+    return found
 
 
 def identity(number: int) -> str:

@@ -53,6 +53,38 @@ def test_sessions_are_kept_apart_and_begin_one_after_another(tmp_path: Path) -> 
     assert trace.requests[2].blocks[0] == trace.requests[3].blocks[0]
 
 
+def request(at: float, ids: list[int], prompt: int = 200) -> dict[str, Any]:
+    return {"t": at, "type": "s", "in": prompt, "out": 9, "hash_ids": ids, "stop": "tool_use"}
+
+
+@pytest.mark.parametrize("relative", [False, True], ids=["times of the file", "times of the sub-agent"])
+def test_sub_agents_are_conversations_of_their_own(tmp_path: Path, relative: bool) -> None:
+    """Two agents, one of which has started another; some recordings count their times from the marker."""
+    first, inner, second = (0.0, 0.0, 0.0) if relative else (10.0, 12.0, 10.5)
+    below = {"t": 2.0 if relative else 12.0, "type": "subagent", "requests": [request(inner, [7])]}
+    agent = [request(first, [1, 5]), below, request(first + 4, [1, 5, 6])]
+    found = [
+        request(0.0, [1, 2]),
+        {"t": 10.0, "type": "subagent", "agent_id": "a", "requests": agent},
+        {"t": 10.5, "type": "subagent", "requests": [request(second, [8])]},
+        {"t": 11.0, "type": "subagent", "requests": []},
+        request(20.0, [1, 2, 3]),
+    ]
+    (tmp_path / "a.json").write_text(json.dumps({"block_size": 64, "requests": found}))
+    session(tmp_path / "b.json.gz", (0.0, [1], 200))
+    trace = read([tmp_path], every=30.0)
+    assert [(one.at, one.session, one.blocks.tolist()) for one in trace.requests] == [
+        (0.0, 0, [0, 1]),
+        (10.0, 1, [0, 2]),
+        (10.5, 3, [5]),
+        (12.0, 2, [3]),
+        (14.0, 1, [0, 2, 4]),
+        (20.0, 0, [0, 1, 6]),
+        (30.0, 4, [7]),
+    ]
+    assert trace.requests[1].called
+
+
 def test_text_is_cut_into_blocks(tmp_path: Path) -> None:
     text = "x" * 256 + "y" * 256
     path = jsonl(

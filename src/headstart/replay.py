@@ -108,7 +108,7 @@ class ReplayRetention(Retention):
     """Retention with a policy in `POLICIES`."""
 
     def __init__(self, tier: str, index: Index, saved_per_byte: Callable[[Entry], float], policy: str) -> None:
-        super().__init__(tier, index, saved_per_byte)
+        super().__init__(tier, index, saved_per_byte, by_owner=False)
         self._policy = POLICIES[policy]
 
     def _first(self, now: float) -> ReuseStats:

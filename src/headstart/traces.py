@@ -6,6 +6,10 @@
 | kv-cache-tester | JSON (or gzip); a session: `block_size`, `requests` with `t` in s, `in`, `out`, own `hash_ids` |
 | text | JSONL; a session: `timestamp` in µs, `input` (the whole prompt), `output`; cut into blocks by characters |
 
+In the form of kv-cache-tester, a request of the type `subagent` stands for a conversation that the agent has started. It has
+`t` and its own `requests`, whose times count from the beginning of the file, or in some recordings from that `t`. They are a
+session of their own, which begins when it did.
+
 Sessions are recorded separately. They are replayed at the same time, so that they share a cache: each begins `every` seconds
 after the one before, in the order of file names, and keeps its own time differences.
 """
@@ -18,6 +22,7 @@ import random
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +85,19 @@ def read(paths: Sequence[Path], *, block_size: int | None = None, every: float =
     requests: list[TracedRequest] = []
     block_sizes: set[int] = set()
     numbers: Numbers = {}
+    sessions = 0
     for number, file in enumerate(files):
         try:
             found, native, session = _read(file, number, numbers)
-            begin = number * every - found[0].at if session else 0.0
+            begin = number * every - min(one.at for one in found) if session else 0.0
         except OSError as error:
             raise ConfigError(f"Cannot read {file}: {error.strerror or error}.") from error
         except (ValueError, LookupError, TypeError, AttributeError, EOFError, zlib.error) as error:
             why = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{file} is not a trace: {why}; `headstart replay --help` names the forms.") from error
         block_sizes.add(native)
-        requests += [replace(one, at=begin + one.at, session=number if session else -1) for one in found]
+        requests += [replace(one, at=begin + one.at, session=sessions + one.session if session else -1) for one in found]
+        sessions += 1 + max(one.session for one in found)
     if len(block_sizes) > 1:
         raise ConfigError("These traces have blocks of different sizes; replay them apart.")
     native = block_sizes.pop()
@@ -116,7 +123,7 @@ Numbers = dict[Hashable, int]
 
 
 def _read(file: Path, number: int, numbers: Numbers) -> tuple[list[TracedRequest], int, bool]:
-    """The requests of a file, the size of its blocks, and whether it is one session."""
+    """The requests of a file, the size of its blocks, and whether it is one session, with sub-agents, counted from 0."""
     data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
 
     def local(at: float, prompt: int, reply: int, ids: Sequence[int], size: int) -> TracedRequest:
@@ -127,7 +134,7 @@ def _read(file: Path, number: int, numbers: Numbers) -> tuple[list[TracedRequest
     if file.name.endswith(".jsonl"):
         lines = [json.loads(line) for line in data.splitlines() if line.strip()]
         if "input" in lines[0]:
-            return [_text(line, numbers) for line in lines], _TEXT, True
+            return [replace(_text(line, numbers), session=0) for line in lines], _TEXT, True
         found = [
             local(line["timestamp"] / 1e3, line["input_length"], line["output_length"], line["hash_ids"], _MOONCAKE)
             for line in lines
@@ -136,10 +143,28 @@ def _read(file: Path, number: int, numbers: Numbers) -> tuple[list[TracedRequest
     session = json.loads(data)
     size = int(session["block_size"])
     found = [
-        replace(local(one["t"], one["in"], one["out"], one["hash_ids"], size), called=_called(one.get("stop")))
-        for one in session["requests"]
+        replace(local(at, one["in"], one["out"], one["hash_ids"], size), called=_called(one.get("stop")), session=agent)
+        for at, one, agent in _agents(session["requests"], 0.0, count())
     ]
     return found, size, True
+
+
+def _agents(
+    requests: Sequence[dict[str, Any]], begun: float, agents: Iterator[int]
+) -> Iterator[tuple[float, dict[str, Any], int]]:
+    """The requests of an agent and its sub-agents, each with its time and the number of its agent.
+
+    Args:
+        begun: when the agent began. Nothing happens before it, so an earlier first time is counted from it.
+    """
+    agent = next(agents)
+    times = [float(one["t"]) for one in requests]
+    shift = begun if times and min(times) < begun else 0.0
+    for at, one in zip(times, requests, strict=True):
+        if one.get("type") == "subagent":
+            yield from _agents(one["requests"], shift + at, agents)
+        else:
+            yield shift + at, one, agent
 
 
 def _called(stop: str | None) -> bool | None:

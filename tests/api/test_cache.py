@@ -148,7 +148,12 @@ def test_in_a_fleet_every_server_that_has_a_chain_does_it() -> None:
         assert call(b, "bob", "POST", "/v1/chat/completions", json=body).is_success
         for runtime in fleet.runtimes:
             wait_until(lambda runtime=runtime: idle(runtime) and not runtime.scheduler.slots[0].dirty)  # type: ignore[misc]
-        wait_until(lambda: [len(listed(server, "bob")["data"]) for server in (a, b)] == [1, 2])  # until the turns are settled
+
+        def settled() -> bool:
+            ours, theirs = ({chain["id"] for chain in listed(server, "bob")["data"]} for server in (a, b))
+            return len(ours) == 1 and len(theirs) == 2 and ours < theirs
+
+        wait_until(settled)
         both = listed(a, "bob")["data"][0]["id"]
         (alone,) = {chain["id"] for chain in listed(b, "bob")["data"]} - {both}
         path = f"/headstart/cache/{alone}"

@@ -136,6 +136,21 @@ def test_a_request_is_followed_from_the_queue_to_its_end() -> None:
         assert {item["parent"] for item in entries} - {item["id"] for item in entries} == {None}
 
 
+def test_a_quick_request_tells_what_it_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: its prefill and its end came within one period: only the end was told, so what it used seemed old."""
+    monkeypatch.setattr(hub_module, "PERIOD", 1.0)
+    with served(slots=1) as server, Watching(server) as watching:
+        words = "How many roses are there in the garden of the house? " * 12
+        for _ in range(2):
+            chat(server, words)
+        over = watching.wait(lambda events: sum(one["state"] == "length" for one in requests(events)) == 2)
+        assert len(requests(over)) < 6, "stages are left out"
+        tree = [item for name, value in over if name == "tree" for item in value]
+        last = requests(over)[-1]
+        assert last["cached"] > 0
+        assert last["reused"] in {item["id"] for item in tree if "id" in item}
+
+
 def test_a_failed_and_a_cancelled_request_end_too() -> None:
     with served(slots=1, delay=0.02) as server, Watching(server) as watching:
         with server.http.stream("POST", "/v1/completions", json={"prompt": "x " * 500, "max_tokens": 400, "stream": True}):

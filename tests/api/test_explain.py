@@ -18,9 +18,10 @@ from headstart.api.service import Nowhere
 from headstart.cli.main import main
 from headstart.config import Settings
 from headstart.explain.causes import CAUSES, Cause
+from headstart.serving.request import Progress, Request
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import CHATML, FakeEngine, FakeTokenizer
-from live import Server, serving
+from live import Server, idle, serving, wait_until
 from mutations import MUTATIONS, Body, Mutation, conversation, following
 from scripted import Scripted
 from templates import TOOLS
@@ -544,3 +545,49 @@ def test_servers_of_a_fleet_find_each_others_requests() -> None:
             assert [server.http.get(f"/headstart/explain/{id}", headers=mine).json()["id"] for id in ids] == ids
             assert server.http.get("/headstart/explain", headers=mine).json()["id"] == own == "chosen"
             assert server.http.get("/headstart/explain/chosen", headers=other).status_code == 404
+
+
+def test_a_cancelled_request_is_explained_to_its_owner() -> None:
+    with start(slots=1, delay=0.002) as runtime, serving(runtime, model_id="fake", api_keys=["one", "two"]) as server:
+        mine, other = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+        body = {"prompt": "x " * 500, "max_tokens": 400, "stream": True, "ignore_eos": True}
+        send(server, {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}, **mine)
+
+        def account_of(id: str, headers: dict[str, str]) -> httpx.Response:
+            return server.http.get(f"/headstart/explain/{id}", headers=headers)
+
+        with server.http.stream("POST", "/v1/completions", json=body, headers=mine) as running:
+            chunks = (json.loads(line[6:]) for line in running.iter_lines() if line.startswith("data: {"))
+            next(chunk for chunk in chunks if any(choice.get("text") for choice in chunk.get("choices", [])))
+            queued = Request(runtime.text_prompt("y " * 500), id="queued")
+            handle = runtime.submit(queued, lambda event: None)
+            wait_until(lambda: runtime.snapshot()["waiting"] == 1)
+            handle.cancel()
+            wait_until(lambda: runtime.snapshot()["waiting"] == 0)
+        id = running.headers["x-request-id"]
+        wait_until(server.idle)
+        found = account_of(id, mine).json()
+        assert found["state"] == "cancelled"
+        assert found["cached"] + found["computed"] == found["prompt"] >= 500
+        assert 0 < found["completion"] < 400
+        assert account_of(id, other).status_code == 404
+        assert [record.id for record in runtime.scheduler.history.latest()].count("queued") == 0
+        known = server.http.get("/headstart/events?once=true", headers=mine).text
+        assert '"state":"cancelled"' in known
+        repeated = server.post("/v1/completions", json={**body, "stream": False, "max_tokens": 1}, headers=mine)
+        assert own(repeated)["cause"] is None
+        assert own(repeated)["cached"] > 0
+
+
+def test_a_prompt_that_was_cancelled_counts_only_what_was_computed() -> None:
+    with start(slots=1, delay=0.02) as runtime:
+        events: list[object] = []
+        handle = runtime.submit(Request(runtime.text_prompt("x " * 2000), id="cut"), events.append)
+        wait_until(lambda: any(isinstance(event, Progress) for event in events))
+        handle.cancel()
+        wait_until(lambda: idle(runtime))
+        (record,) = runtime.scheduler.history.latest()
+        found = account(runtime, "", "", "cut")
+        assert found is not None
+        assert (found["state"], found["completion"], found["ttft"], found["cached"]) == ("cancelled", 0, None, 0)
+        assert 0 < found["computed"] == len(record.tokens) < found["prompt"]

@@ -1,4 +1,4 @@
-"""`GET /headstart/stats`: the numbers of the answers, and for the operator only."""
+"""`GET /headstart/stats`: the numbers of the answers, all for the operator, and for a tenant those of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import pytest
 
 from headstart.api.auth import Keys
 from headstart.config import Settings
+from headstart.observe import stats
+from headstart.observe.report import Summary
+from headstart.observe.stats import TenantStats
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from live import serving
@@ -35,10 +38,31 @@ def test_it_says_what_the_answers_said() -> None:
     assert found["model"] == "fake"
 
 
-@pytest.mark.parametrize(("name", "status"), [("operator", 200), ("alice", 403), ("nobody", 401)])
-def test_it_is_for_the_operator(tmp_path: Path, name: str, status: int) -> None:
-    (tmp_path / "keys").write_text("operator = sk-operator\nalice = sk-alice\n")
+def test_a_tenant_sees_its_own(tmp_path: Path) -> None:
+    names = ("operator", "alice", "bob", "carol")
+    (tmp_path / "keys").write_text("".join(f"{name} = sk-{name}\n" for name in names))
     (tmp_path / "keys").chmod(0o600)
+    headers = {name: {"authorization": f"Bearer sk-{name}"} for name in (*names, "nobody")}
+    body = {"messages": [{"role": "user", "content": "Roses in the garden. " * 20}], "max_tokens": 4}
     with Runtime(FakeEngine) as runtime, serving(runtime, wait=False, api_keys=Keys((), tmp_path / "keys")) as server:
-        headers = {"authorization": f"Bearer sk-{name}"}
-        assert server.http.get("/headstart/stats", headers=headers).status_code == status
+        used = {
+            name: [server.post("/v1/chat/completions", json=body, headers=headers[name]) for _ in range(2)]
+            for name in ("alice", "bob")
+        }
+        found = {name: server.http.get("/headstart/stats", headers=headers[name]).json() for name in names}
+        assert server.http.get("/headstart/stats", headers=headers["nobody"]).status_code == 401
+    for name, answers in used.items():
+        assert found[name]["requests"] == 2
+        assert found[name]["cached"] == sum(one.json()["headstart"]["cached"] for one in answers) > 0
+        assert found[name]["saved_seconds"] > 0
+        assert not {"running", "waiting"} & found[name].keys(), "what others do"
+        assert not found[name]["stored"], "what others have"
+    assert (found["operator"]["requests"], found["carol"]["requests"]) == (4, 0)
+
+
+def test_the_latest_tenants_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "TENANTS", 2)
+    own, one = TenantStats(), Summary(1, 0, 0, 1, 1, {}, "fast", None, True, 0, 0.0, 0.0, 0.0, 0.0)
+    for tenant in ("a", "b", "a", "c"):
+        own.record(tenant, one, 0.0)
+    assert [own.of(tenant).view()["requests"] for tenant in "abc"] == [2, 0, 1]

@@ -24,6 +24,7 @@ from headstart.tiers.disk import Disk, Label, StoredModel, archive
 from headstart.tiers.disk import store as disk_store
 from headstart.tiers.disk.catalog import Row
 from headstart.tiers.disk.chains import StoredChains
+from headstart.units import show_size
 
 Run = Callable[..., str]
 Data = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -588,7 +589,8 @@ def test_what_is_kept_for_the_catalogue_is_not_used(cache: Run, folder: Path) ->
     disk.close()
     stats = json.loads(cache("stats", "--json"))
     assert (stats["catalogue_bytes"], stats["reserved_bytes"]) == (catalogue, disk_store.RESERVE - catalogue)
-    assert "31.9 MiB more of the budget are reserved for it" in cache("stats")
+    reserved = show_size(disk_store.RESERVE - catalogue)
+    assert f"{reserved} more of the budget are reserved for it" in cache("stats")
 
 
 # ── names and words ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -72,12 +72,16 @@ def test_text_data_and_plot_say_the_same(run: Run, tmp_path: Path) -> None:
     assert f"computed {data['computed']:,}" in texts
 
 
+def test_a_tenant_sees_its_own(run: Run, tmp_path: Path) -> None:
+    assert "fake, 0 requests in" in run("--plot", str(tmp_path / "out.svg"), key="sk-alice")
+    assert "0 of 0" in (tmp_path / "out.svg").read_text("utf-8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "key", "said"),
     [
         (("--plot", "out.png"), "sk-operator", "--plot draws SVG: give a name like out.svg."),
         (("--plot", "/no/such/folder/out.svg"), "sk-operator", "Cannot write --plot /no/such/folder/out.svg: No such file"),
-        ((), "sk-alice", "operator"),
         ((), "sk-wrong", "API key"),
     ],
 )

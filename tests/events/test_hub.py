@@ -78,7 +78,7 @@ class Played:
 
     def remove(self, number: int) -> None:
         entry = self.stored.pop(number.to_bytes(32, "big"))
-        entry.copies.clear()
+        entry.copies = {}
         self.tell(entry)
 
     def tell(self, news: News) -> None:
@@ -139,7 +139,7 @@ def test_a_reader_knows_what_is_stored(source: Played) -> None:
     assert len(screen.entries) == 2
     source.add(3, parent=1).kept = True
     source.remove(2)
-    source.stored[(1).to_bytes(32, "big")].copies["disk"] = True
+    source.stored[(1).to_bytes(32, "big")].copies = {"memory": True, "disk": True}
     source.tell(source.stored[(1).to_bytes(32, "big")])
     source.add(4)
     source.remove(4)  # within one period: nobody hears of it
@@ -224,7 +224,7 @@ def test_a_reader_hears_nothing_if_nothing_changes_for_it(source: Played) -> Non
         source.pins ^= {entry.id}
         source.tell(frozenset({entry.id}))
         if number == 3:
-            entry.copies["disk"] = True
+            entry.copies = {"memory": True, "disk": True}
             source.tell(entry)
             source.stored = dict(reversed(source.stored.items()))  # his is evicted next
         hub.tick()
@@ -379,6 +379,37 @@ def test_readers_are_limited(source: Played) -> None:
         hub.subscribe(View(ALICE), lambda: None)
     hub.unsubscribe(screens[0].reader)
     Screen(hub, View(ALICE))
+
+
+def test_no_owner_keeps_others_out(source: Played) -> None:
+    hub = hub_of(source)
+    alice = [Screen(hub, View(ALICE)) for _ in range(READERS)]
+    with pytest.raises(Overloaded, match=f"and {READERS} of them are yours"):
+        Screen(hub, View(ALICE))
+    bob = [Screen(hub, View(BOB)) for _ in range(READERS // 2)]
+    assert hub.readers == READERS
+    assert [screen.reader.over for screen in alice] == [False] * (READERS // 2) + [True] * (READERS // 2), "the newest yield"
+    name, value = alice[-1].take()[-1]
+    assert (name, "close some" in value["reason"]) == ("dropped", True)
+    for owner in (ALICE, BOB):
+        with pytest.raises(Overloaded):
+            Screen(hub, View(owner))
+    carol = Screen(hub, View(b"carol"))
+    assert [sum(not one.reader.over for one in own) for own in (alice, bob)] == [READERS // 2 - 1, READERS // 2]
+    assert not carol.reader.over
+
+
+def test_the_operator_always_gets_in(source: Played) -> None:
+    hub = hub_of(source)
+    tenants = [Screen(hub, View(b"%d" % number)) for number in range(READERS)]
+    with pytest.raises(Overloaded, match="and 0 of them are yours"):
+        Screen(hub, View(ALICE))
+    operator = [Screen(hub, View(ALICE, everything=True)) for _ in range(READERS)]
+    assert all(screen.reader.over for screen in tenants)
+    for view in (View(ALICE), View(b"", everything=True)):
+        with pytest.raises(Overloaded):
+            Screen(hub, view)
+    assert not any(screen.reader.over for screen in operator)
 
 
 def test_events_are_made_once_for_all_readers(source: Played, monkeypatch: pytest.MonkeyPatch) -> None:

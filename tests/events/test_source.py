@@ -6,7 +6,9 @@ import time
 
 from harness import ask, user
 from headstart.config import Settings
-from headstart.events.source import RuntimeSource
+from headstart.events.source import RuntimeSource, SlotState
+from headstart.interfaces.generation import GenerationParams
+from headstart.serving.request import Request
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from live import wait_until
@@ -41,6 +43,29 @@ def test_it_knows_what_ended_before_anybody_listened() -> None:
         assert (first.id, first.owner, first.choice, first.report) == ("first", runtime.owner("alice"), 0, finish.report)
         assert before <= first.at <= both[0].at <= time.time()
         assert {(one.id, one.choice) for one in both} == {("second", 0), ("second", 1)}
+
+
+def test_a_prefill_says_how_long_it_still_takes() -> None:
+    """As long a token as so far, from the first call of the engine on; a restore before it does not count."""
+    with Runtime(lambda: FakeEngine(slots=1, ctx=2048, delay=0.01), Settings(memory_budget=1 << 20)) as runtime:
+        source, found = RuntimeSource(runtime), list[SlotState]()
+
+        def look() -> bool:
+            found.extend(source.slots())
+            return found[-1].state == "reply"
+
+        handle = runtime.submit(Request(runtime.text_prompt("x " * 800), GenerationParams(max_tokens=40)), lambda event: None)
+        wait_until(look)
+        handle.cancel()
+        prefills = [one for one in found if one.state == "prefill"]
+        assert all(one.left is None for one in found if one.state != "prefill")
+        assert any(one.left for one in prefills)
+        job = prefills[-1].job
+        assert job is not None
+        assert job.computed == len(job.chain)
+        begun, ended = job.prefilled
+        assert 0 < ended - begun <= job.first - job.started
+        assert job.prefill_left(len(job.chain)) == ended - begun
 
 
 def test_without_explaining_nothing_is_known_of_the_past() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from hashlib import sha256
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -12,9 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from effort import examples
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
-from headstart.prefix_cache.eviction import Retention
+from headstart.prefix_cache.eviction import ASIDE, HAND, TRIES, Retention
 from headstart.prefix_cache.index import Entry, Index
-from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits
+from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits, ReuseModel, ReuseStats
+from headstart.prefix_cache.reuse_sample import SAMPLE, ReuseSample
 from headstart.replay import HALF_LIFE, POLICIES, ReplayRetention, ReplayStats
 from small_blocks import BLOCK_SIZE, ROOT, TOKENS, entries_of
 
@@ -189,12 +192,160 @@ def test_all_pinned_means_no_victim(policy: str) -> None:
     assert tier.retention.victim() is not None
 
 
-def test_heap_stays_bounded() -> None:
+def test_a_use_leaves_no_trace_in_the_order() -> None:
     """An entry used a million times must not leave a million traces."""
     tier = Tier()
-    for now in range(5000):
+    for now in range(500):
         tier.serve(prompt(1, 2), now=float(now))
-    assert len(tier.retention._order._heap) < 200
+    assert len(tier.retention._order) == len(tier.retention._order._order) == 1
+
+
+class Ranks:
+    """Counts the ranks that a tier computes, and remembers when each was computed last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tier: Tier) -> None:
+        self.count = 0
+        self.at: dict[BlockId, float] = {}
+        push, value = tier.retention._push, tier.retention._value
+
+        def counted(stats: ReuseStats, now: float) -> float:
+            self.count += 1
+            return value(stats, now)
+
+        def pushed(entry: Entry) -> None:
+            self.at[entry.id] = tier.retention._now
+            push(entry)
+
+        monkeypatch.setattr(tier.retention, "_value", counted)
+        monkeypatch.setattr(tier.retention, "_push", pushed)
+
+
+def full(leaves: int) -> Tier:
+    """A tier of as many conversations of one block, each used at another time."""
+    tier = Tier()
+    for number in range(leaves):
+        tier.serve(prompt(number, 1), now=number / 10)
+    return tier
+
+
+@pytest.mark.parametrize("leaves", [100, 10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_a_look_for_a_victim_computes_few_ranks(monkeypatch: pytest.MonkeyPatch, leaves: int) -> None:
+    """As many in a large tier as in a small one, though all ranks are old; and the model learns from as few entries."""
+    tier = full(leaves)
+    followed = []
+    learning = ReuseModel.learning
+
+    def counted(model: ReuseModel, stats: list[ReuseStats], *rest: float) -> Iterator[None]:
+        followed.append(len(stats))
+        return learning(model, stats, *rest)
+
+    monkeypatch.setattr(ReuseModel, "learning", counted)
+    ranks = Ranks(monkeypatch, tier)
+    most = 0
+    for number in range(80):
+        tier.serve(prompt(leaves + number, 1), now=leaves / 10 + 100.0 * number)
+        before = ranks.count
+        tier.evict()
+        most = max(most, ranks.count - before)
+    assert HAND <= most <= HAND + TRIES
+    assert followed
+    assert max(followed) <= SAMPLE
+
+
+@pytest.mark.parametrize("leaves", [20, 1000])
+def test_no_rank_is_older_than_a_round(monkeypatch: pytest.MonkeyPatch, leaves: int) -> None:
+    """While conversations come and go, and the model learns: a round takes as many looks as it has leaves, by `HAND`."""
+    tier = full(leaves)
+    ranks = Ranks(monkeypatch, tier)
+    looks, learned = -(-leaves // HAND), tier.retention._reuse._fit
+    times = []
+    for number in range(4 * leaves):
+        times.append(leaves / 10 + 2.0 * number)
+        tier.serve(prompt(leaves + number, 1), times[-1])
+        tier.evict()
+        assert len(tier.retention._order) == leaves
+        if number > looks:
+            assert min(ranks.at[key] for key in tier.retention._order._leaves) >= times[-looks - 1]
+    assert tier.retention._reuse._fit is not learned
+
+
+def test_what_is_pinned_in_front_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand pinned conversations go first. They are passed over once, and go when they are no longer pinned."""
+    tier = full(1100)
+    held = list(tier.index)
+    for entry in held[:1000]:
+        entry.pins += 1
+    assert tier.evict() is held[1000]
+    asked = []
+    may_go = tier.retention._may_go
+    monkeypatch.setattr(tier.retention, "_may_go", lambda key: asked.append(key) or may_go(key))
+    assert tier.evict() is held[1001]
+    assert len(asked) <= HAND + ASIDE + 1
+    held[500].pins -= 1
+    gone = [tier.evict() for _ in range(1000 // ASIDE + 1)]
+    assert held[500] in gone
+    held[300].pins -= 1
+    while len(tier.index) > 998:
+        gone.append(tier.evict())
+    assert held[300] in gone, "nothing else can go"
+    assert tier.retention.victim() is None
+
+
+def test_an_owner_above_its_quota_goes_first() -> None:
+    tier = Tier()
+    for number in range(200):
+        tier.serve(prompt(number, 1), now=float(number))
+    entries = list(tier.index)
+    mine = Retention("memory", tier.index, lambda _: 1.0)
+    for number, entry in enumerate(entries):
+        entry.owner = b"many" if number % 10 == 9 else b"%d" % number
+        mine.use(entry, float(number))
+    for entry in entries[9::10]:
+        assert mine.soon(3, (b"many",))[0] is entry
+        assert mine.victim((b"many",)) is entry
+        mine.forget(entry)
+        tier.index.remove(entry.id, "memory")
+    assert mine.victim((b"many",)) is entries[0]
+    assert mine.soon(3, (b"many",)) == entries[:3]
+    assert b"many" not in (mine._order._own or {})
+
+
+def test_a_sample_of_everything_is_everything() -> None:
+    """Up to the size of the sample, the model learns from all entries and ghosts."""
+    tier = Tier(budget=60)
+    for number in range(300):
+        tier.serve(prompt(number % 90, 2), now=10.0 * number)
+    retention = tier.retention
+    assert retention._ghosts
+    assert len(retention) + len(retention._ghosts) < SAMPLE
+    one, other = ReuseModel(), ReuseModel()
+    for model in (one, other):
+        model.counts = retention._reuse.counts
+    one.learn([*retention._stats.values(), *retention._ghosts.values()], 5000.0)
+    for _ in other.learning(retention._sample.drawn(0, ()), 5000.0, retention._sample.weight):
+        pass
+    assert np.allclose(one._fit, other._fit)
+    assert one._rates.keys() == other._rates.keys()
+
+
+def test_the_sample_stands_for_all() -> None:
+    """Of 40,000 statistics, a tenth were used twice; so was a tenth of the sample. It grows after most are gone."""
+    sample = ReuseSample()
+    everything = {
+        sha256(b"%d" % number).digest(): ReuseStats(1.0, 0.0, 2 if number % 10 == 0 else 1) for number in range(40_000)
+    }
+    for key, stats in everything.items():
+        sample.add(key, stats)
+    found = sample.drawn(len(everything), everything.items())
+    assert SAMPLE / 2 < len(found) <= SAMPLE
+    assert len(found) * sample.weight == pytest.approx(40_000, rel=0.05)
+    assert sum(stats.uses == 2 for stats in found) / len(found) == pytest.approx(0.1, abs=0.02)
+    for key in list(everything)[3000:]:
+        del everything[key]
+        sample.discard(key)
+    assert len(sample) < 300
+    assert len(sample.drawn(3000, everything.items())) == 3000
+    assert sample.weight == 1
 
 
 def test_what_was_seen_is_told_from_what_is_new() -> None:
@@ -230,14 +381,18 @@ def test_what_was_seen_is_told_from_what_is_new() -> None:
 
 
 def test_there_are_ghosts_for_a_large_tier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headstart.prefix_cache.eviction.GHOSTS", 10)
+    monkeypatch.setattr("headstart.prefix_cache.eviction.GHOSTS", 4)
     tier = Tier(budget=20)
     for owner in range(200):
         tier.serve(prompt(owner, 1), float(owner))
-    assert len(tier.retention._ghosts) == 4 * 19
-    assert tier.retention._reuse.counts[1].sum() == pytest.approx((180 - 4 * 19) * UNKNOWN_REQUEST.weight), (
+    assert len(tier.retention._ghosts) == 9
+    assert tier.retention._reuse.counts[1].sum() == pytest.approx((180 - 9) * UNKNOWN_REQUEST.weight), (
         "that they did not come again"
     )
+    assert len(tier.retention._sample) == 20 + 9
+    while len(tier.index):
+        tier.evict()
+    assert len(tier.retention._ghosts) == 4
 
 
 TINY = 1e-9

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,10 @@ BLOCK_SIZE = 4
 ROOT, OTHER = root_id(b"model", ""), root_id(b"model", "another tenant")
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=5 * BLOCK_SIZE)
 MODES = st.builds(
-    lambda exact, decode, sliceable: Mode(exact, Traits(BLOCK_SIZE, decode_is_prefill=decode, sliceable=sliceable)),
+    lambda exact, decode, settles, sliceable: Mode(
+        exact, Traits(BLOCK_SIZE, decode_is_prefill=decode, sliceable=sliceable), settles
+    ),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
     st.sampled_from([True, True, True, False]),
@@ -291,6 +295,18 @@ def test_identical_prompt_again_computes_its_last_token() -> None:
         assert found is not None
         assert found.keep == 2 * BLOCK_SIZE
         assert found.computed == 1
+
+
+@pytest.mark.parametrize(("settles", "rest", "start"), [(False, 5, 8), (True, 5, 10), (True, 39, 10), (True, 40, 8)])
+@pytest.mark.parametrize("live", [True, False])
+def test_where_two_texts_part(settles: bool, rest: int, start: int, live: bool) -> None:
+    """In the middle of a canonical block: back to its beginning, unless turns are settled and the rest is short."""
+    held, asked = list(range(12)), [*range(10), *range(50, 50 + rest)]
+    slots = [idle(as_tokens([*held, *range(90, 120)]), 12) if live else idle()]
+    index = Index(BLOCK_SIZE) if live else known(held)
+    found = plan(chain(asked), index, slots, Costs(), Mode(False, Traits(BLOCK_SIZE), settles))
+    assert found is not None
+    assert (found.start, found.canonical) == (start, start if live else 8)
 
 
 def test_exact_mode_ignores_derived_rows() -> None:

@@ -199,10 +199,13 @@ def test_a_clock_that_is_set_back_does_not_end_the_keeping(tmp_path: Path) -> No
 
 
 def test_what_is_younger_stays(tmp_path: Path) -> None:
-    """A conversation that goes on loses its beginning, and what others share with it only until that is computed again."""
+    """A conversation that goes on loses its beginning, and what others share with it only until that is computed again.
+
+    Where turns are settled, the block in which two conversations part is as old as what they share.
+    """
     clock = Clock()
     text = system("You are a helpful assistant. " * 4)
-    with started(clock, tmp_path, expire=10 * DAY) as runtime:
+    with started(clock, tmp_path, expire=10 * DAY, settle="off") as runtime:
         ask(runtime, [text, user(marked(0))], max_tokens=4)
         settled(runtime)
         clock.now += 6 * DAY

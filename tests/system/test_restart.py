@@ -19,10 +19,13 @@ import numpy as np
 import pytest
 
 from harness import ask as ask_runtime
+from harness import user
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.interfaces.engine import GREEDY
 from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
+from headstart.tiers import write_behind
 from headstart.tiers.disk import Disk
 from headstart.tiers.disk.format import checksum, decode, header_size
 from live import wait_until
@@ -203,3 +206,28 @@ def test_two_servers_share_a_folder(tmp_path: Path, tiny_model: Path) -> None:
                     break
                 assert time.monotonic() < until, found["headstart"]
         assert [one.end(), other.end()] == [0, 0]
+
+
+@pytest.mark.parametrize("traits", [{}, {"sliceable": False}])
+def test_a_chat_goes_on_before_the_catalogue_has_been_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traits: dict[str, Any]
+) -> None:
+    """A server begins with a folder that takes long to read. It serves at once, and finds what a request needs."""
+    settings = Settings(reuse="exact", memory_budget=1 << 22, cache_dir=tmp_path)
+    question = user(text(1, 60))
+
+    def served() -> tuple[dict[str, int], str, int]:
+        engine = FakeEngine(slots=2, ctx=2048, block_size=8, seed=0, **traits)
+        with Runtime(lambda: engine, settings) as runtime:
+            found = ask_runtime(runtime, [question], max_tokens=4)
+            listed = len(runtime.cache.index)
+        return found.report.tiers, found.text, listed
+
+    first, reply, _ = served()
+    assert first == {}
+    monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+    monkeypatch.setattr(write_behind, "BACKLOG", 0)
+    tiers, again, listed = served()
+    assert tiers["disk"] >= 8 * 20
+    assert again == reply
+    assert listed > 0

@@ -102,14 +102,17 @@ class SameOrderMachine(RuleBasedStateMachine):
         model = ReuseModel()
         model.counts = self.memory._reuse.counts
         model.learn([*self.memory._stats.values(), *self.memory._ghosts.values()], self.now)
-        self.memory._reuse, self.memory._now = model, self.now
-        self.memory._rank()
+        self.memory._reuse, self.memory._now, self.memory._learned = model, self.now, self.now
+        self.memory._learning = None
+        self.memory._rank(self.memory._stats)
+        self.disk.ranks._reuse = ReuseModel()
+        self.disk.ranks.learn(self.now)
 
     @invariant()
     def the_same_is_known(self) -> None:
         if hasattr(self, "disk"):
             assert {entry.id for entry in self.index} == self.disk.keys()
-            assert (self.memory._reuse.counts == self.disk._learned().counts).all()
+            assert (self.memory._reuse.counts == self.disk.ranks.counts()).all()
             assert self.disk.ghosts([*self.memory._ghosts]) == {*self.memory._ghosts}
 
     def teardown(self) -> None:

@@ -48,7 +48,10 @@ class Terminal:
 
     def __init__(self, socket: Path, command: Sequence[str], size: tuple[int, int], **variables: str) -> None:
         self._tmux = ["tmux", "-S", str(socket), "-f", os.devnull]
-        self.run("new-session", "-d", "-x", str(size[0]), "-y", str(size[1]), *command, env=environment(**variables))
+        env = environment(**variables)
+        for name in ("COLUMNS", "LINES"):  # a caller may set them, and programs take them for the terminal's size
+            env.pop(name, None)
+        self.run("new-session", "-d", "-x", str(size[0]), "-y", str(size[1]), *command, env=env)
 
     def run(self, *arguments: str, env: dict[str, str] | None = None) -> str:
         return subprocess.run([*self._tmux, *arguments], check=True, capture_output=True, text=True, env=env).stdout

@@ -13,6 +13,7 @@ import pytest
 
 from browser import Visit, faults, is_wider_than_screen, visiting, watch
 from headstart.config import Settings
+from headstart.explain.causes import CAUSES
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine, FakeTokenizer
 from live import Server, serving
@@ -284,6 +285,17 @@ def test_a_prompt_tells_how_long_it_will_take(page: Page) -> None:
     assert (second, third) == (pytest.approx(0.9 * 600 / 200), pytest.approx(1.9 * 400 / 400))
 
 
+def test_a_reason_and_its_hint_are_one_sentence(page: Page) -> None:
+    for meaning in CAUSES.values():
+        cost = {"recomputed": 496, "seconds": 1.2, "what": meaning.what, "cause": "", "hint": meaning.hint.with_flags}
+        told = called(page, "chat/cost_view", "return m.reason(v)", cost)
+        assert told.startswith("Computed again: 496 tokens, 1.20 s, because ")
+        assert "; to avoid it, " in told
+        assert re.findall(r"[.](?= |$)", told) == ["."], told
+    short = {"recomputed": 9, "seconds": None, "what": "", "cause": "system_changed", "hint": ""}
+    assert called(page, "chat/cost_view", "return m.reason(v)", short) == "Computed again: 9 tokens, because system changed."
+
+
 def test_elements_are_made_of_known_parts_only(page: Page) -> None:
     code = """const bad = [() => m.h("script"), () => m.h("iframe"), () => m.h("style"), () => m.s("foreignObject"),
           () => m.h("p", { onclick: "x" }), () => m.h("p", { srcdoc: "x" }), () => m.h("a", { href: "javascript:alert(1)" }),
@@ -346,6 +358,9 @@ def test_a_reply_goes_on_while_another_view_is_open_and_can_be_stopped(browser: 
         page.wait_for_selector(".message:nth-child(4) .markdown p")
         page.get_by_role("button", name="Stop").click()
         page.wait_for_selector("text=Stopped.")
+        words = page.locator(".message:nth-child(4) .cost .words")
+        words.wait_for()
+        assert re.search(r"prompt [\d,]+.*(slot|memory) [\d,]+.*computed [\d,]+.*reply [\d,]+", words.inner_text(), re.DOTALL)
         assert page.get_by_role("button", name="Send", exact=True).is_enabled()
         assert visit.errors == []
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ import psutil
 import pytest
 
 from headstart.interfaces.tokens import Bytes
+from headstart.prefix_cache.expiry import Terms
+from headstart.prefix_cache.reuse_model import ReuseModel
 from headstart.tiers import parallel_read, write_behind
 from headstart.tiers.disk import Disk, FormatError, Label
 from headstart.tiers.disk import reader as disk_reader
-from headstart.tiers.disk.catalog import Catalog
+from headstart.tiers.disk import store as disk_store
 from headstart.tiers.disk.format import ALIGN, VERSION, checksum
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.no_disk import NoDisk
@@ -134,10 +136,10 @@ def test_an_error_that_somebody_keeps_holds_no_file_open(
         waited(tier, [], lambda found: bool(found))
     assert tier.counters["evicted"]
 
-    def learned(_: Catalog) -> Any:
+    def value(*_: Any) -> Any:
         raise sqlite3.NotSupportedError("the disk fails, and nothing is damaged")
 
-    monkeypatch.setattr(Catalog, "_learned", learned)
+    monkeypatch.setattr(ReuseModel, "value", value)
     tier.offer(label(9), rows(9))
     waited(tier, [], lambda found: any(isinstance(one, ObjectRefused) for one in found))
     assert tier.close(30)
@@ -295,6 +297,7 @@ def test_a_process_ends_although_its_disk_hangs(tmp_path: Path) -> None:
 import threading
 from pathlib import Path
 import numpy as np
+from headstart.prefix_cache.reuse_model import ReuseModel
 from headstart.tiers import parallel_read
 from headstart.tiers.write_behind import WriteBehind
 from headstart.tiers.disk import Disk
@@ -403,6 +406,59 @@ def test_what_a_crash_of_another_process_leaves_is_found(tmp_path: Path, monkeyp
         (other.objects / "notes.txt").write_text("not an object")
         assert not other.strays()
         other.close()
+
+
+def test_an_object_is_found_before_the_catalogue_has_been_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large folder is read by and by. What a request asks for is looked up, unless it has expired or is another model's."""
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(label(number), rows(number)) for number in range(6)])
+        disk.write([(replace(label(7), fingerprint=b"g" * 32), rows(7))])
+        disk.catalog._db.execute("UPDATE objects SET written = written - 9e6 WHERE key = ?", (label(3).key,))
+    monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+    monkeypatch.setattr(write_behind, "BACKLOG", 0)  # the engine has no time for the rest
+    terms = Terms(8e6)
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG), FINGERPRINT, BIG, terms)
+    try:
+        assert not tier.listed
+        found = tier.find([label(number).key for number in (2, 3, 7, 9, 4)])
+        assert {one.key for one in found} <= {label(2).key, label(4).key}
+        assert tier.read([(one, np.zeros(SIZE, np.uint8)) for one in found]) == [SIZE, SIZE]
+        assert not any(isinstance(one, ObjectFound) for one in tier.notices())
+        assert tier.offer(label(8), rows(8))
+        waited(tier, [], lambda found: any(isinstance(one, ObjectStored) for one in found))
+        monkeypatch.setattr(write_behind, "BACKLOG", 10)
+        notices: list[Notice] = []
+        waited(tier, notices, lambda found: sum(isinstance(one, ObjectFound) for one in found) == 6)
+        assert tier.listed
+    finally:
+        assert tier.close(30)
+
+
+def test_damage_in_a_large_catalogue_is_found_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not read when it is opened. It is made anew from the objects all the same, once it is read."""
+    count = 200
+    monkeypatch.setattr(disk_store, "CHECKED", 0)
+    monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+    monkeypatch.setattr(write_behind, "PATIENCE", 0.1)
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(replace(label(number), tokens=tuple(range(500))), rows(number, 100)) for number in range(count)])
+        disk.catalog._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (root,) = disk.catalog._db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'objects'").fetchone()
+    with open(tmp_path / "index.sqlite", "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        for at in range(size // 2, size - 8192, 4096):
+            file.seek(at // 4096 * 4096)
+            if at // 4096 + 1 != root:
+                file.write(b"\xff" * 4096)
+    found: list[Notice] = []
+    tier = WriteBehind(lambda: Disk(tmp_path, BIG, check=False), FINGERPRINT, BIG)
+    try:
+        waited(
+            tier, found, lambda found: {one.label.key[0] for one in found if isinstance(one, ObjectFound)} == {*range(count)}
+        )
+        assert tier.counters["faults"] >= 1
+    finally:
+        assert tier.close(30)
 
 
 @pytest.mark.parametrize("seed", range(3))

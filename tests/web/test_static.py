@@ -11,6 +11,10 @@ from posixpath import dirname, join, normpath
 
 import pytest
 
+from headstart.events.source import Activity
+from headstart.events.tap import RequestState
+from scripted_top import words_of
+
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "src" / "headstart" / "web" / "static"
 FILES = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*") if path.is_file())
@@ -49,6 +53,16 @@ def test_nothing_comes_from_elsewhere(name: str) -> None:
     hosts = set(re.findall(r"(?:https?|wss?):?//[\w.-]+", text(name))) - {"http://www.w3.org"}  # the name of a namespace
     assert hosts == set()
     assert "//" not in "".join(re.findall(r"""(?:src|href|url\()=?["'(]?//""", text(name)))
+
+
+def test_the_page_knows_every_state() -> None:
+    def names(file: str, start: str, name: str) -> set[str]:
+        return set(re.findall(name, text(file).partition(start)[2].partition(";")[0]))
+
+    states = words_of(RequestState)
+    assert names("js/views/requests.js", "const STATES = ", r"(\w+):") == states
+    assert names("js/requests/request_log.js", "const OVER = ", r'"(\w+)"') == states - {"queued", "prefill", "reply"}
+    assert set(re.findall(r'state === "(\w+)"', text("js/cache/slot_strip.js"))) == words_of(Activity)
 
 
 FORBIDDEN = re.compile(

@@ -26,7 +26,7 @@ OPEN = frozenset({"/", "/health", "/v1/health", "/docs", "/redoc"})
 OPEN_BELOW = f"{web.ASSETS}/"
 """The page's files, which need none either."""
 
-OF_ALL = ("/headstart/stats", "/metrics", "/slots")
+OF_ALL = ("/metrics", "/slots")
 """Routes with server-wide data, and all paths below them. With isolation on, only the operator may read them."""
 
 ID_HEADERS = (b"x-request-id", b"request-id")

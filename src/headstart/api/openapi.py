@@ -39,7 +39,11 @@ EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Server-sent events, until the reader closes the connection. docs/events.md describes the data of each.",
         "content": {"text/event-stream": {"schema": _WATCHED}},
-    }
+    },
+    429: {
+        "model": ErrorBody,
+        "description": "All places for readers are taken, and no owner has two readers more than you. Close one.",
+    },
 }
 ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": AnthropicErrorBody, "description": "The request cannot be served; the message says why."},

@@ -27,7 +27,7 @@ from headstart.observe import logs
 from headstart.observe.logs import Caller, Figures
 from headstart.observe.metrics import Metrics
 from headstart.observe.report import Summary
-from headstart.observe.stats import Stats
+from headstart.observe.stats import Stats, TenantStats
 from headstart.serving.expiry import Erasure
 from headstart.serving.runtime import Runtime
 
@@ -105,6 +105,7 @@ class Service:
         self._model_id = model_id
         self.metrics = Metrics(model_id or "", self.snapshot)
         self.stats = Stats()
+        self.tenant_stats = TenantStats()
 
     def open(self, runtime: Runtime) -> None:
         """The model is ready."""
@@ -215,7 +216,10 @@ class Service:
         """Records a finished call in metrics, stats and log."""
         self.metrics.record(summary, reasons, seconds)
         if self.runtime is not None:
-            self.stats.record(summary, self.runtime.scheduler.saved(summary.live, summary.restored))
+            saved = self.runtime.scheduler.saved(summary.live, summary.restored)
+            self.stats.record(summary, saved)
+            if caller.tenant:
+                self.tenant_stats.record(caller.tenant, summary, saved)
         logs.finished(caller, summary, reasons, seconds)
         self.drain.finished += self.drain.begun
 

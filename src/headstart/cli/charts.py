@@ -82,18 +82,19 @@ class CurvePanel:
     curves: Mapping[str, Sequence[float | None]]
 
 
-def curve_panels(title: str, panels: Sequence[CurvePanel], kinds: Mapping[str, str]) -> str:
+def curve_panels(title: str, panels: Sequence[CurvePanel], kinds: Mapping[str, str], *, percent: bool = True) -> str:
     """Three panels a row.
 
     Args:
         kinds: of each curve: `first`, `second`, `best` or `other`.
+        percent: whether the values are shares.
     """
     across, height = 3, 250
     canvas = Canvas(WIDTH, 70 + height * math.ceil(len(panels) / across), title, STYLE)
     _legend(canvas, kinds)
     for number, panel in enumerate(panels):
         left, top = 60 + 300 * (number % across), 84 + height * (number // across)
-        _curves(canvas, panel, kinds, (left, top, 220, 170), percent=True)
+        _curves(canvas, panel, kinds, (left, top, 220, 170), percent=percent)
     return canvas.svg()
 
 

@@ -219,7 +219,7 @@ ApiKeyFile = Annotated[
         metavar="FILE",
         rich_help_panel=NETWORK,
         help="File of keys, one a line: `key` or `name = key`, `#` begins a comment. It is read again when it changes. With "
-        "isolation on, only the key named `operator` may read server-wide data: `/metrics`, `/headstart/stats`, `/slots`.",
+        "isolation on, only the key named `operator` may read server-wide data: `/metrics`, `/slots`.",
     ),
 ]
 Isolate = Annotated[

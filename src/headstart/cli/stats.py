@@ -19,7 +19,7 @@ EPILOG = """
 
 `headstart stats --plot out.svg` — also a plot: tokens by tier and over time, first tokens, causes, and how full the tiers are
 
-With isolation on it needs the operator's key. docs/metrics.md explains the figures.
+With isolation on, the operator's key shows all requests, and any other key its own. docs/metrics.md explains the figures.
 """
 
 

@@ -11,7 +11,7 @@ import json
 import threading
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ SOON = 16
 LINGER = 10.0
 """Seconds for which the hub goes on without readers. One that reconnects meanwhile gets what it has missed."""
 READERS = 64
-"""Most readers at a time."""
+"""Most readers at a time. See `Hub.subscribe` for who gets a place when all are taken."""
 WAITING = 1 << 20
 """Most bytes that wait for a reader. A slower one is dropped."""
 KEPT = 4 << 20
@@ -166,17 +166,33 @@ class Hub:
     def subscribe(self, view: View, wake: Callable[[], None], last_id: str = "") -> tuple[EventReader, list[bytes]]:
         """A new reader, and what it reads first: what it has missed since `last_id`, or a snapshot.
 
+        If all places are taken, the owner with the most readers gives up its newest one, unless the new reader's owner would
+        then have more than that one. Readers of the operator yield to nobody, and all others yield to them.
+
         Raises:
             Overloaded: there are too many readers.
         """
         with self._lock:
             if len(self._readers) >= READERS:
-                raise Overloaded(f"{READERS} readers of events are the most; close one.", retry_after=10.0)
+                self._free_place(view)
             self._begin()
             first = self._missed(view, last_id)
             reader = EventReader(view, wake)
             self._readers.append(reader)
             return reader, self._snapshot(view) if first is None else first
+
+    def _free_place(self, view: View) -> None:
+        """Ends a reader, for a new one."""
+        tenants = Counter(reader.view.owner for reader in self._readers if not reader.view.everything)
+        mine = sum(reader.view.everything for reader in self._readers) if view.everything else tenants[view.owner]
+        owner, most = max(tenants.items(), key=lambda pair: pair[1], default=(b"", 0))
+        if not (most if view.everything else most > mine + 1):
+            message = f"{READERS} readers of events are the most, and {mine} of them are yours. "
+            hint = "Close one." if mine else "Try again when another has closed."
+            raise Overloaded(message + hint, retry_after=10.0)
+        newest = next(one for one in reversed(self._readers) if one.view.owner == owner and not one.view.everything)
+        self._readers.remove(newest)
+        newest.end(_YIELDED)
 
     def once(self, view: View) -> list[bytes]:
         """A snapshot, without a subscription."""
@@ -345,4 +361,5 @@ def _frame(name: str, data: bytes) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
 
+_YIELDED = _frame("dropped", b'{"reason":"you have the most readers, and another owner needs a place; close some"}')
 _DROPPED = _frame("dropped", b'{"reason":"you read too slowly; connect again"}')

@@ -13,7 +13,7 @@ from typing import Any
 
 from headstart.events.item import Item, LatestRequests
 from headstart.events.source import PastRequest, SlotState, Source
-from headstart.events.tap import JobNews, News
+from headstart.events.tap import JobNews, News, RequestState
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
@@ -118,7 +118,7 @@ class Mirror:
     def _look(self, entry: Entry) -> Item | None:
         """Looks at an entry that may have changed."""
         before = self._known.get(entry.id)
-        copies = dict(entry.copies)  # in one step: the engine thread may change it
+        copies = entry.copies  # once: the engine thread may replace it
         if not copies:
             if before is None:
                 return None
@@ -127,7 +127,7 @@ class Mirror:
             return Item(before.owner, _json({"left": entry.id.hex()}))
         shown = copies.get("memory"), copies.get("disk"), self._source.pinned(entry.id)
         if before is None:
-            known = self._known[entry.id] = Known(entry.owner, len(entry.tokens), shown, entry)
+            known = self._known[entry.id] = Known(entry.owner, entry.length, shown, entry)
             self._hold(known, 1)
             return self._came(known)
         before.entry = entry
@@ -180,9 +180,11 @@ class Mirror:
         }
         if news.slot >= 0:
             data["slot"] = news.slot
-        if news.stage == "prefill" and job.plan is not None:
+        if (news.stage == "prefill" or report is not None) and job.plan is not None:
             ids, blocks = job.chain.ids, job.plan.start // job.chain.block_size
-            reused = ids[blocks - 1].hex() if blocks else None
+            reused = (
+                ids[blocks - 1].hex() if blocks else None
+            )  # in each event, because a later stage replaces one of its period
             data |= {"cached": job.plan.start, "tiers": dict(job.tiers), "reused": reused}
         if report is not None:
             data |= _figures(report)
@@ -216,6 +218,8 @@ class Mirror:
         data: dict[str, Any] = {"slot": state.number, "state": state.state, "tokens": state.tokens}
         if state.job is not None and id(state.job) in self._open:
             data |= {"total": state.total, "reply": state.reply, "request": self._open[id(state.job)][1]}
+            if state.left is not None:
+                data["left"] = round(state.left, 2)
         public = {"slot": state.number, "state": "idle" if state.state == "idle" else "busy"}
         return Item(state.owner, _json(data), _json(public))
 
@@ -227,8 +231,9 @@ class Mirror:
 
 def _past(number: int, one: PastRequest) -> dict[str, Any]:
     """A request that nobody heard of while it ran."""
+    state: RequestState = "cancelled" if one.report.cancelled else "ended"
     place = {"number": number, "id": one.id, "owner": one.owner.hex(), "choice": one.choice}
-    return {**place, "state": "ended", "at": round(one.at, 3), "prompt": one.report.prompt, **_figures(one.report)}
+    return {**place, "state": state, "at": round(one.at, 3), "prompt": one.report.prompt, **_figures(one.report)}
 
 
 def _figures(report: Report) -> dict[str, Any]:

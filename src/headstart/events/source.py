@@ -15,6 +15,9 @@ from headstart.serving.job import Job
 from headstart.serving.request import Report
 from headstart.serving.runtime import Runtime
 
+Activity = Literal["idle", "prefill", "reply"]
+"""What a slot does."""
+
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
@@ -22,19 +25,20 @@ class SlotState:
 
     Attributes:
         owner: whose text it holds; b"" if it is empty.
-        state: `idle`, `prefill` or `reply`.
         tokens: tokens in it.
         total: tokens of the prompt that is prefilled or was.
         reply: tokens of the reply so far.
+        left: seconds of prefill left, about; None if that is not known.
         job: what uses it.
     """
 
     number: int
     owner: bytes
-    state: str
+    state: Activity
     tokens: int
     total: int = 0
     reply: int = 0
+    left: float | None = None
     job: Job | None = None
 
 
@@ -126,9 +130,10 @@ class RuntimeSource:
             if job is None:
                 found.append(SlotState(slot.number, owner_of(slot.root) if tokens else b"", "idle", tokens))
                 continue
-            state = "prefill" if job.token is None else "reply"
-            reply = len(job.reply.tokens)
-            found.append(SlotState(slot.number, owner_of(job.root), state, tokens, len(job.chain), reply, job))
+            state: Activity = "prefill" if job.token is None else "reply"
+            total, reply = len(job.chain), len(job.reply.tokens)
+            left = job.prefill_left(total - tokens) if state == "prefill" else None
+            found.append(SlotState(slot.number, owner_of(job.root), state, tokens, total, reply, left, job))
         return found
 
     def soon(self, count: int) -> list[tuple[BlockId, Why]]:

@@ -22,6 +22,8 @@ MOST = 1 << 16
 """Most news that wait to be read. If there are more, all of them are lost."""
 
 Stage = Literal["queued", "prefill", "reply"] | JobEnd
+RequestState = Stage | Literal["ended"]
+"""The state of a request in an event: a stage, or `ended` if it was over before anybody listened."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from headstart.serving.request import Report
 class Summary:
     """The costs of one call, in tokens and seconds.
 
-    A prompt counts once, whatever the number of its choices: `prompt` = `cached` + `computed`. The few tokens that each further
-    choice computes again for its own logits are not included.
+    A prompt counts once, whatever the number of its choices: `prompt` = `cached` + `computed`, unless it was cancelled before.
+    The few tokens that each further choice computes again for its own logits are not included.
     """
 
     prompt: int
@@ -33,6 +33,7 @@ class Summary:
     prefill: float
     ttft: float
     decode: float
+    cancelled: bool = False
 
     @property
     def cached(self) -> int:
@@ -67,4 +68,5 @@ def summarise(prompts: Sequence[Sequence[Report]]) -> Summary:
         prefill=max(main.prefill for main in mains),
         ttft=min(report.ttft for report in every),
         decode=max(report.decode for report in every),
+        cancelled=any(report.cancelled for report in every),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from statistics import median
@@ -21,6 +21,8 @@ FIRST = 5.0
 """Seconds of a step at the beginning."""
 LATEST = 256
 """Times to the first token that a median is made of."""
+TENANTS = 128
+"""Most tenants whose figures are kept: those with the latest requests."""
 
 
 @dataclass(slots=True)
@@ -124,6 +126,28 @@ class Stats:
                     "decode": [_ratio(step.decoded, step.decode) for step in steps],
                 },
             }
+
+
+class TenantStats:
+    """The figures of each tenant alone. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[str, Stats] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def record(self, tenant: str, summary: Summary, saved: float) -> None:
+        """Counts a finished request of a tenant."""
+        with self._lock:
+            stats = self._of.setdefault(tenant, Stats())
+            self._of.move_to_end(tenant)
+            if len(self._of) > TENANTS:
+                self._of.popitem(last=False)
+        stats.record(summary, saved)
+
+    def of(self, tenant: str) -> Stats:
+        """The figures of a tenant since its first request, if it is one of the latest."""
+        with self._lock:
+            return self._of.get(tenant) or Stats()
 
 
 def _sum(steps: Sequence[StatsStep]) -> StatsStep:

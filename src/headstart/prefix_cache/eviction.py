@@ -4,13 +4,19 @@ An entry that was evicted, or was not admitted, leaves a *ghost*: the record of 
 earlier uses still count. So a new entry that is used often is admitted in the end, and one large prompt that is used once never
 is.
 
-Ranks change with time. Those of the entries that may be evicted are computed again when they are a second old.
+Ranks change with time. They are computed again in rounds, the oldest first. Each look for a victim goes on by `HAND` entries,
+like the hand of a clock, so no call looks at all of them. There is at most one round a second. While a round
+lasts, the rank of an entry is computed again before it is evicted.
+
+So a rank is at most as old as a round: a second, or the time in which one of `HAND` leaves is evicted. It depends on the
+logarithm of the age. Example: an unused conversation is evicted after about 32 hours. A round takes an hour. The rank of a
+conversation of 31 hours is then that of 30 to 31 hours: at most a twentieth of an octave off.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -18,11 +24,18 @@ from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.eviction_order import EvictionOrder
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits, ReuseModel, ReuseStats
+from headstart.prefix_cache.reuse_sample import ReuseSample
 
-GHOSTS, GHOSTS_PER_ENTRY = 1 << 15, 4
+GHOSTS, GHOSTS_PER_ENTRY = 1 << 15, 0.5
 """Most ghosts: this many, or this many for each entry in the tier, whichever is more."""
 STALE = 1.0
-"""Seconds after which ranks are computed again."""
+"""Least seconds from one round to the next."""
+HAND = 32
+"""Leaves that are ranked again in each look for a victim, until the round is over."""
+TRIES = 8
+"""Most leaves that are ranked again because they seem to go next."""
+ASIDE = 16
+"""Leaves that could not go, of which each look for a victim asks whether they can go now."""
 
 
 class Retention:
@@ -30,18 +43,24 @@ class Retention:
 
     Args:
         saved_per_byte: seconds of prefill that an entry saves, per byte that it occupies.
+        by_owner: whether victims of some owners are asked for.
     """
 
-    def __init__(self, tier: str, index: Index, saved_per_byte: Callable[[Entry], float]) -> None:
+    def __init__(self, tier: str, index: Index, saved_per_byte: Callable[[Entry], float], *, by_owner: bool = True) -> None:
         self._tier = tier
         self._index = index
         self._saved = saved_per_byte
         self._reuse = ReuseModel()
         self._stats: dict[BlockId, ReuseStats] = {}
         self._ghosts: OrderedDict[BlockId, ReuseStats] = OrderedDict()
-        self._order = EvictionOrder()
+        self._apart: dict[BlockId, int] = {}  # number of entries that follow an id which is not in the tier, such as a root
+        self._sample = ReuseSample()
+        self._learning: Iterator[None] | None = None
+        self._order = EvictionOrder(by_owner=by_owner)
         self._now = 0.0
-        self._ranked = 0.0
+        self._learned = self._round_began = 0.0
+        self._left = 0  # leaves that the round has yet to rank
+        self._usual = 0.0  # what most entries save: one object for all of them
 
     def _first(self, now: float) -> ReuseStats:
         """The statistics of an entry that is used for the first time."""
@@ -76,13 +95,14 @@ class Retention:
         stats = self._stats.get(entry.id)
         if stats is None:
             stats = self._stats[entry.id] = self._revived(entry, now)
-            stats.saved_per_byte = self._saved(entry)
-            self._order.link(entry.parent)
+            stats.saved_per_byte = self._saved_per_byte(entry)
+            stats.followers = self._apart.pop(entry.id, 0)
+            self._follow(entry.parent, 1)
         else:
             self._reuse.returned(stats, now)
             stats.use(now)
             if anew:
-                stats.saved_per_byte = self._saved(entry)
+                stats.saved_per_byte = self._saved_per_byte(entry)
         self._push(entry)
 
     def replied(self, keys: Iterable[BlockId], request_traits: RequestTraits) -> None:
@@ -121,7 +141,8 @@ class Retention:
 
     def is_leaf(self, key: BlockId) -> bool:
         """Whether an entry has no children in the tier."""
-        return self._order.is_leaf(key)
+        stats = self._stats.get(key)
+        return not (self._apart.get(key) if stats is None else stats.followers)
 
     def keep(self, entry: Entry) -> None:
         """An entry of the tier is `kept` from now on."""
@@ -154,7 +175,9 @@ class Retention:
             return
         self._add_ghost(entry.id, stats)
         self._order.remove(entry.id)
-        self._order.unlink(entry.parent)
+        if stats.followers:
+            self._apart[entry.id], stats.followers = stats.followers, 0
+        self._follow(entry.parent, -1)
         parent = self._index.get(entry.parent)
         if parent is not None and parent.id in self._stats:
             self._push(parent)
@@ -164,9 +187,7 @@ class Retention:
         for key in list(self._ghosts) if keys is None else keys:
             stats = self._ghosts.pop(key, None)
             if stats is not None:
-                self._reuse.lost(stats, self._now)
-        if keys is None:
-            self._rank()  # which also drops old ids from the heaps
+                self._lose(key, stats)
 
     def victim(self, owners: Collection[bytes] = ()) -> Entry | None:
         """The entry to evict next; None if none may go. Does not remove it: call `forget`.
@@ -174,12 +195,53 @@ class Retention:
         Args:
             owners: if one of their entries may be evicted, it is one of theirs.
         """
-        if self._now - self._ranked >= STALE:
-            if self._reuse.due:
-                self._reuse.learn(chain(self._stats.values(), self._ghosts.values()), self._now)
-            self._rank()
-        key = self._order.lowest(owners, self._may_go)
-        return None if key is None else self._index.get(key)
+        self._move_hand()
+        self._return(self._order.aside(ASIDE))
+        found = self._lowest(owners)
+        if found is None and self._return(self._order.aside()):
+            found = self._lowest(owners)
+        return found
+
+    def _lowest(self, owners: Collection[bytes]) -> Entry | None:
+        """The entry that goes next. While ranks may be old, its own is computed again. If it rose, another may go first."""
+        for _ in range(TRIES if self._left > 0 else 1):
+            key = self._order.lowest(owners, self._may_go)
+            entry = None if key is None else self._index.get(key)
+            if entry is None or self._left <= 0 or self._value(self._stats[entry.id], self._now) <= self._order.rank(entry.id):
+                break
+            self._push(entry)
+        return entry
+
+    def _move_hand(self) -> None:
+        """A bounded part of the work that ranks need: learning, then ranking again."""
+        if self._learning is not None:
+            if next(self._learning, self._learning) is self._learning:
+                self._learning, self._left = None, len(self._order)  # no rank is what it was
+        elif self._now - self._learned >= STALE:
+            self._learning, self._learned = self._learn() if self._reuse.due else None, self._now
+        if self._left <= 0 and self._now - self._round_began >= STALE:
+            self._left, self._round_began = len(self._order), self._now
+        if self._left > 0:
+            self._rank(self._order.oldest(min(HAND, self._left)))
+            self._left -= HAND
+
+    def _learn(self) -> Iterator[None]:
+        everything = chain(self._stats.items(), self._ghosts.items())
+        sample = self._sample.drawn(len(self._stats) + len(self._ghosts), everything)
+        return self._reuse.learning(sample, self._now, self._sample.weight)
+
+    def _return(self, keys: Iterable[BlockId]) -> bool:
+        """Puts leaves into the order again that may go now. Whether there are any."""
+        found = [key for key in keys if self._may_go(key)]
+        self._rank(found)
+        return bool(found)
+
+    def _rank(self, keys: Iterable[BlockId]) -> None:
+        """Computes the ranks of leaves again."""
+        for key in keys:
+            entry = self._index.get(key)
+            if entry is not None:
+                self._push(entry)
 
     def _may_go(self, key: BlockId) -> bool:
         entry = self._index.get(key)
@@ -192,7 +254,9 @@ class Retention:
             before = self._stats.get(entry.parent) or self._ghosts.get(entry.parent)
             if before is not None and not entry.state and len(entry.tokens) == self._index.block_size:
                 before.children += 1
-            return self._first(now)
+            stats = self._first(now)
+            self._sample.add(entry.id, stats)
+            return stats
         self._reuse.returned(stats, now)
         stats.use(now)
         return stats
@@ -200,16 +264,35 @@ class Retention:
     def _add_ghost(self, key: BlockId, stats: ReuseStats) -> None:
         self._reuse.left()
         self._ghosts[key] = stats
-        if len(self._ghosts) > max(GHOSTS, GHOSTS_PER_ENTRY * len(self._stats)):
-            self._reuse.lost(self._ghosts.popitem(last=False)[1], self._now)
+        most = max(GHOSTS, GHOSTS_PER_ENTRY * len(self._stats))
+        for _ in range(min(2, len(self._ghosts) - int(most))):  # two, so that they become fewer as the tier shrinks
+            self._lose(*self._ghosts.popitem(last=False))
+
+    def _lose(self, key: BlockId, ghost: ReuseStats) -> None:
+        """A ghost is dropped."""
+        self._reuse.lost(ghost, self._now)
+        self._sample.discard(key)
 
     def _push(self, entry: Entry) -> None:
         """Puts an entry into the order, if it is a leaf that may be evicted."""
-        if self._order.is_leaf(entry.id) and not entry.kept:
-            stats = self._stats[entry.id]
+        stats = self._stats[entry.id]
+        if not (stats.followers or entry.kept):
             self._order.push(entry.id, self._value(stats, self._now), stats.last, entry.start, entry.owner)
 
-    def _rank(self) -> None:
-        """Computes all ranks again."""
-        self._order.rerank(lambda key: self._value(self._stats[key], self._now))
-        self._ranked = self._now
+    def _saved_per_byte(self, entry: Entry) -> float:
+        saved = self._saved(entry)
+        if saved != self._usual:
+            self._usual = saved
+        return self._usual
+
+    def _follow(self, parent: BlockId, count: int) -> None:
+        """Counts an entry that follows `parent` in the tier, or (-1) does no longer."""
+        stats = self._stats.get(parent)
+        if stats is not None:
+            stats.followers += count
+            if stats.followers == 1:
+                self._order.remove(parent)
+        elif followers := self._apart.get(parent, 0) + count:
+            self._apart[parent] = followers
+        else:
+            del self._apart[parent]

@@ -9,175 +9,109 @@ Example: a tier holds the chain A ─▶ B ─▶ C and the chain A ─▶ D. On
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from itertools import chain
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from itertools import chain, islice
+
+from sortedcontainers import SortedList
 
 from headstart.interfaces.tokens import BlockId
-from headstart.prefix_cache.quota import OwnerLimits
-from headstart.prefix_cache.reuse_model import ReuseModel, ReuseStats
 
 SOON = 64
-"""Items of the heap that are looked at for each entry that `EvictionOrder.soon` returns."""
+"""Leaves that are looked at for each entry that `EvictionOrder.soon` returns."""
 
-_RankedEntry = tuple[float, float, int, BlockId, bytes]
+_RankedLeaf = tuple[float, float, int, BlockId, bytes]
 # Rank, last use, minus the position (of equals the deeper one goes first), id, owner.
 
 
 class EvictionOrder:
-    """The entries of a tier that may be evicted, the next one first. All tiers use it; it knows no entries, only ids.
+    """The entries of a tier that may be evicted, the next one first. It knows no entries, only ids. Memory uses it; the disk
+    has the same order in its catalogue (`tiers/disk/ranks`).
 
-    An entry is a *leaf* if it has no children in the tier. Only leaves may be evicted. A caller that evicts one calls `remove`
-    and `unlink`. If its parent is a leaf now, the caller `push`es that.
+    An entry is a *leaf* if it has no children in the tier. Only leaves may be evicted: callers `push` leaves only, and `remove`
+    an entry when it leaves the tier or gets a child. Each call costs O(log n) at most.
+
+    Args:
+        by_owner: whether `lowest` and `soon` are asked for owners.
     """
 
-    def __init__(self) -> None:
-        self._children: dict[BlockId, int] = {}  # number, by parent
-        self._leaves: dict[BlockId, _RankedEntry] = {}  # as they are in the heaps
-        self._heap: list[_RankedEntry] = []
-        self._own: dict[bytes, list[_RankedEntry]] | None = None  # by owner; built when they are asked for
+    def __init__(self, *, by_owner: bool = True) -> None:
+        self._leaves: OrderedDict[BlockId, _RankedLeaf] = OrderedDict()  # in the order in which they were pushed
+        self._order: SortedList[_RankedLeaf] = SortedList()
+        self._own: dict[bytes, SortedList[_RankedLeaf]] | None = {} if by_owner else None
+        self._aside: dict[BlockId, None] = {}  # leaves that could not go when their turn came; they are not in the lists
 
-    def link(self, parent: BlockId) -> None:
-        """An entry after `parent` has come to the tier."""
-        self._children[parent] = self._children.get(parent, 0) + 1
-        self._leaves.pop(parent, None)
-
-    def unlink(self, parent: BlockId) -> None:
-        """An entry after `parent` has left the tier."""
-        left = self._children[parent] - 1
-        if left:
-            self._children[parent] = left
-        else:
-            del self._children[parent]
-
-    def is_leaf(self, key: BlockId) -> bool:
-        """Whether an entry has no children in the tier."""
-        return key not in self._children
+    def __len__(self) -> int:
+        return len(self._leaves)
 
     def push(self, key: BlockId, rank: float, last: float, start: int, owner: bytes) -> None:
         """A leaf may be evicted, or its rank has changed. `last`: time of its last use. `start`: its position."""
+        self.remove(key)
         item = self._leaves[key] = (rank, last, -start, key, owner)
-        heapq.heappush(self._heap, item)
+        self._order.add(item)
         if self._own is not None:
-            heapq.heappush(self._own.setdefault(owner, []), item)
-        if len(self._heap) > 64 + 4 * len(self._leaves):
-            self._rebuild()
+            self._own.setdefault(owner, SortedList()).add(item)
 
     def remove(self, key: BlockId) -> None:
-        """An entry has left the tier."""
-        self._leaves.pop(key, None)
+        """An entry has left the tier, or has a child there now."""
+        item = self._leaves.pop(key, None)
+        if item is not None and self._aside.pop(key, item) is item:
+            self._take(item)
 
-    def rerank(self, rank: Callable[[BlockId], float]) -> None:
-        """Computes all ranks again."""
-        for key, (_, last, depth, _, owner) in self._leaves.items():
-            self._leaves[key] = (rank(key), last, depth, key, owner)
-        self._rebuild()
+    def rank(self, key: BlockId) -> float:
+        """The rank of a leaf when it was pushed."""
+        return self._leaves[key][0]
+
+    def oldest(self, count: int) -> list[BlockId]:
+        """The leaves whose ranks were pushed first."""
+        return list(islice(self._leaves, count))
 
     def lowest(self, owners: Collection[bytes] = (), may_go: Callable[[BlockId], bool] = lambda _: True) -> BlockId | None:
-        """The entry to evict next; None if there is none that `may_go`. It stays in the order.
+        """The entry to evict next; None if there is none that `may_go`. It stays in the order. Others that are found on the way
+        are set `aside`.
 
         Args:
             owners: if one of their entries may be evicted, it is one of theirs.
         """
-        if owners and self._own is None:
-            self._own = {}
-            for item in self._leaves.values():
-                self._own.setdefault(item[4], []).append(item)
-            for heap in self._own.values():
-                heapq.heapify(heap)
         own = self._own or {}
         found = [first for owner in owners if owner in own and (first := self._first(own[owner], may_go)) is not None]
-        lowest = min(found) if found else self._first(self._heap, may_go)
+        lowest = min(found) if found else self._first(self._order, may_go)
         return None if lowest is None else lowest[3]
 
+    def aside(self, count: int | None = None) -> list[BlockId]:
+        """The leaves that were set aside: `count` of them, in turn, or all. They come back when they are pushed."""
+        found = list(islice(self._aside, count))
+        for key in found:
+            del self._aside[key]
+            self._aside[key] = None
+        return found
+
     def soon(self, count: int, owners: Collection[bytes] = ()) -> list[BlockId]:
-        """About the next `count` entries to be evicted, in order. For any thread: it reads a part of the heap only.
+        """About the next `count` entries to be evicted, in order. For any thread: if the lists change meanwhile, an entry
+        may be left out.
 
         Args:
             owners: their entries go first.
         """
-        leaves = (item for item in self._heap[: SOON * count] if self._leaves.get(item[3]) is item)
-        return [item[3] for item in heapq.nsmallest(count, leaves, key=lambda item: (item[4] not in owners, item))]
+        own = self._own or {}
+        first = sorted(chain.from_iterable(islice(own.get(owner, ()), count) for owner in owners))
+        others = (item for item in islice(self._order, SOON * count) if item[4] not in owners)
+        return list(dict.fromkeys(item[3] for item in islice(chain(first, others), count)))
 
-    def _first(self, heap: list[_RankedEntry], may_go: Callable[[BlockId], bool]) -> _RankedEntry | None:
-        """The lowest item of a heap whose entry may be evicted. It stays in the heap."""
-        skipped: list[_RankedEntry] = []
-        found: _RankedEntry | None = None
-        while heap and found is None:
-            item = heap[0]
-            if self._leaves.get(item[3]) is not item:
-                heapq.heappop(heap)  # the entry was used again, has left, or has children; its present item is another one
-            elif may_go(item[3]):
-                found = item
-            else:
-                skipped.append(heapq.heappop(heap))
-        for item in skipped:
-            heapq.heappush(heap, item)
-        return found
+    def _first(self, items: SortedList[_RankedLeaf], may_go: Callable[[BlockId], bool]) -> _RankedLeaf | None:
+        while items:
+            item = items[0]
+            if may_go(item[3]):
+                return item
+            self._take(item)
+            self._aside[item[3]] = None
+        return None
 
-    def _rebuild(self) -> None:
-        self._heap = list(self._leaves.values())
-        heapq.heapify(self._heap)
-        self._own = None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEntry:
-    """An entry of a tier that knows its entries by records only, for `victims`.
-
-    Attributes:
-        size: bytes that it occupies.
-        kept: whether it must not be evicted.
-        useless: whether nothing can come of it once no entry follows it. It goes before all others.
-    """
-
-    key: BlockId
-    parent: BlockId
-    owner: bytes
-    start: int
-    size: int
-    kept: bool
-    useless: bool
-    stats: ReuseStats
-
-
-def victims(
-    entries: Iterable[StoredEntry], ghosts: Iterable[ReuseStats], reuse: ReuseModel, need: int, now: float, limits: OwnerLimits
-) -> list[BlockId]:
-    """The entries to evict so that `need` bytes become free, in order. Fewer bytes if the other entries must stay.
-
-    Args:
-        entries: all entries of the tier.
-        ghosts: the statistics of those that have left it.
-        reuse: the counts of the tier. It learns from entries and ghosts first.
-        limits: what the owners will hold of other entries. It counts all these entries too, less what is evicted. Entries of
-            owners above their quota go first.
-    """
-    known = {entry.key: entry for entry in entries}
-    reuse.learn(chain((entry.stats for entry in known.values()), ghosts), now)
-    order = EvictionOrder()
-
-    def push(entry: StoredEntry) -> None:
-        if not entry.kept:
-            rank = -math.inf if entry.useless else reuse.value(entry.stats, now)
-            order.push(entry.key, rank, entry.stats.last, entry.start, entry.owner)
-
-    for entry in known.values():
-        order.link(entry.parent)
-        limits.hold(entry.owner, entry.size)
-    for entry in known.values():
-        if order.is_leaf(entry.key):
-            push(entry)
-    found: list[BlockId] = []
-    while need > 0 and (key := order.lowest(limits.over())) is not None:
-        entry = known[key]
-        found.append(key)
-        need -= entry.size
-        limits.hold(entry.owner, -entry.size)
-        order.remove(key)
-        order.unlink(entry.parent)
-        if entry.parent in known and order.is_leaf(entry.parent):
-            push(known[entry.parent])
-    return found
+    def _take(self, item: _RankedLeaf) -> None:
+        """Takes a leaf out of the lists."""
+        self._order.remove(item)
+        if self._own is not None:
+            own = self._own[item[4]]
+            own.remove(item)
+            if not own:
+                del self._own[item[4]]

@@ -17,23 +17,40 @@ Example: after two chats with one system prompt of two blocks, the index has a t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
-from headstart.interfaces.tokens import BlockId, Tokens, common_prefix
+import numpy as np
+
+from headstart.interfaces.tokens import BlockId, Tokens
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
 from headstart.prefix_cache.quota import owner_of
+from headstart.prefix_cache.siblings import WIDTH, Siblings
+
+TierCopies = Mapping[str, bool]
+"""Name of a tier → whether the copy there is canonical. It never changes: an entry gets another one."""
+NO_COPIES: TierCopies = MappingProxyType({})
+_COPIES: dict[frozenset[tuple[str, bool]], TierCopies] = {frozenset(): NO_COPIES}
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One stored unit: a block, an open tail, or a checkpoint.
+def copies_of(copies: Mapping[str, bool]) -> TierCopies:
+    """The one read-only object for these copies. There are very few, and millions of entries share them."""
+    key = frozenset(copies.items())
+    found = _COPIES.get(key)
+    return _COPIES.setdefault(key, MappingProxyType(dict(copies))) if found is None else found
+
+
+class Entry(Siblings["Entry"]):
+    """One stored unit: a block, an open tail, or a checkpoint. It heads the siblings that follow it.
+
+    Millions of them may be stored, so what they have in common they share, and small things stand in one number.
 
     Attributes:
+        packed: its tokens as bytes, as a block's id hashes them.
         start: position of its first token.
-        copies: name of a tier → whether the copy there is canonical.
+        copies: in which tiers it is. Other threads may read it: a change replaces it as a whole.
         pins: number of requests and writers that need the entry now. It is not evicted meanwhile.
         kept: whether its owner has pinned it (`serving/pins`), so that it is not evicted from memory.
         state: whether it is a checkpoint, at position `stop`. Otherwise it is KV.
@@ -44,32 +61,89 @@ class Entry:
             before it.
     """
 
-    id: BlockId
-    parent: BlockId
-    tokens: Tokens
-    start: int
-    copies: dict[str, bool] = field(default_factory=dict)
-    pins: int = 0
-    kept: bool = False
-    state: bool = False
-    gap: int = 0
-    protected: bool = True
-    owner: bytes = b""
-    written: float = 0.0
+    __slots__ = ("_marks", "copies", "id", "owner", "packed", "parent", "pins", "start", "state", "written")
+
+    def __init__(
+        self,
+        id: BlockId,
+        parent: BlockId,
+        tokens: Tokens,
+        start: int,
+        copies: Mapping[str, bool] = NO_COPIES,
+        *,
+        state: bool = False,
+        gap: int = 0,
+        protected: bool = True,
+        owner: bytes = b"",
+        written: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.id = id
+        self.parent = parent
+        self.packed = tokens.astype(_INT32, copy=False).tobytes()
+        self.start = start
+        self.copies = copies_of(copies)
+        self.pins = 0
+        self.state = state
+        self._marks = gap << 2 | (_PROTECTED if protected else 0)
+        self.owner = owner
+        self.written = written
+
+    @property
+    def tokens(self) -> Tokens:
+        """Its tokens, as a view that cannot be written."""
+        return np.frombuffer(self.packed, _INT32)
+
+    @property
+    def length(self) -> int:
+        """The number of its tokens."""
+        return len(self.packed) // WIDTH
 
     @property
     def stop(self) -> int:
         """The position after its last token."""
-        return self.start + len(self.tokens)
+        return self.start + len(self.packed) // WIDTH
+
+    @property
+    def kept(self) -> bool:
+        return bool(self._marks & _KEPT)
+
+    @kept.setter
+    def kept(self, value: bool) -> None:
+        self._marks = self._marks & ~_KEPT | (_KEPT if value else 0)
+
+    @property
+    def protected(self) -> bool:
+        return bool(self._marks & _PROTECTED)
+
+    @protected.setter
+    def protected(self, value: bool) -> None:
+        self._marks = self._marks & ~_PROTECTED | (_PROTECTED if value else 0)
+
+    @property
+    def gap(self) -> int:
+        return self._marks >> 2
+
+    @gap.setter
+    def gap(self, value: int) -> None:
+        self._marks = value << 2 | self._marks & 3
 
     def usable(self, *, canonical_only: bool) -> bool:
         """Whether some copy may be used."""
-        return any(self.copies.values()) if canonical_only else bool(self.copies)
+        return True in self.copies.values() if canonical_only else bool(self.copies)
 
     @property
     def canonical(self) -> bool:
         """Whether some copy is canonical."""
-        return any(self.copies.values())
+        return True in self.copies.values()
+
+    def __repr__(self) -> str:
+        kind = "checkpoint" if self.state else "KV"
+        return f"Entry({self.id.hex()[:8]}, {kind} {self.start}–{self.stop}, {dict(self.copies)})"
+
+
+_KEPT, _PROTECTED = 1, 2
+_INT32 = np.dtype("<i4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +169,7 @@ class Match:
     @property
     def tokens(self) -> int:
         """Tokens that can be restored."""
-        return sum(len(entry.tokens) for entry in self.blocks) + self.take
+        return sum(entry.length for entry in self.blocks) + self.take
 
     @property
     def canonical(self) -> int:
@@ -137,8 +211,9 @@ class Index:
         self.block_size = block_size
         self._listener = NoIndexListener() if listener is None else listener
         self._entries: dict[BlockId, Entry] = {}
-        self._siblings_by_token: dict[tuple[BlockId, int], dict[BlockId, Entry]] = {}  # KV, by parent and first token
-        self._children: dict[BlockId, dict[BlockId, Entry]] = {}  # KV, by parent
+        self._unattached: dict[BlockId, Siblings[Entry]] = {}  # by parents that are not stored, as roots never are
+        self._starts: dict[int, int] = {}  # one object for each number
+        self._owners: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -150,9 +225,9 @@ class Index:
         """The entry with this id."""
         return self._entries.get(key)
 
-    def _siblings(self, parent: BlockId, tokens: Tokens) -> Iterable[Entry]:
-        """The entries after `parent` that begin with the first of `tokens`."""
-        return self._siblings_by_token.get((parent, int(tokens[0])), {}).values() if len(tokens) else ()
+    def _after(self, parent: BlockId) -> Siblings[Entry]:
+        """The blocks and open tails that follow `parent`."""
+        return self._entries.get(parent) or self._unattached.get(parent) or _NONE
 
     # ── what can be restored ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -163,24 +238,20 @@ class Index:
         collision cannot return the KV of another text.
         """
         blocks: list[Entry] = []
+        size = self.block_size * WIDTH
+        data = chain.tokens[:limit].tobytes()
         for number, key in enumerate(chain.ids[: limit // self.block_size]):
             entry = self._entries.get(key)
             if entry is None or not entry.usable(canonical_only=canonical_only):
                 break
-            if entry.tokens.tobytes() != chain.block(number).tobytes():
+            if entry.packed != data[number * size : (number + 1) * size]:
                 break
             blocks.append(entry)
         if not partial:
             return Match(tuple(blocks))
-        done = len(blocks) * self.block_size
-        rest = chain.tokens[done : min(limit, done + self.block_size)]
-        best, take = None, 0
-        for entry in self._siblings(chain.parent_of(len(blocks)), rest):
-            if entry.usable(canonical_only=canonical_only):
-                shared = common_prefix(entry.tokens, rest)
-                if shared > take:
-                    best, take = entry, shared
-        return Match(tuple(blocks), best, take)
+        rest = data[len(blocks) * size : (len(blocks) + 1) * size]
+        tail, take = self._after(chain.parent_of(len(blocks))).nearest(rest, canonical_only=canonical_only)
+        return Match(tuple(blocks), tail, take)
 
     def resume(self, chain: Chain, limit: int, *, canonical_only: bool) -> Match:
         """The longest prefix of at most `limit` tokens that ends at a checkpoint. Changes nothing.
@@ -189,15 +260,12 @@ class Index:
         """
         blocks = self.match(chain, limit, canonical_only=canonical_only, partial=False).blocks
         done = len(blocks) * self.block_size
-        rest = chain.tokens[done:limit]
+        rest = chain.tokens[done : min(limit, done + self.block_size)].tobytes()
         best: Match | None = None
-        for entry in self._siblings(chain.parent_of(len(blocks)), rest):
-            length = len(entry.tokens)
-            if length == self.block_size or not entry.usable(canonical_only=canonical_only):
-                continue
-            state = self.checkpoint(entry.id, canonical_only=canonical_only)
-            if state is not None and common_prefix(entry.tokens, rest) == length > (0 if best is None else best.take):
-                best = Match(blocks, entry, length, state)
+        for tail in self._after(chain.parent_of(len(blocks))).prefixes(rest, canonical_only=canonical_only):
+            if self.block_size > tail.length > (0 if best is None else best.take):
+                state = self.checkpoint(tail.id, canonical_only=canonical_only)
+                best = best if state is None else Match(blocks, tail, tail.length, state)
         if best is not None:
             return best
         for count in range(len(blocks), 0, -1):
@@ -213,11 +281,11 @@ class Index:
 
     def is_branch_point(self, key: BlockId) -> bool:
         """Whether at least two canonical entries follow a block. Derived ones do not count: each settled reply leaves one."""
-        return len(list(islice((entry for entry in self.children(key) if entry.canonical), 2))) == 2
+        return self._after(key).branches
 
     def children(self, key: BlockId) -> Iterable[Entry]:
         """The blocks and open tails that follow a block."""
-        return self._children.get(key, {}).values()
+        return self._after(key)
 
     # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -229,18 +297,46 @@ class Index:
         """
         known = self._entries.get(entry.id)
         if known is None:
-            self._entries[entry.id] = known = entry
-            above = self._entries.get(entry.parent)
-            entry.owner = entry.owner or (owner_of(entry.parent) if above is None else above.owner)
-            if not entry.state:
-                self._siblings_by_token.setdefault(_place(entry), {})[entry.id] = entry
-                self._children.setdefault(entry.parent, {})[entry.id] = entry
+            known = entry
+            self._attach(entry)
         elif tier in known.copies and known.copies[tier] >= canonical:
             return False
-        known.copies[tier] = canonical
+        self._set(known, copies_of({**known.copies, tier: canonical}))
         known.written = min(known.written, entry.written)
         self._listener.added(known, tier)
         return True
+
+    def _attach(self, entry: Entry) -> None:
+        """Gives a new entry its place. What it has in common with others becomes one object."""
+        above = self._entries.get(entry.parent)
+        owner = entry.owner or (owner_of(entry.parent) if above is None else above.owner)
+        entry.owner = self._owners.setdefault(owner, owner)
+        entry.start = self._starts.setdefault(entry.start, entry.start)
+        if above is not None:
+            entry.parent = above.id
+            if entry.packed == above.packed:
+                entry.packed = above.packed
+        elif not entry.state:
+            sibling = self._unattached.setdefault(entry.parent, Siblings()).some()
+            entry.parent = entry.parent if sibling is None else sibling.parent
+        entry.copies = NO_COPIES
+        self._entries[entry.id] = entry
+        waiting = self._unattached.pop(entry.id, None)
+        if waiting is not None:
+            waiting.move_to(entry)
+
+    def _set(self, entry: Entry, after: TierCopies) -> None:
+        """Replaces the copies of an entry, and moves it among its siblings."""
+        before = entry.copies
+        if entry.state or (before and after and entry.canonical == (True in after.values())):
+            entry.copies = after
+            return
+        siblings = self._entries.get(entry.parent) or self._unattached[entry.parent]
+        if before:
+            siblings.take(entry)
+        entry.copies = after
+        if after:
+            siblings.put(entry)
 
     def wants(self, key: BlockId, tier: str, *, canonical: bool) -> bool:
         """Whether `add` would accept such a copy."""
@@ -249,46 +345,52 @@ class Index:
 
     def covered(self, parent: BlockId, tokens: Tokens) -> list[Entry]:
         """The open tails after `parent` that an entry with `tokens` makes redundant: its proper prefixes."""
-        return [
-            entry
-            for entry in self._siblings(parent, tokens)
-            if len(entry.tokens) < len(tokens) and common_prefix(entry.tokens, tokens) == len(entry.tokens)
-        ]
+        packed = tokens.tobytes()
+        found = self._after(parent).prefixes(packed, canonical_only=False)
+        return [entry for entry in found if len(entry.packed) < len(packed)]
 
     def covers(self, parent: BlockId, tokens: Tokens) -> bool:
         """Whether an entry after `parent` begins with all of `tokens`."""
-        return any(common_prefix(entry.tokens, tokens) == len(tokens) for entry in self._siblings(parent, tokens))
+        return self._after(parent).continues(tokens.tobytes())
 
     def remove(self, key: BlockId, tier: str) -> None:
         """Removes the copy in `tier`, and the entry with its last copy."""
         entry = self._entries[key]
-        del entry.copies[tier]
+        assert tier in entry.copies
+        last = len(entry.copies) == 1
+        copies = NO_COPIES if last else copies_of({name: good for name, good in entry.copies.items() if name != tier})
+        self._set(entry, copies)
         if not entry.copies:
             del self._entries[key]
-            if not entry.state:
-                siblings = self._siblings_by_token[_place(entry)]
-                del siblings[key]
-                if not siblings:
-                    del self._siblings_by_token[_place(entry)]
-                del self._children[entry.parent][key]
-                if not self._children[entry.parent]:
-                    del self._children[entry.parent]
+            if entry.some() is not None:
+                entry.move_to(self._unattached.setdefault(key, Siblings()))
+            if entry.parent in self._unattached and self._unattached[entry.parent].some() is None:
+                del self._unattached[entry.parent]
         self._listener.removed(entry, tier)
 
     def check(self) -> None:
         """Raises AssertionError if the index contradicts itself. Fast enough to run when the engine is idle."""
+        kv = 0
         for key, entry in self._entries.items():
             assert entry.id == key
             assert entry.copies, "an entry without a copy"
-            assert 1 <= len(entry.tokens) <= self.block_size
+            assert entry.copies is copies_of(entry.copies)
+            assert 1 <= entry.length <= self.block_size
             assert entry.start % self.block_size == 0
             if entry.state:
                 assert key == checkpoint_id(entry.parent)
             else:
-                assert self._siblings_by_token[_place(entry)][key] is entry
-        kv = sum(not entry.state for entry in self)
-        assert sum(map(len, self._siblings_by_token.values())) == sum(map(len, self._children.values())) == kv
+                kv += 1
+        heads = [(head.id, head) for head in self] + list(self._unattached.items())
+        for key, head in heads:
+            head.check()
+            for entry in head:
+                assert entry.parent == key
+                assert self._entries[entry.id] is entry
+        assert sum(1 for _, head in heads for _ in head) == kv
+        assert not self._unattached.keys() & self._entries.keys()
+        assert all(head.some() is not None for head in self._unattached.values())
 
 
-def _place(entry: Entry) -> tuple[BlockId, int]:
-    return entry.parent, int(entry.tokens[0])
+_NONE: Siblings[Entry] = Siblings()
+"""Of a parent that nothing follows."""

@@ -26,6 +26,9 @@ from headstart.interfaces.tokens import BlockId, Tokens, common_prefix
 from headstart.prefix_cache.blocks import Chain, last_block_boundary
 from headstart.prefix_cache.index import Entry, Index, Match
 
+RETURN = 20
+"""Where turns are settled, a prompt goes back to a block boundary if what follows the difference is this many times longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
@@ -57,10 +60,16 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """Which KV may be used. `exact`: only canonical KV."""
+    """Which KV may be used.
+
+    Attributes:
+        exact: only canonical KV.
+        settles: whether finished turns are settled, so that derived KV becomes canonical later.
+    """
 
     exact: bool
     traits: Traits
+    settles: bool = False
 
     @property
     def any_cut(self) -> bool:
@@ -123,9 +132,15 @@ def _continues(held: int, shared: int) -> bool:
     return held - shared <= min(8, shared // 4)
 
 
-def _completes(chain: Chain, boundary: int) -> bool:
-    """Whether computing the prompt from `boundary` would complete a block, which is then canonical."""
-    return last_block_boundary(len(chain), chain.block_size) > boundary
+def _returns(chain: Chain, boundary: int, shared: int, mode: Mode) -> bool:
+    """Whether a prompt that could go on after `shared` tokens goes back to a canonical `boundary` less than a block before.
+
+    What it computes from there is canonical, if it completes a block at all. Where turns are settled it becomes canonical later
+    anyway, and the first token does not wait for that. But a long rest would be computed twice, and a new text, which shares
+    less than a block, would be computed twice as a whole.
+    """
+    completes = last_block_boundary(len(chain), chain.block_size) > boundary
+    return completes and not (mode.settles and boundary and RETURN * (shared - boundary) > len(chain) - shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +155,8 @@ def keepable(slot: SlotView, chain: Chain, index: Index, mode: Mode) -> Kept:
     """How much of `slot` can stay for the prompt `chain`.
 
     If the prompt continues at the slot's end, it continues at that very token. If it leaves the slot earlier, the slot goes
-    back: to the last checkpoint in a model with state; otherwise to the last shared token, or to the last canonical block
-    boundary if this costs less than a block and lets the prompt complete a canonical block.
+    back: to the last checkpoint in a model with state; otherwise to the last shared token, or to the canonical block boundary
+    less than a block before it (`_returns`).
     """
     if slot.root != chain.root:
         return Kept()
@@ -155,8 +170,8 @@ def keepable(slot: SlotView, chain: Chain, index: Index, mode: Mode) -> Kept:
     canonical = min(shared, slot.canonical) // block_size * block_size
     if mode.exact:
         return Kept(canonical)
-    back = shared - canonical < block_size and not _continues(len(slot.tokens), shared) and _completes(chain, canonical)
-    return Kept(canonical if back else shared)
+    near = shared - canonical < block_size and not _continues(len(slot.tokens), shared)
+    return Kept(canonical if near and _returns(chain, canonical, shared, mode) else shared)
 
 
 def _rewound(usable: int, chain: Chain, index: Index, mode: Mode) -> Kept:
@@ -180,10 +195,10 @@ def restorable(index: Index, chain: Chain, mode: Mode) -> Match:
         return index.resume(chain, limit, canonical_only=mode.exact) if mode.traits.stateful else Match(())
     found = index.match(chain, limit, canonical_only=mode.exact, partial=not mode.exact or mode.any_cut)
     tail = found.tail
-    if tail is None or mode.any_cut or found.canonical < tail.start or not _completes(chain, tail.start):
+    if tail is None or mode.any_cut or found.canonical < tail.start:
         return found
     continuing = not tail.canonical and _continues(tail.stop, tail.start + found.take)
-    return found if continuing else Match(found.blocks)
+    return found if continuing or not _returns(chain, tail.start, found.tokens, mode) else Match(found.blocks)
 
 
 def known(chain: Chain, index: Index, slots: Sequence[SlotView]) -> int:
@@ -206,7 +221,7 @@ def plan(chain: Chain, index: Index, slots: Sequence[SlotView], costs: Costs, mo
     found = restorable(index, chain, mode) if reuse else Match(())
     if found.tokens:
         entries = found.entries
-        take = found.take if found.tail is not None else len(entries[-1].tokens)
+        take = found.take if found.tail is not None else entries[-1].length
         canonical = found.canonical
         if mode.any_cut and found.tail is not None and found.tail.canonical and canonical == found.tail.start:
             canonical = found.tokens

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +57,9 @@ MEMORY = 1 << 20
 """Events after which all counts are halved."""
 _FIRST, _GROWTH = 64, 16
 """The rates are computed again after 64 events, then each time another sixteenth was added."""
+
+_STATS_A_STEP, _KINDS_A_STEP = 512, 128
+"""How much a step of `ReuseModel.learning` reads, and for how many kinds it computes rates."""
 
 _WIDTH = np.array([1.0, *(2.0**octave for octave in range(OCTAVES - 1))])
 TRAITS = np.concatenate(
@@ -115,6 +118,7 @@ class ReuseStats:
         uses: number of uses.
         request_traits: those of the latest request whose traits are known.
         children: number of different entries that have followed it.
+        followers: number of entries that follow it in the tier. It is a leaf without them.
     """
 
     saved_per_byte: float
@@ -122,6 +126,7 @@ class ReuseStats:
     uses: int
     request_traits: RequestTraits = UNKNOWN_REQUEST
     children: int = 0
+    followers: int = 0
 
     @property
     def kind(self) -> int:
@@ -172,25 +177,46 @@ class ReuseModel:
 
     def learn(self, followed: Iterable[ReuseStats], now: float) -> None:
         """Computes the rates again. `followed`: the entries in the tier, and the ghosts."""
-        going: defaultdict[tuple[int, int], float] = defaultdict(float)
-        for stats in followed:
-            going[stats.kind, stats.age(now)] += stats.request_traits.weight
-        unknown = self.counts[1].copy()
-        for place, weight in going.items():
-            unknown[place] += weight
-        self._ended = self.counts[0].copy()
-        lasted = np.cumsum((self._ended + unknown)[:, ::-1], axis=1)[:, ::-1]
-        self._lasted = lasted - unknown / 2  # they are somewhere in their octave
-        some = np.flatnonzero(self._lasted[:, 0])
-        self._fit = fit(self._ended[some], self._lasted[some], TRAITS[some], self._fit)
-        self._rates = dict(zip(some.tolist(), self._rates_of(some), strict=True))
+        for _ in self.learning(followed, now):
+            pass
+
+    def learning(self, followed: Iterable[ReuseStats], now: float, weight: float = 1.0) -> Iterator[None]:
+        """`learn` in steps of about a millisecond. The rates change in the last one.
+
+        Args:
+            weight: how many entries each of those in `followed` stands for.
+        """
         self._news = 0
+        ended, unknown = self.counts.copy()
+        going: defaultdict[tuple[int, int], float] = defaultdict(float)
+        for number, stats in enumerate(followed, 1):
+            going[stats.kind, stats.age(now)] += stats.request_traits.weight * weight
+            if number % _STATS_A_STEP == 0:
+                yield
+        for place, of_request in going.items():
+            unknown[place] += of_request
+        lasted = np.cumsum((ended + unknown)[:, ::-1], axis=1)[:, ::-1]
+        lasted = lasted - unknown / 2  # they are somewhere in their octave
+        some = np.flatnonzero(lasted[:, 0])
+        weights = self._fit
+        for after_step in fitting(ended[some], lasted[some], TRAITS[some], weights):
+            weights = after_step
+            yield
+        found: dict[int, list[float]] = {}
+        kinds = np.union1d(some, np.fromiter(self._rates, np.intp))
+        for first in range(0, len(kinds), _KINDS_A_STEP):
+            part = kinds[first : first + _KINDS_A_STEP]
+            found.update(zip(part.tolist(), _rates_of(part, ended, lasted, weights), strict=True))
+            yield
+        for kind in self._rates.keys() - found.keys():
+            (found[kind],) = _rates_of(np.array([kind]), ended, lasted, weights)
+        self._ended, self._lasted, self._fit, self._rates = ended, lasted, weights, found
 
     def rate(self, stats: ReuseStats, now: float) -> float:
         """Hits per second that keeping an entry from `now` on can give."""
         row, age = self._rates.get(stats.kind), now - stats.last
         if row is None:
-            (row,) = self._rates_of(np.array([stats.kind]))
+            (row,) = _rates_of(np.array([stats.kind]), self._ended, self._lasted, self._fit)
             self._rates[stats.kind] = row
         place = max(0.0, math.log2(age) + 0.5) if age > 0 else 0.0  # a rate is that of the middle of its octave
         octave = min(int(place), OCTAVES - 2)
@@ -201,16 +227,17 @@ class ReuseModel:
         """Seconds of prefill that an entry is expected to save, per byte and second of keeping it from `now` on."""
         return self.rate(stats, now) * stats.saved_per_byte
 
-    def _rates_of(self, kinds: npt.NDArray[np.intp]) -> list[list[float]]:
-        found: list[list[float]] = rates(hazards(self._ended[kinds], self._lasted[kinds], TRAITS[kinds], self._fit)).tolist()
-        return found
-
     def _count(self, row: int, stats: ReuseStats, now: float) -> None:
         self.counts[row, stats.kind, stats.age(now)] += stats.request_traits.weight
         self.left()
         if self._intervals > MEMORY:
             self.counts *= 0.5
             self._intervals //= 2
+
+
+def _rates_of(kinds: npt.NDArray[np.intp], ended: Table, lasted: Table, weights: npt.NDArray[np.float64]) -> list[list[float]]:
+    found: list[list[float]] = rates(hazards(ended[kinds], lasted[kinds], TRAITS[kinds], weights)).tolist()
+    return found
 
 
 def fit(ended: Table, lasted: Table, traits: Table, start: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -221,9 +248,15 @@ def fit(ended: Table, lasted: Table, traits: Table, start: npt.NDArray[np.float6
         lasted: kinds × octaves: intervals that reached it.
         traits: kinds × traits.
     """
+    *_, found = fitting(ended, lasted, traits, start)
+    return found
+
+
+def fitting(ended: Table, lasted: Table, traits: Table, start: npt.NDArray[np.float64]) -> Iterator[npt.NDArray[np.float64]]:
+    """The weights of `fit` after each step of Newton's method."""
     usual = np.concatenate([np.full(OCTAVES, _USUAL), _BASE])
     ridge = np.concatenate([np.full(OCTAVES, _RIDGE_OCTAVE), np.full(len(_BASE), _RIDGE_TRAIT)])
-    found = start.copy()
+    found = start
     for _ in range(_STEPS):
         chance = _chance(traits, found)
         miss, spread = ended - lasted * chance, lasted * chance * (1 - chance)
@@ -232,10 +265,10 @@ def fit(ended: Table, lasted: Table, traits: Table, start: npt.NDArray[np.float6
         curve = np.block([[np.diag(spread.sum(axis=0)), cross], [cross.T, traits.T @ (spread.sum(axis=1)[:, None] * traits)]])
         step = np.linalg.solve(curve + np.diag(ridge), slope)
         largest = np.abs(step).max()
-        found += step * min(1.0, 2.0 / max(largest, _SMALL))
+        found = found + step * min(1.0, 2.0 / max(largest, _SMALL))
+        yield found
         if largest < _SMALL:
             break
-    return found
 
 
 def _chance(traits: Table, weights: npt.NDArray[np.float64]) -> Table:

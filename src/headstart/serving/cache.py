@@ -112,9 +112,9 @@ class Cache:
         """`shared_prefix` has taken the place of `ids`: their derived KV and reply tokens leave the disk."""
         stays, unneeded = set(shared_prefix.ids), set[BlockId]()
         for key in reversed(ids):
-            after = [entry.id for entry in self.index.children(key) if len(entry.tokens) == self._block_size]
             entry = self.index.get(key)
-            if key in stays or (entry is not None and entry.canonical) or not unneeded.issuperset(after):
+            after = (child for child in self.index.children(key) if child.length == self._block_size)
+            if key in stays or (entry is not None and entry.canonical) or any(child.id not in unneeded for child in after):
                 break
             unneeded.add(key)
         self.store.offload.drop_derived([entry for key in unneeded for entry in (checkpoint_id(key), key)])

@@ -78,6 +78,7 @@ class Job:
         seen: how many leading tokens of its prompt were used before, and how many prompts continued after them.
         misses: how many restores failed. After a few, the job computes everything.
         computed: prompt tokens that the engine prefilled for this job.
+        prefilled: when its first call of prefill began, and when its last one ended.
         points: lengths at which its prefill takes checkpoints.
         protected: those of them that are protected points.
         last_checkpoint: the last checkpoint that was taken during its reply.
@@ -96,6 +97,7 @@ class Job:
     plan: Plan | None = None
     sampler: Sampler | None = None
     computed: int = 0
+    prefilled: tuple[float, float] = (0.0, 0.0)
     token: int | None = None
     started: float = 0.0
     first: float = 0.0
@@ -162,6 +164,11 @@ class Job:
     def prefilling(self) -> bool:
         return self.slot is not None and self.token is None
 
+    def prefill_left(self, tokens: int) -> float | None:
+        """About how many seconds its prefill of `tokens` more takes; None if none has been computed yet."""
+        begun, ended = self.prefilled
+        return tokens * (ended - begun) / self.computed if self.computed else None
+
     def report(self, mode: str, now: float) -> Report:
         """What the job has computed so far."""
         assert self.plan is not None
@@ -184,13 +191,13 @@ class Job:
         )
 
     def turn(self, now: float, wipes: int, *, settles: bool) -> Turn:
-        """The turn, once the reply is complete, at `now`."""
+        """The turn, at `now`. Of a cancelled prompt its record has the tokens that were reached."""
         assert self.slot is not None
         request, reply, (known, siblings) = self.request, self.reply, self.seen
         record = Record(
             self.root,
             request.prompt.text + reply.text,
-            np.concatenate([self.chain.tokens, as_tokens(reply.tokens)]),
+            np.concatenate([self.chain.tokens[: len(self.slot)], as_tokens(reply.tokens)]),
             self.slot.canonical,
             reply.text,
             source=request.prompt.source,

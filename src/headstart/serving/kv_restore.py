@@ -97,7 +97,7 @@ class KvRestore:
         for entry in plan.restore:
             data = self._memory.read(entry.id)
             assert data is not None  # it is in memory, and pinned
-            segments.append(KVSegment(data, len(entry.tokens), len(entry.tokens)))
+            segments.append(KVSegment(data, entry.length, entry.length))
         if segments:
             segments[-1] = replace(segments[-1], take=plan.take)
         state = None if plan.state is None else self._memory.read(plan.state.id)

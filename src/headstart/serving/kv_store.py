@@ -70,7 +70,7 @@ class KvStore:
         self.wall = wall
         self.terms = Terms() if terms is None else terms
         self.conversation_fingerprints = ConversationFingerprints()
-        self.retention = Retention(memory.name, self.index, self._saved_per_byte)
+        self.retention = Retention(memory.name, self.index, self._saved_per_byte, by_owner=memory.quota.on)
         limits = PinLimits.of(tenant_memory, memory.budget, engine.shape.transfer_bytes)
         self.pins = Pins(self.index, memory, self.retention, self.disk, limits, self.listener.pinned)
         self._stateful = mode.traits.stateful
@@ -112,7 +112,7 @@ class KvStore:
             return worth(self.gap(entry), self.memory.state_bytes, per_token, protected=entry.protected)
         if not per_token:
             return 0.0
-        return LOOSE / per_token if self._stateful else len(entry.tokens) / self.memory.cell_bytes
+        return LOOSE / per_token if self._stateful else entry.length / self.memory.cell_bytes
 
     def gap(self, state: Entry) -> int:
         """Tokens between a checkpoint and the one before it on its chain: the prefill that it saves."""

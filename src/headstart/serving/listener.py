@@ -43,7 +43,8 @@ class Listener(IndexListener, SharedListener, Protocol):
         """The prefill of a job is over."""
 
     def ended(self, job: Job, how: JobEnd, report: Report | None = None) -> None:
-        """A job has left the queue or its slot for good. A job that replied to the end has a report."""
+        """A job has left the queue or its slot for good. One that replied to the end has a report, and one
+        that was cancelled in its slot."""
 
     def pinned(self, keys: Collection[BlockId]) -> None:
         """Entries were pinned, or are not pinned any more."""

@@ -157,7 +157,7 @@ class MemoryBudget:
     def evict(self, entry: Entry) -> None:
         """Evicts an entry. With the last checkpoint of a chain goes the KV that only this checkpoint made useful."""
         self.counters["evicted"] += 1
-        self.counters["evicted_tokens"] += 0 if entry.state else len(entry.tokens)
+        self.counters["evicted_tokens"] += 0 if entry.state else entry.length
         if self.offload.lacking(entry):
             self.skip("disk", 1)
         self.drop(entry)
@@ -194,7 +194,7 @@ class MemoryBudget:
         if entry is not None and not (entry.pins or entry.kept):
             if self.memory.name in entry.copies:
                 self.drop(entry)
-            if len(entry.tokens) == self.index.block_size:
+            if entry.length == self.index.block_size:
                 self.offload.discard(key)
             self.counters["thinned"] += 1
 

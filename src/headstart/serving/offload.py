@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from headstart.explain.fingerprint import ConversationFingerprint, ConversationFingerprints
 from headstart.interfaces.tokens import BlockId, as_tokens
+from headstart.prefix_cache.blocks import Chain, checkpoint_id
 from headstart.prefix_cache.index import Entry, Index
 from headstart.prompt.reply_tokens import ReplyTokensMemo, ReplyTokensRecord
 from headstart.tiers.disk import Label
@@ -20,6 +21,7 @@ from headstart.tiers.memory import Memory
 from headstart.tiers.notices import (
     EverythingErased,
     NoteFound,
+    Notice,
     ObjectErased,
     ObjectFound,
     ObjectGone,
@@ -28,6 +30,10 @@ from headstart.tiers.notices import (
     PinsFound,
 )
 
+STEP = 128
+"""Notices that are handled at once. That takes one or two milliseconds, and replies must not wait for longer."""
+ALL = 1 << 13
+"""More notices than can wait."""
 LATER = 10.0
 """Seconds after which a derived checkpoint is offered. It is large, and mostly dropped by then."""
 
@@ -77,6 +83,7 @@ class Offload:
         self._lost = lost
         self._clock = clock
         self._later: deque[tuple[float, Entry]] = deque()
+        self._notices: deque[Notice] = deque()
         self._unneeded: set[BlockId] = set()  # derived entries that the disk need not have: no request is expected to use them
 
     def offer(self, entry: Entry) -> None:
@@ -151,10 +158,15 @@ class Offload:
 
     # ── notices ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def take_notices(self) -> bool:
-        """Handles the notices of the disk, also those about other processes. Returns whether there were any."""
-        notices = self._disk.notices()
-        for notice in notices:
+    def take_notices(self, most: int = STEP) -> bool:
+        """Handles notices of the disk, also those about other processes. Returns whether there were any.
+
+        `most`: of them. `ALL` is for callers who have to know what the disk has done for them.
+        """
+        while len(self._notices) < most and (more := self._disk.notices()):
+            self._notices.extend(more)
+        handled = min(most, len(self._notices))
+        for notice in [self._notices.popleft() for _ in range(handled)]:
             match notice:
                 case ObjectStored(label=label):
                     self._answered(label.key)
@@ -188,12 +200,25 @@ class Offload:
             if self.lacking(entry) and not self._hand_over(entry):
                 break
             del self._queued[entry.id]
-        return bool(notices)
+        return bool(handled)
+
+    @property
+    def behind(self) -> bool:
+        """Whether there are more notices than one call has handled."""
+        return bool(self._notices)
 
     @property
     def pending_notices(self) -> bool:
         """Whether an entry is still to be offered, or still to be answered."""
         return bool(self.writing or self._queued or self._later)
+
+    def find(self, chain: Chain) -> None:
+        """Looks for a request's entries on disk, as long as the disk has not reported them all."""
+        if self._disk.listed:
+            return
+        lacking = [key for key in chain.ids if self._index.get(key) is None]
+        for label in sorted(self._disk.find([one for key in lacking for one in (key, checkpoint_id(key))]), key=_place):
+            self._appeared(label)
 
     def gone(self, key: BlockId) -> None:
         """The disk has lost an entry."""
@@ -214,3 +239,8 @@ class Offload:
             tokens, state = as_tokens(label.tokens), label.kind == "state"
             entry = Entry(label.key, label.parent, tokens, label.start, state=state, owner=label.owner, written=label.written)
             self._index.add(entry, self._disk.name, canonical=label.canonical)
+
+
+def _place(label: Label) -> tuple[int, bool]:
+    """Blocks in order, each before its checkpoint."""
+    return label.start, label.kind == "state"

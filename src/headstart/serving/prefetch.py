@@ -99,7 +99,7 @@ class Prefetch:
 
     def _buffer(self, entry: Entry, cell: Cell) -> Bytes:
         """The part of a cell that is read into: all of it for a checkpoint, whose size varies."""
-        return self._memory.cell(cell)[: None if entry.state else len(entry.tokens) * self._kv_bytes_per_token]
+        return self._memory.cell(cell)[: None if entry.state else entry.length * self._kv_bytes_per_token]
 
     def _take_back(self) -> None:
         """Frees the cells of hung reads that have ended."""

@@ -62,7 +62,7 @@ class TokenLogprob:
 class Report:
     """What one choice of a request computed, and why, in tokens and seconds.
 
-    `prompt` = `live` + `restored` + `computed`; `cached` = `live` + `restored`.
+    `cached` = `live` + `restored`; `prompt` = `cached` + `computed`, unless it was cancelled before.
 
     Attributes:
         prompt: all tokens of the prompt.
@@ -80,6 +80,7 @@ class Report:
         ttft: seconds from arrival to the first token.
         decode: seconds from the first token to the last.
         dropped: messages that were left out of a conversation longer than the context (`overflow="truncate"`).
+        cancelled: whether the caller stopped it. Times without a first token end there.
     """
 
     prompt: int
@@ -96,6 +97,7 @@ class Report:
     decode: float = 0.0
     dropped: int = 0
     explained: bool = True
+    cancelled: bool = False
 
     @property
     def cached(self) -> int:

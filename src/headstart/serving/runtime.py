@@ -36,6 +36,7 @@ from headstart.serving.expiry import Erasure
 from headstart.serving.job import Ticket
 from headstart.serving.kv_store import KvStore
 from headstart.serving.listener import Listener, Listeners
+from headstart.serving.offload import ALL
 from headstart.serving.prompt_maker import PromptMaker
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
@@ -136,7 +137,9 @@ class Runtime:
         self.reuse = settings.reuse
         chosen = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         self.sampling = Sampling(**{name: value for name, value in chosen.items() if value is not None})
-        self._mode = Mode(settings.reuse == "exact", engine.traits)
+        settles = settings.settle == "on" and engine.traits.movable and engine.traits.canonical
+        # Derived KV never leaves the machine.
+        self._mode = Mode(settings.reuse == "exact", engine.traits, settles and settings.shared is None)
         self.listeners = listener = Listeners(*listeners)
         listener.begin(self._mode)
         self.prompts = PromptMaker.of(engine.tokenizer, settings, engine.shape.ctx)
@@ -164,7 +167,7 @@ class Runtime:
             listener=listener,
         )
         self.cache = Cache(engine, self._mode, store)
-        self.cache.store.offload.take_notices()  # before the first prompt is made, which is earlier than the first request
+        self.cache.store.offload.take_notices(ALL)  # before the first prompt is made, which is earlier than the first request
         self._observers: list[Callable[[Outcome], None]] = [observe] if observe else []
         self._entrance = threading.Lock()  # so that a request checks the queue and joins it in one step
         self._watchers: list[Callable[[Request], Sink]] = []
@@ -443,7 +446,7 @@ def _disk(engine: Engine, settings: Settings, memory: int, terms: Terms, clock: 
     known = StoredModel.of(model_name(file) if file else engine.facts.name, file)
 
     def opened() -> Disk:
-        disk = Disk(folder, settings.disk_budget, settings.tenant_disk, clock)
+        disk = Disk(folder, settings.disk_budget, settings.tenant_disk, clock, check=False)
         disk.learn(engine.fingerprint, known)
         return disk
 

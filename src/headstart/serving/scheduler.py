@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from headstart.errors import EngineError, HeadstartError, Unavailable
@@ -296,6 +296,7 @@ class Scheduler:
     def _arrive(self, ticket: Ticket) -> None:
         for job in Job.all_of(ticket, self.engine, self._clock()):
             self.waiting.append(job)
+            self.cache.store.offload.find(job.chain)
             try:
                 self.shared_fetch.begin(job)
             except Exception:  # it is computed
@@ -321,6 +322,8 @@ class Scheduler:
             for slot in self.slots:
                 if self._inbox.empty():
                     self.cache.kv_save.save(slot)
+        if self.cache.store.offload.behind:
+            return 0.0
         if self.settle.pending:
             wait = since + settle.AFTER - self._clock()
             return wait if wait > 0 else 0.0 if self.settle.step() else IDLE_SAVE
@@ -352,8 +355,21 @@ class Scheduler:
             self.shared_fetch.end(gone)
             self.waiting = deque(job for job in self.waiting if job not in gone)
         for job in [*gone, *(job for job in self._running if job.ticket.cancelled or job.ticket.over)]:
-            self._listener.ended(job, "cancelled" if job.ticket.cancelled else "failed")
+            if job.ticket.cancelled:
+                self._listener.ended(job, "cancelled", self._cancelled(job))
+            else:
+                self._listener.ended(job, "failed")
             self._release(job)
+
+    def _cancelled(self, job: Job) -> Report | None:
+        """Remembers a cancelled job, so that it can be explained; None if it never had a slot, because nothing was planned."""
+        if job.slot is None:
+            return None
+        now = self._clock()
+        report = job.ticket.reports[job.choice] = replace(job.report(self._mode_name, now), cancelled=True)
+        if not self.expiry.late(job.slot, job.ticket.reports):
+            self.history.remember(job.turn(now, self.expiry.wipes, settles=False).record)
+        return report
 
     def _abandon(self, error: HeadstartError) -> None:
         """Fails every job, and empties all slots, because the engine's state is unknown."""
@@ -496,6 +512,7 @@ class Scheduler:
             self._admission.pace.prefilled(seconds, size)
             self._listener.prefilled(start, start + size, seconds)
             self.cache.store.seconds = self._admission.pace.prefill
+        job.prefilled = job.prefilled[0] if job.computed else begun, self._clock()
         job.computed += size
         slot.extend(tokens, canonical=self._is_canonical(slot, start, size, length))
         if len(slot) in job.points:

@@ -63,7 +63,7 @@ class SharedOffer:
 
     def _may_leave(self, entry: Entry) -> bool:
         """Whether it is a canonical block or checkpoint. Derived KV never leaves the machine."""
-        return entry.canonical and len(entry.tokens) == self._index.block_size
+        return entry.canonical and entry.length == self._index.block_size
 
     @property
     def later(self) -> int:

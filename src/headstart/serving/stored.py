@@ -18,6 +18,7 @@ from headstart.prefix_cache.blocks import checkpoint_id
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import PIN_SHARE
 from headstart.serving.cache import Cache
+from headstart.serving.offload import ALL
 from headstart.serving.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -96,7 +97,7 @@ class CachedChains:
         """The chain that ends with this entry."""
 
         def look() -> CachedChain:
-            self._cache.store.offload.take_notices()  # of what the disk has done for this caller
+            self._cache.store.offload.take_notices(ALL)  # of what the disk has done for this caller
             blocks = {entry.id: entry for entry in self._up(key, owner)}
             ends = [state for block in blocks if (state := self._index.get(checkpoint_id(block))) is not None]
             return self._chain(blocks[key], blocks, {state.parent: state for state in ends})
@@ -166,7 +167,7 @@ class CachedChains:
                 raise Conflict("This chain is pinned: unpin it first.", code="pinned")
             keys, labels = {entry.id for entry in going}, [self._cache.store.label(entry, True) for entry in going]
             self._scheduler.expiry.delete(keys)
-            deleted = Deleted(len(own), sum(len(entry.tokens) for entry in own), 0)
+            deleted = Deleted(len(own), sum(entry.length for entry in own), 0)
             return deleted, self._cache.disk.erase(keys), self._cache.shared.erase(labels)
 
         deleted, on_disk, shared = self._on_engine(delete)

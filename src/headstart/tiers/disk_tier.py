@@ -77,6 +77,13 @@ class DiskTier(Protocol):
         given up: see `Hung`.
         """
 
+    @property
+    def listed(self) -> bool:
+        """Whether all objects were reported. After the start of a large disk this takes a while."""
+
+    def find(self, keys: Sequence[bytes]) -> list[Label]:
+        """Looks for objects that may not have been reported yet. It stops where many in turn are missing."""
+
     def keep(self, keys: Collection[bytes]) -> None:
         """Protects objects from eviction for a while, because a request waits for them. Replaces the keys of earlier calls."""
 

@@ -20,6 +20,7 @@ class NoDisk:
 
     name = "disk"
     on = False
+    listed = True
     used = budget = reserved = 0
 
     def __init__(self) -> None:
@@ -45,6 +46,9 @@ class NoDisk:
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
         return [FileNotFoundError("there is no disk") for _ in wanted]
+
+    def find(self, keys: Sequence[bytes]) -> list[Label]:
+        return []
 
     def keep(self, keys: Collection[bytes]) -> None:
         pass

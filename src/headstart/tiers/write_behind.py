@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
@@ -26,21 +26,13 @@ from headstart.interfaces.tokens import Bytes
 from headstart.names import OptionText, option
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.reuse_model import RequestTraits
+from headstart.tiers.catalog_watch import CatalogWatch
 from headstart.tiers.disk import Disk, FormatError, Label, Note
+from headstart.tiers.disk.catalog import look_up
 from headstart.tiers.disk.format import ALIGN
 from headstart.tiers.disk.schema import damages
-from headstart.tiers.disk.store import RESERVE
-from headstart.tiers.notices import (
-    EverythingErased,
-    NoteFound,
-    Notice,
-    ObjectErased,
-    ObjectFound,
-    ObjectGone,
-    ObjectRefused,
-    ObjectStored,
-    PinsFound,
-)
+from headstart.tiers.disk.store import AT_ONCE, RESERVE
+from headstart.tiers.notices import Notice, ObjectErased, ObjectFound, ObjectGone, ObjectRefused, ObjectStored
 from headstart.tiers.parallel_read import ParallelRead
 from headstart.units import count, show_size
 
@@ -57,7 +49,11 @@ PATIENCE = 10.0
 NEWS = 1 << 16
 """Most uses, replies and notes that wait while the disk is busy."""
 SOME = 1000
-"""Most notices that one call returns: the engine thread has other work."""
+"""Most notices that one call returns."""
+BACKLOG = 1000
+"""Notices that wait for the engine thread, from which on no further objects are looked for."""
+SHORT = 0.005
+"""Seconds between two pieces of work that nobody waits for."""
 GRACE = 5.0
 """Seconds for which stopping waits for a running write."""
 TIDY = 600.0
@@ -94,8 +90,6 @@ class WriteBehind:
         self._terms.share()
         self._clock = clock
         self._looked, self._terms_seen = -math.inf, -1  # when expired objects were last looked for
-        self._wiped: tuple[float, int] | None = None  # `Ages.wiped` at the last look
-        self._wiped_first = 0.0  # its time at the first look
         self._opens = opens
         self._fingerprint = fingerprint
         self._limit = limit
@@ -116,11 +110,12 @@ class WriteBehind:
         self._moved, self._again = 0, False  # bytes that were read; whether all objects must be reported again
         self._logged = (0, 0)  # the counters at the last log line
         self._logged_at = self._tidied = float("-inf")
-        self._seen = self._seen_notes = 0
-        self._known: set[bytes] = set()
-        self._pinned: frozenset[bytes] = frozenset()
-        self._version: tuple[int, ...] = ()
+        self._watch = CatalogWatch(fingerprint)
+        self._tidying: Iterator[tuple[list[Label], list[bytes]]] | None = None
         self._sizes = (0, 0, 0, 0)
+        self._measured: tuple[int, ...] = ()  # the catalogue's version then
+        self._mended: Counter[str] = Counter()
+        self._at_once = True  # whether this clean-up ends before anything else is done
         self._foreign: Mapping[bytes, Set[bytes]] = {}
         self._ends = float("inf")
         self._failing_until = 0.0
@@ -169,7 +164,7 @@ class WriteBehind:
     def pin(self, keys: Collection[bytes]) -> Future[bool]:
         def pin(disk: Disk) -> bool:
             fits = disk.pin(keys)
-            self._look_at_pins(disk)
+            self._notices.extend(self._watch.pins(disk.catalog))
             return fits
 
         return self._ask(pin)
@@ -177,7 +172,7 @@ class WriteBehind:
     def unpin(self, keys: Collection[bytes]) -> Future[None]:
         def unpin(disk: Disk) -> None:
             disk.catalog.pin(keys, False)
-            self._look_at_pins(disk)
+            self._notices.extend(self._watch.pins(disk.catalog))
 
         return self._ask(unpin)
 
@@ -207,6 +202,21 @@ class WriteBehind:
         self._asked.put(answer)
         self._queue.put(frozenset())  # wakes the thread
         return done
+
+    @property
+    def listed(self) -> bool:
+        return self._watch.complete
+
+    def find(self, keys: Sequence[bytes]) -> list[Label]:
+        disk, now = self._disk, self._clock()
+        if disk is None:
+            return []
+        try:
+            labels = [row.label for row in look_up(disk.index, keys)]
+        except (OSError, sqlite3.Error, ValueError, TypeError):  # the thread meets the error too, and reports it
+            return []
+        wanted = (label for label in labels if label.fingerprint == self._fingerprint)
+        return [label for label in wanted if label.written > self._terms.due(label.owner, now)]
 
     def read(self, wanted: Sequence[tuple[Label, Bytes]]) -> list[int | Exception]:
         if self._hangs:
@@ -300,7 +310,7 @@ class WriteBehind:
         size = 0
         while size < BATCH:
             try:
-                item = self._queue.get_nowait() if batch else self._queue.get(timeout=POLL)
+                item = self._queue.get_nowait() if batch else self._queue.get(timeout=self._pause)
             except queue.Empty:
                 break
             if item is None:
@@ -310,6 +320,13 @@ class WriteBehind:
             batch.append(item)
             size += len(item[1]) + ALIGN
         return batch, frozenset(), False
+
+    @property
+    def _pause(self) -> float:
+        """Seconds to wait for work."""
+        if self._watch.more and self._disk is not None and time.monotonic() >= self._failing_until:
+            return 0.0 if len(self._notices) < BACKLOG else SHORT
+        return POLL if self._tidying is None else SHORT
 
     def _wanted(self, batch: list[tuple[Label, Bytes]]) -> list[tuple[Label, Bytes]]:
         """The objects of a batch, without those that were discarded after they were offered."""
@@ -327,8 +344,7 @@ class WriteBehind:
             if time.monotonic() >= self._failing_until and (self._disk is not None or self._open()):
                 disk = self._disk
                 assert disk is not None
-                if time.monotonic() >= self._tidied + min(TIDY, self._terms.look):
-                    self._reconcile(disk)
+                self._tidy(disk)
                 while self._bad:  # before it is written again
                     row = disk.quarantine(self._bad.popleft())
                     if row is not None:
@@ -383,7 +399,7 @@ class WriteBehind:
         self.counters["evicted"] += len(gone)
         self._forget(gone)
         done = {label.key for label in stored}
-        self._known |= done
+        self._watch.known.add(done)
         for label, payload in batch:
             reason = "erased" if label.key in erased else "budget"
             self._end(ObjectStored(label) if label.key in done else ObjectRefused(label, reason), payload)
@@ -395,18 +411,31 @@ class WriteBehind:
         with self._lock:
             self._waiting -= len(payload)
 
-    def _reconcile(self, disk: Disk) -> None:
-        """Cleans up after crashes: of all processes at the start, and of other processes later."""
-        if self._tidied == float("-inf") or disk.strays():
-            found, gone = disk.reconcile()
-            self._looked = -math.inf  # what was found may be expired
-            if found or gone:
-                log.info("after a crash: %s found again, %s dropped", count(len(found), "object"), count(len(gone), "row"))
-            self._forget(gone)
-        self._tidied = time.monotonic()
+    def _tidy(self, disk: Disk) -> None:
+        """Cleans up after crashes: of all processes at the start, and of other processes later. If it is much, by pieces."""
+        small = len(disk) <= AT_ONCE
+        if self._tidying is None and time.monotonic() >= self._tidied + min(TIDY, self._terms.look):
+            if not (small or self._watch.complete):
+                return
+            first = self._tidied == float("-inf")
+            self._tidying, self._at_once = disk.tidy(whole=small) if first else disk.tidy(rows=False), small
+            self._mended = Counter()
+        while self._tidying is not None:
+            piece = next(self._tidying, None)
+            if piece is None:
+                self._tidying, self._tidied = None, time.monotonic()
+                if self._mended.total():
+                    found, dropped = count(self._mended["found"], "object"), count(self._mended["dropped"], "row")
+                    log.info("after a crash: %s found again, %s dropped", found, dropped)
+                    self._looked = -math.inf  # what was found may be expired
+            else:
+                self._mended.update(found=len(piece[0]), dropped=len(piece[1]))
+                self._forget(piece[1])
+                if not self._at_once:
+                    break
 
     def _forget(self, gone: Collection[bytes], notice: type[ObjectGone | ObjectErased] = ObjectGone) -> None:
-        self._known.difference_update(gone)
+        self._watch.known.remove(gone)
         self._notices.extend(map(notice, gone))
 
     def _expire(self, disk: Disk) -> None:
@@ -433,9 +462,9 @@ class WriteBehind:
         """Whether a user has deleted this object since the folder was opened, so that it must not be written."""
         wiped, _ = disk.catalog.ages.wiped()
         before = self._terms.before if self._terms.obeyed == wiped else wiped
-        if wiped not in (0.0, self._wiped_first) and label.written <= before:
+        if wiped not in (0.0, self._watch.wiped_first) and label.written <= before:
             return True
-        return label.key in self._known and label.key not in disk and not disk.catalog.ghosts([label.key])
+        return label.key in self._watch.known and label.key not in disk and not disk.catalog.ghosts([label.key])
 
     def _housekeep(self, disk: Disk) -> None:
         uses = [self._uses.popleft() for _ in range(len(self._uses))]
@@ -444,68 +473,43 @@ class WriteBehind:
         replies = [self._replies.popleft() for _ in range(len(self._replies))]
         if replies:
             disk.catalog.replied(replies)
-        erased = self._look(disk)
-        notes = [self._notes.popleft() for _ in range(len(self._notes))]
-        if notes and self._wiped is not None:
-            kept = [note for note in notes if note.block not in erased]
-            disk.catalog.note(self._fingerprint, kept, self._clock(), since=self._wiped[0])
+        self._look(disk)
+        if self._watch.wiped is not None and self._watch.compared:
+            erased = self._watch.take_erased()
+            notes = [self._notes.popleft() for _ in range(len(self._notes))]
+            if kept := [note for note in notes if note.block not in erased]:
+                disk.catalog.note(self._fingerprint, kept, self._clock(), since=self._watch.wiped[0])
 
-    def _look(self, disk: Disk) -> Set[bytes]:
-        """Reports objects that other processes have added or removed. Returns the keys of those that were deleted by a user."""
-        erased = frozenset[bytes]()
-        version, again = disk.catalog.version(), self._again and not self._hangs
-        if version == self._version and not again:
-            return erased
-        self._again, self._seen = self._again and not again, 0 if again else self._seen
-        wiped = disk.catalog.ages.wiped()  # read before the keys, so that no deletion is missed
-        if self._version and version[0] != self._version[0]:
-            vanished = self._known - disk.catalog.keys()
-            erased = frozenset(vanished - disk.catalog.ghosts(vanished))
-            self._forget(vanished - erased)
-            self._forget(erased, ObjectErased)
+    def _look(self, disk: Disk) -> None:
+        """Reports objects that other processes have added or removed."""
+        again, wiped = self._again and not self._hangs, self._watch.wiped
+        self._again = self._again and not again
+        version = disk.catalog.version()
+        self._notices.extend(self._watch.look(disk.catalog, again=again, reports=len(self._notices) < BACKLOG))
+        if self._watch.foreign_writes:
             self._agree(disk)
-        self._note_wipe(disk, wiped)
-        self._version = version
-        rows = list(disk.catalog.rows(self._fingerprint, self._seen))
-        self._seen = max((row.number for row in rows), default=self._seen)
-        for row in sorted(rows, key=lambda row: row.label.start):  # parents first: the owner is known from them
-            self._known.add(row.label.key)
-            self._notices.append(ObjectFound(row.label))
-        self._look_at_pins(disk)
-        for number, note in disk.catalog.notes(self._fingerprint, self._seen_notes):
-            self._seen_notes = number
-            self._notices.append(NoteFound(note))
-        self._sizes = (disk.used, disk.budget, disk.reserved, len(disk))
-        return erased
-
-    def _look_at_pins(self, disk: Disk) -> None:
-        if (pinned := disk.catalog.pinned(self._fingerprint)) != self._pinned:
-            self._pinned = pinned
-            self._notices.append(PinsFound(pinned))
-
-    def _note_wipe(self, disk: Disk, wiped: tuple[float, int]) -> None:
-        before, self._wiped = self._wiped, wiped
-        if before is None:
-            self._wiped_first = wiped[0]
-        elif wiped != before:
+        if wiped is not None and wiped != self._watch.wiped:
             self._foreign = disk.catalog.foreign(self._fingerprint)
             self._notes.clear()
-            if wiped[0] != before[0]:
-                self._notices.append(EverythingErased(wiped[0]))
-            if wiped[0] == before[0] or wiped[1] > before[1] + 1:  # several deletions at once: one may have been of a chain
-                self._notices.append(EverythingErased(0.0))
+        if version != self._measured:
+            self._measured, self._sizes = version, (disk.used, disk.budget, disk.reserved, len(disk))
 
     def _open(self) -> bool:
         try:
             self._disk = self._opens()
             self._disk.catalog.ages.keep(self._terms.owners, self._clock())  # the catalogue may be a new one
             self._agree(self._disk)
-            self._expire(self._disk)
-            self._seen, self._seen_notes, self._version, self._tidied = 0, 0, (), float("-inf")
+            self._disk.catalog.ranks.learn(self._clock())
+            self._watch.restart()
+            self._tidying, self._tidied, self._looked, self._measured = None, float("-inf"), -math.inf, ()
             if self._disk.budget <= RESERVE:
                 warning = "nothing fits on %s of disk: free some, or give more %s"
                 log.warning(warning, show_size(self._disk.budget), OptionText(option("disk_budget")))
-            self._look(self._disk)
+            self._sizes = (self._disk.used, self._disk.budget, self._disk.reserved, len(self._disk))
+            if len(self._disk) <= AT_ONCE:  # otherwise the thread does it, piece by piece
+                self._expire(self._disk)
+                while self._watch.more and len(self._notices) < BACKLOG:
+                    self._look(self._disk)
             self._foreign = self._disk.catalog.foreign(self._fingerprint)
         except Exception as error:
             self._fail(error)
@@ -516,15 +520,16 @@ class WriteBehind:
         if not self._failing_until:
             log.warning("the disk fails, serving goes on without it: %s", error)
         _clear_frames(error)
+        self._tidying = None
         self._failing_until = time.monotonic() + PATIENCE
         self.counters["faults"] += 1
         if self._disk is not None and _only_writing(error):
             with suppress(OSError, sqlite3.Error):
                 self._disk.measure()  # other files may need the space
-                self._forget(self._known - self._disk.catalog.keys())  # evicted for objects that were then not written
+                self._look(self._disk)  # some may have been evicted for objects that were then not written
             return
         disk, self._disk = self._disk, None  # opened again later: the folder may be gone
-        self._forget(list(self._known))
+        self._forget(list(self._watch.known))
         if disk is not None:
             _close(disk, damaged=damages(error))
 

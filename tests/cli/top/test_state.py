@@ -14,10 +14,10 @@ from headstart.cli.top.state import LATEST, TopState
 from headstart.cli.top.stream import Decoder, ReadBatch
 from headstart.events.hub import EventReader, Hub, View
 from headstart.events.source import SlotState
-from headstart.events.tap import News
+from headstart.events.tap import News, RequestState
 from headstart.interfaces.tokens import BlockId, as_tokens
 from headstart.prefix_cache.index import Entry
-from scripted_top import batch, chat, entry, identity, request, soon
+from scripted_top import batch, chat, entry, identity, request, soon, words_of
 
 OWNER = b"alice---"
 
@@ -69,15 +69,15 @@ class Stored:
             known = self.stored[key] = Entry(key, above, tokens, start, {"memory": True}, owner=OWNER)
         elif kind == "remove":
             del self.stored[key]
-            known.copies.clear()
+            known.copies = {}
         elif kind == "pin":
             self.pins ^= {key}
             self.queue.append(frozenset([key]))
             return
         elif kind == "disk":
-            known.copies["disk"] = True
+            known.copies = {**known.copies, "disk": True}
         elif kind == "forget" and len(known.copies) > 1:
-            del known.copies["memory"]
+            known.copies = {"disk": known.copies["disk"]}
         self.tokens += number
         self.queue.append(known)
 
@@ -125,7 +125,7 @@ def test_snapshot_and_changes_in_any_split_end_in_one_state(periods: list[list[t
         assert (one.state.slots, one.state.tiers, one.state.others) == (first.slots, first.tiers, first.others)
 
 
-STATES = st.sampled_from(["queued", "prefill", "reply", "stop", "length", "cancelled", "failed"])
+STATES = st.sampled_from(sorted(words_of(RequestState)))
 EVENTS = st.one_of(
     st.lists(st.builds(request, st.integers(1, 200), STATES), max_size=5).map(lambda rows: ("requests", rows)),
     st.lists(st.integers(0, 9).map(lambda number: entry(number, number - 1 if number else None)), max_size=5).map(
@@ -168,6 +168,8 @@ def test_a_request_uses_all_that_it_builds_on() -> None:
     assert {one.used for one in now.entries.values()} == {99.0}
     now = now.then(batch(("requests", [request(1, "prefill", reused=identity(1), at=150.0)])))
     assert {number: now.entries[identity(number)].used for number in (0, 1, 2, 9)} == {0: 150.0, 1: 150.0, 2: 99.0, 9: 99.0}
+    now = now.then(batch(("requests", [request(2, "stop", reused=identity(9), at=202.0)])))
+    assert [now.entries[identity(number)].used for number in (0, 1, 9)] == pytest.approx([200.3, 150.0, 200.3]), "it began then"
 
 
 def test_what_was_live_when_a_prefill_began() -> None:

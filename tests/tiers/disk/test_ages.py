@@ -211,6 +211,16 @@ def test_without_a_term_nothing_goes(tmp_path: Path) -> None:
 
 
 _VERSION_3 = """
+DROP TRIGGER object_came;
+DROP TRIGGER object_went;
+DROP TRIGGER object_changed;
+DROP TABLE totals;
+DROP TABLE owned;
+DROP TABLE made;
+DROP INDEX by_rank;
+DROP INDEX by_owners_rank;
+ALTER TABLE objects DROP COLUMN rank;
+ALTER TABLE objects DROP COLUMN children;
 DROP INDEX by_owner;
 DROP INDEX by_age;
 ALTER TABLE ghosts RENAME TO gone;
@@ -542,6 +552,7 @@ def test_wishes_that_come_together_are_all_told(tmp_path: Path, running: WriteBe
         other.catalog._db.execute("BEGIN IMMEDIATE")
         other.catalog._db.execute("DELETE FROM objects WHERE key IN (?, ?)", (label(0).key, label(2).key))
         other.catalog._db.execute("INSERT OR REPLACE INTO erased (id, before, times) VALUES (1, ?, 2)", (START,))
+        other.catalog._db.execute("UPDATE totals SET erased = erased + 1")
         other.catalog._db.execute("COMMIT")
     found = collected(running, EverythingErased, 2)
     assert {one.key for one in found if isinstance(one, ObjectErased)} == {label(0).key, label(2).key}

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits, ReuseModel, ReuseStats
-from headstart.tiers.disk.catalog import WAIT, Catalog, Note
+from headstart.tiers.disk.catalog import Catalog, Note
 from headstart.tiers.disk.format import Label
+from headstart.tiers.disk.ranks import WAIT
 
 DAY = 86_400.0
 SIZE = 4096
@@ -32,7 +33,8 @@ def state(number: int) -> Label:
 
 
 def names(catalog: Catalog, count: int, now: float) -> list[int]:
-    """The next `count` victims."""
+    """The next `count` victims, as of what is known now."""
+    catalog.ranks.learn(now)
     return [int.from_bytes(row.label.key) for row in catalog.victims((), count * SIZE, now)]
 
 
@@ -140,7 +142,7 @@ def test_uses_are_remembered_after_an_object_has_gone(catalog: Catalog) -> None:
     assert row is not None
     assert (row.uses, row.used) == (3, 50.0)
     assert not gone(catalog)
-    counts = catalog._learned().counts
+    counts = catalog.ranks.counts()
     assert counts[1].sum() == 0
     assert counts.sum() == pytest.approx(2 * UNKNOWN_REQUEST.weight), "used after 10 seconds, and after 30"
 
@@ -159,7 +161,7 @@ def test_ghosts_are_bounded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -
         catalog.add([(label(number), SIZE)], float(number))
         catalog.remove([label(number).key])
     assert gone(catalog) == list(range(30, 40))
-    assert catalog._learned().counts[1].sum() == pytest.approx(29 * UNKNOWN_REQUEST.weight), (
+    assert catalog.ranks.counts()[1].sum() == pytest.approx(29 * UNKNOWN_REQUEST.weight), (
         "the others are remembered as never having come again"
     )
 
@@ -169,7 +171,7 @@ def test_two_processes_learn_together(tmp_path: Path) -> None:
     one.add([(label(1), SIZE)], 0.0)
     for now in range(1, 40):
         (one if now % 2 else two).use([(label(1).key, float(now))])
-    assert one._learned().counts.sum() == two._learned().counts.sum() == pytest.approx(39 * UNKNOWN_REQUEST.weight)
+    assert one.ranks.counts().sum() == two.ranks.counts().sum() == pytest.approx(39 * UNKNOWN_REQUEST.weight)
 
 
 _GARBAGE = ("2, 0, 0, 1", "0, 9999, 0, 1", "0, 0, 24, 1", "0, 0, 0, -1", "0, 0, 0, 1e300", "0, 0.5, 0, 1", "0, 'x', 0, 1")
@@ -182,18 +184,18 @@ def test_what_was_learned_may_be_garbage(catalog: Catalog, garbage: str) -> None
     catalog._db.execute("UPDATE objects SET bucket = 1e6 + 0.5, weight = 1e300 WHERE key = ?", (label(1).key,))
     assert sorted(names(catalog, 2, 10.0)) == [1, 2]
     catalog.use([(label(2).key, 9.0)])
-    assert catalog._learned().counts.sum() == UNKNOWN_REQUEST.weight
+    assert catalog.ranks.counts().sum() == UNKNOWN_REQUEST.weight
 
 
 def test_old_times_are_forgotten(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headstart.tiers.disk.catalog.MEMORY", 3)
+    monkeypatch.setattr("headstart.tiers.disk.ranks.MEMORY", 3)
     catalog.add([(label(1), SIZE), (label(2), SIZE)], 0.0)
     for now in range(1, 40):
         catalog.use([(label(1).key, float(now))])
-    before = catalog._learned().counts.sum()
+    before = catalog.ranks.counts().sum()
     assert before > 1.5
-    catalog.remove([label(2).key], 40.0)
-    assert catalog._learned().counts.sum() == pytest.approx(before / 2)
+    catalog.ranks.learn(40.0)
+    assert catalog.ranks.counts().sum() == pytest.approx(before / 2)
 
 
 def test_notes_are_gone_with_their_block_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

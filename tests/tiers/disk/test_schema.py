@@ -6,8 +6,10 @@ import base64
 import errno
 import json
 import os
+import random
 import sqlite3
 import struct
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -22,13 +24,15 @@ from harness import ask, assistant, system, user
 from headstart.chat.tenancy import POLICIES, salt
 from headstart.cli.main import main
 from headstart.config import Settings
+from headstart.interfaces.tier import KV, STATE
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.expiry import Terms
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers.disk import Disk
-from headstart.tiers.disk.format import ALIGN
+from headstart.tiers.disk.catalog import Catalog
+from headstart.tiers.disk.format import ALIGN, Label
 from headstart.tiers.disk.lock import Lock
 from headstart.tiers.disk.schema import VERSION
 from headstart.tiers.disk.store import RESERVE
@@ -125,7 +129,7 @@ def test_the_catalogue_of_version_1_gets_what_it_has_not(tmp_path: Path) -> None
     before = table(tmp_path, "objects", "number")
     Disk(tmp_path, BIG).close()
     after = table(tmp_path, "objects", "number")
-    added = ("uses", "kind", "bucket", "weight", "written", "owner")
+    added = ("uses", "kind", "bucket", "weight", "written", "owner", "rank", "children")
     assert without(after, *added) == without(before, "heat", "created")
     assert sum(row["pinned"] for row in after) == 5
     assert [(row["written"], row["uses"], row["kind"], row["bucket"]) for row in after] == [
@@ -141,12 +145,40 @@ def test_the_catalogue_of_version_4_keeps_everything(tmp_path: Path) -> None:
     before = {name: table(tmp_path, name, "1") for name in ("objects", "gone", "notes", "spells", "models", "terms", "erased")}
     assert all(before.values()), "an empty table shows nothing"
     Disk(tmp_path, BIG).close()
-    assert table(tmp_path, "objects", "number") == renamed(before["objects"])
+    assert without(table(tmp_path, "objects", "number"), "rank", "children") == renamed(before["objects"])
     assert table(tmp_path, "ghosts", "number") == renamed(before["gone"])
     assert table(tmp_path, "intervals", "1, 2, 3") == sorted(before["spells"], key=lambda row: [*row.values()])
     for name in ("notes", "models", "terms", "erased"):
         assert table(tmp_path, name, "1") == before[name], name
     assert sum(row["pinned"] for row in before["objects"]) == 7
+
+
+_VERSION_5 = """
+DROP TRIGGER object_came;
+DROP TRIGGER object_went;
+DROP TRIGGER object_changed;
+DROP TABLE totals;
+DROP TABLE owned;
+DROP TABLE made;
+DROP INDEX by_rank;
+DROP INDEX by_owners_rank;
+ALTER TABLE objects DROP COLUMN rank;
+ALTER TABLE objects DROP COLUMN children;
+PRAGMA user_version = 5;
+"""
+
+
+def test_the_catalogue_of_version_5_keeps_everything(tmp_path: Path, payloads: dict[str, bytes]) -> None:
+    """And a second conversion of one folder finds the same."""
+    names = "objects", "ghosts", "notes", "intervals", "models", "terms", "erased", "owned", "made", "totals"
+    Disk(tmp_path, BIG).close()
+    before = {name: table(tmp_path, name, "1") for name in names}
+    assert any(row["pinned"] for row in before["objects"])
+    with closing(sqlite3.connect(tmp_path / "index.sqlite")) as database:
+        database.executescript(_VERSION_5)
+    Disk(tmp_path, BIG).close()
+    for name in names:
+        assert without(table(tmp_path, name, "1"), "rank", "pins") == without(before[name], "rank", "pins"), name
 
 
 def test_no_table_of_an_older_version_is_left(tmp_path: Path, payloads: dict[str, bytes]) -> None:
@@ -258,3 +290,92 @@ def test_a_running_older_process_is_turned_away(tmp_path: Path, payloads: dict[s
                 pass
     assert max(VERSIONS) < VERSION
     assert "lock.new" not in files(tmp_path)
+
+
+# ── totals ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def counted(folder: Path) -> dict[str, Any]:
+    """What the totals have to say, from the objects themselves."""
+    objects = table(folder, "objects", "number")
+
+    def by(column: str, **sums: Callable[[dict[str, Any]], int]) -> Rows:
+        groups: dict[bytes, Rows] = {}
+        for row in objects:
+            groups.setdefault(row[column], []).append(row)
+        return [
+            {column: name, "objects": len(rows)} | {what: sum(map(of, rows)) for what, of in sums.items()}
+            for name, rows in sorted(groups.items())
+        ]
+
+    parents = Counter(row["parent"] for row in objects)
+    return {
+        "totals": {"bytes": sum(row["allocated"] for row in objects), "objects": len(objects)},
+        "owned": by("owner", bytes=lambda row: row["allocated"], pinned=lambda row: row["allocated"] * row["pinned"]),
+        "made": by("fingerprint", states=lambda row: int(row["kind"] == "state")),
+        "children": {row["key"]: parents[row["key"]] for row in objects},
+    }
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """What the totals say."""
+    (totals,) = table(folder, "totals", "1")
+    return {
+        "totals": {name: totals[name] for name in ("bytes", "objects")},
+        "owned": table(folder, "owned", "owner"),
+        "made": table(folder, "made", "fingerprint"),
+        "children": {row["key"]: row["children"] for row in table(folder, "objects", "number")},
+    }
+
+
+def test_the_totals_of_an_older_catalogue_are_counted(tmp_path: Path, payloads: dict[str, bytes]) -> None:
+    Disk(tmp_path, BIG).close()
+    assert kept(tmp_path) == counted(tmp_path)
+    assert len(kept(tmp_path)["children"]) == len(payloads)
+    assert all(row["rank"] > 0 for row in table(tmp_path, "objects", "1"))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
+def test_the_totals_are_always_right(tmp_path: Path, seed: int) -> None:
+    """Blocks come in any order, become better or larger, are pinned, go, and are erased."""
+    dice = random.Random(seed)
+    with closing(Catalog(tmp_path / "index.sqlite")) as catalog:
+        for _ in range(150):
+            number = dice.randrange(1, 30)
+            key = bytes([number] * 32)
+            label = Label(
+                *(
+                    key,
+                    bytes([number // 2] * 32),
+                    bytes([dice.randrange(2)] * 32),
+                    8 * (number > 1),
+                    (number,),
+                    dice.random() < 0.5,
+                ),
+                *(1.0, dice.choice((KV, STATE)), 1.0, dice.choice((b"alice123", b"bob45678", b""))),
+            )
+            match dice.choice(("add", "add", "pin", "remove", "erase")):
+                case "add":
+                    catalog.add([(label, 4096 * dice.randint(1, 5))])
+                case "pin":
+                    catalog.pin([key], dice.random() < 0.7)
+                case "remove":
+                    catalog.remove([key])
+                case "erase":
+                    catalog.ages.erase([key])
+            assert kept(tmp_path) == counted(tmp_path)
+            assert (catalog.used(), len(catalog)) == tuple(kept(tmp_path)["totals"].values())
+
+
+def test_wrong_totals_are_corrected(tmp_path: Path, payloads: dict[str, bytes]) -> None:
+    with closing(Disk(tmp_path, BIG)) as disk:
+        for change in (
+            "totals SET bytes = bytes + 1",
+            "owned SET objects = 0",
+            "made SET states = 9",
+            "objects SET children = 7",
+        ):
+            disk.catalog._db.execute(f"UPDATE {change}")
+        assert kept(tmp_path) != counted(tmp_path)
+        disk.reconcile()
+        assert kept(tmp_path) == counted(tmp_path)

@@ -638,3 +638,53 @@ def test_two_processes_do_not_write_at_once(tmp_path: Path, monkeypatch: pytest.
     two.write([(label(0), rows(0))])
     one.write([(label(0), rows(0)), (label(1, 0), rows(1))])
     assert len(one) == len(two) == 2
+
+
+# ── clean-up in pieces ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_others_write_while_a_large_folder_is_tidied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the end there is a row for each object, and an object for each row; what was written meanwhile is there."""
+    monkeypatch.setattr(disk_store, "PIECE", 5)
+    disk = filled(tmp_path, 60)
+    disk.catalog.remove([label(number, number - 1).key for number in (57, 59)])  # crashes: objects without a row
+    for number in (7, 31):
+        disk.path(label(number, number - 1).key).unlink()  # rows without an object
+    (tmp_path / "tmp" / "1-1.rows").write_bytes(bytes(9_000))
+    other, dice = Disk(tmp_path, BIG), random.Random(0)
+    found, gone = list[Label](), list[bytes]()
+    new = iter(range(100, 120))
+    pieces = 0
+    for more, less in disk.tidy(whole=False):
+        pieces += 1
+        found += more
+        gone += less
+        if (number := next(new, None)) is not None:
+            dice.choice((disk, other)).write([(label(number), rows(number))])
+        assert disk._left == disk.budget - disk.used - disk.reserved - disk._unseen
+    assert pieces > 20
+    assert {one.key for one in found} == {label(number, number - 1).key for number in (57, 59)}
+    assert set(gone) == {label(number, number - 1).key for number in (7, 31)}
+    names = {path.stem for path in disk.objects.iterdir()}
+    assert {row.label.key.hex() for row in disk.catalog.rows()} == names
+    assert len(names) == 58 + 20
+    assert not list((tmp_path / "tmp").iterdir())
+    assert disk._unseen == 0
+
+
+def test_room_is_kept_for_what_is_not_seen_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash left objects without a row. Until a large folder has been looked through, they might fill the budget."""
+    monkeypatch.setattr(disk_store, "UNSEEN", 8 * 16384)
+    disk = filled(tmp_path, 20)
+    disk.catalog.remove([label(19, 18).key])
+    disk.close()
+    disk = Disk(tmp_path, disk_store.RESERVE + 20 * 16384)
+    pieces = disk.tidy(whole=False)
+    next(pieces)
+    disk.write([(label(50), rows(50))])
+    assert occupied(tmp_path) <= 20 * 16384
+    for _ in pieces:
+        pass
+    assert label(19, 18).key in disk
+    disk.write([(label(51), rows(51)), (label(52), rows(52))])
+    assert occupied(tmp_path) == disk.catalog.used() <= 20 * 16384

@@ -116,7 +116,7 @@ def _entries(chain: CachedChain, caller: bytes) -> dict[str, Any]:
         {
             "id": entry.id.hex(),
             "start": entry.start,
-            "tokens": len(entry.tokens),
+            "tokens": entry.length,
             "tiers": dict(entry.copies),
             "checkpoint": dict(ends[entry.id].copies) if entry.id in ends else None,
         }

@@ -40,7 +40,7 @@ async def chains(request: HttpRequest, limit: Limit = 100, cache_salt: Salt = ""
             "object": "list",
             "data": [figures(chain, mine) for chain in shown[:limit]],
             "has_more": len(shown) > limit,
-            "others": {"entries": len(others), "tokens": sum(len(entry.tokens) for entry in others)},
+            "others": {"entries": len(others), "tokens": sum(entry.length for entry in others)},
         }
 
     return JSONResponse(await asyncio.to_thread(found))

@@ -95,14 +95,16 @@ def account(runtime: Runtime, tenant: str, salt: str, request_id: str | None) ->
     summary = summarise([[report for report in reports if isinstance(report, Report)] for reports in prompts])
     return {
         "id": record.id,
+        "state": "cancelled" if summary.cancelled else "ended",
         "seconds_ago": time.monotonic() - record.time,
         "prompt": summary.prompt,
         "cached": summary.cached,
         "live": summary.live,
         "tiers": summary.tiers,
         "computed": summary.computed,
+        "completion": summary.completion,
         "mode": summary.mode,
-        "ttft": round(summary.ttft, 5),
+        "ttft": round(summary.ttft, 5) if summary.completion or not summary.cancelled else None,
         **_explanation(summary.explanation),
     }
 

@@ -27,7 +27,6 @@ WORDS = {
     401: "The key is missing or wrong. Give --api-key-file FILE, or set HEADSTART_API_KEY",
     403: "This key may not read the events, or the server does not know the name in the address (--allow-host)",
     404: "The server there has no events: it is another program, or an older headstart",
-    429: "The server has as many readers of events as it allows. Close one",
     503: "The server is loading its model, or stopping",
 }
 """What an HTTP status means here."""
@@ -97,8 +96,10 @@ class Feed:
                     emit(self._state)
                     self._last_id = batch.id or self._last_id
                     news = True
-                    if batch.events and batch.events[0][0] in _LAST_WORDS:
-                        why = _LAST_WORDS[batch.events[0][0]]
+                    if batch.events and batch.events[0][0] == "end":
+                        why = "The server is stopping"
+                    elif batch.events and batch.events[0][0] == "dropped":
+                        why = f"The server has dropped this reader: {batch.events[0][1]['reason']}"
                 if news and time.monotonic() >= self._sums_due:
                     news = False
                     self._ask_for_sums(emit)
@@ -113,8 +114,5 @@ class Feed:
         try:
             with self.server.open("/headstart/stats", timeout=SILENCE) as response:
                 emit(of_sums(json.load(response)))
-        except ServerRefusal:  # they are the operator's
+        except ServerRefusal:  # of an older version they are the operator's
             self._sums_due = float("inf")
-
-
-_LAST_WORDS = {"end": "The server is stopping", "dropped": "The server has dropped this reader, because it read too slowly"}

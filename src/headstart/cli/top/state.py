@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,7 +50,7 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """What a slot does. Of the slots of others only the number and whether it is busy are known."""
+    """What a slot does. Of the slots of others only the number and whether it is busy are known. `left`: seconds of prefill."""
 
     number: int
     state: str
@@ -58,6 +58,7 @@ class SlotRow:
     total: int
     reply: int
     request: int | None
+    left: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +131,19 @@ def _entries(now: TopState, changes: list[dict[str, Any]]) -> Mapping[str, Shown
 
 
 def _requests(now: TopState, changes: list[dict[str, Any]]) -> TopState:
-    rows, entries = dict(now.requests), now.entries
+    rows, uses = dict(now.requests), [(one["reused"], _began(one)) for one in changes if one.get("reused")]
     for one in changes:
         rows.pop(one["number"], None)  # the latest changed one is the last
         rows[one["number"]] = _request(one)
-        if one.get("reused"):
-            entries = _used(entries, one["reused"], one["at"])
     for number in [*rows][: max(0, len(rows) - LATEST)]:
         del rows[number]
-    return replace(now, requests=rows, entries=entries)
+    return replace(now, requests=rows, entries=_used(now.entries, uses) if uses else now.entries)
+
+
+def _began(one: Mapping[str, Any]) -> float:
+    """When its prefill began."""
+    seconds = one.get("seconds", {})
+    return float(one["at"] - seconds.get("prefill", 0.0) - seconds.get("decode", 0.0))
 
 
 def _request(one: Mapping[str, Any]) -> RequestRow:
@@ -161,16 +166,17 @@ def _request(one: Mapping[str, Any]) -> RequestRow:
     )
 
 
-def _used(entries: Mapping[str, ShownEntry], last: str, at: float) -> Mapping[str, ShownEntry]:
-    """The entries after a use of one and of all before it."""
-    found, key = dict(entries), last
-    while (entry := found.get(key)) is not None and (entry.used is None or entry.used < at):
-        found[key] = replace(entry, used=at)
-        key = entry.parent or ""
+def _used(entries: Mapping[str, ShownEntry], uses: Sequence[tuple[str, float]]) -> Mapping[str, ShownEntry]:
+    """The entries after uses of some, at a time, and of all before them."""
+    found = dict(entries)
+    for key, at in uses:
+        while (entry := found.get(key)) is not None and (entry.used is None or entry.used < at):
+            found[key] = replace(entry, used=at)
+            key = entry.parent or ""
     return found
 
 
 def _slot(one: Mapping[str, Any]) -> SlotRow:
-    return SlotRow(
-        one["slot"], one["state"], one.get("tokens", 0), one.get("total", 0), one.get("reply", 0), one.get("request")
-    )
+    number, state = one["slot"], one["state"]
+    tokens, total, reply = (one.get(name, 0) for name in ("tokens", "total", "reply"))
+    return SlotRow(number, state, tokens, total, reply, one.get("request"), one.get("left"))

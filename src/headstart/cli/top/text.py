@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from math import ceil
 
 from rich.text import Text
 
@@ -52,7 +53,9 @@ def slot_line(slot: SlotRow, requests: Mapping[int, RequestRow]) -> Text:
     row = requests.get(slot.request) if slot.request is not None else None
     if slot.state == "prefill":
         share = slot.tokens / slot.total if slot.total else 0.0
-        found.append_text(level(slot.tokens, slot.total, PROGRESS)).append(f" {slot.tokens:,} of {slot.total:,} ({share:.0%})")
+        found.append_text(level(slot.tokens, slot.total, PROGRESS)).append(
+            f" {slot.tokens:,} of {slot.total:,} ({share:.0%}){_left(slot.left)}"
+        )
     elif slot.state == "reply":
         found.append(f"{slot.reply:,} tokens after a prompt of {slot.total:,}")
     elif slot.tokens:
@@ -60,6 +63,14 @@ def slot_line(slot: SlotRow, requests: Mapping[int, RequestRow]) -> Text:
     if row is not None:
         found.append(f"   {plain(row.id)}", DIM)
     return found
+
+
+def _left(seconds: float | None) -> str:
+    """Without false precision, as on the page."""
+    if seconds is None:
+        return ""
+    words = f"{ceil(seconds)} s" if seconds < 100 else f"{ceil(seconds / 60)} min"
+    return f", {'less than a second' if seconds < 1 else words} left"
 
 
 # ── the tree ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -110,7 +121,7 @@ def requests_head(width: int) -> Text:
 def request_line(row: RequestRow, width: int) -> Text:
     """A request: when it came, its prompt as a bar of tiers, its seconds, and why known text was computed."""
     found = Text().append(time.strftime(CLOCK, time.localtime(row.at)), DIM)
-    found.append(f" {plain(row.state):9}", _STYLES.get(row.state, "bold")).append(" ")
+    found.append(f" {plain(row.state):9}", STYLES.get(row.state, "bold")).append(" ")
     if row.computed is None:  # what is not cached is not computed yet
         shown = bar(row.tiers, max(len(row.tiers), width * row.cached // max(1, row.prompt)))
     else:
@@ -123,7 +134,9 @@ def request_line(row: RequestRow, width: int) -> Text:
     return found
 
 
-_STYLES = {"stop": DIM, "length": DIM, "ended": DIM, "cancelled": WARN, "failed": WARN}
+_RUNNING = dict.fromkeys(("queued", "prefill", "reply"), "bold")
+STYLES = {**_RUNNING, "stop": DIM, "length": DIM, "ended": DIM, "cancelled": WARN, "failed": WARN}
+"""How a state of a request looks."""
 
 
 def _seconds(value: float | None) -> str:

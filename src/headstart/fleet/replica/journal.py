@@ -85,12 +85,12 @@ class Journal(NoListener):
         self._live = LiveBlocks(self._held, mode)
 
     def added(self, entry: Entry, tier: str) -> None:
-        if len(entry.tokens) == self._mode.traits.block_size and (entry.copies[tier] or not self._mode.exact):
+        if entry.length == self._mode.traits.block_size and (entry.copies[tier] or not self._mode.exact):
             with self._lock:
                 self._held.add(key_of(entry), TIERS[tier])
 
     def removed(self, entry: Entry, tier: str) -> None:
-        if len(entry.tokens) == self._mode.traits.block_size:
+        if entry.length == self._mode.traits.block_size:
             with self._lock:
                 self._held.remove(key_of(entry), TIERS[tier])
 

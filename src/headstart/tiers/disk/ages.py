@@ -11,6 +11,9 @@ from collections.abc import Collection, Mapping
 from headstart.prefix_cache.expiry import Terms, outlived
 from headstart.tiers.disk import schema
 
+_NOBODY = b"nobody"
+"""An owner who has no term of his own: other owners' names are longer."""
+
 
 class Ages:
     """All methods raise sqlite3.Error."""
@@ -20,12 +23,13 @@ class Ages:
 
     def due(self, terms: Terms, now: float) -> set[bytes]:
         """Keys of the expired objects."""
-        found: set[bytes] = set()
-        # It loops over the owners of objects. The owners that have a term may be many more.
-        for owner, oldest in self._db.execute("SELECT owner, MIN(written) FROM objects GROUP BY owner").fetchall():
-            if oldest <= (cut := terms.cut(owner, now)):
-                query = "SELECT key FROM objects WHERE owner = ? AND written <= ?"
-                found.update(key for (key,) in self._db.execute(query, (owner, cut)))
+        oldest = terms.cut(_NOBODY, now)
+        found = {key for (key,) in self._db.execute("SELECT key FROM objects WHERE written <= ?", (oldest,))}
+        # The owners that have a term may be many more than those of objects.
+        known = self._db.execute("SELECT owner FROM owned").fetchall()
+        for owner in (owner for (owner,) in known if not owner or owner in terms.owners):
+            query = "SELECT key FROM objects WHERE owner = ? AND written <= ?"
+            found.update(key for (key,) in self._db.execute(query, (owner, terms.cut(owner, now))))
         return found
 
     def old(self, before: float) -> set[bytes]:
@@ -37,10 +41,12 @@ class Ages:
         owner = "COALESCE((SELECT owner FROM objects WHERE key = block), x'')"  # the owner of a note's block, if that is there
         with schema.change(self._db):
             for table, whose in (("ghosts", "owner"), ("notes", owner)):
-                query = f"SELECT number, {whose}, written FROM {table}"
-                old = [(number,) for number, owner, written in self._db.execute(query) if written <= terms.cut(owner, now)]
+                query = f"SELECT number, {whose}, written FROM {table} WHERE written <= ?"
+                rows = self._db.execute(query, (terms.cut(b"", now),))  # nobody's term is shorter
+                old = [(number,) for number, owner, written in rows if written <= terms.cut(owner, now)]
                 if old:
                     schema.soil(self._db)
+                    self._erasure()
                     self._db.executemany(f"DELETE FROM {table} WHERE number = ?", old)
 
     def erase(self, keys: Collection[bytes]) -> None:
@@ -51,8 +57,13 @@ class Ages:
 
     def _erase(self, keys: Collection[bytes]) -> None:
         schema.soil(self._db)
+        self._erasure()
         for query in ("objects WHERE key = ?", "ghosts WHERE key = ?", "notes WHERE block = ?"):
             self._db.executemany(f"DELETE FROM {query}", [(key,) for key in keys])
+
+    def _erasure(self) -> None:
+        """Other processes must look for what is gone."""
+        self._db.execute("UPDATE totals SET erased = erased + 1")
 
     def wipe(self, keys: Collection[bytes], before: float, now: float) -> None:
         """Does the same on request of a user, and records the request, so that running servers forget the objects too.
@@ -64,7 +75,7 @@ class Ages:
             self._db.execute("DELETE FROM ghosts WHERE written <= ?", (before,))
             stay = "SELECT key FROM objects WHERE pinned"
             self._db.execute(f"DELETE FROM notes WHERE written <= ? AND block NOT IN ({stay})", (before,))
-            self._db.execute("DELETE FROM models WHERE fingerprint NOT IN (SELECT fingerprint FROM objects)")
+            self._db.execute("DELETE FROM models WHERE fingerprint NOT IN (SELECT fingerprint FROM made)")
             last, times = self.wiped()
             values = max(before, last if last <= now else 0.0), times + 1  # the clock may have been set back
             self._db.execute("INSERT OR REPLACE INTO erased (id, before, times) VALUES (1, ?, ?)", values)
@@ -107,6 +118,6 @@ class Ages:
             known = self._db.execute("SELECT owner, seconds, at FROM terms JOIN given USING (owner)")
             over = {owner for owner, seconds, at in known if outlived(seconds, at) <= now}
             if over:
-                over -= {owner for (owner,) in self._db.execute("SELECT owner FROM objects UNION SELECT owner FROM ghosts")}
+                over -= {owner for (owner,) in self._db.execute("SELECT owner FROM owned UNION SELECT owner FROM ghosts")}
             self._db.executemany("DELETE FROM terms WHERE owner = ?", [(owner,) for owner in over])
             self._db.execute("DELETE FROM given WHERE owner NOT IN (SELECT owner FROM terms)")

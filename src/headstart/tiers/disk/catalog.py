@@ -5,41 +5,38 @@ The catalogue can be rebuilt from the objects. Every process has its own connect
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
 from headstart.interfaces.tier import KV, EntryKind
-from headstart.prefix_cache.eviction_order import StoredEntry, victims
 from headstart.prefix_cache.quota import NoQuota, OwnerLimits, owner_of
-from headstart.prefix_cache.reuse_model import (
-    KINDS,
-    MEMORY,
-    OCTAVES,
-    REQUEST_BUCKETS,
-    RequestTraits,
-    ReuseModel,
-    ReuseStats,
-)
+from headstart.prefix_cache.reuse_model import RequestTraits, ReuseStats
 from headstart.tiers.disk import schema
 from headstart.tiers.disk.ages import Ages
 from headstart.tiers.disk.format import Label
+from headstart.tiers.disk.ranks import USED, Ranks, stats_of
+
+log = logging.getLogger("headstart.disk")
 
 GHOSTS = 1 << 15
 """Most ghosts that are kept: the latest."""
 NOTES = 1 << 15
 """Most notes that are kept: the latest."""
-WAIT = 3600.0
-"""Seconds for which KV may wait for a checkpoint after it, in models where it is useless without one."""
+TOGETHER = 256
+"""Most keys of one query."""
+FIRST = 4096
+"""Most first blocks of another fingerprint that are looked for."""
 
-_USED = "used, uses, bucket, weight"
 _DERIVED = "FROM objects WHERE key = ? AND NOT canonical"
 
 
@@ -101,7 +98,8 @@ class Catalog:
 
     def __init__(self, path: Path, alone: schema.Alone = lambda _: nullcontext()) -> None:
         self._db = schema.connect(path, alone)
-        self.ages = Ages(self._db)
+        self.ages, self.ranks = Ages(self._db), Ranks(self._db)
+        self._held: tuple[int, Collection[bytes], Counter[bytes]] = -1, (), Counter()  # `pins`, what they keep, and whose it is
 
     def close(self) -> None:
         self._db.close()
@@ -121,17 +119,19 @@ class Catalog:
                 if label.canonical and self._db.execute(f"SELECT 1 {_DERIVED}", (label.key,)).fetchone():
                     better.append(label.key)
                 stats = self._revived(label.key, now)
+                stats.saved_per_byte = max(label.seconds, 1e-9) / max(1, allocated)
                 values.append(
                     (
                         *(label.key, label.parent, label.fingerprint, label.start, _packed(label.tokens)),
                         *(int(label.canonical), label.seconds, allocated, stats.last, stats.uses, label.kind),
                         *(stats.request_traits.bucket, stats.request_traits.weight, label.written or now, label.owner),
+                        self.ranks.of(stats, now),
                     )
                 )
             self._db.executemany(
                 "INSERT INTO objects (key, parent, fingerprint, start, tokens, canonical, seconds, allocated, used,"
-                " uses, kind, bucket, weight, written, owner)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                " uses, kind, bucket, weight, written, owner, rank)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT (key) DO UPDATE SET canonical = excluded.canonical, allocated = excluded.allocated",
                 values,
             )
@@ -145,18 +145,16 @@ class Catalog:
         now = time.time() if now is None else now
         with self._change():
             self._db.executemany(
-                f"INSERT OR REPLACE INTO ghosts (key, {_USED}, written, owner)"
-                f" SELECT key, {_USED}, written, owner FROM objects WHERE key = ?",
+                f"INSERT OR REPLACE INTO ghosts (key, {USED}, written, owner)"
+                f" SELECT key, {USED}, written, owner FROM objects WHERE key = ?",
                 [(key,) for key in keys],
             )
             self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key in keys])
             self._db.executemany("DELETE FROM notes WHERE block = ?", [(key,) for key in keys])
             oldest = "FROM ghosts WHERE number <= (SELECT MAX(number) FROM ghosts) - ?"
-            for used in self._db.execute(f"SELECT {_USED} {oldest}", (GHOSTS,)).fetchall():
-                self._count(1, _stats(used), now)
+            for used in self._db.execute(f"SELECT {USED} {oldest}", (GHOSTS,)).fetchall():
+                self.ranks.count(1, stats_of(used), now)
             self._db.execute(f"DELETE {oldest}", (GHOSTS,))
-            halve = "UPDATE intervals SET count = count / 2 WHERE (SELECT SUM(count) FROM intervals) > ?"
-            self._db.execute(halve, (MEMORY / 2,))
 
     def ghosts(self, keys: Collection[bytes]) -> set[bytes]:
         """The keys that have a ghost: these objects were evicted, not deleted by a user."""
@@ -166,17 +164,23 @@ class Catalog:
         """Counts uses. `uses`: keys with times."""
         with self._change():
             for key, now in uses:
-                stats = self._stats("objects", key)
+                stats = self._stats("objects", key, "seconds, allocated")
                 if stats is not None:
-                    self._count(0, stats, now)
+                    self.ranks.count(0, stats, now)
                     stats.use(now)
-                    self._db.execute("UPDATE objects SET used = ?, uses = ? WHERE key = ?", (now, stats.uses, key))
+                    values = now, stats.uses, self.ranks.of(stats, now), key
+                    self._db.execute("UPDATE objects SET used = ?, uses = ?, rank = ? WHERE key = ?", values)
 
-    def replied(self, replies: Collection[tuple[bytes, RequestTraits]]) -> None:
+    def replied(self, replies: Collection[tuple[bytes, RequestTraits]], now: float | None = None) -> None:
         """Records the traits of the latest requests. `replies`: keys with traits."""
-        values = [(request_traits.bucket, request_traits.weight, key) for key, request_traits in replies]
+        now = time.time() if now is None else now
         with self._change():
-            self._db.executemany("UPDATE objects SET bucket = ?, weight = ? WHERE key = ?", values)
+            for key, request_traits in replies:
+                stats = self._stats("objects", key, "seconds, allocated")
+                if stats is not None:
+                    stats.request_traits = request_traits
+                    values = request_traits.bucket, request_traits.weight, self.ranks.of(stats, now), key
+                    self._db.execute("UPDATE objects SET bucket = ?, weight = ?, rank = ? WHERE key = ?", values)
 
     def note(self, fingerprint: bytes, notes: Collection[Note], now: float | None = None, since: float | None = None) -> None:
         """Stores notes, and replaces those with the same keys. `since`: do so only if `Ages.wiped` still returns this time."""
@@ -190,10 +194,10 @@ class Catalog:
             )
             self._db.execute("DELETE FROM notes WHERE number <= (SELECT MAX(number) FROM notes) - ?", (NOTES,))
 
-    def notes(self, fingerprint: bytes, after: int = 0) -> Iterator[tuple[int, Note]]:
-        """Notes of a fingerprint after number `after`, with their numbers, oldest first."""
-        query = "SELECT number, key, block, value FROM notes WHERE fingerprint = ? AND number > ? ORDER BY number"
-        for number, *note in self._db.execute(query, (fingerprint, after)):
+    def notes(self, fingerprint: bytes, after: int = 0, most: int = -1) -> Iterator[tuple[int, Note]]:
+        """Notes of a fingerprint after number `after`, with their numbers, oldest first. `most`: of them; -1 for all."""
+        query = "SELECT number, key, block, value FROM notes WHERE number > ? AND fingerprint = ? ORDER BY number LIMIT ?"
+        for number, *note in self._db.execute(query, (after, fingerprint, most)):
             if not all(isinstance(one, bytes) for one in note):
                 raise sqlite3.DatabaseError("a note that headstart did not write")
             yield number, Note(*note)
@@ -210,10 +214,10 @@ class Catalog:
         found = self._db.execute("SELECT fingerprint, name, file, mark FROM models").fetchall()
         return {bytes(fingerprint): StoredModel(*map(str, values)) for fingerprint, *values in found}
 
-    def _stats(self, table: str, key: bytes) -> ReuseStats | None:
-        """The statistics of an object or ghost, without the seconds that it saves."""
-        found = self._db.execute(f"SELECT {_USED} FROM {table} WHERE key = ?", (key,)).fetchone()
-        return None if found is None else _stats(found)
+    def _stats(self, table: str, key: bytes, saves: str = "1.0, 1") -> ReuseStats | None:
+        """The statistics of an object or ghost. `saves`: columns of the seconds that it saves, and of its bytes."""
+        found = self._db.execute(f"SELECT {saves}, {USED} FROM {table} WHERE key = ?", (key,)).fetchone()
+        return None if found is None else stats_of(found[2:], *found[:2])
 
     def _revived(self, key: bytes, now: float) -> ReuseStats:
         """The statistics of an object that is added now. They continue those of its ghost, which is removed."""
@@ -221,29 +225,9 @@ class Catalog:
         if stats is None:
             return ReuseStats(1.0, now, 1)
         self._db.execute("DELETE FROM ghosts WHERE key = ?", (key,))
-        self._count(0, stats, now)
+        self.ranks.count(0, stats, now)
         stats.use(now)
         return stats
-
-    def _count(self, row: int, stats: ReuseStats, now: float) -> None:
-        """Counts an interval of reuse. `row`: 0 if it ended with a use, 1 if it is no longer watched."""
-        self._db.execute(
-            "INSERT INTO intervals (row, kind, octave, count) VALUES (?, ?, ?, ?)"
-            " ON CONFLICT (row, kind, octave) DO UPDATE SET count = count + excluded.count",
-            (row, stats.kind, stats.age(now), stats.request_traits.weight),
-        )
-
-    def _learned(self) -> ReuseModel:
-        reuse = ReuseModel()
-        numbers = [reuse.counts.shape[0] - 1, KINDS - 1, OCTAVES - 1, MEMORY]
-        for row, kind, octave, count in self._db.execute(
-            "SELECT row, kind, octave, count FROM intervals WHERE typeof(row) = 'integer' AND typeof(kind) = 'integer'"
-            " AND typeof(octave) = 'integer' AND row BETWEEN 0 AND ? AND kind BETWEEN 0 AND ? AND octave BETWEEN 0 AND ?"
-            " AND count BETWEEN 0 AND ?",
-            numbers,
-        ):
-            reuse.counts[row, kind, octave] = count
-        return reuse
 
     def pin(self, keys: Collection[bytes], pinned: bool) -> int:
         """Pins or unpins objects. Returns how many there were."""
@@ -257,9 +241,13 @@ class Catalog:
         query = "SELECT key FROM objects WHERE pinned AND +fingerprint = ?"  # `+`: by the index of pins
         return frozenset(key for (key,) in self._db.execute(query, (fingerprint,)))
 
+    def pins(self) -> int:
+        """A number that changes when pinned objects do."""
+        return self._total("pins")
+
     def pinned_bytes(self) -> dict[bytes, int]:
         """Bytes of the pinned objects, by owner."""
-        return dict(self._db.execute("SELECT owner, SUM(allocated) FROM objects WHERE pinned GROUP BY owner").fetchall())
+        return dict(self._db.execute("SELECT owner, pinned FROM owned WHERE pinned").fetchall())
 
     def children(self, key: bytes) -> set[bytes]:
         """Keys of the objects whose parent is this one."""
@@ -268,23 +256,47 @@ class Catalog:
     def get(self, key: bytes) -> Row | None:
         return next(self._rows("WHERE key = ?", key), None)
 
-    def rows(self, fingerprint: bytes | None = None, after: int = 0) -> Iterator[Row]:
-        """Objects of a fingerprint (or all) after number `after`, oldest first."""
+    def rows(self, fingerprint: bytes | None = None, after: int = 0, most: int = -1) -> Iterator[Row]:
+        """Objects of a fingerprint (or all) after number `after`, oldest first. `most`: of them; -1 for all."""
         if fingerprint is None:
-            return self._rows("WHERE number > ? ORDER BY number", after)
-        return self._rows("WHERE fingerprint = ? AND number > ? ORDER BY number", fingerprint, after)
+            return self._rows("WHERE number > ? ORDER BY number LIMIT ?", after, most)
+        return self._rows("WHERE fingerprint = ? AND number > ? ORDER BY number LIMIT ?", fingerprint, after, most)
 
     def foreign(self, fingerprint: bytes) -> dict[bytes, set[bytes]]:
-        """Keys of the first blocks of chains with other fingerprints, by fingerprint. The set may be empty."""
-        others = self._db.execute("SELECT DISTINCT fingerprint FROM objects WHERE fingerprint != ?", (fingerprint,))
-        found = {other: set[bytes]() for (other,) in others.fetchall()}
-        query = "SELECT fingerprint, key FROM objects WHERE start = 0 AND kind = 'rows' AND fingerprint != ?"
-        for other, key in self._db.execute(query, (fingerprint,)):
-            found.setdefault(other, set()).add(key)
-        return found
+        """Keys of the first blocks of chains with other fingerprints, by fingerprint. The set may be empty.
+
+        Of each fingerprint, at most the latest `FIRST` are found.
+        """
+        others = self._db.execute("SELECT fingerprint FROM made WHERE fingerprint != ?", (fingerprint,)).fetchall()
+        query = "SELECT key FROM objects WHERE fingerprint = ? AND start = 0 AND kind = 'rows' ORDER BY number DESC LIMIT ?"
+        return {other: {key for (key,) in self._db.execute(query, (other, FIRST))} for (other,) in others}
 
     def keys(self) -> set[bytes]:
         return {key for (key,) in self._db.execute("SELECT key FROM objects")}
+
+    def keys_between(self, low: bytes, high: bytes) -> set[bytes]:
+        """Keys from `low` up to below `high`."""
+        return {key for (key,) in self._db.execute("SELECT key FROM objects WHERE key >= ? AND key < ?", (low, high))}
+
+    def without_row(self, keys: Collection[bytes]) -> set[bytes]:
+        """Those of these keys that are not in the catalogue."""
+        return {key for key in keys if self._db.execute("SELECT 1 FROM objects WHERE key = ?", (key,)).fetchone() is None}
+
+    def sizes(self, after: bytes, most: int) -> list[tuple[bytes, int, bool]]:
+        """Keys after `after`, in order, with their allocated bytes and whether they are canonical."""
+        query = "SELECT key, allocated, canonical FROM objects WHERE key > ? ORDER BY key LIMIT ?"
+        return [(key, allocated, bool(canonical)) for key, allocated, canonical in self._db.execute(query, (after, most))]
+
+    def removals(self) -> tuple[int, int]:
+        """The number of deletions that have left no ghost, and the number of the latest ghost ever."""
+        found = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'ghosts'").fetchone()
+        return self._total("erased"), 0 if found is None else int(found[0])
+
+    def ghosts_after(self, number: int, most: int) -> list[tuple[int, bytes]]:
+        """Ghosts after a number, with their numbers, oldest first."""
+        return self._db.execute(
+            "SELECT number, key FROM ghosts WHERE number > ? ORDER BY number LIMIT ?", (number, most)
+        ).fetchall()
 
     def owners(self, labels: Iterable[Label]) -> dict[bytes, bytes]:
         """The owners of objects, by key. `labels`: parents first."""
@@ -306,7 +318,12 @@ class Catalog:
         return found
 
     def victims(
-        self, spare: Collection[bytes], need: int, now: float | None = None, shares: OwnerLimits | None = None
+        self,
+        spare: Collection[bytes],
+        need: int,
+        now: float | None = None,
+        shares: OwnerLimits | None = None,
+        coming: Collection[bytes] = (),
     ) -> list[Row]:
         """Objects to evict so that `need` bytes become free, in the order of `prefix_cache/eviction_order`.
 
@@ -314,20 +331,11 @@ class Catalog:
 
         Args:
             spare: objects that stay too.
-            shares: counts what each owner will hold of new objects; it counts all stored ones too.
+            shares: counts what each owner will hold of new objects. It counts the stored ones too, of all owners who matter.
+            coming: the owners of new objects.
         """
         now = time.time() if now is None else now
-        with_state = {one for (one,) in self._db.execute("SELECT DISTINCT fingerprint FROM objects WHERE kind = 'state'")}
-        query = f"SELECT key, parent, fingerprint, kind, start, seconds, allocated, pinned, owner, {_USED} FROM objects"
-
-        def entries() -> Iterator[StoredEntry]:
-            for key, parent, fingerprint, kind, start, seconds, allocated, pinned, owner, *used in self._db.execute(query):
-                stats = _stats(used, max(seconds, 1e-9) / max(1, allocated))
-                useless = kind == KV and fingerprint in with_state and stats.last < now - WAIT
-                yield StoredEntry(key, parent, owner, start, allocated, bool(pinned) or key in spare, useless, stats)
-
-        ghosts = map(_stats, self._db.execute(f"SELECT {_USED} FROM ghosts"))
-        found = victims(entries(), ghosts, self._learned(), need, now, NoQuota() if shares is None else shares)
+        found = self.ranks.victims(spare, need, now, NoQuota() if shares is None else shares, coming)
         return [row for key in found if (row := self.get(key)) is not None]
 
     def kept(self, spare: Collection[bytes], shares: OwnerLimits | None = None) -> int:
@@ -335,16 +343,26 @@ class Catalog:
 
         `shares` counts them for their owners.
         """
-        seen: set[bytes] = set()
-        total = 0
-        for key in [*spare, *(key for (key,) in self._db.execute("SELECT key FROM objects WHERE pinned"))]:
-            while key not in seen and (above := self._above(key)) is not None:
-                seen.add(key)
-                key, size, who = above
-                total += size
-                if shares is not None:
-                    shares.hold(who, size)
-        return total
+        if (pins := self.pins()) != self._held[0]:
+            pinned = [key for (key,) in self._db.execute("SELECT key FROM objects WHERE pinned")]
+            held = self._with_ancestors(pinned, ())
+            self._held = pins, held.keys(), _by_owner(held)
+        _, known, total = self._held
+        kept = total + _by_owner(self._with_ancestors(spare, known))
+        if shares is not None:
+            for owner, size in kept.items():
+                shares.hold(owner, size)
+        return kept.total()
+
+    def _with_ancestors(self, keys: Collection[bytes], known: Collection[bytes]) -> dict[bytes, tuple[bytes, int]]:
+        """The owners and bytes of objects and all their ancestors, except those that are `known` with their ancestors."""
+        found: dict[bytes, tuple[bytes, int]] = {}
+        for key in keys:
+            while key not in found and key not in known and (above := self._above(key)) is not None:
+                parent, size, owner = above
+                found[key] = owner, size
+                key = parent
+        return found
 
     def version(self) -> tuple[int, int]:
         """Two numbers: the first changes when other connections write, the second when this one does."""
@@ -352,44 +370,81 @@ class Catalog:
 
     def used(self) -> int:
         """Bytes that all objects occupy."""
-        return int(self._db.execute("SELECT COALESCE(SUM(allocated), 0) FROM objects").fetchone()[0])
+        return self._total("bytes")
 
     def __len__(self) -> int:
-        return int(self._db.execute("SELECT COUNT(*) FROM objects").fetchone()[0])
+        return self._total("objects")
+
+    def _total(self, column: str) -> int:
+        return int(self._db.execute(f"SELECT {column} FROM totals").fetchone()[0])
+
+    def read(self) -> None:
+        """Reads all rows, which shows whether they are damaged."""
+        self._db.execute("SELECT SUM(allocated) FROM objects").fetchone()
+
+    def recount(self) -> None:
+        """Counts all objects, and corrects the totals. It reads the whole table."""
+        with self._change():
+            if not schema.recount(self._db):
+                log.warning("the totals of the catalogue were wrong, and are right now")
 
     def _rows(self, where: str, *values: object) -> Iterator[Row]:
-        query = (
-            "SELECT number, key, parent, fingerprint, start, tokens, canonical, seconds, kind, written, owner, allocated,"
-            f" used, pinned, uses FROM objects {where}"
+        return _read(self._db, where, *values)
+
+
+def look_up(path: Path, keys: Sequence[bytes]) -> list[Row]:
+    """The rows of these objects, over a connection of its own: another thread may be busy with a `Catalog`.
+
+    The search ends at `TOGETHER` keys of which none has a row.
+
+    Raises:
+        sqlite3.Error, ValueError, TypeError: the catalogue cannot be read.
+    """
+    found: list[Row] = []
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", timeout=0.1, uri=True)) as database:
+        for first in range(0, len(keys), TOGETHER):
+            some = keys[first : first + TOGETHER]
+            rows = list(_read(database, f"WHERE key IN ({', '.join('?' * len(some))})", *some))
+            if not rows:
+                break
+            found += rows
+    return found
+
+
+def _read(database: sqlite3.Connection, where: str, *values: object) -> Iterator[Row]:
+    query = (
+        "SELECT number, key, parent, fingerprint, start, tokens, canonical, seconds, kind, written, owner, allocated,"
+        f" used, pinned, uses FROM objects {where}"
+    )
+    for (
+        number,
+        key,
+        parent,
+        fingerprint,
+        start,
+        tokens,
+        canonical,
+        seconds,
+        kind,
+        written,
+        owner,
+        *rest,
+    ) in database.execute(query, values):
+        ids = all(isinstance(one, bytes) and len(one) == 32 for one in (key, parent, fingerprint))
+        if not (ids and isinstance(start, int) and kind in get_args(EntryKind) and isinstance(owner, bytes)):
+            raise sqlite3.DatabaseError("a row that headstart did not write")
+        label = Label(
+            *(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical)), seconds, kind, float(written), owner
         )
-        for (
-            number,
-            key,
-            parent,
-            fingerprint,
-            start,
-            tokens,
-            canonical,
-            seconds,
-            kind,
-            written,
-            owner,
-            *rest,
-        ) in self._db.execute(query, values):
-            ids = all(isinstance(one, bytes) and len(one) == 32 for one in (key, parent, fingerprint))
-            if not (ids and isinstance(start, int) and kind in get_args(EntryKind) and isinstance(owner, bytes)):
-                raise sqlite3.DatabaseError("a row that headstart did not write")
-            label = Label(
-                *(key, parent, fingerprint, start, _unpacked(tokens), bool(canonical)), seconds, kind, float(written), owner
-            )
-            allocated, used, pinned, uses = rest
-            yield Row(number, label, allocated, used, bool(pinned), uses)
+        allocated, used, pinned, uses = rest
+        yield Row(number, label, allocated, used, bool(pinned), uses)
 
 
-def _stats(columns: Sequence[Any], saved_per_byte: float = 1.0) -> ReuseStats:
-    """The statistics in the columns `_USED`."""
-    last, uses, bucket, weight = columns
-    return ReuseStats(saved_per_byte, last, uses, RequestTraits(int(bucket) % REQUEST_BUCKETS, min(max(weight, 0.0), 1.0)))
+def _by_owner(held: Mapping[bytes, tuple[bytes, int]]) -> Counter[bytes]:
+    total = Counter[bytes]()
+    for owner, size in held.values():
+        total[owner] += size
+    return total
 
 
 def _packed(tokens: tuple[int, ...]) -> bytes:

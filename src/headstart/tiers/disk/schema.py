@@ -10,7 +10,7 @@ from pathlib import Path
 from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 
-VERSION = 5
+VERSION = 6
 _TABLES = {
     "objects": f"""(
         number INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows: others find what is new behind the last number they have seen
@@ -29,8 +29,29 @@ _TABLES = {
         bucket INTEGER NOT NULL DEFAULT 0,         -- with weight: the traits of the latest request (prefix_cache/reuse_model)
         weight REAL NOT NULL DEFAULT {UNKNOWN_REQUEST.weight},
         written REAL NOT NULL DEFAULT 0,           -- when its tokens were stored first
-        owner BLOB NOT NULL DEFAULT x''            -- empty if unknown
+        owner BLOB NOT NULL DEFAULT x'',           -- empty if unknown
+        rank REAL NOT NULL DEFAULT 0,              -- lowest goes first; as it was when it was last worked out (ranks.py)
+        children INTEGER NOT NULL DEFAULT 0        -- objects whose parent it is
     )""",
+    "totals": """(                              -- one row, which triggers keep
+        id INTEGER PRIMARY KEY CHECK (id = 1),
+        bytes INTEGER NOT NULL DEFAULT 0,          -- of all objects
+        objects INTEGER NOT NULL DEFAULT 0,
+        pins INTEGER NOT NULL DEFAULT 0,           -- grows with each change of what is pinned
+        hand INTEGER NOT NULL DEFAULT 0,           -- the number up to which ranks were renewed last
+        erased INTEGER NOT NULL DEFAULT 0          -- grows with each deletion that leaves no ghost
+    )""",
+    "owned": """(                               -- totals of the owners of objects, which triggers keep
+        owner BLOB PRIMARY KEY,
+        bytes INTEGER NOT NULL,
+        objects INTEGER NOT NULL,
+        pinned INTEGER NOT NULL                    -- bytes
+    ) WITHOUT ROWID""",
+    "made": """(                                -- totals of the fingerprints of objects, which triggers keep
+        fingerprint BLOB PRIMARY KEY,
+        objects INTEGER NOT NULL,
+        states INTEGER NOT NULL                    -- of these, checkpoints
+    ) WITHOUT ROWID""",
     "ghosts": f"""(                                -- the latest objects that had to make room
         number INTEGER PRIMARY KEY AUTOINCREMENT,
         key BLOB NOT NULL UNIQUE,
@@ -87,7 +108,57 @@ _INDEXES = {
     "by_fingerprint": "objects (fingerprint, number)",
     "by_block": "notes (block)",
     "by_pin": "objects (key) WHERE pinned",
+    "by_first": "objects (fingerprint, number) WHERE start = 0 AND kind = 'rows'",
+    "by_rank": "objects (rank, used, start DESC, key) WHERE children = 0 AND pinned = 0",
+    "by_owners_rank": "objects (owner, rank, used, start DESC, key) WHERE children = 0 AND pinned = 0",
+    "by_bytes": "owned (bytes)",
 }
+_ADD = """
+    UPDATE totals SET bytes = bytes + NEW.allocated, objects = objects + 1, pins = pins + NEW.pinned;
+    INSERT INTO owned (owner, bytes, objects, pinned)
+        VALUES (NEW.owner, NEW.allocated, 1, NEW.allocated * (NEW.pinned != 0))
+        ON CONFLICT (owner) DO UPDATE
+        SET bytes = bytes + excluded.bytes, objects = objects + 1, pinned = pinned + excluded.pinned;
+    INSERT INTO made (fingerprint, objects, states) VALUES (NEW.fingerprint, 1, NEW.kind = 'state')
+        ON CONFLICT (fingerprint) DO UPDATE SET objects = objects + 1, states = states + excluded.states;
+"""
+_TAKE = """
+    UPDATE totals SET bytes = bytes - OLD.allocated, objects = objects - 1, pins = pins + OLD.pinned;
+    UPDATE owned SET bytes = bytes - OLD.allocated, objects = objects - 1, pinned = pinned - OLD.allocated * (OLD.pinned != 0)
+        WHERE owner = OLD.owner;
+    DELETE FROM owned WHERE owner = OLD.owner AND objects <= 0;
+    UPDATE made SET objects = objects - 1, states = states - (OLD.kind = 'state') WHERE fingerprint = OLD.fingerprint;
+    DELETE FROM made WHERE fingerprint = OLD.fingerprint AND objects <= 0;
+"""
+_TRIGGERS = {
+    "object_came": f"""AFTER INSERT ON objects BEGIN
+    {_ADD}
+    UPDATE objects SET children = children + 1 WHERE key = NEW.parent;
+    UPDATE objects SET children = (SELECT COUNT(*) FROM objects WHERE parent = NEW.key)
+        WHERE key = NEW.key AND EXISTS (SELECT 1 FROM objects WHERE parent = NEW.key);
+    END""",
+    "object_went": f"""AFTER DELETE ON objects BEGIN
+    {_TAKE}
+    UPDATE objects SET children = children - 1 WHERE key = OLD.parent;
+    END""",
+    "object_changed": f"AFTER UPDATE OF allocated, pinned, owner ON objects BEGIN {_TAKE} {_ADD} END",
+}
+_COUNTED = (
+    ("totals", "id, bytes, objects", "SELECT 1, COALESCE(SUM(allocated), 0), COUNT(*) FROM objects"),
+    (
+        "owned",
+        "owner, bytes, objects, pinned",
+        "SELECT owner, SUM(allocated), COUNT(*), SUM(allocated * (pinned != 0)) FROM objects GROUP BY owner",
+    ),
+    (
+        "made",
+        "fingerprint, objects, states",
+        "SELECT fingerprint, COUNT(*), SUM(kind = 'state') FROM objects GROUP BY fingerprint",
+    ),
+)
+"""What the tables of totals must say: a table, its columns, and a query."""
+_LRU = "0.05 * MAX(seconds, 1e-9) / MAX(allocated, 1) / MAX(1.0, strftime('%s', 'now') - used)"
+"""The first ranks of rows from older versions: nearly those without any data (prefix_cache/reuse_model)."""
 _REBUILT = {"objects": ("objects",), "ghosts": ("gone", "ghosts"), "notes": ("notes",), "intervals": ("spells",)}
 """Tables that differ in older versions: what they were called there, the later name first."""
 _COLUMNS = {"bucket": "sort", "written": "created"}
@@ -141,6 +212,10 @@ def _create(database: sqlite3.Connection) -> None:
         database.execute(f"CREATE TABLE IF NOT EXISTS {name} {definition}")
     for name, columns in _INDEXES.items():
         database.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {columns}")
+    for name, definition in _TRIGGERS.items():
+        database.execute(f"CREATE TRIGGER IF NOT EXISTS {name} {definition}")
+    if database.execute("SELECT 1 FROM totals").fetchone() is None:
+        database.execute("INSERT OR IGNORE INTO totals (id) VALUES (1)")
 
 
 @contextmanager
@@ -167,9 +242,14 @@ def _rebuild(database: sqlite3.Connection) -> None:
         for name in ("ghosts", "learned"):  # left over from versions 1 and 2
             database.execute(f"DROP TABLE IF EXISTS {name}")
         _create(database)
+        for name in _TRIGGERS:  # counting all rows afterwards is faster
+            database.execute(f"DROP TRIGGER {name}")
         for name, was in before.items():
             if was:
                 _move(database, f"old_{was}", name)
+        recount(database)
+        _create(database)
+        database.execute(f"UPDATE objects SET rank = {_LRU}")
         soil(database)  # versions before 4 did not overwrite what they deleted
         database.execute(f"PRAGMA user_version={VERSION}")
     with suppress(sqlite3.OperationalError):  # others have it open
@@ -186,6 +266,27 @@ def _move(database: sqlite3.Connection, old: str, new: str) -> None:
     if new == "objects" and "written" not in known:  # versions 1 to 3
         found = _owners(database.execute("SELECT key, parent, start FROM objects"))
         database.executemany("UPDATE objects SET owner = ? WHERE key = ?", [(owner, key) for key, owner in found.items()])
+
+
+def recount(database: sqlite3.Connection) -> bool:
+    """Counts all objects, and corrects the totals and the numbers of children in a transaction. Returns whether all were right.
+
+    It reads the whole table.
+    """
+    right = True
+    for table, columns, query in _COUNTED:
+        now = database.execute(query).fetchall()
+        if sorted(now) != sorted(database.execute(f"SELECT {columns} FROM {table}").fetchall()):
+            right = False
+            places = ", ".join("?" * len(columns.split(",")))
+            if table != "totals":
+                database.execute(f"DELETE FROM {table}")
+                database.executemany(f"INSERT INTO {table} ({columns}) VALUES ({places})", now)
+            else:
+                database.executemany(f"UPDATE totals SET ({columns}) = ({places})", now)
+    counted = "(SELECT COUNT(*) FROM objects AS child WHERE child.parent = objects.key)"
+    wrong = database.execute(f"UPDATE objects SET children = {counted} WHERE children != {counted}").rowcount
+    return right and not wrong
 
 
 def soil(database: sqlite3.Connection) -> None:

@@ -21,7 +21,7 @@ import shutil
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,8 +42,16 @@ log = logging.getLogger("headstart.disk")
 
 RESERVE = 32 << 20
 """Bytes of the budget that are reserved for the catalogue. If it needs more, objects are evicted."""
-SLACK = 256
-"""Evict one object more than needed for every `SLACK` stored ones, so that the next write does not have to."""
+AT_ONCE = 1000
+"""Objects up to which everything is looked at before the first write. More are looked at piece by piece, meanwhile."""
+UNSEEN = 64 << 20
+"""Bytes that are kept free as long as objects without a row may be there: more than a write of each of two processes."""
+TOGETHER = 128 << 20
+"""Bytes that are evicted together."""
+PIECE = 256
+"""Files that are looked at in one piece."""
+CHECKED = 8 << 20
+"""Bytes of a catalogue up to which all of it is read when a server opens it. Damage in a larger one is found on the way."""
 _SUFFIX = ".rows"
 _INDEX = "index.sqlite"
 _FAULTS_HERE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -59,6 +67,7 @@ class Disk(Store):
         budget: most bytes. At each write it is limited to half of the free space and the objects' space together.
         portion: the share of the budget that is the quota of one owner (`prefix_cache/quota`).
         clock: a clock in seconds since 1970.
+        check: whether the whole catalogue is read, which shows damage at once. A small one always is.
 
     Raises:
         OSError: the folder cannot be created or read.
@@ -67,24 +76,34 @@ class Disk(Store):
 
     name = "disk"
 
-    def __init__(self, folder: Path, budget: int, portion: float = 1.0, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        budget: int,
+        portion: float = 1.0,
+        clock: Callable[[], float] = time.time,
+        *,
+        check: bool = True,
+    ) -> None:
         self.folder = folder
-        self._clock = clock
+        self._clock, self._check = clock, check
         self.objects = folder / "objects"
+        self.index = folder / _INDEX
         self._objects = os.path.join(self.objects, "")
         self._temporary = folder / "tmp"
         for path in (self.objects, self._temporary):
             files.make(path)
         self._quarantine = Quarantine(folder / "quarantine")
         self._serial = itertools.count()
+        self._unseen = 0  # bytes kept free for objects without a row
         self._strange: Collection[bytes] = ()  # objects without a row: those of a later version
         with contextlib.ExitStack() as undo:
             self._lock = Lock(folder / "lock")
             undo.callback(self._lock.close)
-            self.catalog = self._open_catalog(folder / _INDEX)
+            self.catalog = self._open_catalog(self.index)
             undo.callback(self.catalog.close)
             self._lock.reopen()
-            self._lock.watch(folder / _INDEX)
+            self._lock.watch(self.index)
             self._unit = files.unit(folder)
             self._given = budget
             self._portion = portion
@@ -103,7 +122,8 @@ class Disk(Store):
         try:
             catalog = Catalog(path, self._lock.renewed)
             try:
-                catalog.used()  # reads the whole table
+                if self._check or path.stat().st_size <= CHECKED:
+                    catalog.read()
             except BaseException:
                 catalog.close()
                 raise
@@ -119,7 +139,7 @@ class Disk(Store):
         """Closes the disk, and deletes a damaged catalogue. Opening the folder again rebuilds it. Raises OSError."""
         try:
             with self.writing():  # fails if another process has done this already
-                drop(self.folder / _INDEX)
+                drop(self.index)
         finally:
             self.close()
 
@@ -248,18 +268,18 @@ class Disk(Store):
 
     @property
     def _left(self) -> int:
-        return self._budget - self.used - self.reserved
+        return self._budget - self.used - self.reserved - self._unseen
 
     def _evict_until(self, need: int, spare: Collection[bytes], coming: Sequence[Sealed] = ()) -> list[bytes]:
         """Evicts until `need` bytes are free for new objects, or nothing more can go. Returns the evicted keys."""
         spare, gone = set(spare), list[bytes]()
         while (missing := need - self._free(need)) > 0:
-            count = len(self.catalog)
-            spared = count // SLACK * (self.catalog.used() // max(1, count))  # ranking very many objects takes time
-            shares = self._quota()
+            shares, owners = self._quota(), {file.label.owner for file in coming}
             for file in coming:
                 shares.hold(file.label.owner, self._need(file))
-            victims = [row.label.key for row in self.catalog.victims(spare, missing + spared, shares=shares)]
+            victims = [
+                row.label.key for row in self.catalog.victims(spare, min(missing, TOGETHER), shares=shares, coming=owners)
+            ]
             if not victims:
                 break
             gone += self._remove(victims)
@@ -465,47 +485,93 @@ class Disk(Store):
         Temporary files and rows without an object are deleted. Objects without a row get one. With `evict`, objects beyond the
         budget are evicted. Interrupted deletions are finished.
         """
+        found, gone = list[Label](), list[bytes]()
+        for more, less in self.tidy(evict=evict):
+            found += more
+            gone += less
+        return sorted((label for label in found if label.key not in gone), key=lambda label: label.start), gone
+
+    def tidy(self, *, evict: bool = True, whole: bool = True, rows: bool = True) -> Iterator[tuple[list[Label], list[bytes]]]:
+        """Does what `reconcile` does, in pieces: the labels and keys of each. Others may write between two pieces.
+
+        Args:
+            whole: whether the totals are counted too. Otherwise some bytes are kept free until the end.
+            rows: whether the object of each row is looked at. Otherwise objects without a row are looked for.
+        """
         with self.writing():
             files.clear(self._temporary)
-            there = self._scan()
-            known = {row.label.key: row for row in self.catalog.rows()}
-            gone = sorted(known.keys() - there.keys())
-            self.catalog.remove(gone)
-            # A row may also be older than its object, if a derived object was being replaced.
-            changed = [
-                key for key, row in known.items() if there.get(key, row.allocated) != row.allocated or not row.label.canonical
-            ]
-            labels = {key: self._label(key) for key in changed if key in there}
-            current = [(label, there[key]) for key, label in labels.items() if label is not None]
-            bad = [key for key, label in labels.items() if label is None]  # no object any more: it went into quarantine
-            self.catalog.remove(bad)
-            gone += bad
-            found = [
-                (label, there[key]) for key in sorted(there.keys() - known.keys()) if (label := self._label(key)) is not None
-            ]
-            found.sort(key=lambda one: one[0].start)  # parents first
-            self.catalog.add(current + found)
+            if whole:
+                self.catalog.recount()
+        if rows:
+            self._unseen = 0 if whole else UNSEEN
+            key = b""
+            while sizes := self.catalog.sizes(key, PIECE):
+                key = sizes[-1][0]
+                # A row may be older than its object, if a derived object was being replaced.
+                doubtful = [one for one, allocated, canonical in sizes if not canonical or self._allocated(one) != allocated]
+                yield [], self._correct(doubtful) if doubtful else []
+        strange, later = set[bytes](), list[tuple[Label, int]]()
+        with os.scandir(self.objects) as entries:
+            while names := [entry.name for entry in itertools.islice(entries, PIECE)]:
+                lacking = self.catalog.without_row([key for key in map(self._key, names) if key is not None])
+                yield self._take_in(lacking, strange, later) if lacking else [], []
+        with self.writing():
+            later.sort(key=lambda one: one[0].start)  # parents first
+            self.catalog.add(later)
+            self._unseen, self._strange = 0, strange
             self.measure()  # the found objects belong to the budget too
-            if evict:
-                gone += self._evict_until(0, ())
+            gone = self._evict_until(0, ()) if evict else []
             gone += self._scrub()
-            self._strange = there.keys() - self.catalog.keys()
-        return [label for label, _ in found if label.key not in gone], gone
+        yield [label for label, _ in later], gone
+
+    def _correct(self, doubtful: Sequence[bytes]) -> list[bytes]:
+        """Gives rows what their objects say. Rows without an object are deleted; returns their keys."""
+        with self.writing():
+            listed = [key for key in doubtful if self.catalog.get(key) is not None]
+            sizes = {key: size for key in listed if (size := self._allocated(key)) is not None}
+            labels = {key: self._label(key) for key in sizes}
+            gone = [key for key in listed if labels.get(key) is None]  # no object, or a bad one, which is in quarantine now
+            self.catalog.remove(gone)
+            self.catalog.add([(label, sizes[key]) for key, label in labels.items() if label is not None])
+        return gone
+
+    def _take_in(self, lacking: Collection[bytes], strange: set[bytes], later: list[tuple[Label, int]]) -> list[Label]:
+        """Adds rows for objects. Returns their labels. Those that cannot be used are added to `strange`.
+
+        Those of older versions that do not name their owner are added to `later`: they must come after their parents.
+        """
+        found = list[tuple[Label, int]]()
+        with self.writing():
+            for key in self.catalog.without_row(lacking):  # another process may have added some
+                size = self._allocated(key)
+                label = self._label(key) if size is not None else None
+                if label is not None and size is not None:
+                    (found if label.owner or not label.start else later).append((label, size))
+                elif self._allocated(key) is not None:
+                    strange.add(key)
+            found.sort(key=lambda one: one[0].start)
+            self.catalog.add(found)
+        return [label for label, _ in found]
 
     def strays(self) -> bool:
         """Whether there are objects without a row, as a crash leaves them."""
-        return not self.catalog.keys().union(self._strange).issuperset(self._scan())
+        keys = (key for name in os.listdir(self.objects) if (key := self._key(name)) is not None and key not in self._strange)
+        return bool(self.catalog.without_row(list(keys)))
 
-    def _scan(self) -> dict[bytes, int]:
-        """The keys of all objects, with their allocated bytes."""
-        there: dict[bytes, int] = {}
-        with os.scandir(self.objects) as entries:
-            for entry in entries:
-                with contextlib.suppress(ValueError, FileNotFoundError):
-                    key = bytes.fromhex(entry.name.removesuffix(_SUFFIX))
-                    if self.path(key).name == entry.name:
-                        there[key] = entry.stat(follow_symlinks=False).st_blocks * 512
-        return there
+    def _key(self, name: str) -> bytes | None:
+        """The key of the object in a file of this name."""
+        with contextlib.suppress(ValueError):
+            key = bytes.fromhex(name.removesuffix(_SUFFIX))
+            if f"{key.hex()}{_SUFFIX}" == name:
+                return key
+        return None
+
+    def _allocated(self, key: bytes) -> int | None:
+        """Bytes that an object occupies. None if there is none."""
+        try:
+            return os.stat(self._where(key), follow_symlinks=False).st_blocks * 512
+        except FileNotFoundError:
+            return None
 
     def _label(self, key: bytes) -> Label | None:
         """The label in an object. None if the object cannot be used; it then goes into quarantine."""

@@ -173,7 +173,8 @@ export async function* events(response) {
 
 /**
  * The events of a stream that never ends, like `headstart/events`. After a break it connects again, and goes on where it was if
- * the server can. Beside the server's own events come `online` (connected) and `offline` (with the reason as data).
+ * the server can. Beside the server's own events come `online` (connected), `offline` (with the reason as data) and `refused` (too
+ * many readers, with the server's words as data).
  * @param {string} path
  * @param {AbortSignal} signal ends it
  * @returns {AsyncGenerator<ServerEvent>}
@@ -183,6 +184,7 @@ export async function* follow(path, signal) {
   let pause = 500;
   while (!signal.aborted) {
     let reason = "The server closed the stream.";
+    let refused = false;
     try {
       const response = await request(path, { signal, headers: last ? { "last-event-id": last } : {} });
       yield { event: "online", data: "", id: last };
@@ -195,9 +197,10 @@ export async function* follow(path, signal) {
       if (signal.aborted) return;
       if (error instanceof ApiError && [401, 403, 404].includes(error.status)) throw error;
       reason = error instanceof ApiError ? error.message : "The connection broke.";
+      refused = error instanceof ApiError && error.status === 429;
     }
     if (signal.aborted) return;
-    yield { event: "offline", data: reason, id: last };
+    yield { event: refused ? "refused" : "offline", data: reason, id: last };
     await sleep(pause, signal);
     pause = Math.min(2 * pause, 10_000);
   }

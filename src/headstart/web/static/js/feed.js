@@ -12,10 +12,15 @@ import { checkHealth } from "./health.js";
  * @param {string[]} [without] events that are not wanted
  */
 export async function watch({ signal, say }, take, without = []) {
+  let said = false;
   try {
     for await (const { event, data } of follow("headstart/events", signal)) {
       if (event === "offline") checkHealth();
-      else if (event !== "online" && !without.includes(event)) take(event, JSON.parse(data));
+      else if (event === "refused") {
+        if (!said) say(data);
+        said = true;
+      } else if (event === "online") said = false;
+      else if (!without.includes(event)) take(event, JSON.parse(data));
     }
   } catch (error) {
     if (!signal.aborted) say(error instanceof Error ? error.message : String(error));

@@ -110,4 +110,15 @@ export class Reply {
       request,
     };
   }
+
+  /**
+   * What a stopped reply cost.
+   * @param {any} account the server's, of the request
+   * @returns {Cost}
+   */
+  stoppedCost({ id, prompt, cached, live, tiers, computed, completion, explanation }) {
+    const { recomputed = 0, seconds = null, cause = "", what = "", hint = "" } = explanation ?? {};
+    const same = { prompt, cached, live, tiers, computed, completion, recomputed, seconds, cause, what, hint };
+    return { ...same, ttft: this.ttft, rate: null, request: id };
+  }
 }

@@ -3,11 +3,11 @@
  * @module
  */
 import { fill, h, set } from "../dom.js";
-import { count, tokens } from "../format.js";
+import { count, left, tokens } from "../format.js";
 
 /**
  * A slot, as events tell it. Of the slots of others only the number and the state are known.
- * @typedef {{slot: number, state: string, tokens?: number, total?: number, reply?: number, request?: number}} Slot
+ * @typedef {{slot: number, state: string, tokens?: number, total?: number, reply?: number, request?: number, left?: number}} Slot
  */
 
 export class SlotStrip {
@@ -19,6 +19,11 @@ export class SlotStrip {
 
   /** @param {Slot[]} slots */
   show(slots) {
+    for (const [number, { row }] of this._rows) {
+      if (slots.some((slot) => slot.slot === number)) continue;
+      row.remove(); // the server was started again, with fewer
+      this._rows.delete(number);
+    }
     for (const slot of slots) {
       const known = this._rows.get(slot.slot) ?? this._add(slot.slot);
       set(known.row, { "data-state": slot.state });
@@ -44,7 +49,10 @@ export class SlotStrip {
 /** @param {Slot} slot */
 function words(slot) {
   if (slot.tokens === undefined) return slot.state === "idle" ? "idle" : "in use by others";
-  if (slot.state === "prefill") return `computes the prompt: ${count(slot.tokens)} of ${count(slot.total ?? 0)}`;
+  if (slot.state === "prefill") {
+    const rest = slot.left === undefined ? "" : `, ${left(slot.left)} left`;
+    return `computes the prompt: ${count(slot.tokens)} of ${count(slot.total ?? 0)}${rest}`;
+  }
   if (slot.state === "reply") return `replies: ${tokens(slot.reply ?? 0)}`;
   return slot.tokens ? `idle, holds ${tokens(slot.tokens)}` : "empty";
 }

@@ -83,9 +83,9 @@ export class CacheTree {
     else if (name === "tree") for (const item of data) this._item(item);
     else if (name === "evicted_next") this.leaving = data;
     else if (name === "requests") {
-      const began = data.filter((/** @type {any} */ one) => one.state === "prefill" && one.reused);
+      const began = data.filter((/** @type {any} */ one) => one.reused);
       if (!began.length) return false;
-      for (const one of began) this.use(one.reused, one.at);
+      for (const one of began) this.use(one.reused, one.at - (one.seconds ? one.seconds.prefill + one.seconds.decode : 0));
     } else return false;
     this.version += 1;
     return true;
@@ -170,7 +170,8 @@ export class CacheTree {
     const parent = node.parent === null ? undefined : this.nodes.get(node.parent);
     if (parent) parent.children.splice(parent.children.indexOf(node), 1);
     this._roots.delete(node);
-    if (node.parent !== null) this._orphans.get(node.parent)?.delete(node);
+    const waiting = node.parent === null ? undefined : this._orphans.get(node.parent);
+    if (waiting?.delete(node) && !waiting.size) this._orphans.delete(/** @type {string} */ (node.parent));
     if (node.checkpoint) this._early.set(id, node.checkpoint);
     for (const child of node.children) this._attach(child);
   }

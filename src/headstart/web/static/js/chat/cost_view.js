@@ -56,10 +56,20 @@ export function costView(cost) {
 }
 
 /**
- * Why tokens were computed again, and how to avoid it, in one sentence each.
+ * Why tokens were computed again, and how to avoid it, in one sentence.
  * @param {Cost} cost
  */
 export function reason({ recomputed, seconds: spent, what, cause, hint }) {
   const time = spent === null ? "" : `, ${seconds(spent)}`;
-  return `Computed again: ${tokens(recomputed)}${time}. ${what || cause.replaceAll("_", " ")} ${hint}`.trim();
+  const why = what ? joined(what) : cause.replaceAll("_", " ");
+  return `Computed again: ${tokens(recomputed)}${time}, because ${why}${hint ? `; to avoid it, ${joined(hint)}` : ""}.`;
+}
+
+/**
+ * Sentences as a part of another one.
+ * @param {string} text
+ */
+function joined(text) {
+  const parts = text.trim().replace(/\.$/, "").split(/\. (?=[A-Za-z])/);
+  return parts.map((part) => part[0]?.toLowerCase() + part.slice(1)).join(", and ");
 }

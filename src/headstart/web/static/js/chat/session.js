@@ -8,13 +8,14 @@
  * @typedef {{message: Message, reply: Reply, stop: AbortController}} Running
  * @module
  */
-import { ApiError, events, json, request } from "../api.js";
+import { ApiError, events, json, request, sleep } from "../api.js";
 import { add, body, create, edit, path, settingsOf, turn, USUAL } from "../conversation.js";
 import { checkHealth } from "../health.js";
 import { Reply } from "../reply.js";
 import { Store } from "../store.js";
 
 const SAVE_EVERY = 1000; // milliseconds, of a running reply
+const STOPPING = [100, 400, 1500, 4000]; // milliseconds before each question what a stopped reply cost
 const BROKEN = "The connection broke before the reply was complete.";
 
 export class Session extends EventTarget {
@@ -209,7 +210,8 @@ export class Session extends EventTarget {
     if (cost) message.cost = cost;
     await this.#keep(conversation);
     this.#tell("reply", message);
-    if (id && cost?.recomputed) await this.#explain(conversation, message, cost);
+    if (id && message.state === "stopped") await this.#explainStopped(conversation, message, reply, id);
+    else if (id && cost?.recomputed) await this.#explain(conversation, message, cost);
     if (!this.running.has(conversation.id)) this.#open.delete(conversation.id);
   }
 
@@ -241,6 +243,28 @@ export class Session extends EventTarget {
     }
     await this.#keep(conversation);
     this.#tell("reply", message);
+  }
+
+  /**
+   * Asks what a stopped reply cost: its stream ended before it said so. The server needs a moment to stop.
+   * @param {Conversation} conversation
+   * @param {Message} message
+   * @param {Reply} reply
+   * @param {string} id of the request
+   */
+  async #explainStopped(conversation, message, reply, id) {
+    for (const pause of STOPPING) {
+      await sleep(pause);
+      try {
+        message.cost = reply.stoppedCost(await json(`headstart/explain/${encodeURIComponent(id)}`));
+      } catch (error) {
+        if (error instanceof ApiError && error.status === 404) continue;
+        return; // the page says elsewhere that the server does not answer
+      }
+      await this.#keep(conversation);
+      this.#tell("reply", message);
+      return;
+    }
   }
 
   // ── keeping ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -83,7 +83,7 @@ export class RequestLog {
       row.began = row.first - prefill;
       row.arrived = row.first - ttft;
       Object.assign(row, {
-        ttft,
+        ttft: one.state === "cancelled" && !one.completion ? undefined : ttft,
         decode,
         cause: one.cause,
         cached: one.cached,

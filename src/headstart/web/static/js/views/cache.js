@@ -117,7 +117,7 @@ export function mount(element, { say, signal }) {
       flags();
       drawn.invalidate();
     } else if (name === "requests") {
-      for (const one of data) if (one.state === "prefill" && one.reused) reused.set(one.number, one.reused);
+      for (const one of data) if (one.reused) reused.set(one.number, one.reused);
       for (const number of reused.keys()) if (reused.size > 256) reused.delete(number);
     } else if (name === "sizes") {
       sizes.textContent = sizesText(data);

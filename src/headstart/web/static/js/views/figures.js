@@ -2,12 +2,10 @@
  * Figures: what reuse has saved, since the server started and over time.
  * @module
  */
-import { ApiError, events, json, request, sleep } from "../api.js";
+import { json, sleep } from "../api.js";
 import { chart } from "../figures/chart.js";
 import { fill, h } from "../dom.js";
 import { bytes, count, seconds, tokens } from "../format.js";
-import { statsOf } from "../figures/own_stats.js";
-import { RequestLog } from "../requests/request_log.js";
 import { percent } from "../tiers.js";
 
 /** Milliseconds between two looks. */
@@ -32,22 +30,17 @@ export async function mount(element, { signal }) {
     element,
     h("div", { class: "view figures-view" }, h("div", { class: "row spread" }, h("h1", {}, "Figures"), note), body),
   );
-  let operator = true;
   let before = "";
   while (!signal.aborted) {
     try {
       if (!document.hidden) {
-        const found = operator ? await json("headstart/stats", { signal }) : await own(signal);
+        const found = await json("headstart/stats", { signal });
         const now = JSON.stringify(found);
         if (now !== before) draw(found);
         before = now;
       }
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof ApiError && error.status === 403 && operator) {
-        operator = false;
-        continue;
-      }
       note.textContent = error instanceof Error ? error.message : String(error);
     }
     await sleep(PERIOD, signal);
@@ -55,20 +48,11 @@ export async function mount(element, { signal }) {
 
   /** @param {any} stats */
   function draw(stats) {
-    note.textContent = operator
+    note.textContent = "running" in stats
       ? `All requests since the server started, ${time(stats.seconds)} ago`
-      : "Your latest requests. The figures of all are the operator's.";
+      : `Your requests, for ${time(stats.seconds)}. The figures of all are the operator's.`;
     fill(body, ...cards(stats));
   }
-}
-
-/** What one's own events say. @param {AbortSignal} signal */
-async function own(signal) {
-  const log = new RequestLog();
-  for await (const { event, data } of events(await request("headstart/events?once=true", { signal }))) {
-    if (event === "snapshot" || event === "requests") log.apply(event, JSON.parse(data));
-  }
-  return statsOf(log.latest, Math.floor(Date.now() / 5000) * 5);
 }
 
 /** @param {any} stats */
@@ -96,16 +80,14 @@ function cards(stats) {
         { format: count, span, bars: true },
       ),
     ),
-    stats.saved_seconds === null
-      ? null
-      : card(
-          "Seconds of prefill saved",
-          h("div", { class: "big" }, seconds(stats.saved_seconds), h("small", {}, ` in ${count(stats.requests)} requests`)),
-          chart("Seconds saved since the start", [{ name: "slot", label: "saved", values: sums(steps.saved_seconds) }], {
-            format: seconds,
-            span,
-          }),
-        ),
+    card(
+      "Seconds of prefill saved",
+      h("div", { class: "big" }, seconds(stats.saved_seconds), h("small", {}, ` in ${count(stats.requests)} requests`)),
+      chart("Seconds saved since the start", [{ name: "slot", label: "saved", values: sums(steps.saved_seconds) }], {
+        format: seconds,
+        span,
+      }),
+    ),
     card(
       "Time to the first token",
       h(
@@ -132,7 +114,7 @@ function cards(stats) {
         span,
       }),
     ),
-    stats.stored && card("What is stored", ...Object.entries(stats.stored).map(([name, tier]) => budget(name, tier))),
+    "running" in stats && card("What is stored", ...Object.entries(stats.stored).map(([name, tier]) => budget(name, tier))),
     card("Computed again, by cause", causes(stats.recomputed)),
   ];
 }

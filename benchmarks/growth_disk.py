@@ -1,0 +1,317 @@
+"""Growth of the disk tier: what its calls cost beside many stored objects. `benchmarks.growth` shows it in its table.
+
+Alone: `python -m benchmarks.growth_disk [--entries 1000 10000 100000]`. The objects are rows of the catalogue, with the sizes
+of blocks of the bundled model; where files matter they are sparse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import gc
+import itertools
+import os
+import queue
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from functools import cache, partial
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.servers import demo_model
+from headstart.config import Settings
+from headstart.engines.llama import LlamaEngine
+from headstart.interfaces.engine import GREEDY
+from headstart.interfaces.generation import GenerationParams
+from headstart.interfaces.tokens import Bytes
+from headstart.prefix_cache.reuse_model import RequestTraits
+from headstart.serving.request import Delta, Event, Failed, Finished, Request
+from headstart.serving.runtime import Runtime
+from headstart.testing.fake_engine import FakeEngine
+from headstart.tiers.catalog_watch import CatalogWatch
+from headstart.tiers.disk import Disk, Label, files
+from headstart.tiers.notices import Notice
+
+_NEW = itertools.count(10**9)
+BLOCK = 64 * 23040
+"""Bytes of a block of the bundled model."""
+TURNS = 20
+"""Blocks of a conversation."""
+OWNERS = 50
+FINGERPRINT = sha256(b"growth").digest()
+WRITTEN = 3
+"""Blocks of a write: about 4 MiB."""
+ROUNDS = 200
+
+Samples = list[float]
+"""Seconds, one a call."""
+
+
+def label(number: int) -> Label:
+    """A block of conversation `number // TURNS`."""
+    place = number % TURNS
+    owner = b"own%05d" % (number // TURNS % OWNERS)
+    parent = owner + bytes(24) if place == 0 else _key(number - 1)
+    return Label(_key(number), parent, FINGERPRINT, 64 * place, tuple(range(64)), True, 0.4, owner=owner)
+
+
+def _key(number: int) -> bytes:
+    return sha256(b"%d" % number).digest()
+
+
+def payload(number: int) -> Bytes:
+    return np.full(BLOCK, number % 251, np.uint8)
+
+
+@cache
+def filled(entries: int, *, sparse: bool = False) -> Path:
+    """A folder with so many objects, which is deleted at the end: rows only, or rows and `sparse` files."""
+    folder = Path(tempfile.mkdtemp(prefix="headstart-growth-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    now = time.time()
+    with closing(Disk(folder, 1 << 62)) as disk:
+        disk.catalog._db.execute("PRAGMA synchronous=OFF")
+        for first in range(0, entries, 1000):
+            some = [label(number) for number in range(first, min(entries, first + 1000))]
+            disk.catalog.add([(one, 0 if sparse else BLOCK) for one in some], now - (entries - first) * 2.0)
+            for one in some if sparse else ():
+                file = os.open(disk.path(one.key), os.O_CREAT | os.O_WRONLY, 0o600)
+                os.truncate(file, BLOCK)
+                os.close(file)
+        disk.catalog._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return folder
+
+
+@contextmanager
+def opened(entries: int) -> Iterator[Disk]:
+    with closing(Disk(filled(entries), 1 << 62, check=False)) as disk:
+        disk.catalog.ranks.learn(time.time())  # as a server does before its first request
+        yield disk
+
+
+def _timed(call: Callable[[], object]) -> float:
+    """CPU seconds of a call, without Python's collector: its full passes depend on everything that lives in the process."""
+    gc.disable()
+    begun = time.thread_time()
+    call()
+    taken = time.thread_time() - begun
+    gc.enable()
+    return taken
+
+
+def write_with_eviction(entries: int) -> Samples:
+    """CPU seconds of a write of 4 MiB that evicts as much, without the system calls that write the files' bytes."""
+    with opened(entries) as disk:
+        full = disk.used + disk.reserved
+
+        def measure() -> None:  # whatever the free space of this machine is
+            disk._budget = full
+
+        disk.measure = measure  # type: ignore[method-assign]
+        found = Samples()
+        for _ in range(ROUNDS):
+            batch, gone = [(label(next(_NEW)), payload(number)) for number in range(WRITTEN)], list[bytes]()
+            with _without(files, "write") as spent:
+                found.append(_timed(partial(_evicting, disk, batch, gone)) - sum(spent))
+            assert gone, "nothing was evicted"
+        return found
+
+
+@contextmanager
+def _without(module: ModuleType, name: str) -> Iterator[Samples]:
+    """Collects the CPU seconds of a function's calls."""
+    real, spent = getattr(module, name), Samples()
+    setattr(module, name, lambda *given: spent.append(_timed(lambda: real(*given))))
+    try:
+        yield spent
+    finally:
+        setattr(module, name, real)
+
+
+def _evicting(disk: Disk, batch: Sequence[tuple[Label, Bytes]], gone: list[bytes]) -> None:
+    gone += disk.write(batch)[1]
+
+
+def evict(entries: int) -> Samples:
+    """CPU seconds of choosing and removing rows for 4 MiB."""
+    with opened(entries) as disk:
+
+        def call() -> None:
+            disk.catalog.remove([row.label.key for row in disk.catalog.victims((), WRITTEN * BLOCK)])
+
+        found = Samples()
+        for _ in range(5 * ROUNDS):
+            found.append(_timed(call))
+            disk.catalog.add([(label(next(_NEW)), BLOCK) for _ in range(WRITTEN)])
+        return found
+
+
+def hits(entries: int) -> Samples:
+    """CPU seconds of accounting for a request that used a conversation of 20 blocks: its uses, and its traits."""
+    with opened(entries) as disk:
+        dice, found = np.random.default_rng(0), Samples()
+        traits = RequestTraits.of(TURNS, new=100, siblings=0, reply=100)
+        for _ in range(5 * ROUNDS):
+            first = int(dice.integers(0, entries // TURNS)) * TURNS
+            keys = [_key(number) for number in range(first, first + TURNS)]
+
+            def call(keys: list[bytes] = keys) -> None:
+                now = time.time()
+                disk.catalog.use([(key, now) for key in keys])
+                disk.catalog.replied([(key, traits) for key in keys])
+
+            found.append(_timed(call))
+        return found
+
+
+def look(entries: int) -> Samples:
+    """CPU seconds of a look after another process has evicted a block and written one."""
+    with opened(entries) as disk, opened(entries) as other:
+        watch, found = CatalogWatch(FINGERPRINT), Samples()
+        while watch.more:
+            watch.look(disk.catalog)
+        for _ in range(5 * ROUNDS):
+            other.catalog.remove([row.label.key for row in other.catalog.victims((), 1)])
+            other.catalog.add([(label(next(_NEW)), BLOCK)])
+            news: list[Notice] = []
+            found.append(_timed(lambda: news.extend(watch.look(disk.catalog))))  # noqa: B023  (called at once)
+            assert len(news) == 2, news
+        return found
+
+
+def read(entries: int) -> Samples:
+    """CPU seconds of each piece in which a catalogue is read after the start."""
+    with opened(entries) as disk:
+        watch, found = CatalogWatch(FINGERPRINT), Samples()
+        while watch.more:
+            found.append(_timed(lambda: watch.look(disk.catalog)))
+        return found
+
+
+def tidy(entries: int) -> Samples:
+    """CPU seconds of each piece of a clean-up after a start."""
+    with closing(Disk(filled(entries, sparse=True), 1 << 62)) as disk:
+        pieces, found, end = disk.tidy(whole=False), Samples(), False
+        while not end:
+            begun = time.thread_time()
+            end = next(pieces, None) is None
+            found.append(time.thread_time() - begun)
+        return found
+
+
+def start(entries: int) -> Samples:
+    """Seconds from the start of a runtime (fake engine) to the end of its first reply, less those with an empty folder."""
+    folder, found = filled(entries, sparse=True), Samples()
+    for number in range(5):
+        with tempfile.TemporaryDirectory() as empty:
+            found.append(_first_reply(folder, number) - _first_reply(Path(empty), number))
+    return found
+
+
+def _first_reply(folder: Path, number: int) -> float:
+    engine = FakeEngine(slots=2, ctx=4096, block_size=64, batch=512, seed=0)
+    engine.fingerprint = FINGERPRINT
+    begun = time.perf_counter()
+    with Runtime(lambda: engine, Settings(memory_budget=1 << 26, cache_dir=folder, disk_budget=1 << 62)) as runtime:
+        _reply(runtime, f"{number} {time.time()} and so on", 8)
+        return time.perf_counter() - begun
+
+
+def _reply(runtime: Runtime, text: str, tokens: int) -> float:
+    """Seconds from the first to the last token of a reply."""
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    params = GenerationParams(GREEDY, max_tokens=tokens, ignore_eos=True)
+    runtime.submit(Request(runtime.text_prompt(text), params), events.put)
+    first = 0.0
+    while not isinstance(event := events.get(timeout=600), Finished):
+        if isinstance(event, Failed):
+            raise event.error
+        first = first or time.perf_counter() * isinstance(event, Delta)
+    return time.perf_counter() - first
+
+
+def decode(entries: int, *, pairs: int = 7, tokens: int = 300, pause: float = 0.1) -> list[float]:
+    """Speed of a reply of the bundled model beside another thread that evicts and adds rows for 4 MiB every `pause` seconds,
+    divided by its speed without: a ratio for each pair. Needs a quiet machine.
+    """
+    folder, ratios = filled(entries), list[float]()
+    settings = Settings(str(demo_model()), ctx=2048, slots=1, memory_budget=1 << 28, cache_dir=None)
+    with Runtime(lambda: LlamaEngine.load(settings.engine_options()), settings) as runtime:
+        _reply(runtime, "warm", tokens)
+        for number in range(pairs):
+            taken = {}
+            for busy in (True, False) if number % 2 else (False, True):
+                with _evicting_beside(folder, pause) if busy else nullcontext():
+                    taken[busy] = _reply(runtime, f"Tell me {number} things.", tokens)
+            ratios.append(taken[False] / taken[True])
+    return ratios
+
+
+@contextmanager
+def _evicting_beside(folder: Path, pause: float) -> Iterator[None]:
+    end = threading.Event()
+
+    def work() -> None:
+        with closing(Disk(folder, 1 << 62)) as disk:
+            while not end.wait(pause):
+                disk.catalog.remove([row.label.key for row in disk.catalog.victims((), WRITTEN * BLOCK)])
+                disk.catalog.add([(label(next(_NEW)), BLOCK) for _ in range(WRITTEN)])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+CALLS: dict[str, Callable[[int], Samples]] = {
+    "accounting for a hit of 20 blocks": hits,
+    "write of 4 MiB, with eviction": write_with_eviction,
+    "choosing victims for 4 MiB": evict,
+    "look after another process wrote": look,
+    "reading the catalogue: a piece": read,
+    "clean-up: a piece": tidy,
+}
+"""What `benchmarks.growth` shows: a name, and CPU seconds a call, by the number of stored objects. `start` is not CPU time."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--entries", type=int, nargs="+", default=[1000, 10_000, 100_000])
+    parser.add_argument("--calls", nargs="+", choices=[call.__name__ for call in CALLS.values()])
+    parser.add_argument("--start", action="store_true", help="the first reply after a start")
+    parser.add_argument("--decode", action="store_true", help="decoding beside eviction; needs a quiet machine")
+    chosen = parser.parse_args()
+    for entries in chosen.entries:
+        if chosen.start:
+            more = start(entries)
+            print(
+                f"start with {entries:,} objects: {np.median(more):+.3f} s ({min(more):+.3f} to {max(more):+.3f}) against none"
+            )
+        if chosen.decode:
+            ratios = decode(entries)
+            spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+            print(f"decoding beside eviction, {entries:,} objects: {np.median(ratios):.3f} of without ({spread})")
+    if chosen.start or chosen.decode:
+        return
+    table = Table("CPU ms a call: median (99.9 %)", *(f"{entries:,}" for entries in chosen.entries))
+    for name, call in CALLS.items():
+        if not chosen.calls or call.__name__ in chosen.calls:
+            found = [np.array(call(entries)) * 1e3 for entries in chosen.entries]
+            table.add_row(name, *(f"{np.median(one):.2f} ({np.quantile(one, 0.999):.2f})" for one in found))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Reuse sample: a bounded part of a tier's entries and ghosts, from which the reuse model learns.
+
+An id is a hash. So the entries whose ids are below a bound are a random sample, and the same one in each run. When they are too
+many, the bound is halved.
+
+Example: of 1,000,000 entries, those are in the sample whose ids begin with 8 zero bits. They are about 3,900, and each stands
+for 256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.reuse_model import ReuseStats
+
+SAMPLE = 4096
+"""Most entries of the sample."""
+_ID_BITS = 256
+_REFILL, _SCARCE = 8 * SAMPLE, SAMPLE // 4
+"""With at most so many entries and ghosts, of which fewer than `_SCARCE` are in the sample, it is drawn again."""
+
+
+class ReuseSample:
+    """The statistics of some entries and ghosts.
+
+    Attributes:
+        weight: how many entries each of the sample stands for.
+    """
+
+    def __init__(self) -> None:
+        self.weight, self._bound = 1, _bound(1)
+        self._stats: dict[BlockId, ReuseStats] = {}
+
+    def __len__(self) -> int:
+        return len(self._stats)
+
+    def add(self, key: BlockId, stats: ReuseStats) -> None:
+        """A new entry, or a new ghost. Where an entry becomes a ghost, or comes again, nothing changes."""
+        if key <= self._bound:
+            self._stats[key] = stats
+            while len(self._stats) > SAMPLE:
+                self.weight *= 2
+                self._bound = _bound(self.weight)
+                self._stats = {key: stats for key, stats in self._stats.items() if key <= self._bound}
+
+    def discard(self, key: BlockId) -> None:
+        """An entry and its ghost are gone."""
+        self._stats.pop(key, None)
+
+    def drawn(self, total: int, everything: Iterable[tuple[BlockId, ReuseStats]]) -> list[ReuseStats]:
+        """The sample. After a tier has shrunk to `total` entries and ghosts, it is drawn again from `everything`."""
+        if self.weight > 1 and len(self._stats) < _SCARCE and total <= _REFILL:
+            self.weight, self._bound, self._stats = 1, _bound(1), {}
+            for key, stats in everything:
+                self.add(key, stats)
+        return list(self._stats.values())
+
+
+def _bound(weight: int) -> bytes:
+    """The highest id of a share of 1 / `weight` of all ids."""
+    return ((1 << _ID_BITS) // weight - 1).to_bytes(_ID_BITS // 8)

@@ -1,0 +1,162 @@
+"""Siblings: the blocks and open tails that follow one parent, found by their tokens in logarithmic time.
+
+They are kept in the order of their tokens' bytes. In such an order the entry that shares the most with a text is a neighbour of
+the text's place, before it or after it. Canonical and derived entries are kept apart, so that a search for canonical ones never
+passes over thousands of derived ones.
+
+Example: a text "a b d" among the siblings "a", "a b c", "a b e" and "f" has its place between "a b c" and "a b e". Both share
+two tokens with it, and no other shares more. Of its prefixes, "a" is found by looking again with what "a b c" shares: "a b".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+from sortedcontainers import SortedKeyList
+
+WIDTH = 4
+"""Bytes of a token."""
+
+
+class Sibling(Protocol):
+    """What is kept in order."""
+
+    @property
+    def packed(self) -> bytes:
+        """Its tokens, `WIDTH` bytes each."""
+
+    @property
+    def canonical(self) -> bool:
+        """Whether some copy is canonical."""
+
+
+Node = TypeVar("Node", bound=Sibling)
+SiblingGroup: TypeAlias = "Node | SortedKeyList[Node, bytes] | None"
+"""Siblings of one kind. One alone needs no list, which would take 700 bytes."""
+
+
+class Siblings(Generic[Node]):
+    """The siblings after one parent. Each stays in its group: take it out before it becomes canonical, and put it in again."""
+
+    __slots__ = ("_canonical", "_derived")
+
+    def __init__(self) -> None:
+        self._canonical: SiblingGroup[Node] = None
+        self._derived: SiblingGroup[Node] = None
+
+    def __iter__(self) -> Iterator[Node]:
+        for group in (self._canonical, self._derived):
+            if isinstance(group, SortedKeyList):
+                yield from group
+            elif group is not None:
+                yield group
+
+    def some(self) -> Node | None:
+        """Any one of them."""
+        group = self._derived if self._canonical is None else self._canonical
+        return group[0] if isinstance(group, SortedKeyList) else group
+
+    @property
+    def branches(self) -> bool:
+        """Whether at least two of them are canonical."""
+        return isinstance(self._canonical, SortedKeyList)
+
+    # ── changes ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def put(self, node: Node) -> None:
+        if node.canonical:
+            self._canonical = _with(self._canonical, node)
+        else:
+            self._derived = _with(self._derived, node)
+
+    def take(self, node: Node) -> None:
+        if node.canonical:
+            self._canonical = _without(self._canonical, node)
+        else:
+            self._derived = _without(self._derived, node)
+
+    def move_to(self, other: Siblings[Node]) -> None:
+        """Gives all of them to `other`, which has none."""
+        other._canonical, other._derived = self._canonical, self._derived
+        self._canonical = self._derived = None
+
+    def check(self) -> None:
+        """Raises AssertionError if one is in the wrong group or place."""
+        for group, canonical in ((self._canonical, True), (self._derived, False)):
+            nodes = list(group) if isinstance(group, SortedKeyList) else [] if group is None else [group]
+            assert all(node.canonical == canonical for node in nodes)
+            assert nodes == sorted(nodes, key=_packed)
+            assert len(nodes) > 1 or not isinstance(group, SortedKeyList)
+
+    # ── search ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def nearest(self, packed: bytes, *, canonical_only: bool) -> tuple[Node | None, int]:
+        """The one that shares the most leading tokens with `packed`, and how many; None and 0 if none shares any."""
+        best, most = None, WIDTH - 1
+        for group in self._groups(canonical_only):
+            for node in (_at_most(group, packed), _at_least(group, packed)):
+                if node is not None and (shared := common_bytes(node.packed, packed)) > most:
+                    best, most = node, shared
+        return best, most // WIDTH
+
+    def prefixes(self, packed: bytes, *, canonical_only: bool) -> Iterator[Node]:
+        """Those that `packed` begins with, of each group the longest first."""
+        for group in self._groups(canonical_only):
+            query = packed
+            while query and (node := _at_most(group, query)) is not None:
+                shared = common_bytes(node.packed, query) // WIDTH * WIDTH
+                if shared == len(node.packed):
+                    yield node
+                    shared -= WIDTH
+                query = query[:shared]
+
+    def continues(self, packed: bytes) -> bool:
+        """Whether one of them begins with all of `packed`."""
+        found = (_at_least(group, packed) for group in self._groups(False))
+        return any(node is not None and node.packed.startswith(packed) for node in found)
+
+    def _groups(self, canonical_only: bool) -> tuple[SiblingGroup[Node], ...]:
+        return (self._canonical,) if canonical_only else (self._canonical, self._derived)
+
+
+def common_bytes(a: bytes, b: bytes) -> int:
+    """The number of leading bytes that `a` and `b` share."""
+    size = min(len(a), len(b))
+    differ = int.from_bytes(a[:size], "big") ^ int.from_bytes(b[:size], "big")
+    return size - (differ.bit_length() + 7) // 8
+
+
+def _packed(node: Sibling) -> bytes:
+    return node.packed
+
+
+def _with(group: SiblingGroup[Node], node: Node) -> SiblingGroup[Node]:
+    if group is None:
+        return node
+    if not isinstance(group, SortedKeyList):
+        group = SortedKeyList([group], _packed)
+    group.add(node)
+    return group
+
+
+def _without(group: SiblingGroup[Node], node: Node) -> SiblingGroup[Node]:
+    if not isinstance(group, SortedKeyList):
+        assert group is node
+        return None
+    group.remove(node)
+    return group[0] if len(group) == 1 else group
+
+
+def _at_most(group: SiblingGroup[Node], packed: bytes) -> Node | None:
+    """The last one whose bytes are `packed` or before it."""
+    if isinstance(group, SortedKeyList):
+        return next(group.irange_key(None, packed, reverse=True), None)
+    return group if group is not None and group.packed <= packed else None
+
+
+def _at_least(group: SiblingGroup[Node], packed: bytes) -> Node | None:
+    """The first one whose bytes are `packed` or after it."""
+    if isinstance(group, SortedKeyList):
+        return next(group.irange_key(packed, None), None)
+    return group if group is not None and group.packed >= packed else None

@@ -1,0 +1,174 @@
+"""Catalogue watch: learns from the catalogue, in pieces, what is on disk, and what other processes have changed there.
+
+* New objects have growing numbers. All of them are read when a disk was opened; then those behind the last number.
+* An evicted object leaves a ghost, and ghosts have growing numbers too.
+* An erased object leaves nothing; only a count of erasures grows. Then all known objects are compared with the catalogue.
+
+Used on the disk thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from headstart.tiers.disk import catalog as disk_catalog
+from headstart.tiers.disk.catalog import Catalog
+from headstart.tiers.notices import EverythingErased, NoteFound, Notice, ObjectErased, ObjectFound, ObjectGone, PinsFound
+
+PIECE = 250
+"""Most rows of one table that one look reads: reading them takes the interpreter for two or three milliseconds."""
+_BITS = 12
+"""Known keys are divided by their first bits, so that they can be compared piece by piece."""
+
+
+class KnownKeys:
+    """A set of keys, in parts that are ranges of keys."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, set[bytes]] = {}
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._parts.get(_part(key), ())
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (key for part in self._parts.values() for key in part)
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._parts.setdefault(_part(key), set()).add(key)
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            if (part := self._parts.get(_part(key))) is not None:
+                part.discard(key)
+                if not part:
+                    del self._parts[_part(key)]
+
+    def parts(self) -> list[int]:
+        """The numbers of the parts that have keys."""
+        return list(self._parts)
+
+    def part(self, number: int) -> tuple[Collection[bytes], bytes, bytes]:
+        """The keys of a part, and the range of all its possible keys, from … up to below."""
+        low, high = ((one << 16 - _BITS).to_bytes(3) for one in (number, number + 1))
+        return self._parts.get(number, ()), low[1:], high[1:] if high[0] == 0 else b"\xff" * 33
+
+
+def _part(key: bytes) -> int:
+    return int.from_bytes(key[:2]) >> 16 - _BITS
+
+
+class CatalogWatch:
+    """What this process knows of the objects with one fingerprint.
+
+    Attributes:
+        known: keys of the objects that it has reported, and not as gone.
+        complete: whether all rows have been read since the disk was opened.
+        more: whether the next look has something to do.
+        compared: whether no comparison is under way, so that all erasures are known.
+        foreign_writes: whether another process had written before the last look.
+        wiped: `Ages.wiped`, as it was reported last; None before the first look.
+        wiped_first: its time at the first look.
+        erased: keys that were found erased since `take_erased`.
+    """
+
+    def __init__(self, fingerprint: bytes) -> None:
+        self.known = KnownKeys()
+        self.wiped: tuple[float, int] | None = None
+        self.wiped_first = 0.0
+        self.erased: set[bytes] = set()
+        self._fingerprint = fingerprint
+        self._pinned: frozenset[bytes] = frozenset()
+        self.restart()
+
+    def restart(self) -> None:
+        """A disk was opened: everything is read."""
+        self.complete = self.foreign_writes = False
+        self.more = True
+        self._version: tuple[int, ...] = ()
+        self._seen = self._seen_notes = 0
+        self._seen_ghosts = self._erasures = self._pins = -1
+        self._to_compare: list[int] = []
+
+    @property
+    def compared(self) -> bool:
+        return not self._to_compare
+
+    def take_erased(self) -> set[bytes]:
+        found, self.erased = self.erased, set()
+        return found
+
+    def look(self, catalog: Catalog, *, again: bool = False, reports: bool = True) -> list[Notice]:
+        """News of the catalogue. `again`: report all objects again. `reports`: whether objects may be reported now."""
+        version = catalog.version()
+        self.foreign_writes = False
+        if again:
+            self._seen = 0
+        if version == self._version and not (again or self.more):
+            return []
+        self.foreign_writes = bool(self._version) and version[0] != self._version[0]
+        self._version, self.more = version, False
+        wiped = catalog.ages.wiped()  # read before the keys, so that no deletion is missed
+        found = [*self._removed(catalog)]
+        if not self._to_compare:
+            found += self._wiped(wiped)
+        for number, note in [*catalog.notes(self._fingerprint, self._seen_notes, PIECE)]:
+            self._seen_notes = number
+            found.append(NoteFound(note))
+            self.more |= len(found) >= PIECE
+        found += self._added(catalog) if reports else ()
+        self.more |= bool(self._to_compare) or not reports
+        return found + self.pins(catalog) if self.complete else found
+
+    def _added(self, catalog: Catalog) -> Iterator[Notice]:
+        rows = list(catalog.rows(self._fingerprint, self._seen, PIECE))
+        for row in sorted(rows, key=lambda row: row.label.start):  # parents first: the owner is known from them
+            self._seen = max(self._seen, row.number)
+            self.known.add([row.label.key])
+            yield ObjectFound(row.label)
+        self.more |= len(rows) == PIECE
+        self.complete |= len(rows) < PIECE
+
+    def _removed(self, catalog: Catalog) -> Iterator[Notice]:
+        """Objects that are gone."""
+        erasures, last = catalog.removals()
+        if self._erasures < 0:
+            self._seen_ghosts = last
+        elif self._erasures != erasures or last - self._seen_ghosts > disk_catalog.GHOSTS:
+            self._to_compare = self.known.parts()
+        self._erasures = erasures
+        ghosts = catalog.ghosts_after(self._seen_ghosts, PIECE)
+        self.more |= len(ghosts) == PIECE
+        for number, key in ghosts:
+            self._seen_ghosts = number
+            if key in self.known:
+                self.known.remove([key])
+                yield ObjectGone(key)
+        done = 0
+        while self._to_compare and done < 2 * PIECE:
+            keys, low, high = self.known.part(self._to_compare.pop())
+            done += 8 + len(keys)
+            vanished = {*keys} - catalog.keys_between(low, high)
+            evicted = catalog.ghosts(vanished)
+            self.known.remove(vanished)
+            self.erased |= vanished - evicted
+            for key in vanished:
+                yield ObjectGone(key) if key in evicted else ObjectErased(key)
+
+    def _wiped(self, wiped: tuple[float, int]) -> Iterator[Notice]:
+        before, self.wiped = self.wiped, wiped
+        if before is None:
+            self.wiped_first = wiped[0]
+        elif wiped != before:
+            if wiped[0] != before[0]:
+                yield EverythingErased(wiped[0])
+            if wiped[0] == before[0] or wiped[1] > before[1] + 1:  # several deletions at once: one may have been of a chain
+                yield EverythingErased(0.0)
+
+    def pins(self, catalog: Catalog) -> list[Notice]:
+        """The pins, if they have changed."""
+        if (pins := catalog.pins()) == self._pins:
+            return []
+        self._pins, before = pins, self._pinned
+        self._pinned = catalog.pinned(self._fingerprint)
+        return [PinsFound(self._pinned)] if self._pinned != before else []

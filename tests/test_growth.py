@@ -1,0 +1,23 @@
+"""The benchmark of growth runs, and draws what it has measured."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks import growth
+from benchmarks.plots import growth_curves
+
+
+@pytest.mark.parametrize("name", growth.MEASUREMENTS)
+def test_each_measurement_has_figures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "CALLS", 20)
+    rows = list(growth.MEASUREMENTS[name](200))
+    assert rows
+    assert len({row.operation for row in rows}) == len(rows)
+    assert all(row.median > 0 for row in rows)
+
+
+def test_the_plot_has_a_panel_an_operation() -> None:
+    svg = growth_curves({"match": [1.0, 2.0], "add": [3.0, None]}, [1000, 10_000])
+    assert "median: 1, 2" in svg
+    assert "median: 3, –" in svg
+    assert "10^4" in svg

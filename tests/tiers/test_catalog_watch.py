@@ -1,0 +1,160 @@
+"""What other processes change in the catalogue is found piece by piece, and none of it is missed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from headstart.tiers import catalog_watch
+from headstart.tiers.catalog_watch import CatalogWatch, KnownKeys
+from headstart.tiers.disk import catalog as disk_catalog
+from headstart.tiers.disk.catalog import Catalog, Note
+from headstart.tiers.disk.format import Label
+from headstart.tiers.notices import EverythingErased, NoteFound, Notice, ObjectErased, ObjectFound, ObjectGone, PinsFound
+
+FINGERPRINT = b"f" * 32
+SIZE = 4096
+
+
+def label(number: int, fingerprint: bytes = FINGERPRINT) -> Label:
+    return Label(sha256(b"%d" % number).digest(), bytes(32), fingerprint, 0, (number,) * 8, True, 1.0, owner=b"alice123")
+
+
+@pytest.fixture
+def catalogs(tmp_path: Path) -> Iterator[tuple[Catalog, Catalog]]:
+    one, two = (Catalog(tmp_path / "index.sqlite") for _ in range(2))
+    with closing(one), closing(two):
+        yield one, two
+
+
+def look(watch: CatalogWatch, catalog: Catalog) -> list[Notice]:
+    """Looks until there is nothing more."""
+    found = watch.look(catalog)
+    while watch.more:
+        found += watch.look(catalog)
+    return found
+
+
+def test_known_keys_are_a_set() -> None:
+    dice = random.Random(0)
+    known, expected = KnownKeys(), set[bytes]()
+    for _ in range(300):
+        keys = {dice.randbytes(32) for _ in range(3)} | {bytes([dice.choice((0, 255))]) * 32}
+        known.add(keys)
+        expected |= keys
+        gone = set(dice.sample(sorted(expected), 2))
+        known.remove(gone)
+        expected -= gone
+    assert {*known} == expected
+    assert all(key in known for key in expected)
+    assert not any(dice.randbytes(32) in known for _ in range(100))
+    found = set[bytes]()
+    for number in known.parts():
+        keys, low, high = known.part(number)
+        assert keys
+        assert all(low <= key < high for key in keys)
+        found |= {*keys}
+    assert found == expected
+
+
+def test_a_large_catalogue_is_read_in_pieces(catalogs: tuple[Catalog, Catalog]) -> None:
+    """A look reads a bounded number of rows; while there is no room it reads none, and pins come after what they pin."""
+    ours, _ = catalogs
+    count = 3 * catalog_watch.PIECE + 7
+    ours.add([(label(number), SIZE) for number in range(count)])
+    ours.add([(label(number, b"g" * 32), SIZE) for number in range(count, count + 9)])
+    ours.pin([label(3).key], True)
+    ours.note(FINGERPRINT, [Note(b"%d" % number, label(1).key, b"v") for number in range(10)])
+    watch = CatalogWatch(FINGERPRINT)
+    found = list[Notice]()
+    assert not any(isinstance(one, ObjectFound) for one in watch.look(ours, reports=False))
+    assert watch.more
+    while watch.more:
+        piece = watch.look(ours)
+        assert len(piece) <= catalog_watch.PIECE + 20
+        assert watch.complete == any(isinstance(one, PinsFound) for one in piece)
+        found += piece
+    assert {one.label.key for one in found if isinstance(one, ObjectFound)} == {label(number).key for number in range(count)}
+    assert found[-1] == PinsFound(frozenset([label(3).key]))
+    assert watch.look(ours) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("ghosts", [1 << 15, 5])
+def test_nothing_that_others_do_is_missed(
+    catalogs: tuple[Catalog, Catalog], monkeypatch: pytest.MonkeyPatch, seed: int, ghosts: int
+) -> None:
+    """Objects come, are evicted, erased and come back, between looks that read little, also if the log of ghosts is overrun."""
+    monkeypatch.setattr(catalog_watch, "PIECE", 20)
+    monkeypatch.setattr(disk_catalog, "GHOSTS", ghosts)
+    ours, theirs = catalogs
+    dice, watch, there = random.Random(seed), CatalogWatch(FINGERPRINT), set[bytes]()
+
+    def note(found: list[Notice]) -> None:
+        for notice in found:
+            if isinstance(notice, ObjectFound):
+                there.add(notice.label.key)
+            elif isinstance(notice, ObjectGone | ObjectErased):
+                there.discard(notice.key)
+
+    for _ in range(200):
+        catalog = dice.choice(catalogs)
+        some = [label(dice.randrange(200)) for _ in range(dice.randrange(1, 30))]
+        match dice.choice(("add", "add", "remove", "erase", "look", "look")):
+            case "add":
+                catalog.add([(one, SIZE) for one in some])
+            case "remove":
+                catalog.remove([one.key for one in some])
+            case "erase":
+                catalog.ages.erase([one.key for one in some])
+            case "look":
+                note(watch.look(ours))
+        if dice.random() < 0.1:
+            note(look(watch, ours))
+            assert there == {*watch.known} == theirs.keys()
+
+
+def test_evicted_and_erased_are_told_apart(catalogs: tuple[Catalog, Catalog]) -> None:
+    ours, theirs = catalogs
+    ours.add([(label(number), SIZE) for number in range(4)], 1.0)
+    watch = CatalogWatch(FINGERPRINT)
+    look(watch, ours)
+    theirs.remove([label(0).key], 2.0)
+    assert look(watch, ours) == [ObjectGone(label(0).key)]
+    assert watch.foreign_writes
+    theirs.ages.wipe([label(1).key], 0.0, 3.0)
+    theirs.remove([label(2).key], 4.0)
+    found = look(watch, ours)
+    assert found == [ObjectGone(label(2).key), ObjectErased(label(1).key), EverythingErased(0.0)]
+    assert watch.take_erased() == {label(1).key}
+    assert not watch.take_erased()
+
+
+def test_an_eviction_is_found_without_reading_everything(catalogs: tuple[Catalog, Catalog]) -> None:
+    """The same few statements, and the same work in them, whatever is stored."""
+    ours, theirs = catalogs
+    found = []
+    for count in (200, 4000):
+        ours.add([(label(number), SIZE) for number in range(count)], 1.0)
+        watch, steps = CatalogWatch(FINGERPRINT), list[None]()
+        look(watch, ours)
+        theirs.remove([label(0).key], 2.0)
+        ours._db.set_progress_handler(lambda steps=steps: steps.append(None), 10)
+        assert look(watch, ours) == [ObjectGone(label(0).key)]
+        ours._db.set_progress_handler(None, 0)
+        found.append(len(steps))
+    assert found[1] <= found[0] + 2, found
+
+
+def test_notes_are_read_in_pieces(catalogs: tuple[Catalog, Catalog]) -> None:
+    ours, _ = catalogs
+    count = 2 * catalog_watch.PIECE + 3
+    ours.note(FINGERPRINT, [Note(b"%d" % number, b"block", b"v") for number in range(count)])
+    watch = CatalogWatch(FINGERPRINT)
+    assert len(watch.look(ours)) == catalog_watch.PIECE
+    assert len([one for one in look(watch, ours) if isinstance(one, NoteFound)]) == count - catalog_watch.PIECE
