@@ -101,12 +101,6 @@ PLANTED = (
         "        for key in keys:\n            self.path(key).unlink(missing_ok=True)\n        (forget or (lambda: self.catalog.remove(keys)))()\n        stuck",
     ),
     Planted(
-        "a deletion spares the files",
-        "tiers/disk/store.py",
-        "gone = set(self._remove(keys, lambda: self.catalog.ages.wipe(keys, before, self._clock())))",
-        "self.catalog.ages.wipe(keys, before, self._clock())\n            gone = set(keys)",
-    ),
-    Planted(
         "a notice is missed",
         "tiers/write_behind.py",
         '            self.counters[f"skipped_{notice.reason}"] += 1\n        self._notices.append(notice)',
