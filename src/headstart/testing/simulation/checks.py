@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headstart.interfaces.tokens import Bytes, Tokens, as_tokens, common_prefix
+from headstart.interfaces.tokens import Bytes, Tokens, as_tokens
 from headstart.prefix_cache.blocks import root_id
 from headstart.prefix_cache.index import Entry
 from headstart.serving.job import Job
@@ -164,18 +164,17 @@ def agrees(runtime: Runtime, database: sqlite3.Connection) -> bool:
 
 
 class Tenants:
-    """What each tenant has sent. Nobody else can have anything of it."""
+    """How many prompts each tenant has sent. What the first one reuses would be another tenant's."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._sent: dict[int, list[Tokens]] = {}
+    def __init__(self) -> None:
+        self._sent: Counter[int] = Counter()
 
-    def sends(self, who: int, tokens: Tokens) -> bool:
-        """Records a prompt. Returns whether the tenant has sent anything before that begins alike."""
-        known = self._sent.setdefault(who, [])
-        first = any(common_prefix(tokens, one) > 0 for one in known)
-        known.append(tokens[: self._block_size])
-        return first
+    def sends(self, who: int) -> None:
+        self._sent[who] += 1
+
+    def first(self, who: int) -> bool:
+        """Whether the tenant has sent one prompt only."""
+        return self._sent[who] == 1
 
 
 def space(files: FileSystem, budget: int) -> None:

@@ -50,7 +50,7 @@ class SimulatedMachine:
         self.salts = [f"tenant {who}" for who in range(self.setup.tenants)]
         self.cold = FakeEngine(**options(self.setup))
         self.checks = Checks(Oracle(self.cold), self.salts)
-        self.tenants = checking.Tenants(self.cold.traits.block_size)
+        self.tenants = checking.Tenants()
         self.clients = self.here.process("clients")
         self.servers: list[SimulatedServer] = []
         self._processes: list[SimulatedServer] = []
