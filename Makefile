@@ -10,7 +10,7 @@ FLEET  := $(VENV)/.fleet
 KUBE   := $(VENV)/.kube
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check hooks docs pictures site bench
+.PHONY: help demo test test-slow simulate check hooks docs pictures site bench
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ test: $(READY) ## Run the tests, with the real engine and the real model, three 
 
 test-slow: $(READY) $(SITE) $(FLEET) $(KUBE) ## Run all tests, also those that take long (80 minutes and more; CONTRIBUTING.md says when)
 	$(BIN)/python -m pytest --slow -n 2 --dist worksteal --timeout 1200 --durations=10
+
+simulate: $(READY) ## Simulate histories with faults, from new seeds, for a minute (docs/simulation.md)
+	$(BIN)/python -m headstart.testing.simulation --minutes 1
 
 check: $(READY) ## Lint and check types
 	$(BIN)/ruff check --no-cache .

@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "engines": {"interfaces", "memory_plan", "model_names"},
     "testing": {"interfaces", "engines.constraint"},
+    "testing.simulation": {"config", "interfaces", "prefix_cache", "serving", "tiers", "testing.fake_engine"},
     "serving": {
         "interfaces",
         "prefix_cache",

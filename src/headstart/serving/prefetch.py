@@ -77,8 +77,9 @@ class Prefetch:
         if not wanted:
             return True
         results = self._disk.read([(self._label(entry, entry.canonical), self._buffer(entry, cell)) for entry, cell in wanted])
-        self._cost = (self._clock() - now) / len(wanted)
         bad = [result for result in results if isinstance(result, Exception)]
+        if len(bad) < len(wanted):  # a disk that hangs refuses at once, which is not how fast it reads
+            self._cost = max(1e-6, (self._clock() - now) / len(wanted))
         if bad:
             self._memory_budget.fault("disk", bad[0], len(bad))
         for (entry, cell), result in zip(wanted, results, strict=True):

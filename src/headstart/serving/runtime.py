@@ -182,6 +182,7 @@ class Runtime:
             settles=settings.settle == "on",
             explains=settings.explain == "on",
             observe=self._observed,
+            clock=time.monotonic,
         )
         self.stored = CachedChains(self.scheduler, self.cache)
 

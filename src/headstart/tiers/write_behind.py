@@ -193,14 +193,15 @@ class WriteBehind:
         done: Future[T] = Future()
 
         def answer(disk: Disk | None) -> None:
+            unusable = Unavailable("The disk cannot be used now; the server's log says why.", retry_after=PATIENCE)
+            if disk is None:
+                done.set_exception(unusable)
+                return
             try:
-                if disk is None:
-                    raise Unavailable("The disk cannot be used now; the server's log says why.", retry_after=PATIENCE)
                 done.set_result(work(disk))
-            except Exception as error:
-                done.set_exception(error)
-                if disk is not None:
-                    raise
+            except Exception:
+                done.set_exception(unusable)
+                raise
 
         self._asked.put(answer)
         self._queue.put(frozenset())  # wakes the thread

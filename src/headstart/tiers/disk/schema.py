@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from headstart.prefix_cache.quota import owner_of
@@ -330,8 +330,12 @@ def _owners(objects: Iterable[tuple[bytes, bytes, int]]) -> dict[bytes, bytes]:
 
 def drop(path: Path) -> None:
     """Deletes a catalogue. Raises OSError."""
-    for suffix in ("-wal", "-shm", ""):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    # The database first: SQLite ignores the log of a new one. If only the log could be deleted, another process would go on
+    # with it, and nobody else could open the database.
+    path.unlink(missing_ok=True)
+    with ExitStack() as each:
+        for suffix in ("-wal", "-shm"):
+            each.callback(Path(f"{path}{suffix}").unlink, missing_ok=True)
 
 
 def damages(error: Exception) -> bool:

@@ -529,9 +529,10 @@ class Disk(Store):
         with self.writing():
             listed = [key for key in doubtful if self.catalog.get(key) is not None]
             sizes = {key: size for key in listed if (size := self._allocated(key)) is not None}
-            gone = [key for key in listed if key not in sizes]
+            labels = {key: self._label(key) for key in sizes}
+            gone = [key for key in listed if labels.get(key) is None]  # no object, or a bad one, which is in quarantine now
             self.catalog.remove(gone)
-            self.catalog.add([(label, size) for key, size in sizes.items() if (label := self._label(key)) is not None])
+            self.catalog.add([(label, sizes[key]) for key, label in labels.items() if label is not None])
         return gone
 
     def _take_in(self, lacking: Collection[bytes], strange: set[bytes], later: list[tuple[Label, int]]) -> list[Label]:

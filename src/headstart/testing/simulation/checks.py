@@ -1,0 +1,207 @@
+"""Checks: what must hold at every moment. A check that fails is a violation, and ends the history."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headstart.interfaces.tokens import Bytes, Tokens, as_tokens
+from headstart.prefix_cache.blocks import root_id
+from headstart.prefix_cache.index import Entry
+from headstart.serving.job import Job
+from headstart.serving.listener import NoListener
+from headstart.serving.slots import Slot
+from headstart.testing.fake_engine import LOW
+from headstart.testing.simulation.engine import SimulatedEngine
+from headstart.testing.simulation.filesystem import ROOT, FileSystem
+from headstart.testing.simulation.oracle import Oracle
+from headstart.tiers.disk import FormatError, Label, format
+from headstart.tiers.disk.store import RESERVE
+
+if TYPE_CHECKING:
+    from headstart.serving.runtime import Runtime
+
+EVERY = 4
+"""Steps between two checks of all that is stored. Slots are checked at every step."""
+_LENGTH = 4
+
+
+class Violation(AssertionError):
+    """Something that must never happen."""
+
+
+def require(holds: object, what: str) -> None:
+    if not holds:
+        raise Violation(what)
+
+
+class Checks:
+    """What is known of the model's KV, for all servers of a history.
+
+    Attributes:
+        steps: steps of a scheduler that were checked.
+    """
+
+    def __init__(self, oracle: Oracle, salts: Sequence[str]) -> None:
+        engine = oracle.engine
+        self.oracle = oracle
+        self._fingerprint = engine.fingerprint
+        self._block_size = engine.traits.block_size
+        self._width, self._low = engine._width, min(engine.shape.kv_bytes_per_token, LOW)
+        self._tokens: dict[bytes, Tokens] = {root_id(engine.fingerprint, salt): as_tokens([]) for salt in salts}
+        self._good: dict[tuple[bytes, bool], bytes] = {}
+        self.steps = 0
+
+    # ── content ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def entry(self, label: Label | Entry, data: Bytes, canonical: bool, where: str) -> None:
+        """The content of an entry must be the KV, or the state, of the tokens that its id stands for."""
+        found = data.tobytes()
+        if self._good.get((label.id if isinstance(label, Entry) else label.key, canonical)) == found:
+            return
+        state = label.state if isinstance(label, Entry) else label.kind == "state"
+        key = label.id if isinstance(label, Entry) else label.key
+        if state:
+            before = self._tokens.get(label.parent)
+            if before is None:
+                return  # its beginning is gone, so nothing of it can be used
+            known = self.oracle.kv(before)
+            require(int.from_bytes(found[:_LENGTH], "little") == len(before), f"{where}: a checkpoint of another length")
+            require(found[_LENGTH + LOW :] == known.state_high, f"{where}: a checkpoint of other tokens")
+            if canonical:
+                require(found[_LENGTH : _LENGTH + LOW] == known.state_low, f"{where}: derived state as canonical")
+        else:
+            above = self._tokens.get(label.parent)
+            require(above is not None or label.start, f"{where}: an entry under a root of nobody")
+            if above is None:
+                return
+            tokens = np.concatenate([above, as_tokens(label.tokens)])
+            self._tokens.setdefault(key, tokens)
+            known, count = self.oracle.kv(tokens), len(label.tokens)
+            high = known.high[len(above) :].tobytes()
+            require(found[: count * self._width] == high, f"{where}: KV of other tokens")
+            if canonical:
+                low = found[count * self._width : count * (self._width + self._low)]
+                require(low == known.low[len(above) :].tobytes(), f"{where}: derived KV as canonical")
+        self._good[key, canonical] = found
+
+    def slot(self, engine: SimulatedEngine, slot: Slot) -> None:
+        """A slot of the engine must hold what the scheduler believes."""
+        held = engine._slots[slot.number]
+        require(held.length == len(slot), f"slot {slot.number} holds {held.length} tokens, not {len(slot)}")
+        if not len(slot):
+            return
+        tokens = np.array(slot.tokens, np.int32)
+        known = self.oracle.kv(tokens)
+        require(np.array_equal(held.high[: len(slot)], known.high), f"slot {slot.number} holds KV of other tokens")
+        canonical = min(slot.canonical, len(slot))
+        same = np.array_equal(held.low[:canonical], known.low[:canonical])
+        require(same, f"slot {slot.number} holds derived KV as canonical")
+        if not engine.traits.sliceable:
+            require(held.state_high == known.state_high, f"slot {slot.number} holds the state of other tokens")
+        for number, key in enumerate(slot.ids):
+            if key not in self._tokens:
+                self._tokens[key] = tokens[: (number + 1) * self._block_size]
+
+    # ── moments ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def memory(self, runtime: Runtime) -> None:
+        """All entries in memory, and `check` of every part."""
+        store = runtime.cache.store
+        try:
+            store.check()
+        except AssertionError as error:
+            raise Violation(f"check(): {error!r}") from error
+        held: Counter[bytes] = Counter()
+        for cell in (*(cell for cell, _ in store.memory._cells.values()), *store.memory._open):
+            held[cell.owner] += store.memory.size(cell.kind)
+        if store.memory.quota.on:
+            require(all(store.memory.quota.held(owner) == size for owner, size in held.items()), "a quota is counted wrongly")
+        for entry in store.index:
+            canonical = entry.copies.get(store.memory.name)
+            if canonical is not None:
+                data = store.memory.read(entry.id)
+                require(data is not None, "an entry without a cell")
+                assert data is not None
+                size = len(data) if entry.state else len(entry.tokens) * (self._width + self._low)
+                self.entry(entry, data[:size], canonical, "memory")
+
+    def objects(self, files: FileSystem) -> None:
+        """All objects on disk that a reader would take for good."""
+        for name, file in files.disk.names.get(f"{ROOT}/objects", {}).items():
+            if file.rotten:
+                continue
+            try:
+                header = format.decode(bytes(file.data[: format.header_size(bytes(file.data[:32]))]), len(file.data))
+            except FormatError:
+                raise Violation(f"disk: {name[:12]} is no object, though nothing has damaged it") from None
+            payload = np.frombuffer(bytes(file.data[header.at :]), np.uint8)
+            require(format.checksum(payload) == header.checksum, "disk: an object with another content than it says")
+            require(header.label.key.hex() == name.split(".")[0], "disk: an object under another name")
+            if header.label.fingerprint == self._fingerprint:
+                self.entry(header.label, payload, header.label.canonical, "disk")
+
+    def rows(self, files: FileSystem, database: sqlite3.Connection) -> None:
+        """Each row of the catalogue has its object. For moments at which nobody writes."""
+        names = files.disk.names.get(f"{ROOT}/objects", {})
+        for key, allocated in sqlite3.Connection.execute(database, "SELECT key, allocated FROM objects"):
+            file = names.get(f"{key.hex()}.rows")
+            if file is None:
+                require(key in files.missing, "disk: a row without an object")
+            elif not file.rotten:
+                require(file.allocated == allocated, "disk: a row with another size than its object")
+
+
+def agrees(runtime: Runtime, database: sqlite3.Connection) -> bool:
+    """Whether all that the index believes to be on disk has a row that is as good."""
+    rows = dict(sqlite3.Connection.execute(database, "SELECT key, canonical FROM objects").fetchall())
+    believed = ((entry.id, entry.copies["disk"]) for entry in runtime.cache.index if "disk" in entry.copies)
+    return all(rows.get(key, -1) >= canonical for key, canonical in believed)
+
+
+class Tenants:
+    """How many prompts each tenant has sent. What the first one reuses would be another tenant's."""
+
+    def __init__(self) -> None:
+        self._sent: Counter[int] = Counter()
+
+    def sends(self, who: int) -> None:
+        self._sent[who] += 1
+
+    def first(self, who: int) -> bool:
+        """Whether the tenant has sent one prompt only."""
+        return self._sent[who] == 1
+
+
+def space(files: FileSystem, budget: int) -> None:
+    """The hard budget of the disk."""
+    used = sum(files.disk.used(f"{ROOT}/{folder}") for folder in ("objects", "tmp", "quarantine"))
+    require(used <= budget - RESERVE, f"disk: {used} bytes, but {budget - RESERVE} may be used")
+
+
+class Watch(NoListener):
+    """Checks a server after each step of its scheduler."""
+
+    def __init__(self, checks: Checks, engine: SimulatedEngine) -> None:
+        self._checks = checks
+        self._engine = engine
+        self.runtime: Runtime | None = None
+        self.violation: Violation | None = None
+
+    def stepped(self, slots: Sequence[Slot], running: Sequence[Job], waiting: Iterable[Job]) -> None:
+        checks = self._checks
+        checks.steps += 1
+        try:
+            for slot in slots:
+                checks.slot(self._engine, slot)
+            held = [job.slot for job in running]
+            require(None not in held and len({id(slot) for slot in held}) == len(held), "two replies in one slot")
+            require(all(slot.busy == (slot in held) for slot in slots), "a slot is busy for nobody, or free for a reply")
+            if self.runtime is not None and checks.steps % EVERY == 0:
+                checks.memory(self.runtime)
+        except Violation as error:  # the scheduler would take it for an error of a listener
+            self.violation = self.violation or error

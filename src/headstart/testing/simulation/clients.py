@@ -1,0 +1,172 @@
+"""Clients: what the callers of a history do, and its owners and operators, event by event."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+from headstart.errors import HeadstartError
+from headstart.prefix_cache.blocks import root_id
+from headstart.prefix_cache.quota import owner_of
+from headstart.testing.simulation.checks import require
+from headstart.testing.simulation.history import Happening, Scenario
+from headstart.testing.simulation.machine import SimulatedMachine
+from headstart.testing.simulation.server import Call, SimulatedServer
+from headstart.testing.simulation.talks import Talk
+
+
+class Clients(SimulatedMachine):
+    """A machine with clients.
+
+    Attributes:
+        calls: all requests.
+        requests: outcomes of calls.
+        seen: other things that happened, by kind.
+    """
+
+    def __init__(self, history: Scenario, real: Path) -> None:
+        super().__init__(history, real)
+        self.talks: dict[tuple[int, int], Talk] = {}
+        self.calls: list[Call] = []
+        self.requests: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter()
+        self._open = 0  # what clients and operators still do
+        self._played = False
+
+    def _play(self) -> None:
+        for event in self.history.events:
+            if event.at > self.here.now:
+                self.here.sleep(event.at - self.here.now)
+            self._happens(event)
+        self._played = True
+
+    def _happens(self, event: Happening) -> None:
+        self.here.say(repr(event))
+        seen = self.seen
+        match event.what:
+            case "ask":
+                seen[event.how] += 1
+                self._open += 1
+                self.here.spawn(lambda: self._ask(event), f"client {event.who}.{event.talk}", self.clients)
+            case "abort":
+                running = [one for one in self.calls if (one.who, one.talk) == (event.who, event.talk) and not one.outcome]
+                for call in running[-1:]:
+                    seen["abort"] += 1
+                    call.abort()
+            case "fault":
+                self.faults.arm(event.how, event.size)
+            case "clock":
+                self.faults.counts["clock_jump"] += 1
+                self.here.skew += event.size
+            case "space":
+                self.faults.counts["little_space"] += 1
+                self.disk.free = event.size
+            case "second":
+                self._second(event)
+            case "restart":
+                for server in [one for one in self.servers if one.ready and not one.closing][:1]:
+                    seen["restart"] += 1
+                    server.closing = True
+                    self.here.spawn(partial(self._restart, server), "restart", self.clients)
+            case _:
+                self._open += 1
+                self.here.spawn(lambda: self._operate(event), "operator", self.clients)
+
+    def _second(self, event: Happening) -> None:
+        others = [one for one in self.servers if one.process.name.startswith("second")]
+        if event.how != "stop" and not others:
+            self.faults.counts["second_process"] += 1
+            self._serve("second")
+        elif event.how == "stop":
+            for server in others:
+                if server.ready and not server.closing:
+                    server.closing = True
+                    self.here.spawn(partial(self._stop, server), "stop second", self.clients)
+
+    def _stop(self, server: SimulatedServer) -> None:
+        self._open += 1
+        server.close()
+        while not server.closed and server.process.alive:
+            self.here.sleep(0.5)
+        if server.process.alive:
+            self._leave(server)
+        self._open -= 1
+
+    def _restart(self, server: SimulatedServer) -> None:
+        self._stop(server)
+        self._serve(server.process.name.rpartition(" ")[0])
+
+    def _ready(self) -> SimulatedServer:
+        """A server that takes requests. There may be none for a while."""
+        while not (ready := [server for server in self.servers if server.ready]):
+            self.here.sleep(0.3)
+        return self.here.dice.choice(ready)
+
+    def _ask(self, event: Happening) -> None:
+        talk = self.talks.setdefault((event.who, event.talk), Talk())
+        flood = event.how == "flood"
+        while talk.busy and not flood:
+            self.here.sleep(0.1)
+        talk.busy = True
+        try:
+            if not flood or not talk.messages:
+                talk.go_on(event)
+            for attempt in range(4):
+                call = self._call(event, talk, event.seed + attempt)
+                self.requests[call.outcome] += 1
+                if call.outcome == "answered" and not flood:
+                    talk.answered(call.reply)
+                    assert call.finished is not None
+                    turn = call.finished.turn
+                    talk.ids = talk.ids if turn is None else turn.ids
+                if call.outcome not in ("lost", "refused") or call.reason == "ContextTooLong":
+                    if call.reason == "ContextTooLong":
+                        talk.messages = []
+                    break
+                self.seen["retry"] += 1
+                self.here.sleep(1.0 + self.here.dice.random())
+        finally:
+            talk.busy = False
+            self._open -= 1
+
+    def _call(self, event: Happening, talk: Talk, seed: int) -> Call:
+        server = self._ready()
+        call = Call(event.who, event.talk, seed, event.reply)
+        self.calls.append(call)
+        server.serve(call, talk.conversation(self.salts[event.who]))
+        while not call.outcome:
+            self.here.sleep(0.05)
+            if not server.process.alive and not call.outcome:
+                call.outcome = "lost"
+        return call
+
+    def _operate(self, event: Happening) -> None:
+        """An owner, or the operator, does something to what is stored."""
+        server = self._ready()
+        runtime = server.runtime
+        assert runtime is not None
+        talk = self.talks.get((event.who, event.talk))
+        owner = owner_of(root_id(self.cold.fingerprint, self.salts[event.who]))
+
+        def act() -> None:
+            try:
+                if event.what == "term":
+                    runtime.keep(self.salts[event.who], float(event.size))
+                elif event.what == "erase slot":
+                    runtime.erase(event.who % self.setup.slots)
+                elif talk is not None and talk.ids:
+                    key = talk.ids[-1]
+                    getattr(runtime.stored, event.what)(key, owner)
+                    entry = runtime.cache.index.get(key)
+                    again = entry is not None and runtime.cache.memory.name in entry.copies  # somebody has asked for it since
+                    if event.what == "delete" and not again and len(self.servers) == 1:
+                        require(self._file(key) is None, "a deleted object is still on disk")
+                self.seen[event.what] += 1
+            except HeadstartError as error:
+                self.seen[f"{event.what}: {type(error).__name__}"] += 1
+
+        done = self.here.spawn(act, "operation", server.process)
+        while not done.ended:
+            self.here.sleep(0.1)
+        self._open -= 1

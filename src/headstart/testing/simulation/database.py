@@ -1,0 +1,180 @@
+"""Database: a stand-in for `sqlite3`. The catalogue is a real database in a real folder, which a power failure rolls back.
+
+SQLite promises with `journal_mode=WAL` and `synchronous=FULL`: each transaction whose commit has returned stays. A transaction
+that a power failure interrupts is there as a whole, or not at all, and the end of the log may be torn. So a failure between two
+statements leaves the files as they are, because SQLite has synced them. A failure during a commit leaves one of these states,
+as the dice say: no byte of the commit, a part of its bytes with holes, or all of it.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headstart.testing.simulation.faults import SQL_CODES, sql_error
+from headstart.testing.simulation.filesystem import system
+from headstart.testing.simulation.kernel import world
+from headstart.testing.simulation.threads import StandIn
+
+BUSY = 5.0
+"""Seconds for which a connection waits for another one's transaction."""
+SECONDS = 1e-4
+"""Most virtual seconds of a statement."""
+SYNC = 5e-3
+"""Most virtual seconds of a commit."""
+
+
+class Connection(sqlite3.Connection):
+    """A connection whose statements take virtual time and meet faults."""
+
+    dead = False
+
+    def execute(self, sql: str, *values: Any) -> Any:
+        return self._statement(sql, lambda: sqlite3.Connection.execute(self, sql, *values))
+
+    def executemany(self, sql: str, values: Any) -> Any:
+        rows = list(values)
+        return self._statement(sql, lambda: sqlite3.Connection.executemany(self, sql, rows))
+
+    def _statement(self, sql: str, run: Callable[[], sqlite3.Cursor]) -> Any:
+        self._check()
+        reads = sql.startswith(("SELECT", "PRAGMA"))
+        if world().trace is not None:
+            world().say(f"sql {sql[:100]!r}")
+        if reads or self.in_transaction or sql.startswith("BEGIN"):
+            self._meet("select" if reads else "change")
+            world().pause(SECONDS)
+            return self._patiently(run)
+        return self._commit(lambda: self._patiently(run))  # a transaction of its own
+
+    def __exit__(self, kind: Any, *rest: Any) -> Any:
+        if kind is None and self.in_transaction:
+            self._check()
+            try:
+                return self._commit(lambda: sqlite3.Connection.__exit__(self, kind, *rest))
+            except BaseException:
+                if not self.dead and self.in_transaction:
+                    self.rollback()
+                raise
+        return sqlite3.Connection.__exit__(self, kind, *rest)
+
+    def _commit(self, run: Callable[[], Any]) -> Any:
+        crash = self._meet("commit", crashes=False)
+        world().pause(SYNC)
+        if crash is None:
+            return run()
+        before = snapshot(system().real)
+        run()
+        tear(system().real, before, world().dice)
+        system().faults.counts[crash] += 1
+        system().crash(crash)
+        world().alive()
+        raise AssertionError("a crash that nobody noticed")
+
+    def _meet(self, call: str, crashes: bool = True) -> str | None:
+        """Meets the fault that is armed for this call. Returns a crash that the caller must carry out itself."""
+        files, here = system(), world()
+        files.calls[call] += 1
+        kind = files.faults.take(call)
+        if kind is None:
+            return None
+        here.say(f"{call}: {kind}")
+        if kind in ("power_loss", "kill"):
+            if kind == "power_loss" and not crashes:
+                return kind
+            files.faults.counts[kind] += 1
+            files.crash(kind)
+            here.alive()
+        elif kind in SQL_CODES:
+            files.faults.counts[kind] += 1
+            raise sql_error(kind)
+        elif kind == "slow":
+            files.faults.counts[kind] += 1
+            here.pause(3.0)
+        elif kind == "hung":
+            files.faults.counts[kind] += 1
+            here.sleep(12.0 + 30.0 * here.dice.random())
+        return None
+
+    def _patiently(self, run: Callable[[], Any]) -> Any:
+        """SQLite waits for others in real time, so here it does not wait at all, and is asked again."""
+        here = world()
+        ends = here.now + BUSY
+        while True:
+            try:
+                return run()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or here.now >= ends:
+                    raise
+            here.sleep(0.01 + 0.01 * here.dice.random())
+            self._check()
+
+    def _check(self) -> None:
+        world().alive()
+        if self.dead:
+            raise AssertionError("a connection of a dead process")
+
+    def close(self) -> None:
+        self._check()
+        self.dead = True
+        super().close()
+
+    def end(self) -> None:
+        """The process has died."""
+        if not self.dead:
+            self.dead = True
+            self.rollback()
+            sqlite3.Connection.close(self)
+
+
+def connect(path: Any, *, timeout: float, isolation_level: None, check_same_thread: bool) -> Connection:
+    files = system()
+    files.call("open", str(path))
+    real = files.is_real(str(path))
+    assert real is not None
+    made = sqlite3.connect(real, timeout=0, isolation_level=None, check_same_thread=False, factory=Connection)
+    sqlite3.Connection.execute(made, "PRAGMA cache_size=-512")
+    task = world().task
+    assert task is not None
+    task.process.exits.append(made.end)
+    return made
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """The database and its log."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if not path.name.endswith("-shm")}
+
+
+def restore(folder: Path, files: dict[str, bytes]) -> None:
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def tear(folder: Path, before: dict[str, bytes], dice: random.Random) -> None:
+    """Chooses what is left of a commit in a power failure. The process must not use its connections any more."""
+    after = snapshot(folder)
+    log = next((name for name in after if name.endswith("-wal")), None)
+    old, new = before.get(log or "", b""), after.get(log or "", b"")
+    chosen = before
+    match dice.randrange(3):
+        case 0 if log is not None and len(new) > len(old) and new.startswith(old):
+            left = bytearray(new[: dice.randrange(len(old), len(new))])
+            for at in range(len(old) // 512 * 512, len(left), 512):
+                if at >= len(old) and dice.random() < 0.3:
+                    left[at : at + 512] = bytes(len(left[at : at + 512]))
+            chosen = {**before, log: bytes(left)}
+            system().disk.lost["torn commit"] += 1
+        case 1:
+            chosen = after
+            system().disk.lost["commit without answer"] += 1
+        case _:
+            system().disk.lost["lost commit"] += 1
+    system().after_crash = chosen
+
+
+_NAMES = {name: value for name, value in vars(sqlite3).items() if not name.startswith("__")}
+SQLITE = StandIn("sqlite3", {**_NAMES, "connect": connect})

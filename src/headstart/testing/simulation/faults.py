@@ -1,0 +1,104 @@
+"""Faults: what goes wrong, at which call. A fault is armed first. It counts when a call has met it."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from collections import Counter
+from dataclasses import dataclass
+
+FILE_CALLS = ("open", "look", "write", "fsync", "rename", "unlink", "read", "list", "stat")
+SQL_CALLS = ("select", "change", "commit")
+ERRNOS = {"enospc": errno.ENOSPC, "eio": errno.EIO, "eacces": errno.EACCES, "emfile": errno.EMFILE}
+SQL_CODES = {
+    "sql_full": (sqlite3.SQLITE_FULL, "database or disk is full"),
+    "sql_io": (sqlite3.SQLITE_IOERR, "disk I/O error"),
+    "sql_busy": (sqlite3.SQLITE_BUSY, "database is locked"),
+    "sql_readonly": (sqlite3.SQLITE_READONLY, "attempt to write a readonly database"),
+    "sql_corrupt": (sqlite3.SQLITE_CORRUPT, "database disk image is malformed"),
+}
+MEETS: dict[str, tuple[str, ...]] = {
+    "enospc": ("write", "fsync", "rename"),
+    "eio": FILE_CALLS,
+    "eacces": ("open", "look", "rename", "unlink", "list"),
+    "emfile": ("open", "look"),
+    "short_write": ("write",),
+    "short_read": ("read",),
+    "bit_rot": ("read",),
+    "missing": ("look",),
+    "cut": ("read",),
+    "slow": (*FILE_CALLS, *SQL_CALLS),
+    "hung": (*FILE_CALLS, *SQL_CALLS),
+    "hung_read": ("read",),
+    "sql_full": ("change", "commit"),
+    "sql_io": SQL_CALLS,
+    "sql_busy": ("change",),
+    "sql_readonly": ("change",),
+    "sql_corrupt": ("select", "change"),
+    "power_loss": (*FILE_CALLS, *SQL_CALLS),
+    "kill": (*FILE_CALLS, *SQL_CALLS),
+    "prefill": ("prefill",),
+    "decode": ("decode",),
+    "export": ("export",),
+    "import": ("import",),
+    "export checkpoint": ("export checkpoint",),
+    "import checkpoint": ("import checkpoint",),
+    "rewind": ("rewind",),
+}
+"""The calls that each kind of fault can meet."""
+DISK_FAULTS = tuple(
+    kind for kind, calls in MEETS.items() if calls[0] in (*FILE_CALLS, *SQL_CALLS) and kind not in ("power_loss", "kill")
+)
+ENGINE_FAULTS = tuple(kind for kind, calls in MEETS.items() if calls[0] not in (*FILE_CALLS, *SQL_CALLS))
+
+
+@dataclass(slots=True)
+class Armed:
+    kind: str
+    skip: int
+
+
+class Faults:
+    """The armed faults.
+
+    Attributes:
+        counts: faults that were met, by kind.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._armed: list[Armed] = []
+
+    def arm(self, kind: str, skip: int = 0) -> None:
+        """The fault meets the call after the next `skip` ones that it could meet."""
+        self._armed.append(Armed(kind, skip))
+
+    def disarm(self) -> None:
+        self._armed.clear()
+
+    def take(self, call: str) -> str | None:
+        """The fault that this call meets, if any. The caller counts it when it has its effect."""
+        if not self._armed:
+            return None
+        for armed in self._armed:
+            if call in MEETS[armed.kind]:
+                armed.skip -= 1
+                if armed.skip < 0:
+                    self._armed.remove(armed)
+                    return armed.kind
+        return None
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+
+def os_error(kind: str, path: str) -> OSError:
+    return OSError(ERRNOS[kind], f"simulated: {kind}", path)
+
+
+def sql_error(kind: str) -> sqlite3.Error:
+    code, text = SQL_CODES[kind]
+    error = sqlite3.DatabaseError(text) if kind == "sql_corrupt" else sqlite3.OperationalError(text)
+    error.sqlite_errorcode = code
+    return error

@@ -1,0 +1,253 @@
+"""Filesystem: the system calls of all processes on the virtual disk.
+
+Each call takes virtual time, so other tasks run during it, and meets the fault that is armed for it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat as modes
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from headstart.testing.simulation.disk import VirtualDisk
+from headstart.testing.simulation.faults import ERRNOS, Faults, os_error
+from headstart.testing.simulation.kernel import EPOCH, world
+from headstart.testing.simulation.open_files import Entries, FileLocks, FolderEntry, OpenFile, stat_of
+from headstart.testing.simulation.tasks import Process
+
+SECONDS = {"write": 2e-4, "fsync": 4e-3, "rename": 1e-4, "unlink": 1e-4, "read": 4e-4}
+"""Most virtual seconds of a call; others take up to 50 µs."""
+_REAL = "index.sqlite"
+"""Names that begin like this are files of SQLite, which are real."""
+
+
+class FileSystem:
+    """The calls of all processes.
+
+    Args:
+        real: the folder of the files of SQLite; a power failure changes it.
+
+    Attributes:
+        crash: called for a crash in this call: `power_loss` or `kill`.
+        synced: called when a file has been made durable.
+    """
+
+    def __init__(self, disk: VirtualDisk, faults: Faults, real: Path) -> None:
+        self.disk = disk
+        self.faults = faults
+        self.real = real
+        self.crash: Callable[[str], None] = lambda kind: None
+        self.synced: Callable[[], None] = lambda: None
+        self.calls: Counter[str] = Counter()
+        self.missing: set[bytes] = set()  # keys of objects that somebody else has deleted
+        self._opened: dict[int, OpenFile] = {}
+        self._next = 1000
+        self._locks = FileLocks()
+        self.after_crash: dict[str, bytes] | None = None  # what a torn commit leaves of the catalogue
+
+    # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def call(self, name: str, path: str = "") -> str | None:
+        """Time passes, and a fault may be met. Returns a fault that the caller must carry out."""
+        here = world()
+        here.alive()
+        self.calls[name] += 1
+        kind = self.faults.take(name)
+        if here.trace is not None:
+            here.say(f"{name} {path} {kind or ''}")
+        if kind is not None:
+            if kind in ("power_loss", "kill"):
+                self.faults.counts[kind] += 1
+                self.crash(kind)
+                here.alive()
+            elif kind in ERRNOS:
+                self.faults.counts[kind] += 1
+                raise os_error(kind, path)
+            elif kind == "slow":
+                self.faults.counts[kind] += 1
+                here.pause(3.0)
+            elif kind in ("hung", "hung_read"):
+                self.faults.counts[kind] += 1
+                here.sleep(12.0 + 30.0 * here.dice.random())
+        here.pause(SECONDS.get(name, 5e-5))
+        return kind
+
+    def leave(self, process: Process) -> None:
+        """A process has died: its files are closed, and its locks are free."""
+        for number in [number for number, opened in self._opened.items() if opened.process is process]:
+            self._close(number)
+
+    def lose_power(self) -> None:
+        self._opened.clear()
+        self._locks = FileLocks()
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def is_real(self, path: str) -> str | None:
+        """The real path of a file of SQLite; None for all others."""
+        name = path.rpartition("/")[2]
+        return str(self.real / name) if name.startswith(_REAL) else None
+
+    def now(self) -> float:
+        return EPOCH + world().now + world().skew
+
+    def open(self, path: Any, flags: int, mode: int = 0o777) -> int:
+        name = str(path)
+        reads = not flags & (os.O_WRONLY | os.O_RDWR) and name not in self.disk.names
+        kind = self.call("look" if reads else "open", name)
+        file = None
+        if (real := self.is_real(name)) is not None:
+            os.close(os.open(real, flags, mode))
+        elif name not in self.disk.names:
+            if kind == "missing" and self._is_object(name):
+                self.faults.counts[kind] += 1
+                self.missing.add(bytes.fromhex(name.rpartition("/")[2].split(".")[0]))
+                self.disk.unlink(name)
+                self.disk.sync_folder(name.rpartition("/")[0])
+            try:
+                file = self.disk.file(name)
+                if flags & os.O_EXCL:
+                    raise FileExistsError(17, "simulated: exists", name)
+            except FileNotFoundError:
+                if not flags & os.O_CREAT:
+                    raise
+                file = self.disk.create(name, self.now())
+            if flags & os.O_TRUNC and file.data:
+                file.data.clear()
+        self._next += 1
+        task = world().task
+        self._opened[self._next] = OpenFile(name, file, None if task is None else task.process)
+        return self._next
+
+    def _of(self, number: int) -> OpenFile:
+        world().alive()
+        return self._opened[number]
+
+    def _is_object(self, path: str) -> bool:
+        return path.rpartition("/")[0].endswith("/objects")
+
+    def close(self, number: int) -> None:
+        world().alive()
+        self._close(number)
+
+    def _close(self, number: int) -> None:
+        opened = self._opened.pop(number)
+        self._locks.drop(opened)
+
+    def write(self, number: int, data: Any) -> int:
+        opened = self._of(number)
+        kind = self.call("write", opened.path)
+        assert opened.file is not None
+        new = bytes(data)
+        if kind == "short_write" and len(new) > 1:
+            self.faults.counts[kind] += 1
+            new = new[: world().dice.randrange(1, len(new))]
+        opened.file.write(len(opened.file.data), new)
+        opened.file.modified = self.now()
+        return len(new)
+
+    def _read(self, number: int, size: int, at: int) -> bytes:
+        opened = self._of(number)
+        kind = self.call("read", opened.path)
+        file = opened.file
+        assert file is not None
+        if kind in ("bit_rot", "cut") and self._is_object(opened.path) and at < len(file.data):
+            self.faults.counts[kind] += 1
+            file.rotten = True
+            last = min(at + size, len(file.data))
+            if kind == "cut":
+                del file.data[world().dice.randrange(at, last) :]
+            else:
+                file.data[world().dice.randrange(at, last)] ^= 1 << world().dice.randrange(8)
+            file.sync()
+        data = bytes(file.data[at : at + size])
+        if kind == "short_read" and len(data) > 1:
+            self.faults.counts[kind] += 1
+            data = data[: world().dice.randrange(1, len(data))]
+        return data
+
+    def pread(self, number: int, size: int, at: int) -> bytes:
+        return self._read(number, size, at)
+
+    def preadv(self, number: int, buffers: list[Any], at: int) -> int:
+        data = self._read(number, len(buffers[0]), at)
+        buffers[0][: len(data)] = data
+        return len(data)
+
+    def fsync(self, number: int) -> None:
+        opened = self._of(number)
+        self.call("fsync", opened.path)
+        if opened.file is None:
+            self.disk.sync_folder(opened.path)
+        else:
+            opened.file.sync()
+            self.synced()
+
+    def utime(self, file: Any, times: tuple[float, float]) -> None:
+        found = self._of(file).file if isinstance(file, int) else self.disk.file(str(file))
+        assert found is not None
+        found.modified = times[1]
+
+    def replace(self, old: Any, new: Any) -> None:
+        self.call("rename", str(new))
+        self.disk.rename(str(old), str(new), self.now())
+
+    def unlink(self, path: Any) -> None:
+        name = str(path)
+        self.call("unlink", name)
+        if (real := self.is_real(name)) is not None:
+            os.unlink(real)
+        else:
+            self.disk.unlink(name)
+
+    def scandir(self, path: Any) -> Entries:
+        folder = str(path)
+        self.call("list", folder)
+        if folder not in self.disk.names:
+            raise FileNotFoundError(2, "simulated: no such folder", folder)
+        names = list(self.disk.names[folder])
+        if folder == ROOT:
+            names += sorted(path.name for path in self.real.iterdir())
+        return Entries([FolderEntry(name, partial(self._entry, f"{folder}/{name}")) for name in names])
+
+    def _entry(self, path: str) -> Any:
+        real = self.is_real(path)
+        return os.stat(real) if real is not None else stat_of(self.disk.file(path))
+
+    def stat(self, path: Any, *, follow_symlinks: bool = True) -> Any:
+        name = str(path)
+        if (real := self.is_real(name)) is not None:
+            self.call("stat", name)
+            return os.stat(real)
+        if name in self.disk.names:
+            return SimpleNamespace(
+                st_mode=modes.S_IFDIR, st_dev=1, st_ino=0, st_blocks=0, st_mtime=0.0, st_ctime_ns=0, st_size=0
+            )
+        self.call("stat", name)
+        return stat_of(self.disk.file(name))
+
+    def fstat(self, number: int) -> Any:
+        found = self._of(number).file
+        assert found is not None
+        return stat_of(found)
+
+    # ── locks ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def flock(self, number: int, how: int) -> None:
+        self._locks.flock(self._of(number), how)
+
+
+ROOT = "/cache"
+"""The folder of the cache on the virtual disk."""
+
+_systems: list[FileSystem] = []
+
+
+def system() -> FileSystem:
+    """The file system of the history that runs."""
+    return _systems[-1]

@@ -1,0 +1,155 @@
+"""History: what happens in one run, as events that a seed makes. Fewer events make a history too."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from headstart.testing.simulation.faults import DISK_FAULTS, ENGINE_FAULTS
+
+What = Literal[
+    "ask", "abort", "fault", "crash", "clock", "pin", "unpin", "delete", "erase slot", "term", "restart", "second", "space"
+]
+HOWS = ("turn", "turn", "turn", "turn", "edit", "edit last", "branch", "again", "retry", "style")
+"""How a conversation goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The server, its model and its limits.
+
+    Attributes:
+        memory: cells for KV.
+        objects: objects that fit on disk.
+        share: largest share of a tenant in memory and on disk.
+    """
+
+    mode: Literal["fast", "exact"] = "fast"
+    stateful: bool = False
+    any_cut: bool = False
+    slots: int = 2
+    memory: int = 60
+    objects: int = 40
+    tenants: int = 3
+    transfer: int = 0
+    settle: bool = True
+    explain: bool = True
+    expire: float | None = None
+    share: float = 1.0
+    queue: int = 64
+    stall: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that happens at a time. Which fields mean something depends on `what`.
+
+    Attributes:
+        who: the tenant.
+        talk: the tenant's conversation.
+        how: how the conversation goes on, or the kind of fault.
+        size: words of a message, calls that a fault skips, seconds, or bytes.
+        seed: decides the words.
+        reply: most tokens of the reply.
+    """
+
+    at: float
+    what: What
+    who: int = 0
+    talk: int = 0
+    how: str = ""
+    size: int = 0
+    seed: int = 0
+    reply: int = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A seed, which decides the order of tasks, with the events. See `of`."""
+
+    seed: int
+    setup: Setup = field(default_factory=Setup)
+    events: tuple[Happening, ...] = ()
+
+    @classmethod
+    def of(cls, seed: int) -> Scenario:
+        """The history of a seed."""
+        dice = random.Random(seed)
+        setup = _setup(dice)
+        events = [*_asks(dice, setup), *_trouble(dice, setup)]
+        rounded = (replace(event, at=round(event.at, 4)) for event in events)  # as they are printed
+        return cls(seed, setup, tuple(sorted(rounded, key=lambda event: event.at)))
+
+    def only(self, events: tuple[Happening, ...]) -> Scenario:
+        return replace(self, events=events)
+
+
+def _setup(dice: random.Random) -> Setup:
+    stateful = dice.random() < 0.35
+    return Setup(
+        mode=dice.choice(["fast", "exact"]),
+        stateful=stateful,
+        any_cut=dice.random() < 0.25,
+        slots=dice.randint(1, 4),
+        memory=dice.choice([dice.randint(12, 40), dice.randint(40, 120)]),
+        objects=dice.choice([dice.randint(6, 30), dice.randint(30, 120)]),
+        tenants=dice.randint(3, 4),
+        transfer=dice.choice([0, 0, 256, 1024]),
+        settle=dice.random() < 0.7,
+        explain=dice.random() < 0.6,
+        expire=dice.choice([None, None, None, 40.0, 200.0]),
+        share=dice.choice([1.0, 1.0, 0.3, 0.6]),
+        queue=dice.choice([64, 64, 6]),
+        stall=dice.choice([0.25, 0.02]),
+    )
+
+
+def _asks(dice: random.Random, setup: Setup) -> list[Happening]:
+    """Requests, and what their callers do to them."""
+    events, now = list[Happening](), 0.5
+    for _ in range(dice.randint(30, 50)):
+        who, talk = dice.randrange(setup.tenants), dice.randrange(3)
+        event = Happening(
+            now, "ask", who, talk, dice.choice(HOWS), dice.randint(1, 20), dice.randrange(1 << 30), dice.randint(1, 12)
+        )
+        events.append(event)
+        if dice.random() < 0.12:
+            events.append(Happening(now + dice.random() * dice.choice([0.05, 0.5, 2.0]), "abort", who, talk))
+        if dice.random() < 0.04:  # a flood
+            for _ in range(dice.randint(4, 9)):
+                events.append(replace(event, at=now, talk=dice.randrange(3), how="flood", seed=dice.randrange(1 << 30)))
+        now += dice.choice([0.0, 0.05, 0.3, 1.5, 6.0]) * dice.random()
+    return events
+
+
+def _trouble(dice: random.Random, setup: Setup) -> list[Happening]:
+    """Faults, crashes, and what operators do."""
+    events = list[Happening]()
+    span = 40.0
+    calm = dice.random() < 0.1
+
+    def at() -> float:
+        return dice.random() * span
+
+    for _ in range(0 if calm else dice.randint(4, 26)):
+        kind = dice.choice(ENGINE_FAULTS if dice.random() < 0.35 else DISK_FAULTS)
+        events.append(Happening(at(), "fault", how=kind, size=dice.choice([0, 0, 1, 3, 10, 40])))
+    for _ in range(0 if calm else dice.choice([0, 0, 1, 1, 2, 3])):
+        kind = dice.choice(["power_loss", "power_loss", "kill"])
+        events.append(Happening(at(), "fault", how=kind, size=dice.choice([0, 1, 3, 10, 30, 90])))
+    if dice.random() < 0.3:
+        events.append(Happening(at(), "restart", seed=dice.randrange(1 << 30)))
+    if dice.random() < 0.3:
+        start = at()
+        events.append(Happening(start, "second"))
+        if dice.random() < 0.5:
+            events.append(Happening(start + dice.random() * 15, "second", how="stop"))
+    if dice.random() < 0.2:
+        events.append(Happening(at(), "clock", size=dice.choice([-4000, -30, 30, 4000])))
+    if dice.random() < 0.15:
+        events.append(Happening(at(), "space", size=dice.choice([33, 34, 80]) << 20))
+    for _ in range(dice.randint(0, 7)):
+        what: What = dice.choice(["pin", "pin", "unpin", "delete", "delete", "delete", "erase slot", "term"])
+        events.append(Happening(at(), what, dice.randrange(setup.tenants), dice.randrange(3), size=dice.choice([20, 100])))
+    return events

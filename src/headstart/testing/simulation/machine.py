@@ -1,0 +1,158 @@
+"""Machine: the servers of a history on their machine, which loses power, and whose processes are killed."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from headstart.interfaces.tokens import BlockId
+from headstart.testing.fake_engine import FakeEngine
+from headstart.testing.simulation import checks as checking
+from headstart.testing.simulation import filesystem
+from headstart.testing.simulation.checks import Checks, Violation, require
+from headstart.testing.simulation.database import restore, snapshot
+from headstart.testing.simulation.disk import Inode, VirtualDisk
+from headstart.testing.simulation.faults import Faults
+from headstart.testing.simulation.filesystem import ROOT, FileSystem
+from headstart.testing.simulation.history import Scenario
+from headstart.testing.simulation.kernel import World
+from headstart.testing.simulation.oracle import Oracle
+from headstart.testing.simulation.server import SimulatedServer, disk_budget, options
+from headstart.tiers.disk import Disk, FormatError, format
+
+FREE = 4 << 30
+"""Bytes that are free on the disk."""
+
+
+class SimulatedMachine:
+    """What all servers of a history share.
+
+    Attributes:
+        servers: those that run or are starting.
+        violation: what a crash has shown.
+    """
+
+    def __init__(self, history: Scenario, real: Path) -> None:
+        self.history, self.setup = history, history.setup
+        self.here = World(history.seed)
+        self.faults = Faults()
+        self.disk = VirtualDisk(FREE)
+        self._folder = real
+        self._lives = 0
+        (real / "0").mkdir()
+        self.files = FileSystem(self.disk, self.faults, real / "0")
+        self.files.crash = self._crash
+        self.files.synced = lambda: checking.space(self.files, disk_budget(self.setup))
+        self.salts = [f"tenant {who}" for who in range(self.setup.tenants)]
+        self.cold = FakeEngine(**options(self.setup))
+        self.checks = Checks(Oracle(self.cold), self.salts)
+        self.tenants = checking.Tenants()
+        self.clients = self.here.process("clients")
+        self.servers: list[SimulatedServer] = []
+        self._processes: list[SimulatedServer] = []
+        self._promised: dict[BlockId, bool] = {}
+        self._spoiled = 0
+        self.violation: Violation | None = None
+
+    def _serve(self, name: str) -> None:
+        self._lives += 1
+        server = SimulatedServer(self.here, self.faults, self.setup, self.checks, self.tenants, f"{name} {self._lives}")
+        server.process.exits.append(lambda: self.files.leave(server.process))
+        self.servers.append(server)
+        self._processes.append(server)
+
+    def _crash(self, kind: str) -> None:
+        """The machine loses power, or the process of the present call is killed."""
+        task = self.here.task
+        living = [one for one in self._processes if one.process.alive]
+        dying = [one for one in living if kind == "power_loss" or (task and one.process is task.process)]
+        if not dying:
+            return
+        self._promised = self._promises(dying)
+        for server in dying:
+            self._leave(server)
+        if kind == "power_loss":
+            self._lose_power()
+        for server in dying:
+            if not server.closing:
+                name = server.process.name.rpartition(" ")[0]
+                self.here.spawn(partial(self._again, name), "start again", self.clients)
+
+    def _leave(self, server: SimulatedServer) -> None:
+        """A process ends, with all its threads."""
+        self.here.kill(server.process)
+        self.servers.remove(server)
+        self._spoiled += server.engine.spoiled
+
+    def _again(self, name: str) -> None:
+        self.here.sleep(0.5 + 2 * self.here.dice.random())
+        self._serve(name)
+
+    def _lose_power(self) -> None:
+        self.disk.lose_power(self.here.dice)
+        self.files.lose_power()
+        kept, self.files.after_crash = self.files.after_crash, None
+        kept = snapshot(self.files.real) if kept is None else kept
+        self.files.real = self._folder / f"{self._lives}p{self.faults.counts['power_loss']}"
+        restore(self.files.real, kept)
+        try:
+            for key, canonical in self._promised.items():
+                self._durable(key, canonical)
+        except Violation as error:
+            self.violation = self.violation or error
+
+    def _promises(self, dying: list[SimulatedServer]) -> dict[BlockId, bool]:
+        """What is on disk, as these servers believe, and what nobody has deleted meanwhile."""
+        found: dict[BlockId, bool] = {}
+        for server in dying:
+            if server.runtime is None:
+                continue
+            for entry in server.runtime.cache.index:
+                if (canonical := entry.copies.get("disk")) is not None and self._file(entry.id) is not None:
+                    found[entry.id] = canonical
+        return found
+
+    def _file(self, key: BlockId) -> Inode | None:
+        return self.disk.names.get(f"{ROOT}/objects", {}).get(f"{key.hex()}.rows")
+
+    def _durable(self, key: BlockId, canonical: bool) -> None:
+        file = self._file(key)
+        if key in self.files.missing:
+            return
+        require(file is not None, "lost in a power failure: an object that was stored")
+        assert file is not None
+        if file.rotten:
+            return
+        try:
+            header = format.decode(bytes(file.data[: format.header_size(bytes(file.data[:32]))]), len(file.data))
+        except FormatError as error:
+            raise Violation(f"damaged in a power failure: an object that was stored ({error})") from None
+        payload = np.frombuffer(bytes(file.data[header.at :]), np.uint8)
+        require(format.checksum(payload) == header.checksum, "torn in a power failure: an object that was stored")
+        require(header.label.canonical >= canonical, "lost in a power failure: a canonical object")
+
+    def _check_promises(self) -> None:
+        """What was stored before the last crash, and is still there, has its row again."""
+        if not self.servers:
+            return
+        disk = self.servers[-1].disk._disk
+        assert disk is not None
+        if replaced(disk):
+            return
+        rows = {key for (key,) in sqlite3.Connection.execute(disk.catalog._db, "SELECT key FROM objects")}
+        for key in self._promised:
+            file = self._file(key)
+            require(file is None or file.rotten or key in rows, "forgotten after a crash: an object that was stored")
+
+
+def replaced(disk: Disk) -> bool:
+    """Whether another process has replaced the catalogue, which this one has not noticed yet."""
+    path = disk.folder / "index.sqlite"
+    found = filesystem.system().is_real(str(path))
+    assert found is not None
+    there = os.stat(found) if os.path.exists(found) else None
+    return there is None or disk._lock._opened[path] != (there.st_dev, there.st_ino)

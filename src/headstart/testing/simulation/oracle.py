@@ -1,0 +1,98 @@
+"""Oracle: what a cold run computes. A second engine, which never saw the history, computes every prompt anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headstart.interfaces.engine import Sampling, Step
+from headstart.interfaces.tokens import Tokens
+from headstart.prefix_cache.planner import next_call
+from headstart.testing.fake_engine import FakeEngine, FakeSampler, _Slot
+
+KEPT = 4000
+"""Most beginnings whose KV is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdKV:
+    """The content of a slot."""
+
+    high: npt.NDArray[np.uint8]
+    low: npt.NDArray[np.uint8]
+    state_high: bytes
+    state_low: bytes
+
+
+class Oracle:
+    """Computes with an engine of its own, of the same weights."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self._block_size = engine.traits.block_size
+        self._known: dict[bytes, ColdKV] = {}
+        self._replies: dict[tuple[bytes, object, int], tuple[int, ...]] = {}
+        self._logits: dict[bytes, bytes] = {}
+
+    def kv(self, tokens: Tokens) -> ColdKV:
+        """The KV of tokens as canonical calls compute it: `high` says which tokens they are."""
+        data = np.ascontiguousarray(tokens, np.int32).tobytes()
+        found = self._known.get(data)
+        if found is not None:
+            return found
+        length = len(tokens)
+        at = (length - 1) // self._block_size * self._block_size
+        slot = self._slot(self.kv(tokens[:at]) if at else None)
+        self.engine._append(slot, tokens[at:], [b""] * (length - at))
+        return self._keep(data, slot)
+
+    def _slot(self, known: ColdKV | None) -> _Slot:
+        slot = self.engine._slots[0]
+        slot.clear()
+        if known is not None:
+            slot.length = len(known.high)
+            slot.high[: slot.length], slot.low[: slot.length] = known.high, known.low
+            slot.state_high, slot.state_low = known.state_high, known.state_low
+        return slot
+
+    def _keep(self, data: bytes, slot: _Slot) -> ColdKV:
+        if len(self._known) >= KEPT:
+            self._known.clear()
+        known = ColdKV(slot.high[: slot.length].copy(), slot.low[: slot.length].copy(), slot.state_high, slot.state_low)
+        self._known[data] = known
+        return known
+
+    def logits(self, tokens: Tokens) -> bytes:
+        """The bytes of the logits at the end of a prompt."""
+        data = np.ascontiguousarray(tokens, np.int32).tobytes()
+        if data not in self._logits:
+            self._prefill(tokens)
+            self._logits[data] = self.engine.logits(0).tobytes()
+        return self._logits[data]
+
+    def _prefill(self, tokens: Tokens) -> None:
+        size = self._block_size
+        at = (len(tokens) - 1) // size * size
+        self._slot(self.kv(tokens[:at]) if at else None)
+        while at < len(tokens):
+            count = next_call(at, len(tokens), at, self.engine.shape.batch, self.engine.traits)
+            self.engine.prefill(0, np.asarray(tokens[at : at + count], np.int32), logits=at + count == len(tokens))
+            at += count
+
+    def reply(self, tokens: Tokens, sampling: Sampling, most: int) -> tuple[int, ...]:
+        """The reply of a cold run, with at most so many tokens."""
+        key = np.ascontiguousarray(tokens, np.int32).tobytes(), sampling, most
+        if key not in self._replies:
+            self._prefill(tokens)
+            sampler, found = FakeSampler(sampling), list[int]()
+            while len(found) < most and len(tokens) + len(found) <= self.engine.shape.ctx:
+                found.append(self.engine.sample(0, sampler))
+                if found[-1] in self.engine.tokenizer.eog or len(found) == most:
+                    break
+                if self.engine.length(0) >= self.engine.shape.ctx:
+                    break
+                self.engine.decode([Step(0, found[-1])])
+            self._replies[key] = tuple(found)
+        return self._replies[key]

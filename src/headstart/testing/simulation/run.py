@@ -1,0 +1,195 @@
+"""Run: carries out one history, and says what was wrong."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from headstart.serving.runtime import Runtime
+from headstart.testing.simulation import checks as checking
+from headstart.testing.simulation import filesystem, kernel
+from headstart.testing.simulation.checks import Violation, require
+from headstart.testing.simulation.clients import Clients
+from headstart.testing.simulation.history import Scenario
+from headstart.testing.simulation.machine import replaced
+from headstart.testing.simulation.server import SimulatedServer
+from headstart.testing.simulation.tasks import Stuck
+from headstart.testing.simulation.threads import TIME
+
+SHARED_MEMORY = Path("/dev/shm")
+OVER = 3600.0
+"""Virtual seconds after which a history must be over."""
+
+
+@dataclass
+class Result:
+    """What a history has shown.
+
+    Attributes:
+        violation: what was wrong; "" if nothing was.
+        requests: calls of clients, by outcome.
+        faults: faults that were met, by kind.
+        seen: other things that happened, by kind.
+    """
+
+    history: Scenario
+    violation: str = ""
+    requests: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    virtual: float = 0.0
+    seconds: float = 0.0
+
+
+class _Alarm(logging.Handler):
+    """Log lines about exceptions that nothing of a history may cause."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.heard: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR and record.exc_info and record.name != "headstart.disk":
+            error = record.exc_info[1]
+            if "request failed" in record.msg:
+                return
+            self.heard.append(f"{record.name}: {record.getMessage()}: {error!r}")
+
+
+class HistoryRun(Clients):
+    """One history on its way."""
+
+    def carry_out(self) -> None:
+        self._begin()
+        self.here.spawn(self._play, "events", self.clients)
+        self._until(lambda: self._played and not self._open, "requests")
+        self.faults.disarm()
+        self._until(self._quiet, "rest")
+        self._end()
+
+    def _begin(self) -> None:
+        self.here.spawn(lambda: self._serve("server"), "begin", self.clients)
+        self._until(lambda: any(server.ready for server in self.servers), "start")
+
+    def _until(self, over: Callable[[], bool], what: str) -> None:
+        def reached() -> bool:
+            self._raise()
+            return over()
+
+        try:
+            self.here.run(reached, OVER)
+        except Stuck as error:
+            raise Violation(f"{what}: {error}") from None
+
+    def _raise(self) -> None:
+        for server in self.servers:
+            if server.watch.violation is not None:
+                raise server.watch.violation
+        for name, error in self.here.errors:
+            if isinstance(error, Violation):
+                raise error
+            raise Violation(f"{name} ended with {error!r}") from error
+        if self.violation is not None:
+            raise self.violation
+
+    def _quiet(self) -> bool:
+        """Whether nothing is left to do: no request, and no entry that waits for the disk."""
+        return all(server.ready and not server.closing and self._idle(server) for server in self.servers)
+
+    def _idle(self, server: SimulatedServer) -> bool:
+        runtime = server.runtime
+        assert runtime is not None
+        store = runtime.cache.store
+        return runtime.scheduler.idle and not (store.offload.writing or store.offload._queued) and self._tidied(server)
+
+    def _tidied(self, server: SimulatedServer) -> bool:
+        disk = server.disk
+        works = disk._disk is not None and TIME.monotonic() >= disk._failing_until
+        if not (works and disk._tidied > float("-inf")) or disk._hangs:
+            return False
+        assert disk._disk is not None
+        assert server.runtime is not None
+        return replaced(disk._disk) or checking.agrees(server.runtime, disk._disk.catalog._db)
+
+    def _end(self) -> None:
+        for server in self.servers:
+            runtime = server.runtime
+            assert runtime is not None
+            rested = self.here.spawn(runtime.scheduler.call(partial(self._rest, runtime)).result, "rest", server.process)
+            self._until(partial(getattr, rested, "ended"), "rest")
+            disk = server.disk._disk
+            assert disk is not None
+            if not replaced(disk):
+                self.checks.rows(self.files, disk.catalog._db)
+        self._check_promises()
+        for server in self.servers:
+            server.close()
+        self._until(lambda: all(server.closed for server in self.servers), "stop")
+        self._until(lambda: not any(server.process.tasks for server in self.servers), "threads")
+        self.checks.objects(self.files)
+        for call in self.calls:
+            require(
+                call.outcome in ("answered", "aborted", "refused", "failed", "lost"), f"a request is {call.outcome or 'open'}"
+            )
+            require(call.outcome not in ("refused", "failed") or call.reason, "a refusal without a reason")
+        failed = sum(call.outcome == "failed" and call.reason == "EngineError" for call in self.calls)
+        spoiled = self._spoiled + sum(server.engine.spoiled for server in self.servers)
+        require(failed <= spoiled, f"{failed} requests failed, but the engine has spoiled {spoiled}")
+
+    def _rest(self, runtime: Runtime) -> None:
+        """What must hold on the engine thread when nothing is left to do."""
+        self.checks.memory(runtime)
+        require(not any(slot.busy for slot in runtime.scheduler.slots), "a slot is stuck")
+        lent = {cell for _, cell in runtime.cache.prefetch._lent}
+        require(runtime.cache.memory._open == lent, "a cell is allocated for ever")
+        require(not runtime.scheduler.queued and not runtime.scheduler.running, "a request is forgotten")
+
+
+def run(history: Scenario, trace: Callable[[str], None] | None = None) -> Result:
+    """Carries out a history. The stand-ins must be installed. `trace` gets a line about each call."""
+    begun = time.perf_counter()
+    alarm, logger = _Alarm(), logging.getLogger("headstart")
+    before, spreads = logger.level, logger.propagate
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    logger.addHandler(alarm)
+    real = Path(tempfile.mkdtemp(prefix="headstart-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
+    found, violation = HistoryRun(history, real), ""
+    found.here.trace = trace
+    kernel.enter(found.here)
+    filesystem._systems.append(found.files)
+    try:
+        found.carry_out()
+        require(not alarm.heard, f"an internal error: {alarm.heard[:1]}")
+    except Violation as error:
+        violation = str(error)
+    finally:
+        for server in found.servers:
+            found.here.kill(server.process)
+        found.here.kill(found.clients)
+        found.here.stop()
+        filesystem._systems.pop()
+        kernel.leave()
+        shutil.rmtree(real, ignore_errors=True)
+        logger.removeHandler(alarm)
+        logger.setLevel(before)
+        logger.propagate = spreads
+    found.seen["step"] = found.checks.steps
+    return Result(
+        history,
+        violation,
+        found.requests,
+        found.faults.counts + found.disk.lost,
+        found.seen,
+        found.here.steps,
+        found.here.now,
+        time.perf_counter() - begun,
+    )

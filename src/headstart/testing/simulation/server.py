@@ -1,0 +1,224 @@
+"""Server: one process of headstart in the simulation, and what its HTTP layer would do for callers."""
+
+from __future__ import annotations
+
+import queue
+import random
+from dataclasses import dataclass, field
+from pathlib import PosixPath
+from typing import Any
+
+import numpy as np
+
+from headstart.config import Settings
+from headstart.errors import HeadstartError
+from headstart.interfaces.conversation import Conversation
+from headstart.interfaces.engine import GREEDY, Sampling
+from headstart.interfaces.generation import GenerationParams
+from headstart.serving.request import Delta, Event, Failed, Finished, Progress, Request, Started
+from headstart.serving.runtime import Handle, Runtime
+from headstart.testing.simulation.checks import Checks, Tenants, Watch, require
+from headstart.testing.simulation.engine import SimulatedEngine
+from headstart.testing.simulation.faults import Faults
+from headstart.testing.simulation.filesystem import ROOT
+from headstart.testing.simulation.history import Setup
+from headstart.testing.simulation.kernel import World
+from headstart.testing.simulation.talks import tokenizer
+from headstart.testing.simulation.tasks import Process
+from headstart.testing.simulation.threads import TIME, Queue
+from headstart.tiers.disk.store import RESERVE
+from headstart.tiers.write_behind import WriteBehind
+
+PATIENCE = 900.0
+"""Virtual seconds without any event after which a request counts as stuck."""
+KV_BYTES = 16
+
+
+def options(setup: Setup) -> dict[str, Any]:
+    """The options of the engine."""
+    return {
+        "slots": setup.slots,
+        "ctx": 384,
+        "block_size": 8,
+        "batch": 32,
+        "kv_bytes_per_token": KV_BYTES,
+        "transfer_bytes": setup.transfer,
+        "decode_is_prefill": setup.any_cut,
+        "sliceable": not setup.stateful,
+        "alphabet": b" thef",  # letters of words, so a text can be made of other tokens than the tokenizer's
+        "tokenizer": tokenizer(),
+    }
+
+
+def disk_budget(setup: Setup) -> int:
+    return RESERVE + setup.objects * 8192
+
+
+def settings(setup: Setup) -> Settings:
+    return Settings(
+        reuse=setup.mode,
+        memory_budget=setup.memory * 8 * KV_BYTES + setup.transfer,
+        cache_dir=PosixPath(ROOT),
+        disk_budget=disk_budget(setup),
+        tenant_memory=setup.share,
+        tenant_disk=setup.share,
+        settle="on" if setup.settle else "off",
+        explain="on" if setup.explain else "off",
+        expire=setup.expire,
+        queue=setup.queue,
+        stall=setup.stall,
+        drain=5.0,
+    )
+
+
+@dataclass(eq=False)
+class Call:
+    """A request of a client, and what has become of it: `answered`, `aborted`, `refused`, `failed` or `lost` in a crash."""
+
+    who: int
+    talk: int
+    seed: int
+    most: int
+    outcome: str = ""
+    reason: str = ""
+    handle: Handle | None = None
+    finished: Finished | None = None
+    reply: str = ""
+    aborted: bool = False
+    events: Queue[Event | None] = field(default_factory=Queue)
+
+    def abort(self) -> None:
+        self.aborted = True
+        if self.handle is not None:
+            self.handle.cancel()
+        self.events.put(None)
+
+
+class SimulatedServer:
+    """A process with a runtime.
+
+    Attributes:
+        ready: whether it takes requests.
+        closing, closed: whether it is being stopped, or has stopped.
+    """
+
+    def __init__(self, here: World, faults: Faults, setup: Setup, checks: Checks, tenants: Tenants, name: str) -> None:
+        self._here = here
+        self._setup = setup
+        self._checks = checks
+        self._tenants = tenants
+        self.process: Process = here.process(name)
+        self.engine = SimulatedEngine(faults, **options(setup))
+        self.watch = Watch(checks, self.engine)
+        self.runtime: Runtime | None = None
+        self.ready = self.closing = self.closed = False
+        here.spawn(self._start, f"{name}: start", self.process)
+
+    def _start(self) -> None:
+        self.runtime = Runtime(lambda: self.engine, settings(self._setup), clock=TIME.time, listener=self.watch)
+        self.watch.runtime = self.runtime
+        self.ready = True
+
+    @property
+    def disk(self) -> WriteBehind:
+        assert self.runtime is not None
+        assert isinstance(self.runtime.cache.disk, WriteBehind)
+        return self.runtime.cache.disk
+
+    def close(self) -> None:
+        """Stops it as an operator does."""
+        self.ready, self.closing = False, True
+
+        def close() -> None:
+            assert self.runtime is not None
+            self.runtime.close()
+            self.closed = True
+
+        self._here.spawn(close, f"{self.process.name}: close", self.process)
+
+    def serve(self, call: Call, conversation: Conversation) -> None:
+        """Answers a call, in a task of this process."""
+
+        def run() -> None:
+            try:
+                self._serve(call, conversation)
+            except HeadstartError as error:
+                call.outcome, call.reason = "refused", type(error).__name__
+
+        self._here.spawn(run, f"{self.process.name}: call", self.process)
+
+    def _serve(self, call: Call, conversation: Conversation) -> None:
+        runtime = self.runtime
+        assert runtime is not None
+        dice = random.Random(call.seed)
+        sampling = GREEDY if dice.random() < 0.6 else Sampling(seed=dice.randrange(1000))
+        stop = ("e ",) if dice.random() < 0.1 else ()
+        choices = 2 if dice.random() < 0.06 else 1
+        reuse, eos = dice.random() > 0.04, dice.random() < 0.5
+        params = GenerationParams(sampling, max_tokens=call.most, stop=stop, choices=choices, reuse=reuse, ignore_eos=eos)
+        prompt = runtime.chat_prompt(conversation)
+        request = Request(prompt, params, keep_logits=True, id=f"r{call.seed}", tenant=str(call.who))
+        if call.aborted:
+            call.outcome = "aborted"
+            return
+        self._tenants.sends(call.who)
+        call.handle = runtime.submit(request, call.events.put)
+        left = choices
+        while left:
+            try:
+                event = call.events.get(timeout=PATIENCE)
+            except queue.Empty:
+                call.outcome = "stuck"
+                return
+            if event is None:
+                call.outcome = "aborted"
+                return
+            if isinstance(event, Failed):
+                call.outcome, call.reason = "failed", type(event.error).__name__
+                return
+            if isinstance(event, Started):
+                first = choices == 1 and self._tenants.first(call.who)
+                require(not first or not event.report.cached, "reused what another tenant has sent")
+                self._started(event, request)
+            if isinstance(event, Delta) and event.choice == 0:
+                call.reply += event.text
+            if isinstance(event, Progress):
+                require(event.done <= event.total, "more progress than there is to do")
+            if isinstance(event, Finished):
+                left -= 1
+                self._finished(event, request)
+                if event.choice == 0:
+                    call.finished = event
+        call.outcome = "answered"
+        if call.finished is not None:
+            runtime.remember(call.finished.turn)
+
+    def _started(self, event: Started, request: Request) -> None:
+        report, tokens = event.report, request.prompt.tokens
+        require(report.prompt == len(tokens), "a report of another prompt")
+        require(report.prompt == report.live + report.restored + report.computed, "a report whose tokens do not add up")
+        require(sum(report.tiers.values()) == report.restored, "a report whose tiers do not add up")
+        require(request.params.reuse or not report.cached, "a request that must compute has reused something")
+        assert event.logits is not None
+        cold = self._checks.oracle.logits(tokens)
+        if self._setup.mode == "exact":
+            require(event.logits.tobytes() == cold, "exact mode: other logits than those of a cold run")
+        else:
+            same = np.array_equal(np.argsort(event.logits), np.argsort(np.frombuffer(cold, np.float32)))
+            require(same, "the logits are those of other tokens")
+
+    def _finished(self, event: Finished, request: Request) -> None:
+        params, report = request.params, event.report
+        require(report.completion == len(event.tokens), "a report of another reply")
+        sampling = params.sampling
+        if sampling.seed is not None:
+            sampling = Sampling(seed=sampling.seed + event.choice)
+        if params.ignore_eos:
+            never = tuple((token, float("-inf")) for token in sorted(self.engine.tokenizer.eog))
+            sampling = Sampling(sampling.temperature, seed=sampling.seed, logit_bias=never)
+        if self._setup.mode == "exact" or sampling.temperature <= 0:
+            assert params.max_tokens is not None
+            cold = self._checks.oracle.reply(request.prompt.tokens, sampling, params.max_tokens)
+            require(event.tokens == cold[: len(event.tokens)], "another reply than that of a cold run")
+            whole = len(event.tokens) == len(cold) or event.stopped_by is not None
+            require(whole, "a reply that ends too early")

@@ -1,0 +1,202 @@
+"""Threads: stand-ins for `threading`, `queue`, `time` and futures. They wait in virtual time."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import queue
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from headstart.testing.simulation.kernel import EPOCH, world
+from headstart.testing.simulation.tasks import Task, Waiters
+
+T = TypeVar("T")
+HANDOVER = 10e-6
+"""Most virtual seconds that a hand-over to another thread takes. Others may run meanwhile."""
+
+
+class SimulatedLock:
+    def __init__(self) -> None:
+        self._held: Task | None = None
+        self._waiters: Waiters = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        here = world()
+        here.alive()
+        ends = None if timeout < 0 else here.now + timeout
+        while self._held is not None:
+            if not blocking or (ends is not None and here.now >= ends):
+                return False
+            here.park(self._waiters, None if ends is None else ends - here.now)
+        self._held = here.task or _NOBODY
+        return True
+
+    def release(self) -> None:
+        self._held = None  # a killed task may not hold it any more
+        world().wake(self._waiters, 1)
+
+    def locked(self) -> bool:
+        return self._held is not None
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class SimulatedEvent:
+    def __init__(self) -> None:
+        self._set = False
+        self._waiters: Waiters = []
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        world().wake(self._waiters)
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        here = world()
+        ends = None if timeout is None else here.now + timeout
+        while not self._set and (ends is None or here.now < ends):
+            here.park(self._waiters, None if ends is None else ends - here.now)
+        return self._set
+
+
+class Condition:
+    def __init__(self) -> None:
+        self._lock = SimulatedLock()
+        self._waiters: Waiters = []
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def notify_all(self) -> None:
+        world().wake(self._waiters)
+
+    def wait_for(self, predicate: Callable[[], T]) -> T:
+        while not (found := predicate()):
+            self._lock.release()
+            world().park(self._waiters, None)
+            self._lock.acquire()
+        return found
+
+
+class Thread:
+    """A thread is a task of the process that starts it."""
+
+    def __init__(self, *, target: Callable[[], object], name: str, daemon: bool = False) -> None:
+        self.name = name
+        self._target = target
+        self._task: Task | None = None
+
+    def start(self) -> None:
+        here = world()
+        assert here.task is not None
+        self._task = here.spawn(self._target, self.name, here.task.process)
+
+    def join(self, timeout: float | None = None) -> None:
+        assert self._task is not None
+        world().join(self._task, timeout)
+
+    def is_alive(self) -> bool:
+        return self._task is not None and not self._task.ended
+
+
+class Queue(Generic[T]):
+    """`queue.Queue` and `queue.SimpleQueue`."""
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._waiters: Waiters = []
+
+    def put(self, item: T) -> None:
+        here = world()
+        self._items.append(item)
+        here.wake(self._waiters, 1)
+        if here.task is not None:
+            here.pause(HANDOVER)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> T:
+        here = world()
+        ends = None if timeout is None else here.now + timeout
+        while not self._items:
+            if not block or (ends is not None and here.now >= ends):
+                raise queue.Empty
+            here.park(self._waiters, None if ends is None else ends - here.now)
+        here.alive()
+        return self._items.popleft()
+
+    def get_nowait(self) -> T:
+        return self.get(block=False)
+
+    def empty(self) -> bool:
+        return not self._items
+
+    def qsize(self) -> int:
+        return len(self._items)
+
+
+class Future(concurrent.futures.Future[T]):
+    def __init__(self) -> None:
+        super().__init__()
+        self._sleepers: Waiters = []
+        self.add_done_callback(lambda _: world().wake(self._sleepers))
+
+    def _wait(self, timeout: float | None) -> None:
+        here = world()
+        ends = None if timeout is None else here.now + timeout
+        while not self.done():
+            if ends is not None and here.now >= ends:
+                raise TimeoutError
+            here.park(self._sleepers, None if ends is None else ends - here.now)
+
+    def result(self, timeout: float | None = None) -> T:
+        self._wait(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._wait(timeout)
+        return super().exception(0)
+
+
+class StandIn:
+    """A module of which only these names are simulated. Any other name is an error: production must not escape."""
+
+    def __init__(self, name: str, names: Mapping[str, Any]) -> None:
+        self._name = name
+        self.__dict__.update(names)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self._name}.{name} is not simulated")
+
+
+class _Nobody(Task):
+    """Holds locks before the first task runs."""
+
+    def __init__(self) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+THREADING = StandIn("threading", {"Lock": SimulatedLock, "Event": SimulatedEvent, "Condition": Condition, "Thread": Thread})
+QUEUE = StandIn("queue", {"Queue": Queue, "SimpleQueue": Queue, "Empty": queue.Empty})
+TIME = StandIn(
+    "time",
+    {
+        "time": lambda: EPOCH + world().now + world().skew,
+        "monotonic": lambda: 1000.0 + world().now,
+        "perf_counter": lambda: 1000.0 + world().now,
+        "sleep": lambda seconds: world().sleep(seconds),
+    },
+)

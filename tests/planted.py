@@ -1,0 +1,237 @@
+# ruff: noqa: E501
+"""Planted faults: changes of the code that the simulation must find. Each is a text of a module, and what replaces it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import headstart
+
+SOURCE = Path(headstart.__file__).parent
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault. `old` stands once in the module."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+
+    def plant(self, source: Path) -> None:
+        path = source / self.module
+        text = path.read_text("utf-8")
+        assert text.count(self.old) == 1, f"{self.name}: the text stands {text.count(self.old)} times in {self.module}"
+        path.write_text(text.replace(self.old, self.new), "utf-8")
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a planted fault was found; `line` is empty if it was not."""
+
+    line: str
+    seconds: float
+
+
+def search(planted: Planted, folder: Path, histories: int) -> Found:
+    """Runs so many histories, or up to the first that fails, with a copy of the code in which the fault is planted."""
+    copy = folder / "headstart"
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    planted.plant(copy)
+    begun = time.perf_counter()
+    command = [sys.executable, "-m", "headstart.testing.simulation", "--seeds", f"0..{histories - 1}", "--first", "--no-shrink"]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
+    found = next((line for line in ended.stdout.splitlines() if line.startswith("seed ")), "")
+    assert found or ended.returncode == 0, ended.stderr[-2000:]
+    return Found(found, time.perf_counter() - begun)
+
+
+PLANTED = (
+    Planted(
+        "a file is not synced",
+        "tiers/disk/files.py",
+        "        os.fsync(file)\n    except BaseException:",
+        "    except BaseException:",
+    ),
+    Planted(
+        "a folder is not synced",
+        "tiers/disk/store.py",
+        "                files.sync(self.objects)\n                self.catalog.add",
+        "                self.catalog.add",
+    ),
+    Planted(
+        "a short write is taken for a whole one",
+        "tiers/disk/files.py",
+        "            while done < len(part):\n",
+        "            if done < len(part):\n",
+    ),
+    Planted(
+        "a checksum is not compared", "tiers/disk/reader.py", "    if format.checksum(out) != header.checksum:", "    if False:"
+    ),
+    Planted(
+        "evicted files stay",
+        "tiers/disk/store.py",
+        '                self.path(key).unlink(missing_ok=True)\n            except OSError as error:\n                log.warning("cannot delete',
+        '                pass\n            except OSError as error:\n                log.warning("cannot delete',
+    ),
+    Planted(
+        "stored objects are not counted",
+        "tiers/disk/store.py",
+        "        return self.catalog.used() + files.occupied(self.folder) + beside",
+        "        return files.occupied(self.folder) + beside",
+    ),
+    Planted(
+        "a bad object keeps its row",
+        "tiers/disk/store.py",
+        "            self.catalog.remove([key])\n            if not self._newer",
+        "            if not self._newer",
+    ),
+    Planted(
+        "a file goes before its row",
+        "tiers/disk/store.py",
+        "        (forget or (lambda: self.catalog.remove(keys)))()\n        stuck",
+        "        for key in keys:\n            self.path(key).unlink(missing_ok=True)\n        (forget or (lambda: self.catalog.remove(keys)))()\n        stuck",
+    ),
+    Planted(
+        "a notice is missed",
+        "tiers/write_behind.py",
+        '            self.counters[f"skipped_{notice.reason}"] += 1\n        self._notices.append(notice)',
+        '            self.counters[f"skipped_{notice.reason}"] += 1\n            return\n        self._notices.append(notice)',
+    ),
+    Planted(
+        "the queue of the disk never gets shorter",
+        "tiers/write_behind.py",
+        "            self._waiting -= len(payload)",
+        "            pass",
+    ),
+    Planted(
+        "an eviction is not announced",
+        "tiers/write_behind.py",
+        '        self.counters["evicted"] += len(gone)\n        self._forget(gone)\n        done',
+        '        self.counters["evicted"] += len(gone)\n        done',
+    ),
+    Planted("an entry that is written is not pinned", "serving/offload.py", "        entry.pins += 1\n", ""),
+    Planted(
+        "a cell is freed while a hung read may write into it",
+        "serving/prefetch.py",
+        "                    self._lent.append((result.over, cell))",
+        "                    self._memory.release(cell)",
+    ),
+    Planted(
+        "a failed read keeps its cell",
+        "serving/prefetch.py",
+        "                else:\n                    self._memory.release(cell)\n",
+        "",
+    ),
+    Planted(
+        "a cell is freed twice",
+        "tiers/memory.py",
+        "        if old is not None:\n            self._give(old[0])",
+        "        if old is not None:\n            self._give(old[0])\n            self._give(old[0])",
+    ),
+    Planted(
+        "a replaced cell is lost",
+        "tiers/memory.py",
+        "        if old is not None:\n            self._give(old[0])",
+        "        pass",
+    ),
+    Planted(
+        "memory goes beyond its budget", "tiers/memory.py", "self.used + size <= self._budget)", "self.used <= self._budget)"
+    ),
+    Planted("a quota is not counted", "tiers/memory.py", "        self.quota.hold(cell.owner, -arena.size)\n", ""),
+    Planted(
+        "KV after derived KV counts as canonical",
+        "serving/slots.py",
+        "        if canonical and self.canonical == self._length:\n            self.canonical = end",
+        "        self.canonical = end",
+    ),
+    Planted(
+        "decoded KV counts as canonical",
+        "serving/slots.py",
+        "        if canonical and self.canonical == self._length:\n            self.canonical += 1",
+        "        self.canonical = self._length + 1",
+    ),
+    Planted(
+        "a derived checkpoint counts as canonical",
+        "serving/state_checkpoints.py",
+        "        canonical = slot.canonical == len(slot)\n        known",
+        "        canonical = True\n        known",
+    ),
+    Planted(
+        "restored KV counts as canonical",
+        "serving/kv_restore.py",
+        "slot.assign(chain, plan.start, plan.canonical, [",
+        "slot.assign(chain, plan.start, plan.start, [",
+    ),
+    Planted(
+        "a slot is not cut where the prompt differs",
+        "serving/admission.py",
+        "            self._engine.truncate(slot.number, choice.keep)\n",
+        "",
+    ),
+    Planted(
+        "what follows a stop text stays", "serving/scheduler.py", "            self.engine.truncate(slot.number, seen)\n", ""
+    ),
+    Planted(
+        "a slot keeps what a failed prefill left",
+        "serving/scheduler.py",
+        "        if slot is not None and not computed:\n            self._admission.empty(slot)",
+        "        pass",
+    ),
+    Planted(
+        "KV of other positions is saved",
+        "serving/kv_save.py",
+        "spans = [Span(entry.start, entry.stop, ",
+        "spans = [Span(0, len(entry.tokens), ",
+    ),
+    Planted(
+        "a decoded token is not recorded",
+        "serving/scheduler.py",
+        "                job.slot.append(job.token, canonical=self._mode.any_cut)\n",
+        "",
+    ),
+    Planted("computed tokens are not counted", "serving/scheduler.py", "        job.computed += size\n", ""),
+    Planted(
+        "a failed request hears nothing",
+        "serving/scheduler.py",
+        "        job.ticket.emit(Failed(error))\n        slot = job.slot",
+        "        slot = job.slot",
+    ),
+    Planted("a slot stays busy", "serving/scheduler.py", "            job.slot.busy = False\n", ""),
+    Planted("the ranks forget nothing", "serving/memory_budget.py", "        self.retention.forget(entry)\n", ""),
+    Planted(
+        "a refusal by the engine ends the save",
+        "serving/kv_save.py",
+        "            if not isinstance(error, EngineError):\n                raise",
+        "            raise",
+    ),
+    Planted(
+        "tenants share a root",
+        "prefix_cache/blocks.py",
+        "return owner + blake3(head + utf8(salt)).digest()[OWNER:]",
+        "return blake3(head).digest()",
+    ),
+    Planted(
+        "settling uses nobody's salt",
+        "serving/settle.py",
+        "root = root_id(self._engine.fingerprint, task.turn.prompt.salt)",
+        'root = root_id(self._engine.fingerprint, "")',
+    ),
+    Planted(
+        "the last token is not computed", "prefix_cache/planner.py", "    limit = len(chain) - 1\n", "    limit = len(chain)\n"
+    ),
+    Planted(
+        "a fault of an owner's call ends the disk's thread",
+        "tiers/write_behind.py",
+        "        except Exception as error:  # any error: the thread must go on, or offered objects get no answer",
+        "        except OSError as error:",
+    ),
+)

@@ -1,0 +1,29 @@
+"""Faults that are planted into the code are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planted import PLANTED, SOURCE, Planted, search
+
+FAST = "a quota is not counted"
+HISTORIES = 400
+"""Most histories for a fault."""
+
+
+def test_there_are_many_and_each_can_be_planted() -> None:
+    assert len({one.name for one in PLANTED}) == len(PLANTED) >= 30
+    for one in PLANTED:
+        assert (SOURCE / one.module).read_text("utf-8").count(one.old) == 1, one.name
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(one, id=one.name, marks=[] if one.name == FAST else pytest.mark.slow) for one in PLANTED]
+)
+def test_a_planted_fault_is_found(fault: Planted, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = search(fault, tmp_path, HISTORIES)
+    assert found.line, f"{fault.name}: not found in {HISTORIES} histories"
+    with capsys.disabled():
+        print(f"\n{found.seconds:6.1f} s  {fault.name}: {found.line}")

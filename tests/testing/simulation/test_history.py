@@ -1,0 +1,79 @@
+"""The simulation: histories of fixed seeds and of a new one, and the same run from the same seed."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from effort import SLOW
+from headstart.testing.simulation.coverage import SOURCE, reasons
+from headstart.testing.simulation.history import Scenario
+from headstart.testing.simulation.shrink import written
+
+
+def simulate(*options: str) -> str:
+    """What the command prints. It must find nothing wrong."""
+    command = [sys.executable, "-m", "headstart.testing.simulation", *options]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+@pytest.mark.parametrize("first", [0, 1000])
+def test_nothing_goes_wrong_in_histories_of_fixed_seeds(first: int) -> None:
+    count = 300 if SLOW else 12
+    printed = simulate("--seeds", f"{first}..{first + count - 1}")
+    assert re.search(rf"^histories +{count}$", printed, re.MULTILINE)
+    assert re.search(r"^violations +0$", printed, re.MULTILINE)
+
+
+def test_nothing_goes_wrong_in_a_new_history(capsys: pytest.CaptureFixture[str]) -> None:
+    seed = random.SystemRandom().randrange(1 << 40)
+    with capsys.disabled():
+        print(f"\nsimulated: seed {seed}")
+    simulate("--seeds", f"{seed}..{seed + (100 if SLOW else 5)}")
+
+
+def test_a_seed_decides_everything() -> None:
+    first, again = (simulate("--seed", "8", "--trace") for _ in range(2))
+    times = re.compile(r"requests a second.*")
+    assert times.sub("", first) == times.sub("", again)
+    assert "fsync" in first
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    file = str(tmp_path / "part.json")
+    simulate("--seeds", "0..1", "--resume", file)
+    printed = simulate("--seeds", "0..2", "--resume", file)
+    assert "0..2" in printed
+    assert simulate("--show", file).count("\n") == printed.count("\n")
+
+
+def test_histories_are_long_have_tenants_and_evict() -> None:
+    """The median is at least 30 requests, each history has at least 3 tenants."""
+    histories = [Scenario.of(seed) for seed in range(100)]
+    sizes = sorted(sum(event.what == "ask" for event in one.events) for one in histories)
+    assert sizes[len(sizes) // 2] >= 30
+    assert all(len({event.who for event in one.events if event.what == "ask"}) >= 3 for one in histories)
+
+
+def test_a_history_is_printed_as_python() -> None:
+    from headstart.testing.simulation import history
+
+    made = Scenario.of(3)
+    assert eval(written(made), vars(history)) == made
+
+
+@pytest.mark.slow  # lines change often: a reason that is out of date does no harm until a release
+def test_reasons_name_lines_that_exist() -> None:
+    for (module, line), reason in reasons().items():
+        assert reason
+        text = (SOURCE / module).read_text("utf-8") if line != "*" else ""
+        assert line == "*" or any(line == one.strip() for one in text.splitlines()), (module, line)

@@ -1,0 +1,91 @@
+"""What the simulation has found: each history failed before its fault was mended. It was shrunk, and printed like this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from headstart.testing.simulation.history import Happening, Scenario, Setup
+from headstart.testing.simulation.install import installed
+from headstart.testing.simulation.run import run
+
+
+@pytest.fixture(autouse=True)
+def simulated() -> Iterator[None]:
+    with installed():
+        yield
+
+
+def test_a_disk_that_hangs_does_not_count_as_fast() -> None:
+    """Reads that were refused at once set the seconds of a read to 0. The next plan divided by them, and its request failed."""
+    history = Scenario(
+        39,
+        Setup(mode="exact", stateful=True, any_cut=True, memory=24, objects=62, explain=False, share=0.3),
+        (
+            Happening(1.0396, "ask", who=1, talk=2, how="turn", size=1, seed=487374877, reply=12),
+            Happening(5.5362, "fault", how="hung_read", size=40, reply=1),
+            Happening(5.708, "ask", who=1, talk=2, how="edit", size=7, seed=406758576, reply=1),
+            Happening(7.2988, "ask", who=2, talk=1, how="turn", size=9, seed=437718295, reply=3),
+            Happening(7.2988, "ask", who=1, how="turn", size=1, seed=207414468, reply=3),
+            Happening(7.487, "ask", talk=2, how="turn", size=15, seed=433989543),
+            Happening(7.7223, "ask", talk=1, how="turn", size=15, seed=730562342, reply=1),
+            Happening(26.5018, "ask", who=1, talk=2, how="turn", size=13, seed=926493238, reply=1),
+            Happening(26.5439, "ask", who=1, talk=1, how="turn", size=20, seed=679558843, reply=8),
+            Happening(26.5762, "ask", talk=2, how="turn", size=8, seed=321393300, reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_what_reconcile_puts_aside_loses_its_row() -> None:
+    """A bad object went into quarantine after a fault of the disk, and its row stayed: it counted as stored for ever."""
+    history = Scenario(
+        89,
+        Setup(mode="exact", stateful=True, any_cut=True, slots=1, memory=93, objects=68, share=0.6, stall=0.02),
+        (
+            Happening(6.4178, "ask", who=1, talk=1, how="turn", size=13, seed=152362250, reply=1),
+            Happening(8.0493, "fault", how="cut", size=1, reply=1),
+            Happening(14.6366, "fault", how="sql_full", size=1, reply=1),
+            Happening(20.3261, "ask", who=2, talk=2, how="turn", size=17, seed=867160436, reply=1),
+            Happening(20.4058, "fault", how="import checkpoint", reply=1),
+            Happening(22.4591, "ask", who=1, how="turn", size=10, seed=572828633, reply=7),
+            Happening(26.6461, "fault", how="emfile", reply=1),
+            Happening(39.6417, "fault", how="enospc", reply=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_a_catalogue_that_cannot_be_deleted_whole_can_be_opened_again() -> None:
+    """The log was deleted before the database, which could not be. A second server went on with the deleted log, so nobody
+    could open the catalogue as long as it ran, and what it wrote was lost."""
+    history = Scenario(
+        362,
+        Setup(mode="exact", slots=3, memory=106, objects=63, tenants=4),
+        (
+            Happening(18.2403, "second"),
+            Happening(27.2451, "fault", how="eacces", size=1),
+            Happening(35.3701, "fault", how="sql_corrupt", size=3),
+            Happening(36.103, "fault", how="cut", size=1),
+        ),
+    )
+    assert run(history).violation == ""
+
+
+def test_an_owner_hears_that_the_disk_cannot_be_used() -> None:
+    """A pin, unpin or deletion that met a fault of the disk raised SQLite's error, which no caller knows, not `Unavailable`."""
+    history = Scenario(
+        400,
+        Setup(mode="exact", stateful=True, slots=1, memory=102, objects=84, tenants=4, transfer=1024, explain=False),
+        (
+            Happening(10.5711, "fault", how="hung_read", size=1),
+            Happening(11.6168, "ask", who=1, talk=2, how="turn", size=12, seed=594361989, reply=8),
+            Happening(12.2278, "ask", who=3, talk=2, how="turn", size=14, seed=155578352, reply=5),
+            Happening(18.6355, "ask", talk=1, how="turn", size=1, seed=505146588, reply=10),
+            Happening(18.6355, "ask", talk=1, how="flood", size=17, seed=199655217, reply=1),
+            Happening(20.769, "unpin", who=1, talk=2, size=20),
+            Happening(24.4088, "fault", how="sql_full"),
+        ),
+    )
+    assert run(history).violation == ""
