@@ -15,7 +15,7 @@ from effort import SLOW
 from harness import ask, check, submit, user
 from headstart.cli.main import main
 from headstart.config import Settings
-from headstart.errors import Conflict, NotFound
+from headstart.errors import Conflict, NotFound, Unavailable
 from headstart.serving import scheduler, settle
 from headstart.serving.request import Started
 from headstart.serving.runtime import Runtime
@@ -326,3 +326,23 @@ def test_what_is_being_deleted_is_not_pinned(tmp_path: Path, monkeypatch: pytest
         deleting.join()
         quiet(runtime)
         assert len(runtime.cache.store.pins) == 0
+
+
+def test_a_chain_is_deleted_only_when_all_chains_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large folder is still being read. Another chain there may continue its blocks, or a pin may protect them."""
+    with started(tmp_path) as runtime:
+        for number in range(2):
+            say(runtime, LONG + marked(number))
+        quiet(runtime)
+    monkeypatch.setattr(write_behind, "AT_ONCE", -1)
+    monkeypatch.setattr(write_behind, "BACKLOG", 0)  # the engine has no time for the rest
+    with started(tmp_path) as runtime:
+        chain = say(runtime, LONG + marked(0))
+        for change in (runtime.stored.delete, runtime.stored.unpin):
+            with pytest.raises(Unavailable, match="still being read"):
+                change(chain.id, None)
+        monkeypatch.setattr(write_behind, "BACKLOG", 1000)
+        wait_until(lambda: runtime.cache.disk.listed)
+        assert runtime.stored.delete(chain.id, None).tokens < len(LONG)
+    with started(tmp_path) as runtime:
+        assert ask(runtime, [user(LONG + marked(1))], max_tokens=4).report.cached > len(LONG)

@@ -132,9 +132,14 @@ class CachedChains:
         return self.get(key, owner)
 
     def unpin(self, key: BlockId, owner: bytes | None) -> CachedChain:
-        """Removes the protection of a chain, except for entries that other pinned chains need."""
+        """Removes the protection of a chain, except for entries that other pinned chains need.
+
+        Raises:
+            Unavailable: also as long as not all chains on disk are known.
+        """
 
         def unpin() -> Future[None]:
+            self._learn_all()
             gone = set[BlockId]()
             for entry in reversed(self._up(key, owner)):
                 if any(child.id in self._pins and child.id not in gone for child in self._index.children(entry.id)):
@@ -151,10 +156,12 @@ class CachedChains:
 
         Raises:
             Conflict: other chains continue this entry, or it is pinned.
-            Unavailable: also if the shared store fails. Then it is deleted here and on disk.
+            Unavailable: also if the shared store fails. Then it is deleted here and on disk. And as long as not all chains on
+                disk are known: others may need its blocks.
         """
 
         def delete() -> tuple[Deleted, Future[int], Future[None]]:
+            self._learn_all()
             own: list[Entry] = []
             for entry in reversed(self._up(key, owner)):
                 if any(child.id != (own[-1].id if own else b"") for child in self._index.children(entry.id)):
@@ -181,6 +188,12 @@ class CachedChains:
         return deleted
 
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _learn_all(self) -> None:
+        """Lets the index have all chains on disk. Raises Unavailable if a large folder is still being read."""
+        if not self._cache.disk.listed:
+            raise Unavailable("The disk is still being read; try again soon.")
+        self._cache.store.offload.take_notices(ALL)
 
     def _up(self, key: BlockId, owner: bytes | None) -> list[Entry]:
         """The entries of a chain, in order. Raises NotFound."""

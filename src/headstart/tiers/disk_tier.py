@@ -79,7 +79,7 @@ class DiskTier(Protocol):
 
     @property
     def listed(self) -> bool:
-        """Whether all objects were reported. After the start of a large disk this takes a while."""
+        """Whether all objects were reported, or the disk cannot be used. After the start of a large disk this takes a while."""
 
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         """Looks for objects that may not have been reported yet. It stops where many in turn are missing."""

@@ -114,6 +114,7 @@ class WriteBehind:
         self._logged = (0, 0)  # the counters at the last log line
         self._logged_at = self._tidied = float("-inf")
         self._watch = CatalogWatch(fingerprint)
+        self._listed = True  # whether the notices of all objects are in the queue; none are while the disk cannot be used
         self._tidying: Iterator[tuple[list[Label], list[bytes]]] | None = None
         self._sizes = (0, 0, 0, 0)
         self._measured: tuple[int, ...] = ()  # the catalogue's version then
@@ -207,7 +208,7 @@ class WriteBehind:
 
     @property
     def listed(self) -> bool:
-        return self._watch.complete
+        return self._listed
 
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         disk, now = self._disk, self._clock()
@@ -500,6 +501,7 @@ class WriteBehind:
         self._again = self._again and not again
         version = disk.catalog.version()
         self._notices.extend(self._watch.look(disk.catalog, again=again, reports=len(self._notices) < BACKLOG))
+        self._listed = self._watch.complete
         if self._looked_up:  # afterwards: whatever goes from now on is found by the next look
             keys = {self._looked_up.popleft() for _ in range(len(self._looked_up))}
             self._notices.extend(self._watch.looked_up(disk.catalog, keys))
@@ -512,6 +514,7 @@ class WriteBehind:
             self._measured, self._sizes = version, (disk.used, disk.budget, disk.reserved, len(disk))
 
     def _open(self) -> bool:
+        self._listed = False
         try:
             self._disk = self._opens()
             self._disk.catalog.ages.keep(self._terms.owners, self._clock())  # the catalogue may be a new one
@@ -545,7 +548,7 @@ class WriteBehind:
                 self._disk.measure()  # other files may need the space
                 self._look(self._disk)  # some may have been evicted for objects that were then not written
             return
-        disk, self._disk = self._disk, None  # opened again later: the folder may be gone
+        disk, self._disk, self._listed = self._disk, None, True  # opened again later: the folder may be gone
         self._forget(list(self._watch.known))
         if disk is not None:
             _close(disk, damaged=damages(error))
