@@ -33,6 +33,7 @@ from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers import write_behind
 from headstart.tiers.disk import Disk
 from headstart.tiers.disk.chains import StoredChain, StoredChains
+from headstart.tiers.memory import Memory
 from headstart.tiers.write_behind import WriteBehind
 from live import idle, wait_until
 from remains import DAY, START, Clock, kept, mark, marked, stored
@@ -432,6 +433,7 @@ def test_a_deletion_looks_only_for_what_follows_it(monkeypatch: pytest.MonkeyPat
         chain = runtime.stored.all()[0]
         with monkeypatch.context() as patch:
             patch.setattr(Index, "__iter__", None)
+            patch.setattr(Memory, "__iter__", None)
             assert runtime.stored.delete(chain.id, None).entries
         settled(runtime)
         assert kept(runtime, [mark(0), mark(1)]) == {mark(0)}

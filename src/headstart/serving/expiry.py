@@ -107,11 +107,12 @@ class Expiry:
             self._drop([entry for key in offload.erased if (entry := self._cache.index.get(key)) is not None])
             offload.erased, self._news = set(), now
         if offload.wiped or offload.before > self._terms.before:
+            all_old = offload.before > self._terms.before
             self._terms.before = max(self._terms.before, offload.before)
             self._terms.obeyed, offload.before = max(self._terms.obeyed, offload.before), -math.inf
             erased, self._recent = self._recent if offload.wiped else set(), set()
             offload.wiped = False
-            self._look(now, erased, hints=True)
+            self._look(now, erased, hints=True, entries=all_old)
         elif abs(now - self._looked) >= self._terms.look or self._version != self._terms.version:  # clocks may go back
             self._version, self._since = self._terms.version, min(self._since, now)
             if self._terms.shortest < math.inf:
@@ -125,15 +126,18 @@ class Expiry:
             self._late.remove(number)
             self._leave(self._slots[number], now)
 
-    def _look(self, now: float, erased: Collection[BlockId], *, hints: bool) -> None:
-        """Removes everything that is due, and everything that belongs to entries that a user `erased`."""
+    def _look(self, now: float, erased: Collection[BlockId], *, hints: bool, entries: bool = True) -> None:
+        """Removes everything that is due, and everything that belongs to entries that a user `erased`.
+
+        `entries`: whether other entries in memory may be due.
+        """
         if erased:
             self.wipes += 1  # before anything is forgotten: see `passed`
             self._wiped = now
-        index, memory = self._cache.index, self._cache.memory
-        hanging = self._hanging(erased)
+        index, memory = self._cache.index, self._cache.memory if entries else ()
+        self._drop([entry for key in self._hanging(erased) if (entry := index.get(key)) is not None])
         here = [entry for key in memory if (entry := index.get(key)) is not None]
-        self._drop([entry for entry in here if entry.id in hanging or self._cache.store.spent(entry)])
+        self._drop([entry for entry in here if self._cache.store.spent(entry)])
         for slot in self._slots:
             slot.forsaken |= not set(slot.ids).isdisjoint(erased)
             self._leave(slot, now)
