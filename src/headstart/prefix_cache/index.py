@@ -369,7 +369,7 @@ class Index:
         self._listener.removed(entry, tier)
 
     def check(self) -> None:
-        """Raises AssertionError if the index contradicts itself. Fast enough to run when the engine is idle."""
+        """Raises AssertionError if the index contradicts itself. It looks at everything: for tests."""
         kv = 0
         for key, entry in self._entries.items():
             assert entry.id == key
