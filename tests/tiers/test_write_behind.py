@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -27,7 +28,7 @@ from headstart.tiers import parallel_read, write_behind
 from headstart.tiers.disk import Disk, FormatError, Label
 from headstart.tiers.disk import reader as disk_reader
 from headstart.tiers.disk import store as disk_store
-from headstart.tiers.disk.catalog import Row
+from headstart.tiers.disk.catalog import Catalog, Row
 from headstart.tiers.disk.format import ALIGN, VERSION, checksum
 from headstart.tiers.disk.store import RESERVE
 from headstart.tiers.no_disk import NoDisk
@@ -459,6 +460,35 @@ def test_an_object_is_found_before_the_catalogue_has_been_read(tmp_path: Path, m
         assert tier.listed
     finally:
         assert tier.close(30)
+
+
+def test_a_large_folder_is_not_counted_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked through for what a crash has left, from time to time. Only a small one is counted then."""
+    with closing(Disk(tmp_path, BIG)) as disk:
+        disk.write([(label(number), rows(number)) for number in range(3)])
+    calls = Counter[str]()
+
+    def count_calls(kind: type, name: str) -> None:
+        real = getattr(kind, name)
+
+        def counted(self: Any, *rest: Any) -> Any:
+            calls[name] += 1
+            return real(self, *rest)
+
+        monkeypatch.setattr(kind, name, counted)
+
+    count_calls(Disk, "_scrub")  # the last step of a look
+    count_calls(Catalog, "recount")
+    monkeypatch.setattr(write_behind, "TIDY", 0.01)
+    for large in (True, False):
+        monkeypatch.setattr(write_behind, "AT_ONCE", -1 if large else 1000)
+        calls.clear()
+        with opened(tmp_path):
+            end = time.monotonic() + 30
+            while calls["_scrub"] < 4:
+                assert time.monotonic() < end
+                time.sleep(0.005)
+        assert (calls["recount"] == 0) == large
 
 
 def test_what_goes_before_it_was_reported_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -433,7 +433,7 @@ class WriteBehind:
             if not (small or self._watch.complete):
                 return
             first = self._tidied == float("-inf")
-            self._tidying, self._at_once = disk.tidy(whole=small) if first else disk.tidy(rows=False), small
+            self._tidying, self._at_once = disk.tidy(whole=small, rows=first), small
             self._mended = Counter()
         while self._tidying is not None:
             piece = next(self._tidying, None)
