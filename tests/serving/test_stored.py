@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from effort import SLOW
-from harness import ask, check, submit, user
+from harness import ask, assistant, check, submit, user
 from headstart.cli.main import main
 from headstart.config import Settings
 from headstart.errors import Conflict, NotFound, Unavailable
@@ -23,6 +23,7 @@ from headstart.serving.stored import CachedChain
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers import write_behind
 from headstart.tiers.disk import store
+from headstart.tiers.write_behind import WriteBehind
 from live import wait_until
 from remains import Clock, kept, mark, marked, stored
 
@@ -346,3 +347,16 @@ def test_a_chain_is_deleted_only_when_all_chains_are_known(tmp_path: Path, monke
         assert runtime.stored.delete(chain.id, None).tokens < len(LONG)
     with started(tmp_path) as runtime:
         assert ask(runtime, [user(LONG + marked(1))], max_tokens=4).report.cached > len(LONG)
+
+
+def test_checkpoints_are_thinned_only_when_all_chains_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another chain in a large folder, which is still being read, may branch off at any of them."""
+    for listed in (False, True):
+        monkeypatch.setattr(WriteBehind, "listed", listed)
+        with started(tmp_path / str(listed), budget=1 << 20, engine={"sliceable": False, "ctx": 4096}) as runtime:
+            chat = []
+            for number in range(3):
+                chat.append(user(f"{number} {LONG}"))
+                chat.append(assistant(ask(runtime, chat, max_tokens=8).text))
+                quiet(runtime)
+            assert bool(runtime.cache.store.counters["thinned"]) == listed

@@ -102,8 +102,11 @@ class StateCheckpoints:
             return entry.id
 
     def thin(self, slot: Slot, kept: Collection[int]) -> None:
-        """Drops the surplus checkpoints of the slot's chain. `kept`: lengths at which they stay in any case."""
-        if not self._mode.traits.stateful:
+        """Drops the surplus checkpoints of the slot's chain. `kept`: lengths at which they stay in any case.
+
+        As long as not all chains on disk are known, one of them may branch off at any checkpoint, and none is dropped.
+        """
+        if not (self._mode.traits.stateful and self._store.disk.listed):
             return
         held = {entry.stop: entry for key in slot.ids if (entry := self._store.index.get(checkpoint_id(key))) is not None}
         stay = {length // self._block_size * self._block_size for length in kept}
