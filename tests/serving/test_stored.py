@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -336,13 +336,13 @@ def test_a_chain_is_deleted_only_when_all_chains_are_known(tmp_path: Path, monke
             say(runtime, LONG + marked(number))
         quiet(runtime)
     monkeypatch.setattr(write_behind, "AT_ONCE", -1)
-    with monkeypatch.context() as patch, started(tmp_path) as runtime:
-        patch.setattr(write_behind, "BACKLOG", 0)  # the engine has no time for the rest
+    monkeypatch.setattr(write_behind, "BACKLOG", 0)  # the engine has no time for the rest
+    with started(tmp_path) as runtime:
         chain = say(runtime, LONG + marked(0))
         for change in (runtime.stored.delete, runtime.stored.unpin):
             with pytest.raises(Unavailable, match="still being read"):
                 change(chain.id, None)
-        patch.setattr(write_behind, "BACKLOG", 1000)
+        monkeypatch.setattr(write_behind, "BACKLOG", 1000)
         wait_until(lambda: runtime.cache.disk.listed)
         assert runtime.stored.delete(chain.id, None).tokens < len(LONG)
     with started(tmp_path) as runtime:
@@ -360,3 +360,15 @@ def test_checkpoints_are_thinned_only_when_all_chains_are_known(tmp_path: Path, 
                 chat.append(assistant(ask(runtime, chat, max_tokens=8).text))
                 quiet(runtime)
             assert bool(runtime.cache.store.counters["thinned"]) == listed
+
+
+def test_a_prompt_is_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it gets several replies. If nothing may be reused, it is not searched."""
+    monkeypatch.setattr(WriteBehind, "listed", False)
+    searches = list[Sequence[bytes]]()
+    monkeypatch.setattr(WriteBehind, "find", lambda tier, keys: searches.append(keys) or [])
+    with started(tmp_path, engine={"slots": 3}) as runtime:
+        for options, expected in (({"choices": 3}, 1), ({"reuse": False}, 0)):
+            searches.clear()
+            ask(runtime, [user(f"{options} {LONG}")], max_tokens=1, **options)
+            assert len(searches) == expected

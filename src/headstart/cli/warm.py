@@ -141,9 +141,9 @@ def _ignore(event: Event) -> None:
 def _stored(folder: Path, wanted: Collection[BlockId]) -> set[BlockId]:
     """The blocks that are on disk; none if the disk cannot be read."""
     try:
-        disk = Disk(folder, 0)
+        disk = Disk(folder, 0, check=False)
         try:
-            return disk.catalog.keys() & set(wanted)
+            return set(wanted) - disk.catalog.without_row(wanted)
         finally:
             disk.close()
     except (OSError, sqlite3.Error):

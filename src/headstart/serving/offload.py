@@ -34,7 +34,7 @@ from headstart.tiers.notices import (
 STEP = 128
 """Notices that are handled at once. That takes one or two milliseconds, and replies must not wait for longer."""
 ALL = 1 << 13
-"""More notices than can wait."""
+"""More notices than wait, unless the disk has just failed and everything on it is gone."""
 LATER = 10.0
 """Seconds after which a derived checkpoint is offered. It is large, and mostly dropped by then."""
 UNNEEDED = 1 << 16

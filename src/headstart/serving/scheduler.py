@@ -296,7 +296,8 @@ class Scheduler:
     def _arrive(self, ticket: Ticket) -> None:
         for job in Job.all_of(ticket, self.engine, self._clock()):
             self.waiting.append(job)
-            self.cache.store.offload.find(job.chain)
+            if job.choice == 0 and job.request.params.reuse:
+                self.cache.store.offload.find(job.chain)
             try:
                 self.shared_fetch.begin(job)
             except Exception:  # it is computed

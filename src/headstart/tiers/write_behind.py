@@ -114,7 +114,7 @@ class WriteBehind:
         self._logged = (0, 0)  # the counters at the last log line
         self._logged_at = self._tidied = float("-inf")
         self._watch = CatalogWatch(fingerprint)
-        self._listed = False  # whether the watch was complete, and its notices are in the queue
+        self._listed = True  # whether the notices of all objects are in the queue; none are while the disk cannot be used
         self._tidying: Iterator[tuple[list[Label], list[bytes]]] | None = None
         self._sizes = (0, 0, 0, 0)
         self._measured: tuple[int, ...] = ()  # the catalogue's version then
@@ -209,7 +209,7 @@ class WriteBehind:
 
     @property
     def listed(self) -> bool:
-        return self._listed or self._disk is None
+        return self._listed
 
     def find(self, keys: Sequence[bytes]) -> list[Label]:
         disk, now = self._disk, self._clock()
@@ -229,8 +229,8 @@ class WriteBehind:
             if not over.wait(FIND):
                 self._hung = [over]  # until it answers, nothing is read
                 return []
-        ours = (row.label for row in rows if row.label.fingerprint == self._fingerprint)
-        found = [label for label in ours if label.written > self._terms.due(label.owner, now)]
+        labels = (row.label for row in rows if row.label.fingerprint == self._fingerprint)
+        found = [label for label in labels if label.written > self._terms.due(label.owner, now)]
         self._looked_up.extend(label.key for label in found)
         return found
 
@@ -515,13 +515,13 @@ class WriteBehind:
             self._measured, self._sizes = version, (disk.used, disk.budget, disk.reserved, len(disk))
 
     def _open(self) -> bool:
+        self._listed = False
         try:
             self._disk = self._opens()
             self._disk.catalog.ages.keep(self._terms.owners, self._clock())  # the catalogue may be a new one
             self._agree(self._disk)
             self._disk.catalog.ranks.learn(self._clock())
             self._watch.restart()
-            self._listed = False
             self._tidying, self._tidied, self._looked, self._measured = None, float("-inf"), -math.inf, ()
             if self._disk.budget <= RESERVE:
                 warning = "nothing fits on %s of disk: free some, or give more %s"
@@ -549,7 +549,7 @@ class WriteBehind:
                 self._disk.measure()  # other files may need the space
                 self._look(self._disk)  # some may have been evicted for objects that were then not written
             return
-        disk, self._disk = self._disk, None  # opened again later: the folder may be gone
+        disk, self._disk, self._listed = self._disk, None, True  # opened again later: the folder may be gone
         self._forget(list(self._watch.known))
         if disk is not None:
             _close(disk, damaged=damages(error))
