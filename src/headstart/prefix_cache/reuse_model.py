@@ -58,8 +58,8 @@ MEMORY = 1 << 20
 _FIRST, _GROWTH = 64, 16
 """The rates are computed again after 64 events, then each time another sixteenth was added."""
 
-_STATS_A_STEP, _KINDS_A_STEP = 512, 128
-"""How much a step of `ReuseModel.learning` reads, and for how many kinds it computes rates."""
+_STATS_A_STEP, _NEWTON_A_STEP, _KINDS_A_STEP = 2048, 4, 192
+"""How much a step of `ReuseModel.learning` reads, how far it fits, and for how many kinds it computes rates."""
 
 _WIDTH = np.array([1.0, *(2.0**octave for octave in range(OCTAVES - 1))])
 TRAITS = np.concatenate(
@@ -199,9 +199,9 @@ class ReuseModel:
         lasted = lasted - unknown / 2  # they are somewhere in their octave
         some = np.flatnonzero(lasted[:, 0])
         weights = self._fit
-        for after_step in fitting(ended[some], lasted[some], TRAITS[some], weights):
-            weights = after_step
-            yield
+        for number, weights in enumerate(fitting(ended[some], lasted[some], TRAITS[some], weights), 1):  # noqa: B020
+            if number % _NEWTON_A_STEP == 0:
+                yield
         found: dict[int, list[float]] = {}
         kinds = np.union1d(some, np.fromiter(self._rates, np.intp))
         for first in range(0, len(kinds), _KINDS_A_STEP):
