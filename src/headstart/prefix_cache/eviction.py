@@ -197,7 +197,8 @@ class Retention:
             owners: if one of their entries may be evicted, it is one of theirs.
         """
         self._move_hand()
-        self._return(self._order.aside(ASIDE))
+        if self._order.any_aside:
+            self._return(self._order.aside(ASIDE))
         found = self._lowest(owners)
         if found is None and self._return(self._order.aside()):
             found = self._lowest(owners)

@@ -92,10 +92,17 @@ class EvictionOrder:
         Args:
             owners: if one of their entries may be evicted, it is one of theirs.
         """
-        own = self._own or {}
-        found = [first for owner in owners if owner in own and (first := self._first(own[owner], may_go)) is not None]
-        lowest = min(found) if found else self._first(self._order, may_go)
+        lowest = None
+        if owners:
+            own = self._own or {}
+            found = (self._first(own[owner], may_go) for owner in owners if owner in own)
+            lowest = min((item for item in found if item is not None), default=None)
+        lowest = lowest or self._first(self._order, may_go)
         return None if lowest is None else lowest[3]
+
+    @property
+    def any_aside(self) -> bool:
+        return bool(self._aside)
 
     def aside(self, count: int | None = None) -> list[BlockId]:
         """The leaves that were set aside: `count` of them, in turn, or all. They come back when they are pushed."""

@@ -188,13 +188,13 @@ class ReuseModel:
         """
         self._news = 0
         ended, unknown = self.counts.copy()
-        going: defaultdict[tuple[int, int], float] = defaultdict(float)
+        going: defaultdict[int, float] = defaultdict(float)
         for number, stats in enumerate(followed, 1):
-            going[stats.kind, stats.age(now)] += stats.request_traits.weight * weight
+            going[stats.kind * OCTAVES + stats.age(now)] += stats.request_traits.weight
             if number % _STATS_A_STEP == 0:
                 yield
         for place, of_request in going.items():
-            unknown[place] += of_request
+            unknown[divmod(place, OCTAVES)] += of_request * weight
         lasted = np.cumsum((ended + unknown)[:, ::-1], axis=1)[:, ::-1]
         lasted = lasted - unknown / 2  # they are somewhere in their octave
         some = np.flatnonzero(lasted[:, 0])
