@@ -256,13 +256,13 @@ def test_a_look_for_a_victim_computes_few_ranks(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("leaves", [20, 1500])
 def test_no_rank_is_older_than_a_round(monkeypatch: pytest.MonkeyPatch, leaves: int) -> None:
-    """While conversations come and go: a round takes as many looks as it has leaves, by `HAND`, and those in which it learns."""
+    """While conversations come and go: a round takes as many looks as its leaves, by `HAND`, and those in which it learns."""
     tier = full(leaves)
     ranks = Ranks(monkeypatch, tier)
     looks, learned = 1 if leaves <= AT_ONCE else -(-leaves // HAND), tier.retention._reuse._fit
     looks += 1 + LEARNING
     times = []
-    for number in range(4 * leaves):
+    for number in range(2 * leaves):
         times.append(leaves / 10 + 2.0 * number)
         tier.serve(prompt(leaves + number, 1), times[-1])
         tier.evict()

@@ -6,11 +6,12 @@ is.
 
 Ranks change with time. They are computed again in rounds, the oldest first. Each look for a victim goes on by `HAND` entries,
 like the hand of a clock, so no call looks at all of them. There is at most one round a second. It begins with learning, if the
-reuse model has enough new data. While a round lasts, the rank of an entry is computed again before it is evicted. The round of a small tier is one call.
+reuse model has enough new data. While a round lasts, the rank of an entry is computed again before it is evicted. In a small
+tier, one call ranks all leaves.
 
 So a rank is at most as old as a round: a second, or the time in which one of `HAND` leaves is evicted. It depends on the
-logarithm of the age. Example: an unused conversation is evicted after about 128 hours. A round takes an hour. The rank of a
-conversation of 127 hours is then that of 126 to 127 hours: at most an eightieth of an octave off.
+logarithm of the age. Example: an unused conversation is evicted after about 64 hours. A round takes an hour. The rank of a
+conversation of 63 hours is then that of 62 to 63 hours: at most a fortieth of an octave off.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ GHOSTS, GHOSTS_PER_ENTRY = 1 << 15, 0.5
 """Most ghosts: this many, or this many for each entry in the tier, whichever is more."""
 STALE = 1.0
 """Least seconds from one round to the next."""
-HAND = 128
+HAND = 64
 """Leaves that are ranked again in each look for a victim, until the round is over."""
 AT_ONCE = 1024
 """Most leaves that are ranked again in one call, which takes a millisecond."""

@@ -66,7 +66,7 @@ class EvictionOrder:
         return self._leaves[key][0]
 
     def renew(self, count: int, rank: Callable[[BlockId], float]) -> None:
-        """Ranks the `count` leaves again that were ranked longest ago. A leaf stays at its place if its rank is `NEAR` the old."""
+        """Ranks the `count` leaves again that were ranked longest ago. One whose rank is `NEAR` the old keeps its place."""
         for key, (old, last, depth, _, owner) in list(islice(self._leaves.items(), count)):
             new = rank(key)
             if abs(new - old) > NEAR * old:

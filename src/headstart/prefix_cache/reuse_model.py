@@ -199,7 +199,8 @@ class ReuseModel:
         lasted = lasted - unknown / 2  # they are somewhere in their octave
         some = np.flatnonzero(lasted[:, 0])
         weights = self._fit
-        for number, weights in enumerate(fitting(ended[some], lasted[some], TRAITS[some], weights), 1):  # noqa: B020
+        for number, after_step in enumerate(fitting(ended[some], lasted[some], TRAITS[some], weights), 1):
+            weights = after_step
             if number % _NEWTON_A_STEP == 0:
                 yield
         found: dict[int, list[float]] = {}
