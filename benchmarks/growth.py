@@ -4,6 +4,8 @@ Each operation runs beside 10³ to 10⁶ stored entries. Reported: the CPU time 
 and the 99.9th percentile, and bytes of memory. All texts begin with the same token and hang on the root, as conversations
 without a common system prompt do. This is the hardest case of a search by tokens.
 
+The disk's files are empty where they do not matter: `benchmarks.growth_disk`, which also measures starts and decoding.
+
 To add an operation, write a function that takes the number of entries and yields `Row`s, and name it in `MEASUREMENTS`.
 """
 
@@ -13,10 +15,8 @@ import argparse
 import gc
 import json
 import random
-import time
-import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -25,6 +25,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import growth_disk, growth_eviction
+from benchmarks.growth_rows import Measurement, Row, held, timed
 from benchmarks.plots import growth_curves
 from benchmarks.processor import caption
 from headstart.interfaces.engine import Traits
@@ -38,33 +40,6 @@ TIER = "memory"
 ROOT = root_id(b"benchmark", "")
 MODE = Mode(exact=False, traits=Traits(BLOCK))
 CALLS = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What an operation costs at one size: CPU microseconds of a call, or bytes of memory (`unit`).
-
-    Attributes:
-        high: the 99.9th percentile; None where there is one value only.
-    """
-
-    operation: str
-    unit: str
-    median: float
-    high: float | None = None
-
-
-Measurement = Callable[[int], Iterator[Row]]
-
-
-def timed(operation: str, calls: Iterable[Callable[[], object]]) -> Row:
-    """Makes each call and takes the time of this thread."""
-    taken = []
-    for call in calls:
-        begun = time.thread_time_ns()
-        call()
-        taken.append((time.thread_time_ns() - begun) / 1000)
-    return Row(operation, "µs", float(np.median(taken)), float(np.percentile(taken, 99.9)))
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -169,20 +144,16 @@ def memory(size: int) -> Iterator[Row]:
         "one chain": lambda: iter([texts.one(size * BLOCK)]),
     }
     for name, shape in shapes.items():
-        gc.collect()
-        tracemalloc.start()
         index = Index(BLOCK)
-        for tokens in shape():
-            for entry in entries_of(chain_of(tokens)):
-                index.add(entry, TIER, canonical=True)
-            if len(index) >= size:
-                break
-        del tokens, entry
-        gc.collect()
-        used, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
+        used = held(partial(_fill, index, shape(), size))
         tokens_held = sum(entry.stop - entry.start for entry in index)
         yield Row(f"index: {name}", "B", (used - 4 * tokens_held) / len(index))
+
+
+def _fill(index: Index, texts: Iterator[Tokens], size: int) -> None:
+    while len(index) < size:
+        for entry in entries_of(chain_of(next(texts))):
+            index.add(entry, TIER, canonical=True)
 
 
 MEASUREMENTS: dict[str, Measurement] = {
@@ -191,6 +162,8 @@ MEASUREMENTS: dict[str, Measurement] = {
     "resume": resume,
     "admit": admit,
     "memory": memory,
+    "eviction": growth_eviction.measured,
+    "disk": growth_disk.measured,
 }
 
 # ── the run ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,14 +1,13 @@
-"""Growth of the disk tier: what its calls cost beside many stored objects. `benchmarks.growth` shows it in its table.
+"""What the disk tier's calls cost beside many stored objects: `python -m benchmarks.growth --only disk`.
 
-Alone: `python -m benchmarks.growth_disk [--entries 1000 10000 100000]`. The objects are rows of the catalogue, with the sizes
-of blocks of the bundled model; where files matter they are sparse.
+`python -m benchmarks.growth_disk --start --decode [--entries 1000 100000]` measures starts, and decoding beside
+eviction. The objects are rows of the catalogue, with the sizes of blocks of the bundled model; where files matter they are sparse.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
-import gc
 import itertools
 import os
 import queue
@@ -16,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from functools import cache, partial
 from hashlib import sha256
@@ -24,9 +23,8 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.growth_rows import Row, row_of, taken
 from benchmarks.servers import demo_model
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
@@ -98,16 +96,6 @@ def opened(entries: int) -> Iterator[Disk]:
         yield disk
 
 
-def _timed(call: Callable[[], object]) -> float:
-    """CPU seconds of a call, without Python's collector: its full passes depend on everything that lives in the process."""
-    gc.disable()
-    begun = time.thread_time()
-    call()
-    taken = time.thread_time() - begun
-    gc.enable()
-    return taken
-
-
 def write_with_eviction(entries: int) -> Samples:
     """CPU seconds of a write of 4 MiB that evicts as much, without the system calls that write the files' bytes."""
     with opened(entries) as disk:
@@ -121,7 +109,7 @@ def write_with_eviction(entries: int) -> Samples:
         for _ in range(ROUNDS):
             batch, gone = [(label(next(_NEW)), payload(number)) for number in range(WRITTEN)], list[bytes]()
             with _without(files, "write") as spent:
-                found.append(_timed(partial(_evicting, disk, batch, gone)) - sum(spent))
+                found.append(taken(partial(_evicting, disk, batch, gone)) - sum(spent))
             assert gone, "nothing was evicted"
         return found
 
@@ -130,7 +118,7 @@ def write_with_eviction(entries: int) -> Samples:
 def _without(module: ModuleType, name: str) -> Iterator[Samples]:
     """Collects the CPU seconds of a function's calls."""
     real, spent = getattr(module, name), Samples()
-    setattr(module, name, lambda *given: spent.append(_timed(lambda: real(*given))))
+    setattr(module, name, lambda *given: spent.append(taken(lambda: real(*given))))
     try:
         yield spent
     finally:
@@ -150,7 +138,7 @@ def evict(entries: int) -> Samples:
 
         found = Samples()
         for _ in range(5 * ROUNDS):
-            found.append(_timed(call))
+            found.append(taken(call))
             disk.catalog.add([(label(next(_NEW)), BLOCK) for _ in range(WRITTEN)])
         return found
 
@@ -169,7 +157,7 @@ def hits(entries: int) -> Samples:
                 disk.catalog.use([(key, now) for key in keys])
                 disk.catalog.replied([(key, traits) for key in keys])
 
-            found.append(_timed(call))
+            found.append(taken(call))
         return found
 
 
@@ -183,7 +171,7 @@ def look(entries: int) -> Samples:
             other.catalog.remove([row.label.key for row in other.catalog.victims((), 1)])
             other.catalog.add([(label(next(_NEW)), BLOCK)])
             news: list[Notice] = []
-            found.append(_timed(lambda: news.extend(watch.look(disk.catalog))))  # noqa: B023  (called at once)
+            found.append(taken(lambda: news.extend(watch.look(disk.catalog))))  # noqa: B023  (called at once)
             assert len(news) == 2, news
         return found
 
@@ -193,7 +181,7 @@ def read(entries: int) -> Samples:
     with opened(entries) as disk:
         watch, found = CatalogWatch(FINGERPRINT), Samples()
         while watch.more:
-            found.append(_timed(lambda: watch.look(disk.catalog)))
+            found.append(taken(lambda: watch.look(disk.catalog)))
         return found
 
 
@@ -275,42 +263,33 @@ def _evicting_beside(folder: Path, pause: float) -> Iterator[None]:
         thread.join()
 
 
-CALLS: dict[str, Callable[[int], Samples]] = {
-    "accounting for a hit of 20 blocks": hits,
-    "write of 4 MiB, with eviction": write_with_eviction,
-    "choosing victims for 4 MiB": evict,
-    "look after another process wrote": look,
-    "reading the catalogue: a piece": read,
-    "clean-up: a piece": tidy,
-}
-"""What `benchmarks.growth` shows: a name, and CPU seconds a call, by the number of stored objects. `start` is not CPU time."""
+def measured(entries: int) -> Iterator[Row]:
+    for name, call in (
+        ("accounting for a hit of 20 blocks", hits),
+        ("write of 4 MiB, with eviction", write_with_eviction),
+        ("choosing victims for 4 MiB", evict),
+        ("look after another process wrote", look),
+        ("reading the catalogue: a piece", read),
+        ("clean-up: a piece", tidy),
+    ):
+        yield row_of(f"disk: {name}", call(entries))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth_disk", description=__doc__)
     parser.add_argument("--entries", type=int, nargs="+", default=[1000, 10_000, 100_000])
-    parser.add_argument("--calls", nargs="+", choices=[call.__name__ for call in CALLS.values()])
     parser.add_argument("--start", action="store_true", help="the first reply after a start")
     parser.add_argument("--decode", action="store_true", help="decoding beside eviction; needs a quiet machine")
     chosen = parser.parse_args()
     for entries in chosen.entries:
         if chosen.start:
             more = start(entries)
-            print(
-                f"start with {entries:,} objects: {np.median(more):+.3f} s ({min(more):+.3f} to {max(more):+.3f}) against none"
-            )
+            spread = f"{min(more):+.3f} to {max(more):+.3f}"
+            print(f"start with {entries:,} objects: {np.median(more):+.3f} s ({spread}) against none")
         if chosen.decode:
             ratios = decode(entries)
             spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
             print(f"decoding beside eviction, {entries:,} objects: {np.median(ratios):.3f} of without ({spread})")
-    if chosen.start or chosen.decode:
-        return
-    table = Table("CPU ms a call: median (99.9 %)", *(f"{entries:,}" for entries in chosen.entries))
-    for name, call in CALLS.items():
-        if not chosen.calls or call.__name__ in chosen.calls:
-            found = [np.array(call(entries)) * 1e3 for entries in chosen.entries]
-            table.add_row(name, *(f"{np.median(one):.2f} ({np.quantile(one, 0.999):.2f})" for one in found))
-    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks import growth
+from benchmarks import growth, growth_disk, growth_eviction
 from benchmarks.plots import growth_curves
 
 
 @pytest.mark.parametrize("name", growth.MEASUREMENTS)
 def test_each_measurement_has_figures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "CALLS", 20)
+    for module, number in ((growth, "CALLS"), (growth_eviction, "CALLS"), (growth_disk, "ROUNDS")):
+        monkeypatch.setattr(module, number, 20)
     rows = list(growth.MEASUREMENTS[name](200))
     assert rows
     assert len({row.operation for row in rows}) == len(rows)

@@ -5,12 +5,13 @@ earlier uses still count. So a new entry that is used often is admitted in the e
 is.
 
 Ranks change with time. They are computed again in rounds, the oldest first. Each look for a victim goes on by `HAND` entries,
-like the hand of a clock, so no call looks at all of them. There is at most one round a second. While a round
-lasts, the rank of an entry is computed again before it is evicted.
+like the hand of a clock, so no call looks at all of them. There is at most one round a second. It begins with learning, if the
+reuse model has enough new data. While a round lasts, the rank of an entry is computed again before it is evicted. In a small
+tier, one call ranks all leaves.
 
 So a rank is at most as old as a round: a second, or the time in which one of `HAND` leaves is evicted. It depends on the
-logarithm of the age. Example: an unused conversation is evicted after about 32 hours. A round takes an hour. The rank of a
-conversation of 31 hours is then that of 30 to 31 hours: at most a twentieth of an octave off.
+logarithm of the age. Example: an unused conversation is evicted after about 64 hours. A round takes an hour. The rank of a
+conversation of 63 hours is then that of 62 to 63 hours: at most a fortieth of an octave off.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ GHOSTS, GHOSTS_PER_ENTRY = 1 << 15, 0.5
 """Most ghosts: this many, or this many for each entry in the tier, whichever is more."""
 STALE = 1.0
 """Least seconds from one round to the next."""
-HAND = 32
+HAND = 64
 """Leaves that are ranked again in each look for a victim, until the round is over."""
+AT_ONCE = 1024
+"""Most leaves that are ranked again in one call, which takes a millisecond."""
 TRIES = 8
 """Most leaves that are ranked again because they seem to go next."""
 ASIDE = 16
@@ -55,11 +58,10 @@ class Retention:
         self._ghosts: OrderedDict[BlockId, ReuseStats] = OrderedDict()
         self._apart: dict[BlockId, int] = {}  # number of entries that follow an id which is not in the tier, such as a root
         self._sample = ReuseSample()
-        self._learning: Iterator[None] | None = None
+        self._round: Iterator[None] | None = None
         self._order = EvictionOrder(by_owner=by_owner)
         self._now = 0.0
-        self._learned = self._round_began = 0.0
-        self._left = 0  # leaves that the round has yet to rank
+        self._round_began = 0.0
         self._usual = 0.0  # what most entries save: one object for all of them
 
     def _first(self, now: float) -> ReuseStats:
@@ -196,7 +198,8 @@ class Retention:
             owners: if one of their entries may be evicted, it is one of theirs.
         """
         self._move_hand()
-        self._return(self._order.aside(ASIDE))
+        if self._order.any_aside:
+            self._return(self._order.aside(ASIDE))
         found = self._lowest(owners)
         if found is None and self._return(self._order.aside()):
             found = self._lowest(owners)
@@ -204,31 +207,36 @@ class Retention:
 
     def _lowest(self, owners: Collection[bytes]) -> Entry | None:
         """The entry that goes next. While ranks may be old, its own is computed again. If it rose, another may go first."""
-        for _ in range(TRIES if self._left > 0 else 1):
+        for _ in range(TRIES if self._round else 1):
             key = self._order.lowest(owners, self._may_go)
-            entry = None if key is None else self._index.get(key)
-            if entry is None or self._left <= 0 or self._value(self._stats[entry.id], self._now) <= self._order.rank(entry.id):
+            if key is None or not self._round or self._value(self._stats[key], self._now) <= self._order.rank(key):
                 break
-            self._push(entry)
-        return entry
+            self._rank([key])
+        return None if key is None else self._index.get(key)
 
     def _move_hand(self) -> None:
-        """A bounded part of the work that ranks need: learning, then ranking again."""
-        if self._learning is not None:
-            if next(self._learning, self._learning) is self._learning:
-                self._learning, self._left = None, len(self._order)  # no rank is what it was
-        elif self._now - self._learned >= STALE:
-            self._learning, self._learned = self._learn() if self._reuse.due else None, self._now
-        if self._left <= 0 and self._now - self._round_began >= STALE:
-            self._left, self._round_began = len(self._order), self._now
-        if self._left > 0:
-            self._rank(self._order.oldest(min(HAND, self._left)))
-            self._left -= HAND
+        """A bounded part of the work that ranks need."""
+        if self._round is None and self._now - self._round_began >= STALE:
+            self._round, self._round_began = self._ranking(), self._now
+        if self._round and next(self._round, self._round) is self._round:
+            self._round = None
 
-    def _learn(self) -> Iterator[None]:
-        everything = chain(self._stats.items(), self._ghosts.items())
-        sample = self._sample.drawn(len(self._stats) + len(self._ghosts), everything)
-        return self._reuse.learning(sample, self._now, self._sample.weight)
+    def _ranking(self) -> Iterator[None]:
+        """A round, in steps: learning if it is due, then ranking all leaves again."""
+        if self._reuse.due:
+            everything = chain(self._stats.items(), self._ghosts.items())
+            sample = self._sample.drawn(len(self._stats) + len(self._ghosts), everything)
+            yield from self._reuse.learning(sample, self._now, self._sample.weight)
+
+        def rank(key: BlockId) -> float:
+            return self._value(self._stats[key], self._now)
+
+        if len(self._order) <= AT_ONCE:
+            self._order.renew_all(rank)
+            return
+        for left in range(len(self._order), 0, -HAND):
+            self._order.renew(min(HAND, left), rank)
+            yield
 
     def _return(self, keys: Iterable[BlockId]) -> bool:
         """Puts leaves into the order again that may go now. Whether there are any."""

@@ -20,6 +20,9 @@ from headstart.interfaces.tokens import BlockId
 SOON = 64
 """Leaves that are looked at for each entry that `EvictionOrder.soon` returns."""
 
+NEAR = 0.01
+"""Part of a rank by which it may be wrong, so that a leaf is moved only if it matters."""
+
 _RankedLeaf = tuple[float, float, int, BlockId, bytes]
 # Rank, last use, minus the position (of equals the deeper one goes first), id, owner.
 
@@ -62,9 +65,25 @@ class EvictionOrder:
         """The rank of a leaf when it was pushed."""
         return self._leaves[key][0]
 
-    def oldest(self, count: int) -> list[BlockId]:
-        """The leaves whose ranks were pushed first."""
-        return list(islice(self._leaves, count))
+    def renew(self, count: int, rank: Callable[[BlockId], float]) -> None:
+        """Ranks the `count` leaves again that were ranked longest ago. One whose rank is `NEAR` the old keeps its place."""
+        for key, (old, last, depth, _, owner) in list(islice(self._leaves.items(), count)):
+            new = rank(key)
+            if abs(new - old) > NEAR * old:
+                self.push(key, new, last, -depth, owner)
+            else:
+                self._leaves.move_to_end(key)
+
+    def renew_all(self, rank: Callable[[BlockId], float]) -> None:
+        """Ranks all leaves again. For each, it takes a third of the time of `renew`."""
+        for key, (_, last, depth, _, owner) in self._leaves.items():
+            self._leaves[key] = (rank(key), last, depth, key, owner)
+        listed = [item for key, item in self._leaves.items() if key not in self._aside]
+        self._order = SortedList(listed)
+        if self._own is not None:
+            self._own = {}
+            for item in listed:
+                self._own.setdefault(item[4], SortedList()).add(item)
 
     def lowest(self, owners: Collection[bytes] = (), may_go: Callable[[BlockId], bool] = lambda _: True) -> BlockId | None:
         """The entry to evict next; None if there is none that `may_go`. It stays in the order. Others that are found on the way
@@ -73,10 +92,17 @@ class EvictionOrder:
         Args:
             owners: if one of their entries may be evicted, it is one of theirs.
         """
-        own = self._own or {}
-        found = [first for owner in owners if owner in own and (first := self._first(own[owner], may_go)) is not None]
-        lowest = min(found) if found else self._first(self._order, may_go)
+        lowest = None
+        if owners:
+            own = self._own or {}
+            found = (self._first(own[owner], may_go) for owner in owners if owner in own)
+            lowest = min((item for item in found if item is not None), default=None)
+        lowest = lowest or self._first(self._order, may_go)
         return None if lowest is None else lowest[3]
+
+    @property
+    def any_aside(self) -> bool:
+        return bool(self._aside)
 
     def aside(self, count: int | None = None) -> list[BlockId]:
         """The leaves that were set aside: `count` of them, in turn, or all. They come back when they are pushed."""

@@ -58,8 +58,8 @@ MEMORY = 1 << 20
 _FIRST, _GROWTH = 64, 16
 """The rates are computed again after 64 events, then each time another sixteenth was added."""
 
-_STATS_A_STEP, _KINDS_A_STEP = 512, 128
-"""How much a step of `ReuseModel.learning` reads, and for how many kinds it computes rates."""
+_STATS_A_STEP, _NEWTON_A_STEP, _KINDS_A_STEP = 2048, 4, 192
+"""How much a step of `ReuseModel.learning` reads, how far it fits, and for how many kinds it computes rates."""
 
 _WIDTH = np.array([1.0, *(2.0**octave for octave in range(OCTAVES - 1))])
 TRAITS = np.concatenate(
@@ -188,20 +188,21 @@ class ReuseModel:
         """
         self._news = 0
         ended, unknown = self.counts.copy()
-        going: defaultdict[tuple[int, int], float] = defaultdict(float)
+        going: defaultdict[int, float] = defaultdict(float)
         for number, stats in enumerate(followed, 1):
-            going[stats.kind, stats.age(now)] += stats.request_traits.weight * weight
+            going[stats.kind * OCTAVES + stats.age(now)] += stats.request_traits.weight
             if number % _STATS_A_STEP == 0:
                 yield
         for place, of_request in going.items():
-            unknown[place] += of_request
+            unknown[divmod(place, OCTAVES)] += of_request * weight
         lasted = np.cumsum((ended + unknown)[:, ::-1], axis=1)[:, ::-1]
         lasted = lasted - unknown / 2  # they are somewhere in their octave
         some = np.flatnonzero(lasted[:, 0])
         weights = self._fit
-        for after_step in fitting(ended[some], lasted[some], TRAITS[some], weights):
+        for number, after_step in enumerate(fitting(ended[some], lasted[some], TRAITS[some], weights), 1):
             weights = after_step
-            yield
+            if number % _NEWTON_A_STEP == 0:
+                yield
         found: dict[int, list[float]] = {}
         kinds = np.union1d(some, np.fromiter(self._rates, np.intp))
         for first in range(0, len(kinds), _KINDS_A_STEP):

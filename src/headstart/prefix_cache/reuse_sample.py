@@ -3,8 +3,8 @@
 An id is a hash. So the entries whose ids are below a bound are a random sample, and the same one in each run. When they are too
 many, the bound is halved.
 
-Example: of 1,000,000 entries, those are in the sample whose ids begin with 8 zero bits. They are about 3,900, and each stands
-for 256.
+Example: of 1,000,000 entries, those are in the sample whose ids begin with 6 zero bits. They are about 15,600, and each
+stands for 64.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.reuse_model import ReuseStats
 
-SAMPLE = 4096
+SAMPLE = 16_384
 """Most entries of the sample."""
 _ID_BITS = 256
-_REFILL, _SCARCE = 8 * SAMPLE, SAMPLE // 4
+_REFILL, _SCARCE = 2 * SAMPLE, SAMPLE // 4
 """With at most so many entries and ghosts, of which fewer than `_SCARCE` are in the sample, it is drawn again."""
 
 
