@@ -1,7 +1,7 @@
 """What the disk tier's calls cost beside many stored objects: `python -m benchmarks.growth --only disk`.
 
-`python -m benchmarks.growth_disk --start --decode [--entries 1000 100000]` measures starts, and decoding beside
-eviction. The objects are rows of the catalogue, with the sizes of blocks of the bundled model; where files matter they are sparse.
+`python -m benchmarks.growth_disk --start --decode [--entries 1000 100000]` measures starts, and decoding beside eviction.
+The objects are rows of the catalogue, with the sizes of blocks of the bundled model; where files matter they are sparse.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ def test_no_rank_is_older_than_a_round(monkeypatch: pytest.MonkeyPatch, leaves: 
     looks, learned = 1 if leaves <= AT_ONCE else -(-leaves // HAND), tier.retention._reuse._fit
     looks += 1 + LEARNING
     times = []
-    for number in range(2 * leaves):
+    for number in range(max(100, 2 * leaves)):
         times.append(leaves / 10 + 2.0 * number)
         tier.serve(prompt(leaves + number, 1), times[-1])
         tier.evict()
