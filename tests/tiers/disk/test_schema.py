@@ -31,6 +31,7 @@ from headstart.prefix_cache.quota import owner_of
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from headstart.tiers.disk import Disk
+from headstart.tiers.disk import files as disk_files
 from headstart.tiers.disk.catalog import Catalog
 from headstart.tiers.disk.format import ALIGN, Label
 from headstart.tiers.disk.lock import Lock
@@ -278,7 +279,7 @@ def test_a_running_older_process_is_turned_away(tmp_path: Path, payloads: dict[s
     folder again, the catalogue is of a later version.
     """
     with closing(Lock(tmp_path / "lock")) as older, closing(sqlite3.connect(tmp_path / "index.sqlite")) as connection:
-        older.watch(tmp_path / "index.sqlite")
+        older.watch(tmp_path / "index.sqlite", disk_files.identity(tmp_path / "index.sqlite"))
         with older.held():
             assert connection.execute("PRAGMA user_version").fetchone() == (version,)
         with closing(Disk(tmp_path, BIG)) as disk:

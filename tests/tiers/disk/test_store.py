@@ -688,3 +688,22 @@ def test_room_is_kept_for_what_is_not_seen_yet(tmp_path: Path, monkeypatch: pyte
     assert label(19, 18).key in disk
     disk.write([(label(51), rows(51)), (label(52), rows(52))])
     assert occupied(tmp_path) == disk.catalog.used() <= 20 * 16384
+
+
+def test_a_catalogue_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that opened slowly went on with a catalogue that another one had deleted as damaged."""
+    connect = disk_store.Catalog
+
+    def slowly(*arguments: Any) -> disk_store.Catalog:
+        catalog = connect(*arguments)
+        monkeypatch.undo()
+        Disk(tmp_path, 1 << 30).abandon_catalog()
+        Disk(tmp_path, 1 << 30).close()
+        return catalog
+
+    monkeypatch.setattr(disk_store, "Catalog", slowly)
+    disk = Disk(tmp_path, 1 << 30)
+    with pytest.raises(OSError, match="replaced") as error, disk.writing():
+        pass
+    assert error.value.errno == errno.ESTALE
+    disk.close()

@@ -38,9 +38,9 @@ class Lock:
             raise
         self._file, self._opened[self._path] = file, (found.st_dev, found.st_ino)
 
-    def watch(self, path: Path) -> None:
-        """From now on `held` fails if `path` is another file than now. Raises OSError if there is no such file."""
-        self._opened[path] = files.identity(path)
+    def watch(self, path: Path, opened: files.Identity) -> None:
+        """From now on `held` fails if `path` is another file than the one that was `opened`."""
+        self._opened[path] = opened
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

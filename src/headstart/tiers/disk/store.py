@@ -103,7 +103,6 @@ class Disk(Store):
             self.catalog = self._open_catalog(self.index)
             undo.callback(self.catalog.close)
             self._lock.reopen()
-            self._lock.watch(self.index)
             self._unit = files.unit(folder)
             self._given = budget
             self._portion = portion
@@ -119,6 +118,7 @@ class Disk(Store):
         # closing a file drops all locks that this process has on it.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        self._lock.watch(path, files.identity(path))  # before it is opened: another process may replace it meanwhile
         try:
             catalog = Catalog(path, self._lock.renewed)
             try:
