@@ -19,7 +19,7 @@ from headstart.prefix_cache.reuse_model import (
     RequestTraits,
     ReuseModel,
     ReuseStats,
-    fit,
+    fitting,
     hazards,
     rates,
 )
@@ -100,7 +100,7 @@ def test_the_fit_is_the_most_likely() -> None:
     ridge = np.array([reuse_module._RIDGE_OCTAVE] * OCTAVES + [reuse_module._RIDGE_TRAIT] * (len(usual) - OCTAVES))
     found = usual
     for _ in range(5):
-        found = fit(ended, lasted, TRAITS, found)
+        *_, found = fitting(ended, lasted, TRAITS, found)
 
     def likely(weights: np.ndarray) -> float:
         chance = hazards(np.zeros_like(ended), np.zeros_like(ended), TRAITS, weights)

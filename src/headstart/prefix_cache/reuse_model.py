@@ -241,20 +241,15 @@ def _rates_of(kinds: npt.NDArray[np.intp], ended: Table, lasted: Table, weights:
     return found
 
 
-def fit(ended: Table, lasted: Table, traits: Table, start: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The most likely weights of octaves, then of traits, by Newton's method from `start`, with a ridge towards the usual.
+def fitting(ended: Table, lasted: Table, traits: Table, start: npt.NDArray[np.float64]) -> Iterator[npt.NDArray[np.float64]]:
+    """The most likely weights of octaves, then of traits, after each step of Newton's method from `start`. A ridge draws them
+    towards the usual.
 
     Args:
         ended: kinds × octaves: intervals that ended in an octave.
         lasted: kinds × octaves: intervals that reached it.
         traits: kinds × traits.
     """
-    *_, found = fitting(ended, lasted, traits, start)
-    return found
-
-
-def fitting(ended: Table, lasted: Table, traits: Table, start: npt.NDArray[np.float64]) -> Iterator[npt.NDArray[np.float64]]:
-    """The weights of `fit` after each step of Newton's method."""
     usual = np.concatenate([np.full(OCTAVES, _USUAL), _BASE])
     ridge = np.concatenate([np.full(OCTAVES, _RIDGE_OCTAVE), np.full(len(_BASE), _RIDGE_TRAIT)])
     found = start

@@ -29,6 +29,7 @@ from headstart.tiers.disk import store as disk_store
 from headstart.tiers.notices import EverythingErased, Notice, ObjectErased, ObjectFound, ObjectGone, ObjectRefused, ObjectStored
 from headstart.tiers.write_behind import WriteBehind
 from live import wait_until
+from older_catalogues import WITHOUT_RANKS
 
 BIG = 1 << 40
 DAY = 86_400.0
@@ -210,18 +211,8 @@ def test_without_a_term_nothing_goes(tmp_path: Path) -> None:
         assert label(1).key in disk
 
 
-_VERSION_3 = """
-DROP TRIGGER object_came;
-DROP TRIGGER object_went;
-DROP TRIGGER object_changed;
-DROP TABLE totals;
-DROP TABLE owned;
-DROP TABLE made;
-DROP INDEX by_rank;
-DROP INDEX by_owners_rank;
-ALTER TABLE objects DROP COLUMN rank;
-ALTER TABLE objects DROP COLUMN children;
-DROP INDEX by_owner;
+_VERSION_3 = f"""
+{WITHOUT_RANKS}DROP INDEX by_owner;
 DROP INDEX by_age;
 ALTER TABLE ghosts RENAME TO gone;
 ALTER TABLE intervals RENAME TO spells;

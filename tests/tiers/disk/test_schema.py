@@ -37,6 +37,7 @@ from headstart.tiers.disk.format import ALIGN, Label
 from headstart.tiers.disk.lock import Lock
 from headstart.tiers.disk.schema import VERSION
 from headstart.tiers.disk.store import RESERVE
+from older_catalogues import WITHOUT_RANKS
 from remains import DAY
 
 OLDER = Path(__file__).with_name("older")
@@ -154,18 +155,8 @@ def test_the_catalogue_of_version_4_keeps_everything(tmp_path: Path) -> None:
     assert sum(row["pinned"] for row in before["objects"]) == 7
 
 
-_VERSION_5 = """
-DROP TRIGGER object_came;
-DROP TRIGGER object_went;
-DROP TRIGGER object_changed;
-DROP TABLE totals;
-DROP TABLE owned;
-DROP TABLE made;
-DROP INDEX by_rank;
-DROP INDEX by_owners_rank;
-ALTER TABLE objects DROP COLUMN rank;
-ALTER TABLE objects DROP COLUMN children;
-PRAGMA user_version = 5;
+_VERSION_5 = f"""
+{WITHOUT_RANKS}PRAGMA user_version = 5;
 """
 
 
