@@ -1,4 +1,4 @@
-"""Faults that are planted into the code are found."""
+"""Faults that are planted into the code are found. What the checks take for granted is true."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from headstart.interfaces.tokens import as_tokens
+from headstart.prefix_cache.index import Entry, Index
+from headstart.testing.simulation.checks import believed
 from planted import PLANTED, SOURCE, Planted, search
 
 FAST = "a quota is not counted"
@@ -27,3 +30,17 @@ def test_a_planted_fault_is_found(fault: Planted, tmp_path: Path, capsys: pytest
     assert found.line, f"{fault.name}: not found in {HISTORIES} histories"
     with capsys.disabled():
         print(f"\n{found.seconds:6.1f} s  {fault.name}: {found.line}")
+
+
+def test_the_disk_has_promised_what_all_processes_believe() -> None:
+    """One may not know yet that another has evicted an object, and has stored a derived one in its place."""
+
+    def index(**copies: bool) -> Index:
+        found = Index(2)
+        for name, canonical in copies.items():
+            found.add(Entry(name.encode() * 32, bytes(32), as_tokens([1, 2]), 0), "disk", canonical=canonical)
+        return found
+
+    assert believed([]) == {}
+    assert believed([index(a=True, b=False)]) == {b"a" * 32: True, b"b" * 32: False}
+    assert believed([index(a=True, b=True), index(a=False, c=True)]) == {b"a" * 32: False}

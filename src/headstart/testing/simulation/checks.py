@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headstart.interfaces.tokens import Bytes, Tokens, as_tokens
+from headstart.interfaces.tokens import BlockId, Bytes, Tokens, as_tokens
 from headstart.prefix_cache.blocks import root_id
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.index import Entry, Index
 from headstart.serving.job import Job
 from headstart.serving.listener import NoListener
 from headstart.serving.slots import Slot
@@ -161,6 +161,16 @@ def agrees(runtime: Runtime, database: sqlite3.Connection) -> bool:
     rows = dict(sqlite3.Connection.execute(database, "SELECT key, canonical FROM objects").fetchall())
     believed = ((entry.id, entry.copies["disk"]) for entry in runtime.cache.index if "disk" in entry.copies)
     return all(rows.get(key, -1) >= canonical for key, canonical in believed)
+
+
+def believed(indexes: Sequence[Index]) -> dict[BlockId, bool]:
+    """What is on disk, and whether it is canonical, as all of these indexes say.
+
+    One alone may not know yet that another process has evicted an object, and has stored a derived one in its place.
+    """
+    copies = [{entry.id: entry.copies["disk"] for entry in index if "disk" in entry.copies} for index in indexes]
+    common = [key for key in (copies[0] if copies else ()) if all(key in one for one in copies)]
+    return {key: all(one[key] for one in copies) for key in common}
 
 
 class Tenants:

@@ -72,7 +72,8 @@ class SimulatedMachine:
         dying = [one for one in living if kind == "power_loss" or (task and one.process is task.process)]
         if not dying:
             return
-        self._promised = self._promises(dying)
+        believed = checking.believed([one.runtime.cache.index for one in living if one.runtime is not None])
+        self._promised = {key: canonical for key, canonical in believed.items() if self._file(key) is not None}
         for server in dying:
             self._leave(server)
         if kind == "power_loss":
@@ -104,17 +105,6 @@ class SimulatedMachine:
                 self._durable(key, canonical)
         except Violation as error:
             self.violation = self.violation or error
-
-    def _promises(self, dying: list[SimulatedServer]) -> dict[BlockId, bool]:
-        """What is on disk, as these servers believe, and what nobody has deleted meanwhile."""
-        found: dict[BlockId, bool] = {}
-        for server in dying:
-            if server.runtime is None:
-                continue
-            for entry in server.runtime.cache.index:
-                if (canonical := entry.copies.get("disk")) is not None and self._file(entry.id) is not None:
-                    found[entry.id] = canonical
-        return found
 
     def _file(self, key: BlockId) -> Inode | None:
         return self.disk.names.get(f"{ROOT}/objects", {}).get(f"{key.hex()}.rows")
