@@ -462,6 +462,26 @@ def test_what_is_put_aside_keeps_nothing_out(tmp_path: Path) -> None:
         assert occupied(tmp_path) <= KEPT * cell
 
 
+def test_no_row_is_left_of_an_object_that_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reconcile found a bad object, and the process ended while it looked at the next one."""
+    disk = filled(tmp_path, 2)
+    for number in range(2):
+        disk.path(label(number).key).write_bytes(b"garbage")
+
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk._quarantine, "take", crash)
+    with pytest.raises(KeyboardInterrupt):
+        disk.reconcile()
+    after = Disk(tmp_path, BIG)
+    assert len(after) == 1
+    assert len(list(after.objects.iterdir())) == 2
+    after.reconcile()
+    assert len(after) == 0
+    assert {path.read_bytes() for path in (tmp_path / "quarantine").iterdir()} == {b"garbage"}
+
+
 def test_a_lack_of_open_files_condemns_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = filled(tmp_path, 2)
     disk.catalog.remove([label(1, 0).key])

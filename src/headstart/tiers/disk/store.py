@@ -586,6 +586,8 @@ class Disk(Store):
                 raise
             log.warning("not an object that can be used: %s (%s)", self.path(key).name, error)
             if not (isinstance(error, FormatError) and error.reason == "newer"):
+                if key in self:  # first, because a crash may leave an object without a row, but no row without an object
+                    self.catalog.remove([key])
                 self._quarantine.take(self.path(key))
             return None
         return label
