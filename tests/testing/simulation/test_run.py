@@ -89,3 +89,24 @@ def test_an_owner_hears_that_the_disk_cannot_be_used() -> None:
         ),
     )
     assert run(history).violation == ""
+
+
+def test_a_history_waits_for_a_crashed_server_that_comes_back() -> None:
+    """This was a fault of the simulation. One server rested and was stopped while the other one, whose process had been killed,
+    was not started again yet. That one then ran for ever."""
+    history = Scenario(
+        207303,
+        Setup(mode="exact", any_cut=True, slots=3, memory=87, objects=85, tenants=4, transfer=1024, explain=False, share=0.6),
+        (
+            Happening(0.5, "ask", how="turn", size=18, seed=184754731, reply=5),
+            Happening(1.2705, "ask", who=3, talk=1, how="turn", size=16, seed=243234755, reply=4),
+            Happening(1.3413, "second", reply=1),
+            Happening(5.6851, "ask", who=1, talk=2, how="turn", size=19, seed=942375890, reply=5),
+            Happening(18.234, "ask", how="turn", size=1, seed=566838492, reply=2),
+            Happening(34.0776, "erase slot", who=3, size=100, reply=1),
+            Happening(36.5063, "fault", how="kill", size=30, reply=1),
+            Happening(38.0331, "fault", how="hung", reply=1),
+            Happening(39.6798, "fault", how="power_loss", size=3, reply=1),
+        ),
+    )
+    assert run(history).violation == ""

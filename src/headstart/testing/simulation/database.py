@@ -62,15 +62,19 @@ class Connection(sqlite3.Connection):
         return sqlite3.Connection.__exit__(self, kind, *rest)
 
     def _commit(self, run: Callable[[], Any]) -> Any:
-        crash = self._meet("commit", crashes=False)
-        world().pause(SYNC)
-        if crash is None:
-            return run()
-        before = snapshot(system().real)
-        run()
-        tear(system().real, before, world().dice)
-        system().faults.counts[crash] += 1
-        system().crash(crash)
+        crash, faults = self._meet("commit", crashes=False), system().faults
+        faults.crashing += crash is not None
+        try:
+            world().pause(SYNC)
+            if crash is None:
+                return run()
+            before = snapshot(system().real)
+            run()
+            tear(system().real, before, world().dice)
+            faults.counts[crash] += 1
+            system().crash(crash)
+        finally:
+            faults.crashing -= crash is not None
         world().alive()
         raise AssertionError("a crash that nobody noticed")
 

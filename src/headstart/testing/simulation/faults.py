@@ -63,10 +63,12 @@ class Faults:
 
     Attributes:
         counts: faults that were met, by kind.
+        crashing: crashes that a call has met, and that come while it runs.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.crashing = 0
         self._armed: list[Armed] = []
 
     def arm(self, kind: str, skip: int = 0) -> None:

@@ -33,6 +33,7 @@ class SimulatedMachine:
 
     Attributes:
         servers: those that run or are starting.
+        returning: crashed servers that somebody will start again.
         violation: what a crash has shown.
     """
 
@@ -53,6 +54,7 @@ class SimulatedMachine:
         self.tenants = checking.Tenants()
         self.clients = self.here.process("clients")
         self.servers: list[SimulatedServer] = []
+        self.returning = 0
         self._processes: list[SimulatedServer] = []
         self._promised: dict[BlockId, bool] = {}
         self._spoiled = 0
@@ -81,6 +83,7 @@ class SimulatedMachine:
         for server in dying:
             if not server.closing:
                 name = server.process.name.rpartition(" ")[0]
+                self.returning += 1
                 self.here.spawn(partial(self._again, name), "start again", self.clients)
 
     def _leave(self, server: SimulatedServer) -> None:
@@ -92,6 +95,7 @@ class SimulatedMachine:
     def _again(self, name: str) -> None:
         self.here.sleep(0.5 + 2 * self.here.dice.random())
         self._serve(name)
+        self.returning -= 1
 
     def _lose_power(self) -> None:
         self.disk.lose_power(self.here.dice)

@@ -101,7 +101,9 @@ class HistoryRun(Clients):
             raise self.violation
 
     def _quiet(self) -> bool:
-        """Whether nothing is left to do: no request, and no entry that waits for the disk."""
+        """Whether nothing is left to do: no request, no entry that waits for the disk, and no server that comes back later."""
+        if self.returning or self.faults.crashing:
+            return False
         return all(server.ready and not server.closing and self._idle(server) for server in self.servers)
 
     def _idle(self, server: SimulatedServer) -> bool:
