@@ -11,7 +11,7 @@ from gguf import GGUFReader, GGUFWriter
 
 from headstart.api.auth import Keys
 from headstart.config import Settings
-from headstart.engines.llama import file as llama_file
+from headstart.engines import model_file
 from headstart.errors import ModelError
 from headstart.model_names import model_name, model_names, same
 from headstart.serving.runtime import Runtime
@@ -93,10 +93,10 @@ def test_a_model_in_parts_is_served_under_its_own_name(parts: list[Path]) -> Non
 
 def test_what_is_given_in_place_of_the_first_part(parts: list[Path]) -> None:
     with pytest.raises(ModelError, match=r"is part 2 of 2 of a model; give its first part, 'Tiny-00001-of-00002\.gguf'"):
-        llama_file.parts(llama_file.locate(str(parts[1])))
+        model_file.parts(model_file.locate(str(parts[1])))
     for wrong in ("Tiny.gguf", "Tiny-00001-of-00003.gguf"):
         with pytest.raises(ModelError, match=r"did you mean '.*Tiny-00001-of-00002\.gguf'"):
-            llama_file.locate(str(parts[0].with_name(wrong)))
+            model_file.locate(str(parts[0].with_name(wrong)))
 
 
 def test_several_aliases(tiny_model: Path) -> None:

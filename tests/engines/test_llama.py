@@ -19,8 +19,8 @@ from llama_cpp import llama_cpp as lib
 import tiny
 from driving import SMALL, empty, export, fill, tokens_of
 from headstart.config import Settings
+from headstart.engines import model_file
 from headstart.engines.llama import LlamaEngine
-from headstart.engines.llama import file as llama_file
 from headstart.engines.llama import identity as llama_identity
 from headstart.errors import ConfigError, EngineError, ModelError
 from headstart.interfaces.engine import GREEDY, Sampling, Span, Step
@@ -353,9 +353,9 @@ def test_files_that_are_no_model(tiny_model: Path, tmp_path: Path, monkeypatch: 
     assert "unknown model architecture: 'lmaoo'" in one_line(tmp_path / "new.gguf")
     shutil.copy(tiny_model, tmp_path / "m-00001-of-00002.gguf")
     assert "m-00002-of-00002.gguf" in one_line(tmp_path / "m-00001-of-00002.gguf")
-    monkeypatch.setattr(llama_file, "_DEMO_PACKAGE", "no_such_package")
+    monkeypatch.setattr(model_file, "_DEMO_PACKAGE", "no_such_package")
     with pytest.raises(ModelError, match=r"pip install 'headstart\[demo\]'"):
-        llama_file.locate("demo")
+        model_file.locate("demo")
 
 
 def test_adapters_that_do_not_fit(tiny_model: Path, tmp_path: Path) -> None:

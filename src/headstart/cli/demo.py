@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from headstart.engines.llama.file import locate
+from headstart.engines.model_file import locate
 from headstart.errors import HeadstartError
 
 CTX = 4096

@@ -305,11 +305,11 @@ def _complain(message: str, code: int) -> int:
 
 def _check_files(settings: Settings) -> None:
     """Finds wrong files before anything is started."""
-    from headstart.engines.llama import file as llama_file
+    from headstart.engines import model_file
 
-    llama_file.locate(settings.model)
+    model_file.locate(settings.model)
     if settings.lora is not None:
-        llama_file.check(settings.lora, "adapter")
+        model_file.check(settings.lora, "adapter")
     settings.template()
     if settings.shared is not None:
         from headstart.observe import redaction

@@ -1,4 +1,4 @@
-"""llama.cpp through llama-cpp-python's low-level C API. In reading order: `file`, `digest`, `load`, `vocab`, `batch`,
+"""llama.cpp through llama-cpp-python's low-level C API. In reading order: `digest`, `load`, `vocab`, `batch`,
 `padding`, `sampler`, `blob`, `part`, `kv_transfer`, `identity`, `engine`."""
 
 import os

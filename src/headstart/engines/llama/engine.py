@@ -21,11 +21,10 @@ import numpy.typing as npt
 from blake3 import blake3
 from llama_cpp import llama_cpp as lib
 
-from headstart.engines import proof
+from headstart.engines import machine, model_file, proof
 from headstart.engines.constraint import Grammars
-from headstart.engines.llama import file as llama_file
 from headstart.engines.llama import identity as llama_identity
-from headstart.engines.llama import kv_transfer, machine
+from headstart.engines.llama import kv_transfer
 from headstart.engines.llama import load as llama_load
 from headstart.engines.llama import log as llama_log
 from headstart.engines.llama.batch import Batch
@@ -100,10 +99,10 @@ class LlamaEngine(Engine):
             ConfigError: the options cannot work here.
         """
         report = progress or (lambda _: None)
-        path = llama_file.locate(options.model)
-        files = llama_file.parts(path)
+        path = model_file.locate(options.model)
+        files = model_file.parts(path)
         if options.lora is not None:
-            llama_file.check(options.lora, "adapter")
+            model_file.check(options.lora, "adapter")
         total, done = sum(file.stat().st_size for file in files), 0
 
         def read(count: int) -> None:
@@ -177,8 +176,8 @@ class LlamaEngine(Engine):
         Raises:
             ModelError: the model is missing or broken.
         """
-        path = llama_file.locate(options.model)
-        llama_file.parts(path)
+        path = model_file.locate(options.model)
+        model_file.parts(path)
         return VocabularyTokenizer(path)
 
     # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────

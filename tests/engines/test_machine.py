@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from headstart.engines.llama import machine
+from headstart.engines import machine
 
 GIB = 1 << 30
 
