@@ -1,15 +1,15 @@
-"""Models: the served model, with the fields of both vendors, because they share the path."""
+"""Models: the models of this server, with the fields of both vendors, because they share the path."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import PurePath
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from headstart.api.openapi import ERRORS
+from headstart.api.served_models import ServedModel
 from headstart.api.service import Service, service_of
 
 router = APIRouter()
@@ -17,43 +17,36 @@ router = APIRouter()
 
 @router.get("/v1/models", responses=ERRORS)
 async def models(request: HttpRequest) -> Response:
-    """Lists the served model."""
-    card = _card(service_of(request))
-    return JSONResponse({"object": "list", "data": [card], "has_more": False, "first_id": card["id"], "last_id": card["id"]})
+    """Lists the models of this server."""
+    service = service_of(request)
+    service.ready()
+    cards = [_card(service, model) for model in service.models.all()]
+    ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+    return JSONResponse({"object": "list", "data": cards, "has_more": False, **ends})
 
 
 @router.get("/v1/models/{model_id:path}", responses=ERRORS)
 async def model(request: HttpRequest, model_id: str) -> Response:
-    """Describes the served model."""
+    """Describes a model of this server."""
     service = service_of(request)
     service.ready()
-    service.check_model(model_id)
-    return JSONResponse(_card(service))
+    return JSONResponse(_card(service, service.models.find(model_id)))
 
 
-def _card(service: Service) -> dict[str, object]:
-    runtime = service.ready()
-    path = runtime.settings.model
-    # Only the operator may see where files are: in /props.
-    details = {name: value for name, value in runtime.engine.facts.details.items() if name != "path"}
-    if details.get("lora"):
-        details["lora"] = PurePath(details["lora"]).name
+def _card(service: Service, model: ServedModel) -> dict[str, object]:
+    limit = None if model.ctx is None else model.ctx - 1
     return {
-        "id": service.model_id,
+        "id": model.id,
         "object": "model",
         "created": service.created,
         "owned_by": "headstart",
         "type": "model",
-        "display_name": service.model_id,
+        "display_name": model.id,
         "created_at": datetime.fromtimestamp(service.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
-        "max_input_tokens": runtime.ctx - 1,
-        "max_tokens": runtime.ctx - 1,
-        "aliases": [name for name in service.aliases if name != path or PurePath(path).name == path],
-        "meta": {
-            "n_ctx": runtime.ctx,
-            "n_vocab": runtime.engine.tokenizer.n_vocab,
-            "chat_template": runtime.chat_template.as_json,
-            **details,
-        },
+        "state": model.state,
+        "max_input_tokens": limit,
+        "max_tokens": limit,
+        "aliases": list(model.aliases),
+        "meta": dict(model.facts),
     }

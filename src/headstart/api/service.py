@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 from collections.abc import Sequence
@@ -10,17 +9,17 @@ from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
 
-from headstart import model_names
 from headstart.api.auth import Keys
 from headstart.api.cache.actions import ChainAnswer, ChainRequest
 from headstart.api.drain import Drain
 from headstart.api.ignored import IgnoredLog
 from headstart.api.incoming import MAX_BODY, whole_body
 from headstart.api.openai_responses.store import Responses
+from headstart.api.served_models import OneModel, ServedModel, ServedModels
 from headstart.chat import tenancy
 from headstart.chat.chat_model import ChatModel
 from headstart.chat.reply_memory import Moment
-from headstart.errors import HeadstartError, NotFound, Unavailable
+from headstart.errors import HeadstartError, Unavailable
 from headstart.events.hub import Hub
 from headstart.events.source import RuntimeSource
 from headstart.observe import logs
@@ -30,9 +29,6 @@ from headstart.observe.report import Summary
 from headstart.observe.stats import Stats, TenantStats
 from headstart.serving.expiry import Erasure
 from headstart.serving.runtime import Runtime
-
-_VENDORS = re.compile(r"(claude|gpt-\d|chatgpt|codex|o\d)([-.\w]|$)")
-"""Names that clients send by default. They mean the served model here. gpt-oss is not among them: it can be served locally."""
 
 
 class Elsewhere(Protocol):
@@ -88,7 +84,7 @@ class Service:
     ) -> None:
         self.runtime: Runtime | None = None
         self.failure: HeadstartError | None = None
-        self.aliases = tuple(aliases)
+        self.models: ServedModels = OneModel(model_id, aliases, lambda: self.runtime)
         self.keep_alive = keep_alive
         self.max_body = max_body
         self._keep_noise = frozenset(keep_noise)
@@ -176,14 +172,9 @@ class Service:
         """An id for something that this server keeps. In a fleet it names the replica. It always has the same length."""
         return prefix + self._replica_tag + uuid.uuid4().hex[len(self._replica_tag) :]
 
-    def serves(self, name: str) -> bool:
-        """Whether a name is one of the served model's names."""
-        return any(model_names.same(name, served) for served in (self.model_id, *self.aliases))
-
-    def check_model(self, name: str | None) -> None:
-        """Raises NotFound for a model that is not served here. No name and names of vendors' models mean the served one."""
-        if name is not None and not self.serves(name) and _VENDORS.match(name.casefold()) is None:
-            raise NotFound(f"The model '{name[:200]}' is not served here; the served one is '{self.model_id}'.", param="model")
+    def check_model(self, name: str | None) -> ServedModel:
+        """The model that a request means by a name. Raises NotFound, as `ServedModels.find` does."""
+        return self.models.find(name)
 
     def snapshot(self) -> dict[str, Any] | None:
         return self.runtime.snapshot() if self.runtime is not None else None

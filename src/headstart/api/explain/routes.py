@@ -138,8 +138,9 @@ def _explanation(found: Explanation | None) -> dict[str, Any]:
 def _compared(service: Service, runtime: Runtime, request: HttpRequest, pair: Pair) -> dict[str, Any]:
     earlier, later = (_prompt(service, runtime, request, body, name) for name, body in (("a", pair.a), ("b", pair.b)))
     shared = common_prefix(earlier.tokens, later.tokens)
-    models = {str(body["model"]).casefold() for body in (pair.a, pair.b) if body.get("model") is not None}
-    if len(models) > 1 and not all(map(service.serves, models)):
+    names = {str(body["model"]).casefold() for body in (pair.a, pair.b) if body.get("model") is not None}
+    models = {model.id if model is not None else None for model in map(service.models.named, names)}
+    if len(names) > 1 and (len(models) > 1 or None in models):
         found: Explanation | None = Explanation(Cause.MODEL, recomputed=shared)
     elif pair.b.get("cache_prompt") is False:
         found = Explanation(Cause.DISABLED, recomputed=shared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from headstart.interfaces.engine import Facts, Shape
 from headstart.model_names import model_name
 
 _FOLDER = Path(lib._lib._name).parent  # not always llama-cpp-python's own: LLAMA_CPP_LIB_PATH names another
+_QUANTIZATION = re.compile(r"(?:I?Q|TQ)\d\w*|MXFP\d\w*|NVFP\d\w*|B?F16|F32|BF16")
 _CPU, _GPUS = 0, (1, 2)  # GGML_BACKEND_DEVICE_TYPE_CPU, _GPU and _IGPU
 
 
@@ -36,6 +38,19 @@ def describe(model: Any) -> str:
     buffer = ctypes.create_string_buffer(256)
     lib.llama_model_desc(model, buffer, len(buffer))
     return buffer.value.decode("utf-8", "replace")
+
+
+_SIZES = {"Small": "S", "Medium": "M", "Large": "L"}
+
+
+def quantization(description: str) -> str | None:
+    """The quantisation in llama.cpp's description of a model, as files are named: `llama 135M Q4_K - Medium` → `Q4_K_M`."""
+    words = description.replace(",", " ").replace(" - ", " ").split()
+    found = next((at for at, word in enumerate(words) if _QUANTIZATION.fullmatch(word)), None)
+    if found is None:
+        return None
+    size = _SIZES.get(words[found + 1]) if found + 1 < len(words) else None
+    return words[found] + (f"_{size}" if size else "")
 
 
 @cache
@@ -135,6 +150,9 @@ def facts(model: Any, path: Path, options: EngineOptions, shape: Shape, **detail
             "path": str(path),
             "architecture": metadata(model, "general.architecture"),
             "parameters": int(lib.llama_model_n_params(model)),
+            "quantization": quantization(describe(model)),
+            "layers": int(lib.llama_model_n_layer(model)),
+            "width": int(lib.llama_model_n_embd(model)),
             "weights_bytes": int(lib.llama_model_size(model)),
             "ctx": shape.ctx,
             "ctx_train": int(lib.llama_model_n_ctx_train(model)),
