@@ -176,6 +176,7 @@ PLACES: dict[str, tuple[float, int, str]] = {
     "tiers": (0, 4, "memory, disk, shared store"),
     "explain": (1, 4, "why it was computed"),
     "testing": (3, 5, "fake engine"),
+    "hub": (2.5, 3, "models by name"),
     "engines": (2, 6, "llama.cpp"),
     "prefix_cache": (-0.5, 6, "what is known and kept"),
     "prompt": (1, 5, "messages to tokens"),

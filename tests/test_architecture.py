@@ -100,10 +100,12 @@ ALLOWED: dict[str, set[str]] = {
         "serving.scheduler",
     },
     "fleet": {"interfaces", "fleet.router", "traces"},
-    "library": {"config", "interfaces", "output.parser", "serving", "chat", "engines"},
+    "hub": {"engines.machine", "engines.model_file", "interfaces.engine", "memory_plan", "model_names"},
+    "library": {"config", "interfaces", "output.parser", "serving", "chat", "engines", "hub"},
     "web": set(),
     "api": {
         *("config", "model_names", "interfaces", "output", "prompt", "explain", "serving", "events", "chat", "observe", "web"),
+        "hub",
     },
 }
 """For each package below the entry points: the modules and packages of headstart that it may import."""
@@ -201,6 +203,7 @@ FORBIDDEN = {
     "chat": HTTP | {"llama_cpp"},
     "events": HTTP | {"llama_cpp"},
     "library": HTTP,
+    "hub": HTTP | {"llama_cpp"},
     "engines": HTTP,
     "fleet": {"ray", "llama_cpp"} | HTTP | (WORLD - {"random"}),
     "fleet.front": {"ray", "llama_cpp"} | (HTTP - {"starlette"}) | WORLD,

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headstart.hub.finders import hugging_face, in_folder, llama_cpp, lm_studio, ollama
+from headstart.hub.record import Fetched, FetchRecord
+from model_folders import COMMIT, cached, folders, in_ollama, weights
+
+DIGEST = "ab" * 32
+
+
+def test_hugging_faces_cache(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    parts = {"BF16/n-BF16-00001-of-00002.gguf": 20, "BF16/n-BF16-00002-of-00002.gguf": 21}
+    files = {"n-Q4_K_M.gguf": 10, **parts, "mmproj-n.gguf": 5}
+    snapshot = cached(places.hub, "o/n", files)
+    found = {model.name: model for model in hugging_face(places)}
+    assert {name: model.size for name, model in found.items()} == {"o/n:Q4_K_M": 10, "o/n:BF16": 41}
+    assert found["o/n:BF16"].paths == tuple(snapshot / name for name in parts)
+    assert {model.source for model in found.values()} == {"Hugging Face"}
+    assert found["o/n:Q4_K_M"].names == ("o/n:Q4_K_M", "o/n")
+
+
+def test_what_headstart_has_fetched_is_told_from_what_others_have(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    snapshot = cached(places.hub, "o/n", {"n-Q4_0.gguf": 10, "n-Q8_0.gguf": 11})
+    FetchRecord(places.state, places.hub).add((snapshot / "n-Q4_0.gguf").resolve().name, Fetched("o/n", "n-Q4_0.gguf", 10))
+    assert {model.name: model.source for model in hugging_face(places)} == {
+        "o/n:Q4_0": "headstart",
+        "o/n:Q8_0": "Hugging Face",
+    }
+
+
+def test_the_main_branch_comes_before_other_commits(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    cached(places.hub, "o/n", {"n-Q4_0.gguf": 10, "n-Q8_0.gguf": 30})
+    later = cached(places.hub, "o/n", {"n-Q4_0.gguf": 20}, "f" + COMMIT[1:], main=False)
+    os.utime(later, (2e9, 2e9))
+    assert {model.name: model.size for model in hugging_face(places)} == {"o/n:Q4_0": 10, "o/n:Q8_0": 30}
+
+
+def test_what_is_unfinished_or_no_repository_is_passed_over(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    snapshot = cached(places.hub, "o/n", {"n-Q4_0.gguf": 10})
+    (snapshot / "n-Q4_0.gguf").resolve().unlink()
+    for odd in ("models--gpt2", "models--..--n", "models--a--b--c", "datasets--o--n"):
+        weights(places.hub / odd / "snapshots" / COMMIT / "n-Q4_0.gguf")
+    weights(places.hub / "models--o--m" / "snapshots" / "not-a-commit" / "n-Q4_0.gguf")
+    (places.hub / "models--o--x").write_text("")
+    assert [model.name for model in hugging_face(places)] == []
+
+
+def test_two_models_of_one_quantisation_are_named_by_their_files(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    cached(places.hub, "o/n", {"a-Q4_0.gguf": 1, "b-Q4_0.gguf": 2, "c.gguf": 3})
+    assert [model.name for model in hugging_face(places)] == ["o/n:a-Q4_0", "o/n:b-Q4_0", "o/n:c"]
+
+
+def test_lm_studio(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    path = weights(places.lm_studio[0] / "o" / "n" / "n-Q8_0.gguf", 7)
+    weights(places.lm_studio[0] / "o" / "n" / "mmproj-n.gguf")
+    (found,) = lm_studio(places)
+    assert (found.name, found.paths, found.source, found.size) == ("o/n:Q8_0", (path,), "LM Studio", 7)
+
+
+def test_llama_cpp(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    root = places.llama_cpp[0]
+    weights(root / "my_org_some_n_n-Q8_0.gguf", 7)
+    weights(root / "other_m_m-Q4_0.gguf", 8)
+    weights(root / "half.gguf.downloadInProgress")
+    (root / "manifest=my_org=some_n=latest.json").write_text("{}")
+    found = {model.name: model for model in llama_cpp(places)}
+    assert {name: model.repo for name, model in found.items()} == {"my_org/some_n:Q8_0": "my_org/some_n", "other_m_m-Q4_0": ""}
+
+
+def test_ollama(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    root = places.ollama[0]
+    blob = in_ollama(root, "registry.ollama.ai/library/llama3.2/1b", [("model", DIGEST), ("params", "cd" * 32)], 9)
+    in_ollama(root, "registry.ollama.ai/me/mine/8b-q4_K_M", [("model", DIGEST)])
+    in_ollama(root, "hf.co/o/n/Q8_0", [("model", DIGEST), ("projector", "cd" * 32)])
+    found = {model.name: model for model in ollama(places)}
+    assert list(found) == ["hf.co/o/n:Q8_0", "llama3.2:1b", "me/mine:8b-q4_K_M"]
+    assert found["llama3.2:1b"].paths == (blob,)
+    assert (found["hf.co/o/n:Q8_0"].repo, found["hf.co/o/n:Q8_0"].quantization) == ("o/n", "Q8_0")
+    assert found["me/mine:8b-q4_K_M"].quantization == "Q4_K_M"
+
+
+@pytest.mark.parametrize("digest", ["../../../etc/passwd", "../" + "a" * 61, "", "AB" * 32])
+def test_no_manifest_leads_out_of_ollamas_blobs(digest: str, tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    root = places.ollama[0]
+    (root / "blobs").mkdir(parents=True)
+    manifest = root / "manifests/registry.ollama.ai/library/n/latest"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:' + digest + '"}]}')
+    assert [*ollama(places)] == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"layers": 3}', '{"layers": [3]}', '{"layers": [{}]}', "[" * 100_000])
+def test_broken_manifests_are_passed_over(text: str, tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    manifest = places.ollama[0] / "manifests/registry.ollama.ai/library/n/latest"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(text)
+    assert [*ollama(places)] == []
+
+
+def test_what_is_no_single_file_for_ollama_is_passed_over(tmp_path: Path) -> None:
+    root = folders(tmp_path).ollama[0]
+    in_ollama(root, "registry.ollama.ai/library/tuned/latest", [("model", DIGEST), ("adapter", "cd" * 32)])
+    in_ollama(root, "registry.ollama.ai/library/split/latest", [("model", DIGEST), ("model", "cd" * 32)])
+    assert [*ollama(folders(tmp_path))] == []
+
+
+def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
+    weights(tmp_path / "big-00002-of-00002.gguf", 6)
+    first = weights(tmp_path / "big-00001-of-00002.gguf", 5)
+    inner = weights(tmp_path / "sub" / "small-Q4_0.gguf", 4)
+    weights(tmp_path / "mmproj.gguf")
+    found = in_folder(tmp_path)
+    assert [(model.name, model.path, model.size) for model in found] == [("big", first, 11), ("small-Q4_0", inner, 4)]
+    assert in_folder(tmp_path / "nowhere") == []
