@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from headstart.api.errors import OPENAI
+from headstart.api.errors import OPENAI, ErrorFormat
+from headstart.api.framing import SSE, Framing
 from headstart.api.usage import headstart, timings
 from headstart.chat.reply_builder import ReplyBuilder, ReplyReader
 from headstart.observe.report import Summary
 from headstart.output.parser import ReplyDelta
 from headstart.serving.request import Delta, Event, Finished, Progress, Request, Started, TokenLogprob
-
-
-def comment(text: str) -> bytes:
-    """An SSE comment, which keeps the connection alive. Every client skips it."""
-    return f": {text}\n\n".encode()
-
-
-def frame(value: dict[str, Any], event: str | None = None) -> bytes:
-    """An SSE message with its data, and with the name of its event if it has one."""
-    name = f"event: {event}\n".encode() if event is not None else b""
-    return name + b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
 class Encoder:
@@ -36,9 +25,14 @@ class Encoder:
         timed: whether the caller wants timings with each delta.
 
     Attributes:
+        framing: the form of its streams.
+        errors: the form of its errors.
         seconds: from the arrival of the call to the event that is being encoded.
         ignored: fields of the body that were ignored.
     """
+
+    framing: ClassVar[Framing] = SSE
+    errors: ClassVar[ErrorFormat] = OPENAI
 
     def __init__(
         self, requests: Sequence[Request], reader: ReplyReader | None = None, *, progress: bool = False, timed: bool = False
@@ -86,15 +80,15 @@ class Encoder:
 
     def fail(self, error: Exception) -> bytes:
         """The end of a stream that failed after its first event."""
-        return frame(OPENAI.body(error, ""))
+        return self.framing.frame(self.errors.body(error, ""))
 
     def beat(self) -> bytes:
         """Sent after silence, to keep the connection alive."""
-        return comment("waiting")
+        return self.framing.silence("waiting")
 
     def progress(self, builder: ReplyBuilder, event: Progress, seconds: float) -> bytes:
         """The progress of the prefill, `seconds` after the call arrived."""
-        return comment(f"prefill {event.done}/{event.total}")
+        return self.framing.silence(f"prefill {event.done}/{event.total}")
 
     # ── common to all ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from headstart.api.caller import caller_of
 from headstart.api.connection import Disconnected, EngineCall
 from headstart.api.errors import CLIENT_CLOSED
+from headstart.api.event_stream import EventStream, failed
 from headstart.api.service import Service, service_of
-from headstart.api.sse import EventStream, failed
 from headstart.api.understood import Understood
 from headstart.chat import tenancy
 from headstart.serving.runtime import Runtime
@@ -22,8 +22,8 @@ from headstart.serving.runtime import Runtime
 SESSIONS = ("x-claude-code-session-id", "x-session-affinity", "x-session-id")
 """Headers in which clients send the id of a conversation."""
 
-Understand = Callable[[Service, Runtime, HttpRequest, bytes], Understood]
-"""Parses a body. Raises RequestError."""
+Understand = Callable[[Service, Runtime, HttpRequest, bytes], Understood | Response]
+"""Parses a body. A response is the answer itself, to a body for which nothing is computed. Raises RequestError."""
 
 
 async def answer(request: HttpRequest, understand: Understand) -> Response:
@@ -45,8 +45,10 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
         drain=service.drain,
     )
 
-    def begin() -> Understood:
+    def begin() -> Understood | Response:
         understood = understand(service, runtime, request, data)
+        if isinstance(understood, Response):
+            return understood
         understood.encoder.ignored = understood.body.ignored
         service.noted.note(understood.body.ignored, understood.body.known())
         tenant, session = request.scope.get("tenant", tenancy.OPEN), _session(request)
@@ -64,6 +66,9 @@ async def answer(request: HttpRequest, understand: Understand) -> Response:
     except BaseException:
         call.abandon()
         raise
+    if isinstance(understood, Response):
+        call.abandon()
+        return understood
     if understood.stream:
         return EventStream(call, understood, service, caller)
     try:

@@ -12,8 +12,9 @@ from itertools import groupby
 from typing import Any, Literal
 
 from headstart.api import diagnostics
-from headstart.api.encoder import Encoder, frame
+from headstart.api.encoder import Encoder
 from headstart.api.errors import ANTHROPIC
+from headstart.api.framing import frame
 from headstart.api.understood import ExplanationFilter
 from headstart.chat.partial_json import Members, input_of
 from headstart.chat.reply_builder import ReplyBuilder, ReplyReader

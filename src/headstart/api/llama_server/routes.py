@@ -11,7 +11,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.api.body import parse
-from headstart.api.encoder import Encoder, frame
+from headstart.api.encoder import Encoder
+from headstart.api.framing import frame
 from headstart.api.generation import params_of, wanted_beside
 from headstart.api.handler import answer
 from headstart.api.llama_server.prompt import prompts_of

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.api.encoder import Encoder, frame
+from headstart.api.encoder import Encoder
+from headstart.api.framing import frame
 from headstart.api.scores import finite, shown, token_scores
 from headstart.api.usage import timings_so_far, usage
 from headstart.chat.reply_builder import ReplyBuilder, ReplyReader

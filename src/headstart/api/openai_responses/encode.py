@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headstart.api.diagnostics import responses
-from headstart.api.encoder import Encoder, comment, frame
+from headstart.api.encoder import Encoder
 from headstart.api.errors import message_of
+from headstart.api.framing import comment, frame
 from headstart.api.openai_responses.items import ResponsesItem, Tools
 from headstart.api.openai_responses.output import Emitted, Output
 from headstart.api.openai_responses.store import item_id

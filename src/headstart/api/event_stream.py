@@ -1,4 +1,4 @@
-"""SSE: sends the events of a call to its caller as server-sent events."""
+"""Event stream: sends the events of a call to its caller, as its encoder frames them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ class EventStream(Response):
     that is an ordinary error answer. A later one is the last event of the stream.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(self, call: EngineCall, understood: Understood, service: Service, caller: Caller) -> None:
         # Response.__init__ would set a content-length.
         self.status_code = 200
         self.background = None
+        self.media_type = understood.encoder.framing.media_type
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._call = call
         self._understood = understood
