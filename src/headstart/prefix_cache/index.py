@@ -26,6 +26,7 @@ import numpy as np
 
 from headstart.interfaces.tokens import BlockId, Tokens
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
+from headstart.prefix_cache.id_map import IdMap
 from headstart.prefix_cache.quota import owner_of
 from headstart.prefix_cache.siblings import WIDTH, Siblings
 
@@ -210,7 +211,7 @@ class Index:
     def __init__(self, block_size: int, listener: IndexListener | None = None) -> None:
         self.block_size = block_size
         self._listener = NoIndexListener() if listener is None else listener
-        self._entries: dict[BlockId, Entry] = {}
+        self._entries = IdMap[Entry]()
         self._unattached: dict[BlockId, Siblings[Entry]] = {}  # by parents that are not stored, as roots never are
         self._starts: dict[int, int] = {}  # one object for each number
         self._owners: dict[bytes, bytes] = {}
@@ -219,7 +220,11 @@ class Index:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries.values())
+        return self._entries.values()
+
+    def pieces(self) -> Iterator[list[Entry]]:
+        """All entries, in pieces. The index may change between two pieces: see `IdMap.pieces`."""
+        return self._entries.pieces()
 
     def get(self, key: BlockId) -> Entry | None:
         """The entry with this id."""
@@ -371,7 +376,8 @@ class Index:
     def check(self) -> None:
         """Raises AssertionError if the index contradicts itself. It looks at everything: for tests."""
         kv = 0
-        for key, entry in self._entries.items():
+        for key in self._entries:
+            entry = self._entries[key]
             assert entry.id == key
             assert entry.copies, "an entry without a copy"
             assert entry.copies is copies_of(entry.copies)
@@ -388,7 +394,7 @@ class Index:
                 assert entry.parent == key
                 assert self._entries[entry.id] is entry
         assert sum(1 for _, head in heads for _ in head) == kv
-        assert not self._unattached.keys() & self._entries.keys()
+        assert not any(key in self._entries for key in self._unattached)
         assert all(head.some() is not None for head in self._unattached.values())
 
 

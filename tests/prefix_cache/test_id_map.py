@@ -1,0 +1,53 @@
+"""A map that is walked in pieces while it changes loses nothing that stays, and shows nothing twice."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstart.prefix_cache.id_map import IdMap
+
+
+def key(number: int) -> bytes:
+    return sha256(b"%d" % number).digest() if number else b""
+
+
+NUMBERS = st.integers(0, 300)
+
+
+@given(st.lists(st.tuples(st.booleans(), NUMBERS)))
+def test_it_is_a_dict(changes: list[tuple[bool, int]]) -> None:
+    found, known = IdMap[int](), dict[bytes, int]()
+    for put, number in changes:
+        if put:
+            found[key(number)] = known[key(number)] = number
+        elif key(number) in known:
+            del found[key(number)], known[key(number)]
+        assert found.get(key(number)) == known.get(key(number))
+        assert (key(number) in found) == (key(number) in known)
+    assert {one: found[one] for one in found} == known
+    assert len(found) == len(known)
+    assert sorted(found.values()) == sorted(known.values())
+
+
+@given(st.sets(NUMBERS), st.lists(st.tuples(st.booleans(), NUMBERS)))
+def test_a_walk_shows_what_stays_once(before: set[int], changes: list[tuple[bool, int]]) -> None:
+    found = IdMap[int]()
+    for number in before:
+        found[key(number)] = number
+    stays, ever, seen = set(before), set(before), list[int]()
+    pending = list(changes)
+    for piece in found.pieces():
+        seen += piece
+        for put, number in pending[:3]:
+            ever.add(number)
+            if put:
+                found[key(number)] = number
+            elif key(number) in found:
+                del found[key(number)]
+                stays.discard(number)
+        del pending[:3]
+    assert len(seen) == len({*seen})
+    assert stays <= {*seen} <= ever
