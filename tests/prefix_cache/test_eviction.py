@@ -228,6 +228,11 @@ def full(leaves: int) -> Tier:
     return tier
 
 
+def oldest_first(tier: Tier) -> list[Entry]:
+    """All entries, in the order of their last use."""
+    return sorted(tier.index, key=lambda entry: tier.retention.last_use(entry.id) or 0.0)
+
+
 @pytest.mark.parametrize("leaves", [1500, 10_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_a_look_for_a_victim_computes_few_ranks(monkeypatch: pytest.MonkeyPatch, leaves: int) -> None:
     """As many in a large tier as in a small one, though all ranks are old; and the model learns from as few entries."""
@@ -275,7 +280,7 @@ def test_no_rank_is_older_than_a_round(monkeypatch: pytest.MonkeyPatch, leaves: 
 def test_what_is_pinned_in_front_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand pinned conversations go first. They are passed over once, and go when they are no longer pinned."""
     tier = full(1100)
-    held = list(tier.index)
+    held = oldest_first(tier)
     for entry in held[:1000]:
         entry.pins += 1
     assert tier.evict() is held[1000]
@@ -298,7 +303,7 @@ def test_an_owner_above_its_quota_goes_first() -> None:
     tier = Tier()
     for number in range(200):
         tier.serve(prompt(number, 1), now=float(number))
-    entries = list(tier.index)
+    entries = oldest_first(tier)
     mine = Retention("memory", tier.index, lambda _: 1.0)
     for number, entry in enumerate(entries):
         entry.owner = b"many" if number % 10 == 9 else b"%d" % number

@@ -23,6 +23,7 @@ from headstart.errors import Overloaded, Unavailable
 from headstart.events.item import EACH, Item
 from headstart.events.mirror import Mirror
 from headstart.events.source import Source
+from headstart.serving.portions import paced
 
 T = TypeVar("T")
 
@@ -290,7 +291,7 @@ class Hub:
     def _snapshot(self, view: View) -> list[bytes]:
         """All that a reader may know now."""
         found = [b"retry: 2000\n" + _frame("snapshot", b'{"owner":"%s"}' % view.owner.hex().encode())]
-        found += [_list("tree", part) for part in _chunks([*view.of(self._mirror.tree())])]
+        found += [_list("tree", part) for part in _chunks([*view.of(paced(self._mirror.tree()))])]
         found += [_list("requests", part) for part in _chunks([*view.of(self._mirror.requests())][-EACH:])]
         found += [_list("slots", view.of(self._slots)), _list("evicted_next", view.of(self._soon))]
         found.append(self._sizes(view) + self._mark(self._number))
@@ -315,7 +316,7 @@ class Hub:
 
     def _learn(self) -> None:
         """Learns anew how all is now."""
-        self._mirror.begin(self._source.open(), self._source.past())
+        self._mirror.begin(paced(self._source.open()), self._source.past())
         self._slots, self._soon = self._mirror.slots(), self._mirror.soon(SOON)
         self._kept.clear()
         self._size = 0

@@ -15,6 +15,7 @@ from headstart.events.item import Item, LatestRequests
 from headstart.events.source import PastRequest, SlotState, Source
 from headstart.events.tap import JobNews, News, RequestState
 from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.id_map import IdMap
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.serving.job import Job
@@ -58,7 +59,7 @@ class Mirror:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._known: dict[BlockId, Known] = {}
+        self._known = IdMap[Known]()
         self._requests = LatestRequests()
         self._ended: deque[_Request] = deque(maxlen=ENDED)
         self._open: dict[int, tuple[Job, int]] = {}  # by identity; the number of a request
@@ -75,7 +76,7 @@ class Mirror:
         Args:
             past: requests that have ended. Those that nobody heard of are added.
         """
-        self._known.clear()
+        self._known = IdMap()
         for job, number in self._open.values():
             self._requests.drop(number, owner_of(job.root))
         self._open.clear()

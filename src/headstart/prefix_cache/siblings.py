@@ -58,6 +58,11 @@ class Siblings(Generic[Node]):
         return group[0] if isinstance(group, SortedKeyList) else group
 
     @property
+    def followed(self) -> bool:
+        """Whether there is one. May be asked on any thread."""
+        return not (self._canonical is None and self._derived is None)
+
+    @property
     def branches(self) -> bool:
         """Whether at least two of them are canonical."""
         return isinstance(self._canonical, SortedKeyList)

@@ -37,11 +37,12 @@ from headstart.serving.job import Ticket
 from headstart.serving.kv_store import KvStore
 from headstart.serving.listener import Listener, Listeners
 from headstart.serving.offload import ALL
+from headstart.serving.portions import LongWork
 from headstart.serving.prompt_maker import PromptMaker
 from headstart.serving.request import Event, Request, Sink
 from headstart.serving.scheduler import Outcome, Scheduler
 from headstart.serving.shared_preload import Preload
-from headstart.serving.stored import CachedChains
+from headstart.serving.stored import CachedChains, copied
 from headstart.serving.turn import ReturnedTurn, Turn
 from headstart.tiers.disk import Disk, StoredModel
 from headstart.tiers.disk_tier import DiskTier
@@ -354,14 +355,17 @@ class Runtime:
         self._watchers.append(watcher)
 
     def listen(self, listener: Listener) -> list[Entry]:
-        """Adds a listener. Returns what is stored at this moment. Thread-safe; waits for the current step."""
+        """Adds a listener, and returns what is stored. Thread-safe; waits for some steps.
 
-        def add() -> list[Entry]:
+        Entries that come or leave meanwhile may be in the list or not: the listener hears of them.
+        """
+
+        def add() -> LongWork[list[Entry]]:
             listener.begin(self._mode)
             self.listeners.add(listener)
-            return list(self.cache.index)
+            return (yield from copied(self.cache.index))
 
-        return self.scheduler.call(add).result()
+        return self.scheduler.carry_out(add()).result()
 
     def unlisten(self, listener: Listener) -> None:
         """Removes a listener. Thread-safe; waits for the current step."""

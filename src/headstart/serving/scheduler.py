@@ -33,6 +33,7 @@ from headstart.serving.cache import Cache
 from headstart.serving.engine_thread import EngineThread
 from headstart.serving.expiry import Expiry
 from headstart.serving.job import Job, Ticket, token_logprob
+from headstart.serving.portions import LongWork, Portions
 from headstart.serving.request import Failed, Report, StopReason, TokenLogprob
 from headstart.serving.shared_audit import SharedAudit
 from headstart.serving.shared_fetch import SharedFetch
@@ -101,6 +102,7 @@ class Scheduler:
         self._clock = clock
         self._inbox: queue.SimpleQueue[Ticket | ReturnedTurn | None] = queue.SimpleQueue()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.portions = Portions(clock)
         self._preloads: queue.SimpleQueue[Preload] = queue.SimpleQueue()
         self._preloading: SharedPreload | None = None
         self._running: list[Job] = []
@@ -171,6 +173,14 @@ class Scheduler:
         self.wake()
         if self._closed:  # the loop may have ended without seeing it
             self._answer_calls()
+        return done
+
+    def carry_out(self, work: LongWork[T]) -> Future[T]:
+        """Does long work on the engine thread, in pieces between its steps."""
+        done = self.portions.add(work)
+        self.wake()
+        if self._closed:  # the loop may have ended without seeing it
+            self.portions.finish()
         return done
 
     def preload(self, preload: Preload) -> None:
@@ -244,6 +254,7 @@ class Scheduler:
                 self._preload()
                 self.expiry.step()
                 self._answer_calls()
+                self.portions.step()
                 self._admit()
                 self._decode()
                 self._prefill()
@@ -256,6 +267,7 @@ class Scheduler:
             self._take_in()  # turns that callers have returned already
             while not self._running and self._clock() < self._settle_until and self.settle.step():
                 pass
+            self.portions.finish()
             self.cache.kv_save.flush(self.slots)
         except Exception:
             log.exception("the KV of the slots could not be saved")
@@ -319,6 +331,8 @@ class Scheduler:
         active = self.cache.store.offload.take_notices()
         active |= self.cache.store.shared_offer.take_answers()
         self.expiry.step()
+        if self.portions.step():
+            return 0.0
         if pause:  # not between two calls of settling, which would save the slot each time
             for slot in self.slots:
                 if self._inbox.empty():

@@ -6,25 +6,30 @@ A *chain* is a prompt from its beginning, as in `headstart cache`; its id is tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from typing import TypeVar
 
 from headstart.errors import Conflict, NotFound, Unavailable
 from headstart.interfaces.tokens import BlockId
 from headstart.names import option
 from headstart.prefix_cache.blocks import checkpoint_id
-from headstart.prefix_cache.index import Entry
+from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.quota import PIN_SHARE
 from headstart.serving.cache import Cache
-from headstart.serving.offload import ALL
+from headstart.serving.portions import LongWork, paced
 from headstart.serving.scheduler import Scheduler
 
 T = TypeVar("T")
 
 PATIENCE = 60.0
 """Most seconds to wait for the engine thread or the disk."""
+FEW = 16
+"""Notices of the disk that are handled in one piece."""
+NOTICES = 512
+"""Most pieces of notices. More wait only if the disk has just failed, and everything on it is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,19 @@ class Deleted:
     disk_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is stored.
+
+    Attributes:
+        entries, tokens: of each owner, without checkpoints.
+    """
+
+    chains: Sequence[CachedChain]
+    entries: Counter[bytes]
+    tokens: Counter[bytes]
+
+
 class CachedChains:
     """Thread-safe. Not for the engine thread, for which all methods wait.
 
@@ -80,29 +98,37 @@ class CachedChains:
 
     def all(self, owner: bytes | None = None, limit: int | None = None) -> list[CachedChain]:
         """One chain for each entry that no other continues, the latest used first. It takes time on the caller's thread."""
-        entries = [entry for entry in self.entries() if owner in (None, entry.owner)]
-        above = {entry.id: entry for entry in entries if not entry.state}
-        states = {entry.parent: entry for entry in entries if entry.state}
-        parents = {entry.parent for entry in above.values()}
-        used = self._cache.store.retention.last_use
-        ends = [(used(entry.id), entry) for entry in above.values() if entry.id not in parents]
-        ends.sort(key=lambda end: (end[0] is None, -(end[0] or 0.0), end[1].id))
-        return [self._chain(entry, above, states) for _, entry in ends[:limit]]
+        return [*self.survey(owner, limit).chains]
+
+    def survey(self, owner: bytes | None = None, limit: int | None = None) -> Survey:
+        """The same chains, and what is stored of whom. It takes time on the caller's thread."""
+        used, tokens, entries = self._cache.store.retention.last_use, Counter[bytes](), Counter[bytes]()
+
+        def ends() -> Iterator[tuple[bool, float, BlockId]]:
+            for entry in paced(self.entries()):
+                if not entry.state:
+                    entries[entry.owner] += 1
+                    tokens[entry.owner] += entry.length
+                    if owner in (None, entry.owner) and not entry.followed:
+                        last = used(entry.id)
+                        yield last is None, -(last or 0.0), entry.id
+
+        found = sorted(ends()) if limit is None else nsmallest(limit, ends())
+        chains = (self._chain(last) for _, _, key in paced(found) if (last := self._index.get(key)) is not None)
+        return Survey(list(chains), entries, tokens)
 
     def entries(self) -> list[Entry]:
         """All stored entries. Others may change them meanwhile."""
-        return self._on_engine(lambda: list(self._index))
+        return self._in_portions(copied(self._index))
 
     def get(self, key: BlockId, owner: bytes | None) -> CachedChain:
         """The chain that ends with this entry."""
 
-        def look() -> CachedChain:
-            self._cache.store.offload.take_notices(ALL)  # of what the disk has done for this caller
-            blocks = {entry.id: entry for entry in self._up(key, owner)}
-            ends = [state for block in blocks if (state := self._index.get(checkpoint_id(block))) is not None]
-            return self._chain(blocks[key], blocks, {state.parent: state for state in ends})
+        def look() -> LongWork[CachedChain]:
+            yield from self._take_notices()  # of what the disk has done for this caller
+            return self._chain(self._up(key, owner)[-1])
 
-        return self._on_engine(look)
+        return self._in_portions(look())
 
     def pin(self, key: BlockId, owner: bytes | None) -> CachedChain:
         """Protects a chain, with its present checkpoints, from eviction.
@@ -138,8 +164,8 @@ class CachedChains:
             Unavailable: also as long as not all chains on disk are known.
         """
 
-        def unpin() -> Future[None]:
-            self._learn_all()
+        def unpin() -> LongWork[Future[None]]:
+            yield from self._learn_all()
             gone = set[BlockId]()
             for entry in reversed(self._up(key, owner)):
                 if any(child.id in self._pins and child.id not in gone for child in self._index.children(entry.id)):
@@ -148,7 +174,7 @@ class CachedChains:
             self._pins.unpin(gone)
             return self._cache.disk.unpin(gone)
 
-        self._wait(self._on_engine(unpin))
+        self._wait(self._in_portions(unpin()))
         return self.get(key, owner)
 
     def delete(self, key: BlockId, owner: bytes | None) -> Deleted:
@@ -160,8 +186,8 @@ class CachedChains:
                 disk are known: others may need its blocks.
         """
 
-        def delete() -> tuple[Deleted, Future[int], Future[None]]:
-            self._learn_all()
+        def delete() -> LongWork[tuple[Deleted, Future[int], Future[None]]]:
+            yield from self._learn_all()
             own: list[Entry] = []
             for entry in reversed(self._up(key, owner)):
                 if any(child.id != (own[-1].id if own else b"") for child in self._index.children(entry.id)):
@@ -177,7 +203,7 @@ class CachedChains:
             deleted = Deleted(len(own), sum(entry.length for entry in own), 0)
             return deleted, self._cache.disk.erase(keys), self._cache.shared.erase(labels)
 
-        deleted, on_disk, shared = self._on_engine(delete)
+        deleted, on_disk, shared = self._in_portions(delete())
         deleted = replace(deleted, disk_bytes=self._wait(on_disk))
         try:
             self._wait(shared)
@@ -189,11 +215,18 @@ class CachedChains:
 
     # ── on the engine thread ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _learn_all(self) -> None:
+    def _take_notices(self) -> LongWork[None]:
+        """Handles the notices of the disk that wait."""
+        for _ in range(NOTICES):
+            if not self._cache.store.offload.take_notices(FEW):
+                return
+            yield
+
+    def _learn_all(self) -> LongWork[None]:
         """Lets the index have all chains on disk. Raises Unavailable if a large folder is still being read."""
         if not self._cache.disk.listed:
             raise Unavailable("The disk is still being read; try again soon.")
-        self._cache.store.offload.take_notices(ALL)
+        yield from self._take_notices()
 
     def _up(self, key: BlockId, owner: bytes | None) -> list[Entry]:
         """The entries of a chain, in order. Raises NotFound."""
@@ -212,17 +245,18 @@ class CachedChains:
 
     # ── on any thread ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _chain(self, last: Entry, above: Mapping[BlockId, Entry], states: Mapping[BlockId, Entry]) -> CachedChain:
+    def _chain(self, last: Entry) -> CachedChain:
         entries: list[Entry] = []
         entry: Entry | None = last
         while entry is not None:
             entries.append(entry)
-            entry = above.get(entry.parent)
+            entry = self._index.get(entry.parent)
         entries.reverse()
         tiers: Counter[str] = Counter()
         for one in entries:
             tiers.update(dict.fromkeys(tuple(one.copies), len(one.tokens)))
-        checkpoints = tuple(states[one.id] for one in entries if one.id in states)
+        states = (self._index.get(checkpoint_id(one.id)) for one in entries)
+        checkpoints = tuple(state for state in states if state is not None)
         used = self._cache.store.retention.last_use(last.id)
         age = None if used is None else max(0.0, self._cache.store.clock() - used)
         uses, pace = self._cache.store.retention.uses(last.id), self._scheduler.pace
@@ -231,6 +265,9 @@ class CachedChains:
 
     def _on_engine(self, function: Callable[[], T]) -> T:
         return self._wait(self._scheduler.call(function))
+
+    def _in_portions(self, work: LongWork[T]) -> T:
+        return self._wait(self._scheduler.carry_out(work))
 
     def _wait(self, done: Future[T]) -> T:
         try:
@@ -242,3 +279,12 @@ class CachedChains:
 def _full(tier: str, budget: str, quota: str) -> Conflict:
     limits = f"{option(budget)} and of a tenant's {option(quota)}"
     return Conflict(f"Pins may fill {PIN_SHARE:.0%} of {limits} ({tier}): unpin another chain first.", code="pins_full")
+
+
+def copied(index: Index) -> LongWork[list[Entry]]:
+    """All entries of an index, for another thread."""
+    found: list[Entry] = []
+    for piece in index.pieces():
+        found += piece
+        yield
+    return found

@@ -6,6 +6,7 @@ Callers reach their own chains only; the operator reaches all, but reads the tex
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -33,14 +34,17 @@ async def chains(request: HttpRequest, limit: Limit = 100, cache_salt: Salt = ""
     runtime, mine = service.ready(), service.owner(request, user, cache_salt)
     owner = None if request.scope["operator"] else mine
 
+    def others(held: Counter[bytes]) -> int:
+        return held.total() - held[mine]
+
     def found() -> dict[str, Any]:
-        shown = runtime.stored.all(owner, limit + 1)
-        others = [entry for entry in runtime.stored.entries() if entry.owner != mine and not entry.state]
+        stored = runtime.stored.survey(owner, limit + 1)
+        shown = stored.chains
         return {
             "object": "list",
             "data": [figures(chain, mine) for chain in shown[:limit]],
             "has_more": len(shown) > limit,
-            "others": {"entries": len(others), "tokens": sum(entry.length for entry in others)},
+            "others": {"entries": others(stored.entries), "tokens": others(stored.tokens)},
         }
 
     return JSONResponse(await asyncio.to_thread(found))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from headstart.api.openapi import ERRORS, EVENTS
@@ -37,7 +37,8 @@ async def events(
     service = service_of(request)
     hub, view = service.hub, View(service.owner(request, user, cache_salt), request.scope["operator"])
     if once:
-        return Response(b"".join(await asyncio.to_thread(hub.once, view)), headers=HEADERS, media_type="text/event-stream")
+        parts = _each(await asyncio.to_thread(hub.once, view))  # one by one: together they may be hundreds of megabytes
+        return StreamingResponse(parts, headers=HEADERS, media_type="text/event-stream")
     woken, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def wake() -> None:
@@ -101,6 +102,11 @@ class EventFeed(Response):
             gone.cancel()
             drain.calls.discard(self)
             await asyncio.to_thread(self._hub.unsubscribe, self._reader)
+
+
+async def _each(parts: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
 
 
 async def _body(send: Send, data: bytes, *, more: bool = True) -> None:
