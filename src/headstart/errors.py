@@ -3,6 +3,7 @@
 HeadstartError
 ├── ConfigError             the set-up is wrong; the message names the remedy; the command line exits with 2
 │   └── ModelError          the model file is missing, broken or unsupported
+│       └── HubError        a model cannot be fetched: no network, no permission, no space on disk, or a wrong hash
 ├── RequestError            one request cannot be served; has the fields of the HTTP error
 │   ├── InvalidRequest      400  the request contradicts itself or the model
 │   ├── ContextTooLong      400  prompt (and reply) exceed the context of a conversation
@@ -45,6 +46,10 @@ class ConfigError(HeadstartError):
 
 class ModelError(ConfigError):
     """The model file is missing, broken or unsupported."""
+
+
+class HubError(ModelError):
+    """A model cannot be fetched. The message is one line and names the remedy."""
 
 
 class RequestError(HeadstartError):

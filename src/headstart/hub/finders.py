@@ -11,7 +11,7 @@ from pathlib import Path
 from headstart.hub.folders import Folders
 from headstart.hub.local_model import LocalModel, ModelSource
 from headstart.hub.quantization import quantization_of
-from headstart.hub.record import FetchRecord
+from headstart.hub.record import FetchRecord, folder_name
 from headstart.hub.reference import parse
 from headstart.hub.variants import Variant, WeightFile, variants
 from headstart.model_names import model_name
@@ -34,6 +34,11 @@ def hugging_face(folders: Folders) -> Iterator[LocalModel]:
         reference = parse(rest.replace("--", "/", 1))
         if kind == "models" and reference is not None:
             yield from _repository(folder, reference.repo, record)
+
+
+def repository_models(folders: Folders, repo: str) -> Iterator[LocalModel]:
+    """Those of one repository in Hugging Face's cache."""
+    return _repository(folders.hub / folder_name(repo), repo, FetchRecord(folders.state, folders.hub))
 
 
 def _repository(folder: Path, repo: str, record: FetchRecord) -> Iterator[LocalModel]:
