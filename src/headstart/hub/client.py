@@ -28,7 +28,7 @@ _MOST_PATH, _MOST_NAME = 1024, 200
 _TIMEOUT = 30.0
 """Seconds without a byte after which a connection is given up."""
 SLICE = 8 << 30
-"""Most bytes of one request. Content delivery networks refuse answers above 50 GB."""
+"""Most bytes of one request. HubContent delivery networks refuse answers above 50 GB."""
 
 
 class Interrupted(Exception):
@@ -53,7 +53,7 @@ class Repository:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class HubContent:
     """The bytes of a file from `start` on. `start` is 0 if the hub cannot continue a file."""
 
     start: int
@@ -108,7 +108,7 @@ class HubClient:
         return Repository(repo, commit, tuple(files))
 
     @contextmanager
-    def content(self, repository: Repository, file: WeightFile, start: int) -> Iterator[Content]:
+    def content(self, repository: Repository, file: WeightFile, start: int) -> Iterator[HubContent]:
         """Asks for a file's bytes from `start` on, at most `SLICE` of them.
 
         Raises:
@@ -128,7 +128,7 @@ class HubClient:
                 hf_raise_for_status(answer)
                 # A server that does not know ranges sends the whole file.
                 begins = start if answer.headers.get("content-range", "").startswith(f"bytes {start}-") else 0
-                yield Content(begins, answer.iter_bytes())
+                yield HubContent(begins, answer.iter_bytes())
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
             explained = self._explained(error, repository.repo)
             if _is_passing(error):
