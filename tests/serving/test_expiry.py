@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import random
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import effort
 from effort import SLOW
 from harness import Pending, ask, assistant, submit, system, user
 from headstart.cli.main import main
@@ -22,9 +24,10 @@ from headstart.config import Settings
 from headstart.interfaces.engine import Shape
 from headstart.interfaces.generation import GenerationParams
 from headstart.interfaces.tokens import as_tokens
-from headstart.prefix_cache.blocks import Chain, root_id
-from headstart.prefix_cache.index import Index
+from headstart.prefix_cache.blocks import Chain, checkpoint_id, root_id
+from headstart.prefix_cache.index import Entry, Index
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
+from headstart.serving import expiry as expiry_module
 from headstart.serving import scheduler, settle
 from headstart.serving.request import Request, Started
 from headstart.serving.runtime import Runtime
@@ -64,7 +67,7 @@ def settled(runtime: Runtime) -> None:
         look, below = runtime.cache.store.terms.look, True
         if isinstance(disk, WriteBehind):
             below = disk._terms_seen == version and abs(disk._looked - clock()) < look
-        told = not (getattr(disk, "_notices", ()) or offload.erased)
+        told = not (getattr(disk, "_notices", ()) or offload.erased or expiry.busy)
         return below and expiry._version == version and expiry.pause > 0 and told
 
     def quiet() -> bool:
@@ -313,6 +316,114 @@ def test_a_slot_knows_how_old_each_of_its_tokens_is(steps: list[tuple[str, int]]
         assert slot.written(start, stop) == min(times[start:stop], default=math.inf)
         assert slot.written() == min(times, default=math.inf)
         assert not slot._buffer[len(slot) :].any(), "what was forgotten is still there"
+
+
+OWNERS = b"alice---", b"bob-----", b"carol---"
+
+
+def chains(blocks: list[tuple[int, int, int]], begin: int = 0) -> Iterator[Entry]:
+    """Chains of three blocks and a checkpoint: of an owner, the first two with an age in days, and the last."""
+    for number, (owner, first, last) in enumerate(blocks, begin):
+        chain = Chain(OWNERS[owner] + bytes(24), 8, as_tokens([number] * 24))
+        for at, age in enumerate((first, first, last)):
+            written = START - age * DAY
+            parent, tokens = chain.parent_of(at), chain.block(at)
+            yield Entry(chain.ids[at], parent, tokens, 8 * at, owner=OWNERS[owner], written=written)
+        state, oldest = checkpoint_id(chain.ids[-1]), START - max(first, last) * DAY
+        yield Entry(state, chain.ids[-1], tokens, 16, state=True, owner=OWNERS[owner], written=oldest)
+
+
+def put(runtime: Runtime, entry: Entry) -> None:
+    store = runtime.cache.store
+    cell = store.memory_budget.take(entry, store.clock(), needed=True)
+    assert cell is not None
+    store.publish(entry, cell, store.clock(), canonical=True)
+
+
+@given(
+    blocks=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 20)), max_size=30),
+    terms=st.dictionaries(st.sampled_from(OWNERS), st.integers(1, 18)),
+    between=st.lists(st.integers(0, 3), max_size=60),
+)
+@effort.examples(120)
+def test_portions_delete_exactly_what_a_whole_pass_deletes(
+    blocks: list[tuple[int, int, int]], terms: dict[bytes, int], between: list[int]
+) -> None:
+    """Whatever comes and goes between them. What comes is younger than any term."""
+    with started(Clock(), None, {"sliceable": False}, settle="off", explain="off", expire=19 * DAY) as runtime:
+        store, expiry, work = runtime.cache.store, runtime.scheduler.expiry, runtime.scheduler.portions
+        later = chains([(number % 3, 0, 0) for number in range(len(between))], 1000)
+
+        def whole() -> None:
+            while work.step():  # the look of the start
+                pass
+            for entry in chains(blocks):
+                put(runtime, entry)
+            for owner, days in terms.items():
+                store.terms.give(owner, days * DAY, START)
+            stays = {entry.id for entry in runtime.cache.index if not store.spent(entry)}
+            expiry._looked = -math.inf
+            expiry.step()
+            changes = iter(between)
+            while work.pending:
+                work._piece()
+                for _ in range(next(changes, 0)):
+                    if (entry := next(later, None)) is not None:
+                        put(runtime, entry)
+                        stays.add(entry.id)
+            gone = {entry.id for entry in chains(blocks)} - stays
+            # A checkpoint goes with its block, which is younger than the oldest text before it or as old.
+            assert {entry.id for entry in runtime.cache.index} == stays
+            assert all(store.retention.last_use(key) is None for key in gone)
+            assert not gone & {*store.retention._ghosts}
+            store.check()
+
+        runtime.scheduler.call(whole).result(60)
+
+
+def test_what_is_due_is_not_loaded_while_a_failing_disk_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can still be read, and nothing can be deleted."""
+    clock, chat = Clock(), [user(marked(0))]
+    with started(clock, tmp_path, settle="off", expire=7 * DAY) as runtime:
+        ask(runtime, chat, max_tokens=4)
+        settled(runtime)
+
+        def fails(*_: object) -> None:
+            raise OSError(errno.EROFS, "read-only")
+
+        monkeypatch.setattr(Disk, "expire", fails)
+        clock.now += 7 * DAY
+        assert ask(runtime, chat, max_tokens=4).report.cached == 0
+        assert stored(tmp_path, [mark(0)])
+    with started(clock, tmp_path, settle="off", expire=7 * DAY) as runtime:
+        assert ask(runtime, chat, max_tokens=4).report.cached == 0
+
+
+def test_nothing_is_loaded_between_two_pieces_of_a_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither into a slot that a request takes meanwhile, nor is anything of it left in the end."""
+    clock = Clock()
+    with started(clock, None, {"slots": 2}, settle="off", explain="off") as runtime:
+        prompt = runtime.text_prompt(f"{mark(0)} " * 40)
+        Pending(runtime, Request(prompt, GenerationParams(max_tokens=0))).answer()
+        settled(runtime)
+        chain, dropped, found = runtime.stored.all()[0], list[bytes](), list[int]()
+        asked = Chain(root_id(runtime.engine.fingerprint, ""), 8, prompt.tokens)
+        drop = expiry_module.Expiry._drop
+
+        def slowly(expiry: expiry_module.Expiry, key: bytes) -> None:
+            drop(expiry, key)
+            dropped.append(key)
+            if len(dropped) == 3:  # on the engine thread, as its next step would
+                held = runtime.scheduler._admission.choose(asked, runtime._mode)
+                restored = runtime.cache.kv_restore.restore(runtime.scheduler.slots[1], asked, held)
+                found.append(-1 if restored is None else restored.plan.start)
+
+        monkeypatch.setattr(expiry_module.Expiry, "_drop", slowly)
+        assert runtime.stored.delete(chain.id, None).entries > 3
+        assert found == [0]
+        settled(runtime)
+        assert kept(runtime.cache, [mark(0)]) == set()
+        assert not runtime.cache.store.barred
 
 
 # ── deleted by somebody's wish ───────────────────────────────────────────────────────────────────────────────────────

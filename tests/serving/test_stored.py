@@ -308,11 +308,11 @@ def test_what_is_being_deleted_is_not_pinned(tmp_path: Path, monkeypatch: pytest
     """The disk deletes a chain that only it has, when a caller pins it."""
     with started(tmp_path) as runtime:
         chain = say(runtime, LONG)
-    erase, erasing, pinning = store.Disk.erase, threading.Event(), threading.Event()
+    erase, erasing, refused = store.Disk.erase, threading.Event(), threading.Event()
 
     def slowly(disk: store.Disk, *arguments: Any, **more: Any) -> Any:
         erasing.set()
-        assert pinning.wait(10)
+        assert refused.wait(10)
         return erase(disk, *arguments, **more)
 
     with started(tmp_path) as runtime:
@@ -320,13 +320,13 @@ def test_what_is_being_deleted_is_not_pinned(tmp_path: Path, monkeypatch: pytest
         deleting = threading.Thread(target=runtime.stored.delete, args=(chain.id, None))
         deleting.start()
         assert erasing.wait(10)
-        disk, ask_for = runtime.cache.disk, runtime.cache.disk.pin
-        monkeypatch.setattr(disk, "pin", lambda keys: (ask_for(keys), pinning.set())[0])
         with pytest.raises(NotFound):
             runtime.stored.pin(chain.id, None)
+        assert ask(runtime, [user(LONG)], max_tokens=1).report.cached == 0, "nor loaded, though its objects are still there"
+        refused.set()
         deleting.join()
         quiet(runtime)
-        assert len(runtime.cache.store.pins) == 0
+        assert len(runtime.cache.store.pins) == len(runtime.cache.store.barred) == 0
 
 
 def test_a_chain_is_deleted_only_when_all_chains_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

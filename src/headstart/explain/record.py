@@ -45,6 +45,7 @@ class Record:
         time: when it ended, by the caller's clock.
         reports: the caller's reports of all choices, by number; one object for all of them.
         written: when it was stored first, in seconds since 1970.
+        ids: of the full blocks of `tokens`.
     """
 
     root: BlockId
@@ -62,6 +63,7 @@ class Record:
     time: float = 0.0
     reports: Mapping[int, object] = field(default_factory=dict)
     written: float = 0.0
+    ids: tuple[BlockId, ...] = ()
 
     @property
     def answer(self) -> Message:

@@ -29,6 +29,8 @@ from headstart.prefix_cache.reuse_sample import ReuseSample
 
 GHOSTS, GHOSTS_PER_ENTRY = 1 << 15, 0.5
 """Most ghosts: this many, or this many for each entry in the tier, whichever is more."""
+GHOSTS_AT_ONCE = 64
+"""Ghosts that are dropped in one piece, when all of them are."""
 STALE = 1.0
 """Least seconds from one round to the next."""
 HAND = 64
@@ -184,12 +186,21 @@ class Retention:
         if parent is not None and parent.id in self._stats:
             self._push(parent)
 
-    def forget_ghosts(self, keys: Iterable[BlockId] | None = None) -> None:
-        """Drops the ghosts of these entries, or all ghosts, because their text was deleted."""
-        for key in list(self._ghosts) if keys is None else keys:
+    def forget_ghosts(self, keys: Iterable[BlockId]) -> None:
+        """Drops the ghosts of these entries, because their text was deleted."""
+        for key in keys:
             stats = self._ghosts.pop(key, None)
             if stats is not None:
                 self._lose(key, stats)
+
+    def forget_all_ghosts(self) -> Iterator[None]:
+        """Drops all ghosts that are there at the beginning, in pieces."""
+        left = len(self._ghosts)
+        while left > 0:
+            for _ in range(min(left, len(self._ghosts), GHOSTS_AT_ONCE)):
+                self._lose(*self._ghosts.popitem(last=False))
+            left -= GHOSTS_AT_ONCE
+            yield
 
     def victim(self, owners: Collection[bytes] = ()) -> Entry | None:
         """The entry to evict next; None if none may go. Does not remove it: call `forget`.

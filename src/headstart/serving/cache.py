@@ -45,7 +45,7 @@ class Cache:
         self.kv_save = KvSave(engine, mode, store, self.checkpoints)
         memory_budget, size = store.memory_budget, engine.shape.kv_bytes_per_token
         self.prefetch = Prefetch(self.disk, memory_budget, store.label, size, lambda: store.clock())
-        self.kv_restore = KvRestore(engine, mode, memory_budget, self.prefetch, self.disk.name)
+        self.kv_restore = KvRestore(engine, mode, memory_budget, self.prefetch, self.disk.name, store.usable)
         self._stateful = mode.traits.stateful
         self._replies_leave = mode.any_cut  # otherwise the KV of replies stays here, and nobody else needs their tokens
         self._block_size = engine.traits.block_size

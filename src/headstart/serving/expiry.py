@@ -1,24 +1,28 @@
 """Expiry: removes entries from memory and the slots when their time is over, or when they were deleted from the disk.
 
-Entries go one by one. Memos that only save milliseconds (tokenised texts, reply tokens, grammars) are cleared as a whole, once
-the oldest of them may be due. Used from the engine thread only.
+Entries go one by one, in portions between the engine's steps. Memos that only save milliseconds (tokenised texts, reply tokens,
+grammars) are cleared as a whole, once the oldest of them may be due. Used from the engine thread only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from headstart.explain.history import History
 from headstart.explain.record import Record
 from headstart.interfaces.engine import Engine
 from headstart.interfaces.tokens import BlockId
-from headstart.prefix_cache.blocks import Chain, checkpoint_id, root_id
+from headstart.prefix_cache.blocks import checkpoint_id, root_id
 from headstart.prefix_cache.index import Entry
 from headstart.prefix_cache.quota import owner_of
 from headstart.prompt.builder import Prompter
 from headstart.serving.cache import Cache
+from headstart.serving.portions import LongWork, Portions
 from headstart.serving.request import Report
 from headstart.serving.settle import Settling
 from headstart.serving.slots import Slot
@@ -26,6 +30,10 @@ from headstart.serving.turn import Turn
 
 RECENT = 1 << 16
 """Most erased entries that are remembered until a notice says whether a user deleted them."""
+DROPS = 8
+"""Entries that are dropped in one piece."""
+LOOKED_AT = 512
+"""Entries that are looked at in one piece."""
 NOTICE = 60.0
 """Seconds after which such a notice would have come. A large catalogue is compared piece by piece."""
 
@@ -46,10 +54,14 @@ class Erasure:
 
 
 class Expiry:
-    """Looks from time to time for entries that must be deleted, and deletes them.
+    """Looks from time to time for entries that must be deleted, and deletes them in portions.
+
+    What is due, or was deleted by a user, is of no use from the moment at which this is known: slots are emptied, memories of
+    texts forget it, and no request loads an entry of it (`KvStore.usable`). Entries and ghosts then go piece by piece.
 
     Args:
         empty: empties a slot.
+        portions: does the pieces.
 
     Attributes:
         wipes: how many times a user has deleted something.
@@ -64,23 +76,29 @@ class Expiry:
         settle: Settling,
         history: History,
         empty: Callable[[Slot], None],
+        portions: Portions,
     ) -> None:
         self._engine = engine
         self._cache = cache
+        self._store = cache.store
         self._terms = cache.store.terms
         self._slots = slots
         self._prompter = prompter
         self._settle = settle
         self._history = history
         self._empty = empty
+        self._portions = portions
         self.wipes = 0
         self._wiped = -math.inf  # when that was last
         self._observers: list[Callable[[Erasure], None]] = []
         self._since = cache.store.wall()  # the time of the oldest memo
         self._recent: set[BlockId] = set()
         self._news = -math.inf  # when the last of them was found
+        self._to_drop: deque[BlockId] = deque()  # barred until they are dropped
         self._read: dict[BlockId, Entry] = {}  # the disk is reading these; they go afterwards
         self._late: set[int] = set()  # slots in use; they are checked afterwards
+        self._walk_again = False  # entries may be due
+        self._under_way: dict[Callable[[], LongWork[None]], Future[None]] = {}
         self._looked, self._version = -math.inf, -1
 
     def observe(self, observer: Callable[[Erasure], None]) -> None:
@@ -90,76 +108,112 @@ class Expiry:
     @property
     def pause(self) -> float:
         """Seconds until the next look; infinite if there is none."""
-        return max(0.0, self._looked + self._terms.look - self._cache.store.wall())
+        return max(0.0, self._looked + self._terms.look - self._store.wall())
 
-    def delete(self, keys: Collection[BlockId]) -> None:
-        """Deletes entries on request of their owner, here, with every trace of them. The caller deletes them from the disk."""
-        self._cache.store.offload.erased.update(keys)
-        self._cache.store.offload.wiped = True
-        self.step()
+    @property
+    def busy(self) -> bool:
+        """Whether something is left of what the last look found."""
+        return bool(self._to_drop or self._read) or not all(done.done() for done in self._under_way.values())
+
+    def delete(self, keys: Set[BlockId]) -> LongWork[None]:
+        """Deletes entries on request of their owner, here, with every trace of them. The caller deletes them from the disk.
+
+        The caller also bars them, from before this begins until the disk has deleted them. At the end nothing is left of them
+        but what the disk is still reading (`busy`).
+        """
+        self._mark(self._store.wall(), keys, hints=True)
+        yield from self._bar_following(keys)
+        for number, key in enumerate(keys, 1):
+            self._drop(key)
+            if number % DROPS == 0:
+                yield
+        yield from self._drop_barred()
+        yield from self._forget_hints()
+
+    def delete_read(self) -> LongWork[None]:
+        """Drops what the disk was reading until now."""
+        self._take_read()
+        yield from self._drop_barred()
 
     def step(self) -> None:
-        """Removes everything that is due now."""
-        offload, now = self._cache.store.offload, self._cache.store.wall()
+        """Begins to remove everything that is due now."""
+        for work, ended in [(work, done) for work, done in self._under_way.items() if done.done()]:
+            del self._under_way[work]
+            ended.result()  # raises what has ended it
+        offload, now = self._store.offload, self._store.wall()
         self._terms.before = min(self._terms.before, now)  # the clock may have been set back
         if offload.erased:
-            self._recent = self._recent | offload.erased if len(self._recent) < RECENT else offload.erased
-            self._drop([entry for key in offload.erased if (entry := self._cache.index.get(key)) is not None])
+            if len(self._recent) >= RECENT:
+                self._recent.clear()
+            self._recent |= offload.erased
+            self._bar(key for key in offload.erased if self._cache.index.get(key) is not None)
             offload.erased, self._news = set(), now
         if offload.wiped or offload.before > self._terms.before:
-            all_old = offload.before > self._terms.before
+            self._walk_again |= offload.before > self._terms.before
             self._terms.before = max(self._terms.before, offload.before)
             self._terms.obeyed, offload.before = max(self._terms.obeyed, offload.before), -math.inf
-            erased, self._recent = self._recent if offload.wiped else set(), set()
+            erased, self._recent = self._recent if offload.wiped else set[BlockId](), set[BlockId]()
             offload.wiped = False
-            self._look(now, erased, hints=True, entries=all_old)
+            self._mark(now, erased, hints=True)
+            self._begin(partial(self._bar_following, erased))
+            self._begin(self._forget_hints)
         elif abs(now - self._looked) >= self._terms.look or self._version != self._terms.version:  # clocks may go back
             self._version, self._since = self._terms.version, min(self._since, now)
             if self._terms.shortest < math.inf:
-                self._look(now, frozenset(), hints=self._since <= self._terms.due(b"", now))
+                hints = self._since <= self._terms.due(b"", now)
+                self._mark(now, frozenset[BlockId](), hints=hints)
+                self._walk_again = True
+                if hints:
+                    self._begin(self._forget_hints)
                 self._terms.forget(now)
             self._looked = now
             if abs(now - self._news) > NOTICE:
                 self._recent = set()
-        self._drop([entry for entry in self._read.values() if not entry.pins])
+        self._take_read()
+        if self._terms.shortest < math.inf:
+            for slot in self._slots:
+                if not slot.busy:
+                    self._leave(slot, now)
         for number in [number for number in self._late if not self._slots[number].busy]:
             self._late.remove(number)
             self._leave(self._slots[number], now)
+        if self._to_drop:
+            self._begin(self._drop_barred)
+        if self._walk_again:
+            self._begin(self._walk)
 
-    def _look(self, now: float, erased: Collection[BlockId], *, hints: bool, entries: bool = True) -> None:
-        """Removes everything that is due, and everything that belongs to entries that a user `erased`.
+    def _begin(self, work: Callable[[], LongWork[None]]) -> None:
+        """Begins work, unless it is under way."""
+        if work not in self._under_way:
+            self._under_way[work] = self._portions.add(work())
 
-        `entries`: whether other entries in memory may be due.
+    def _mark(self, now: float, erased: Set[BlockId], *, hints: bool) -> None:
+        """Empties the slots, and lets the memories of texts forget, where something is due or belongs to entries that a user
+        `erased`. Entries remain, but they are of no use any more.
         """
         if erased:
             self.wipes += 1  # before anything is forgotten: see `passed`
             self._wiped = now
-        index, memory = self._cache.index, self._cache.memory if entries else ()
-        self._drop([entry for key in self._hanging(erased) if (entry := index.get(key)) is not None])
-        here = [entry for key in memory if (entry := index.get(key)) is not None]
-        self._drop([entry for entry in here if self._cache.store.spent(entry)])
         for slot in self._slots:
-            slot.forsaken |= not set(slot.ids).isdisjoint(erased)
+            slot.forsaken |= bool(erased) and not erased.isdisjoint(slot.ids)
             self._leave(slot, now)
         if hints:
             self._since = now
-            self._prompter.clear()
-            self._engine.forget_grammars()
-            self._cache.store.forget_hints()
+        limits: dict[str, float] = {}  # by salt
 
         def due(salt: str, written: float) -> bool:
-            return written <= self._terms.due(owner_of(root_id(self._engine.fingerprint, salt)), now)
+            if salt not in limits:
+                limits[salt] = self._terms.due(owner_of(root_id(self._engine.fingerprint, salt)), now)
+            return written <= limits[salt]
 
         def over(record: Record) -> bool:
             quoted = _quoted(record.reports)
             if due(record.salt, min(record.written, quoted)):
                 return True
-            if not erased:
-                return False
-            return quoted < math.inf or not set(Chain(record.root, index.block_size, record.tokens).ids).isdisjoint(erased)
+            return bool(erased) and (quoted < math.inf or not erased.isdisjoint(record.ids))
 
         def given_up(turn: Turn) -> bool:
-            return due(turn.prompt.salt, turn.written) or not set(turn.ids).isdisjoint(erased)
+            return due(turn.prompt.salt, turn.written) or not erased.isdisjoint(turn.ids)
 
         self._history.forget(over)
         self._settle.forget(given_up)
@@ -167,16 +221,84 @@ class Expiry:
         for observer in self._observers:
             observer(Erasure(due, stay, hints))
 
-    def _hanging(self, erased: Collection[BlockId]) -> set[BlockId]:
-        """Entries that follow one of these and are only in memory, as open tails are."""
-        index, disk, found, above = self._cache.index, self._cache.disk.name, set[BlockId](), list(erased)
+    # ── entries, in pieces ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_read(self) -> None:
+        """Drops soon what nobody reads any more."""
+        for key in [key for key, entry in self._read.items() if not entry.pins]:
+            del self._read[key]
+            self._to_drop.append(key)
+
+    def _bar(self, keys: Iterable[BlockId]) -> None:
+        """Bars entries, and drops them soon."""
+        for key in keys:
+            self._store.barred.add([key])
+            self._to_drop.append(key)
+
+    def _bar_following(self, keys: Collection[BlockId]) -> LongWork[None]:
+        """Drops the entries that follow one of these and are only in memory, as open tails are."""
+        index, disk, seen, above = self._cache.index, self._cache.disk.name, set[BlockId](), list(keys)
         while above:
-            key = above.pop()
-            state = index.get(checkpoint_id(key))
-            after = {entry.id for entry in (*index.children(key), *([state] if state else ())) if disk not in entry.copies}
-            above += after - found
-            found |= after
-        return found
+            for _ in range(min(LOOKED_AT // 8, len(above))):
+                key = above.pop()
+                state = index.get(checkpoint_id(key))
+                after = [entry.id for entry in (*index.children(key), *([state] if state else ())) if disk not in entry.copies]
+                new = [one for one in after if one not in seen]
+                seen.update(new)
+                above += new
+                self._bar(new)
+            yield
+
+    def _drop_barred(self) -> LongWork[None]:
+        while self._to_drop:
+            for _ in range(min(DROPS, len(self._to_drop))):
+                key = self._to_drop.popleft()
+                self._drop(key)
+                self._store.barred.lift([key])
+            yield
+
+    def _walk(self) -> LongWork[None]:
+        """Passes over all entries, and drops those that are due. The owners of many entries are few."""
+        while self._walk_again:
+            self._walk_again = False
+            for piece in self._cache.index.pieces():
+                for first in range(0, len(piece), LOOKED_AT):
+                    now, limits, dropped = self._store.wall(), dict[bytes, float](), 0
+                    for entry in piece[first : first + LOOKED_AT]:
+                        limit = limits.get(entry.owner)
+                        if limit is None:
+                            limit = limits[entry.owner] = self._terms.due(entry.owner, now)
+                        if entry.written <= limit and self._cache.index.get(entry.id) is entry:
+                            self._drop(entry.id)
+                            dropped += 1
+                            if dropped % DROPS == 0:
+                                yield
+                    yield
+
+    def _drop(self, key: BlockId) -> None:
+        """Drops an entry from memory. If the disk is reading it, it goes as soon as the disk has read it.
+
+        If it is due, it also leaves the index: a disk that fails, or hangs, deletes it later.
+        """
+        entry = self._cache.index.get(key)
+        if entry is None:
+            return
+        spent = self._store.spent(entry)
+        if self._cache.memory.name in entry.copies:
+            if not entry.pins:
+                self._store.erase(entry)
+            elif key not in self._read:
+                self._store.barred.add([key])
+                self._read[key] = entry
+                self._store.offload.leave([key])
+        if spent:
+            self._store.offload.gone(key)
+
+    def _forget_hints(self) -> LongWork[None]:
+        """Clears the memos that only save milliseconds, and the ghosts."""
+        self._prompter.clear()
+        self._engine.forget_grammars()
+        yield from self._store.forget_hints()
 
     def late(self, slot: Slot, reports: Mapping[int, object]) -> bool:
         """Whether the request that uses a slot must leave no record. `reports`: of all its choices."""
@@ -201,18 +323,6 @@ class Expiry:
             return
         self._cache.kv_save.save(slot)  # the younger part of it
         self._empty(slot)
-
-    def _drop(self, entries: Sequence[Entry]) -> None:
-        """Drops entries from memory. Those that the disk is reading go as soon as it has read them."""
-        for entry in entries:
-            self._read.pop(entry.id, None)
-            if self._cache.memory.name not in entry.copies:
-                continue
-            if entry.pins:
-                self._read[entry.id] = entry
-                self._cache.store.offload.leave([entry.id])
-            else:
-                self._cache.store.erase(entry)
 
 
 def _quoted(reports: Mapping[int, object]) -> float:

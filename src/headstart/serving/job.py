@@ -194,6 +194,7 @@ class Job:
         """The turn, at `now`. Of a cancelled prompt its record has the tokens that were reached."""
         assert self.slot is not None
         request, reply, (known, siblings) = self.request, self.reply, self.seen
+        ids = tuple(self.slot.ids)
         record = Record(
             self.root,
             request.prompt.text + reply.text,
@@ -209,11 +210,12 @@ class Job:
             time=now,
             reports=self.ticket.reports,
             written=self.slot.now,
+            ids=ids,
         )
         return Turn(
             prompt=request.prompt,
             chain=self.chain,
-            ids=tuple(self.slot.ids),
+            ids=ids,
             reply=reply.text,
             tokens=tuple(reply.delivered()),
             written=self.slot.now,

@@ -5,6 +5,7 @@ Used from the engine thread only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -31,9 +32,18 @@ class KvRestore:
 
     Args:
         below: name of the tier below memory.
+        usable: whether an entry may be loaded. One that must be deleted may not, also if that takes time or fails.
     """
 
-    def __init__(self, engine: Engine, mode: Mode, memory_budget: MemoryBudget, prefetch: Prefetch, below: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        mode: Mode,
+        memory_budget: MemoryBudget,
+        prefetch: Prefetch,
+        below: str,
+        usable: Callable[[Entry], bool],
+    ) -> None:
         self._engine = engine
         self._mode = mode
         self._memory_budget = memory_budget
@@ -41,6 +51,7 @@ class KvRestore:
         self._memory = memory_budget.memory
         self._prefetch = prefetch
         self._below = below
+        self._usable = usable
 
     def ahead(self, plan: Plan, seconds: float) -> bool:
         """Reads entries of a plan to memory, for about `seconds`. True if nothing is left to read, or memory is full."""
@@ -72,7 +83,12 @@ class KvRestore:
         return Restored(plan, {self._memory.name: plan.start - fetched, self._below: fetched})
 
     def _movable(self, plan: Plan) -> Plan:
-        """The part of the plan that can be loaded at once."""
+        """The part of the plan that may be used, and can be loaded at once."""
+        usable = sum(1 for _ in takewhile(self._usable, plan.restore))
+        if plan.state is not None and not self._usable(plan.state):
+            usable = min(usable, len(plan.restore) - 1)
+        if usable < len(plan.restore):
+            plan = self._shortened(plan, max(0, usable))
         while (most := self._memory_budget.movable(plan.restore, plan.state)) < len(plan.restore):
             plan = self._shortened(plan, most)
         return plan
@@ -83,8 +99,8 @@ class KvRestore:
         state: Entry | None = None
         while restore and plan.state is not None and state is None:
             state = self._index.checkpoint(restore[-1].id, canonical_only=self._mode.exact)
-            if state is None:
-                restore = restore[:-1]
+            if state is None or not self._usable(state):
+                restore, state = restore[:-1], None
             elif not state.canonical:
                 canonical = min(canonical, state.start)
         if not restore:

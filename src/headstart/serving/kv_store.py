@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from headstart.explain.fingerprint import ConversationFingerprints
 from headstart.interfaces.engine import Engine
@@ -19,6 +19,7 @@ from headstart.prefix_cache.planner import Mode
 from headstart.prefix_cache.quota import PinLimits
 from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST
 from headstart.prompt.reply_tokens import ReplyTokensMemo
+from headstart.serving.barred import Barred
 from headstart.serving.listener import Listener, NoListener
 from headstart.serving.memory_budget import MemoryBudget
 from headstart.serving.offload import Offload
@@ -43,6 +44,7 @@ class KvStore:
         clock: a monotonic clock in seconds.
         listener: hears what is held and done.
         pins: entries that their owners have pinned.
+        barred: entries that are being deleted.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class KvStore:
         self.clock = clock
         self.wall = wall
         self.terms = Terms() if terms is None else terms
+        self.barred = Barred()
         self.conversation_fingerprints = ConversationFingerprints()
         self.retention = Retention(memory.name, self.index, self._saved_per_byte, by_owner=memory.quota.on)
         limits = PinLimits.of(tenant_memory, memory.budget, engine.shape.transfer_bytes)
@@ -86,6 +89,7 @@ class KvStore:
             self._stored,
             self.pins.found,
             self.pins.left,
+            lambda label: not (label.key in self.barred or self._over(label.owner, label.written)),
             lambda: self.clock(),
         )
         self.shared_offer = SharedOffer(self.index, memory, self.shared, self.label)
@@ -167,7 +171,14 @@ class KvStore:
 
     def spent(self, entry: Entry) -> bool:
         """Whether the time of an entry is over."""
-        return entry.written <= self.terms.due(entry.owner, self.wall())
+        return self._over(entry.owner, entry.written)
+
+    def usable(self, entry: Entry) -> bool:
+        """Whether a request may load an entry: its time is not over, and nobody is deleting it."""
+        return not (entry.id in self.barred or self.spent(entry))
+
+    def _over(self, owner: bytes, written: float) -> bool:
+        return written <= self.terms.due(owner, self.wall())
 
     def erase(self, entry: Entry) -> None:
         """Removes an entry from memory, with its ghost."""
@@ -176,11 +187,11 @@ class KvStore:
         self.retention.forget_ghosts([entry.id] if state is None else [entry.id, state.id])
         self.counters["erased"] += 1
 
-    def forget_hints(self) -> None:
-        """Forgets all ghosts and the fingerprints of conversations."""
-        self.retention.forget_ghosts()
+    def forget_hints(self) -> Iterator[None]:
+        """Forgets the fingerprints of conversations, and all ghosts, in pieces."""
         self.conversation_fingerprints.clear()
         self.disk.keep(())
+        return self.retention.forget_all_ghosts()
 
     def _stored(self, key: BlockId) -> None:
         if self.pins.stored(key):

@@ -49,6 +49,7 @@ class Offload:
         stored: called for each entry that this process has stored on disk.
         pinned: called with all entries that are pinned on disk, when they change.
         lost: called with an entry that the disk has lost and no other tier has.
+        usable: whether an object of the disk may be used: not if it must be deleted.
 
     Attributes:
         writing: entries that were offered and not answered yet.
@@ -68,6 +69,7 @@ class Offload:
         stored: Callable[[BlockId], None],
         pinned: Callable[[Collection[BlockId]], None],
         lost: Callable[[Entry], None],
+        usable: Callable[[Label], bool],
         clock: Callable[[], float],
     ) -> None:
         self.writing: dict[BlockId, Entry] = {}
@@ -84,6 +86,7 @@ class Offload:
         self._stored = stored
         self._pinned = pinned
         self._lost = lost
+        self._usable = usable
         self._clock = clock
         self._later: deque[tuple[float, Entry]] = deque()
         self._notices: deque[Notice] = deque()
@@ -240,6 +243,8 @@ class Offload:
         return entry
 
     def _appeared(self, label: Label) -> None:
+        if not self._usable(label):
+            return
         if label.start % self._index.block_size == 0 and len(label.tokens) == self._index.block_size:
             tokens, state = as_tokens(label.tokens), label.kind == "state"
             entry = Entry(label.key, label.parent, tokens, label.start, state=state, owner=label.owner, written=label.written)

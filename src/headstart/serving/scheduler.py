@@ -118,7 +118,9 @@ class Scheduler:
         self.shared_fetch = SharedFetch(
             *(engine, cache.store, self._admission, self.shared_audit), stateful=mode.traits.stateful, wake=self.wake
         )
-        self.expiry = Expiry(engine, cache, self.slots, prompter, self.settle, self.history, self._admission.empty)
+        self.expiry = Expiry(
+            engine, cache, self.slots, prompter, self.settle, self.history, self._admission.empty, self.portions
+        )
         self._arriving = 0
         self._returning = 0
         self._lock = threading.Lock()  # of these two

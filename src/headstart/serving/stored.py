@@ -21,6 +21,7 @@ from headstart.prefix_cache.quota import PIN_SHARE
 from headstart.serving.cache import Cache
 from headstart.serving.portions import LongWork, paced
 from headstart.serving.scheduler import Scheduler
+from headstart.tiers.disk import Label
 
 T = TypeVar("T")
 
@@ -186,11 +187,14 @@ class CachedChains:
                 disk are known: others may need its blocks.
         """
 
-        def delete() -> LongWork[tuple[Deleted, Future[int], Future[None]]]:
+        barred, expiry = self._cache.store.barred, self._scheduler.expiry
+
+        def delete() -> LongWork[tuple[Deleted, set[BlockId], Future[int], Future[None]]]:
             yield from self._learn_all()
             own: list[Entry] = []
             for entry in reversed(self._up(key, owner)):
-                if any(child.id != (own[-1].id if own else b"") for child in self._index.children(entry.id)):
+                after = (child.id for child in self._index.children(entry.id) if child.id not in barred)
+                if any(child != (own[-1].id if own else b"") for child in after):
                     break
                 own.append(entry)
             if not own:
@@ -198,13 +202,29 @@ class CachedChains:
             going = self._with_checkpoints(own)
             if any(entry.id in self._pins for entry in going):
                 raise Conflict("This chain is pinned: unpin it first.", code="pinned")
-            keys, labels = {entry.id for entry in going}, [self._cache.store.label(entry, True) for entry in going]
-            self._scheduler.expiry.delete(keys)
+            keys, labels = {entry.id for entry in going}, list[Label]()
             deleted = Deleted(len(own), sum(entry.length for entry in own), 0)
-            return deleted, self._cache.disk.erase(keys), self._cache.shared.erase(labels)
+            barred.add(keys)  # between two pieces nothing brings them back
+            try:
+                for entry in going if self._cache.shared.on else ():
+                    labels.append(self._cache.store.label(entry, True))
+                    yield
+                yield from expiry.delete(keys)
+                return deleted, keys, self._cache.disk.erase(keys), self._cache.shared.erase(labels)
+            except BaseException:
+                barred.lift(keys)
+                raise
 
-        deleted, on_disk, shared = self._in_portions(delete())
-        deleted = replace(deleted, disk_bytes=self._wait(on_disk))
+        def end(keys: set[BlockId]) -> LongWork[None]:
+            yield from self._take_notices()  # of what the disk was writing, and has deleted
+            yield from expiry.delete_read()
+            barred.lift(keys)
+
+        deleted, keys, on_disk, shared = self._in_portions(delete())
+        try:
+            deleted = replace(deleted, disk_bytes=self._wait(on_disk))
+        finally:
+            self._in_portions(end(keys))
         try:
             self._wait(shared)
         except Unavailable as error:
@@ -232,7 +252,7 @@ class CachedChains:
         """The entries of a chain, in order. Raises NotFound."""
         found: list[Entry] = []
         entry = self._index.get(key)
-        if entry is None or entry.state or owner not in (None, entry.owner):
+        if entry is None or entry.state or owner not in (None, entry.owner) or key in self._cache.store.barred:
             raise NotFound("No chain of yours with this id is stored.", param="id", code="chain_not_found")
         while entry is not None:
             found.append(entry)
