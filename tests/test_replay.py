@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from effort import SLOW, examples
 from headstart import replay as simulator
 from headstart.interfaces.tokens import as_tokens
-from headstart.prefix_cache.reuse_model import ReuseModel
-from headstart.replay import HALF_LIFE, OPTIMUM, POLICIES, ReplayCosts, ReplayStats, closed, log2_add, replay, working_set
+from headstart.prefix_cache.index import Entry, Index
+from headstart.prefix_cache.reuse_model import ReuseModel, ReuseStats
+from headstart.replay import HALF_LIFE, OPTIMUM, POLICIES, ReplayCosts, ReplayRetention, closed, log2_add, replay, working_set
 from headstart.traces import Trace, TracedRequest, read, sample
 
 COSTS = ReplayCosts(0.5, 10.0)
@@ -101,24 +102,29 @@ def test_every_policy_is_between_nothing_and_the_optimum(prompts: list[str], roo
 
 @given(st.lists(st.floats(0, 5000), min_size=1, max_size=20))
 def test_heat_is_the_decayed_sum_of_uses(times: list[float]) -> None:
-    first, *others = sorted(times)
-    stats = ReplayStats(1.0, first, 1, heat=first / HALF_LIFE)
-    for now in others:
-        stats.use(now)
-    assert stats.heat == pytest.approx(math.log2(sum(2.0 ** (now / HALF_LIFE) for now in times)))
-    assert (stats.uses, stats.last) == (len(times), max(times))
+    index = Index(1)
+    retention = ReplayRetention("memory", index, lambda _: 1.0, "lfu")
+    entry = Entry(b"a" * 32, b"b" * 32, as_tokens([1]), 0)
+    index.add(entry, "memory", canonical=True)
+    for now in sorted(times):
+        retention.use(entry, now)
+    assert entry.rank == pytest.approx(math.log2(sum(2.0 ** (now / HALF_LIFE) for now in times)))
+    assert (entry.uses, entry.last) == (len(times), max(times))
     assert log2_add(1.0, 1.0) == 2.0
 
 
 def test_policies_rank_by_what_their_names_say() -> None:
     reuse = ReuseModel()
-    fresh, hot, dear = ReplayStats(1.0, 9.0, 1), ReplayStats(1.0, 5.0, 9, heat=10.0), ReplayStats(1e6, 1.0, 1)
-    first = {name: min((fresh, hot, dear), key=lambda stats: policy(stats, reuse, 10.0)) for name, policy in POLICIES.items()}
-    assert first["lru"] is dear
-    assert first["twice"] is dear
-    assert first["lfu"] is not hot
-    assert first["gdsf"] is fresh
-    assert first["value"] is not dear
+    heats = {"fresh": 0.0, "hot": 10.0, "dear": 0.0}
+    known = {"fresh": ReuseStats(1.0, 9.0, 1), "hot": ReuseStats(1.0, 5.0, 9), "dear": ReuseStats(1e6, 1.0, 1)}
+    first = {
+        name: min(known, key=lambda one: policy(known[one], heats[one], reuse, 10.0)) for name, policy in POLICIES.items()
+    }
+    assert first["lru"] == "dear"
+    assert first["twice"] == "dear"
+    assert first["lfu"] != "hot"
+    assert first["gdsf"] == "fresh"
+    assert first["value"] != "dear"
 
 
 class Watched(simulator.SimulatedCache):

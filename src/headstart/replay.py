@@ -17,10 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
+from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.blocks import Chain, root_id
 from headstart.prefix_cache.eviction import Retention
 from headstart.prefix_cache.index import Entry, Index
-from headstart.prefix_cache.reuse_model import RequestTraits, ReuseModel, ReuseStats
+from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits, ReuseHistory, ReuseModel, ReuseStats
 from headstart.traces import Trace, TracedRequest
 
 OPTIMUM = "optimum"
@@ -68,36 +69,22 @@ def working_set(trace: Trace) -> int:
     return len(known) * trace.block_size
 
 
-@dataclass
-class ReplayStats(ReuseStats):
-    """How an entry was used, with what the other policies need.
-
-    Attributes:
-        heat: log2 of the sum of uses at time 0, if the weight of a use halves every `HALF_LIFE`.
-    """
-
-    heat: float = 0.0
-
-    def use(self, now: float) -> None:
-        self.heat = log2_add(self.heat, now / HALF_LIFE)
-        super().use(now)
-
-
 def log2_add(a: float, b: float) -> float:
     """log2(2^a + 2^b)."""
     high, low = max(a, b), min(a, b)
     return high + math.log2(1.0 + 2.0 ** (low - high))
 
 
-EvictionPolicy = Callable[[ReplayStats, ReuseModel, float], float]
-"""Rank of an entry at a time: the lowest is evicted first."""
+EvictionPolicy = Callable[[ReuseHistory, float, ReuseModel, float], float]
+"""Rank of an entry at a time: the lowest is evicted first. The second value is its *heat*: log2 of the sum of its uses at time
+0, if the weight of a use halves every `HALF_LIFE`."""
 
 POLICIES: dict[str, EvictionPolicy] = {
-    "value": lambda stats, reuse, now: reuse.value(stats, now),
-    "gdsf": lambda stats, _, __: stats.heat + math.log2(stats.saved_per_byte),
-    "lfu": lambda stats, _, __: stats.heat,
-    "twice": lambda stats, _, __: stats.last + (1e12 if stats.uses > 1 else 0.0),
-    "lru": lambda stats, _, __: stats.last,
+    "value": lambda stats, _, reuse, now: reuse.value(stats, now),
+    "gdsf": lambda stats, heat, _, __: heat + math.log2(stats.saved_per_byte),
+    "lfu": lambda _, heat, __, ___: heat,
+    "twice": lambda stats, _, __, ___: stats.last + (1e12 if stats.uses > 1 else 0.0),
+    "lru": lambda stats, _, __, ___: stats.last,
 }
 """`value` is the one that headstart uses; the others are for comparison. `gdsf`: greedy dual size frequency, with decayed uses.
 `lfu`: decayed uses only. `twice`: least recently used, but entries with one use before all others. `lru`: least recently
@@ -111,12 +98,38 @@ class ReplayRetention(Retention):
         super().__init__(tier, index, saved_per_byte, by_owner=False)
         self._policy = POLICIES[policy]
 
-    def _first(self, now: float) -> ReuseStats:
-        return ReplayStats(1.0, now, 1, heat=now / HALF_LIFE)
+        self._heats: dict[BlockId, float] = {}  # of entries and ghosts
 
-    def _value(self, stats: ReuseStats, now: float) -> float:
-        assert isinstance(stats, ReplayStats)
-        return self._policy(stats, self._reuse, now)
+    def use(self, entry: Entry, now: float, *, anew: bool = False) -> None:
+        self._heats[entry.id] = self._heated(entry.id, now)
+        super().use(entry, now, anew=anew)
+
+    def refuse(self, entry: Entry, now: float, request_traits: RequestTraits = UNKNOWN_REQUEST) -> None:
+        if self._in_tier(entry.id) is None:
+            self._heats[entry.id] = self._heated(entry.id, now)
+        super().refuse(entry, now, request_traits)
+
+    def outranks(self, newcomer: Entry, victim: Entry, now: float, request_traits: RequestTraits = UNKNOWN_REQUEST) -> bool:
+        before = self._heats.get(newcomer.id)
+        self._heats[newcomer.id] = self._heated(newcomer.id, now)
+        try:
+            return super().outranks(newcomer, victim, now, request_traits)
+        finally:
+            if before is None:
+                del self._heats[newcomer.id]
+            else:
+                self._heats[newcomer.id] = before
+
+    def _heated(self, key: BlockId, now: float) -> float:
+        heat = self._heats.get(key)
+        return now / HALF_LIFE if heat is None else log2_add(heat, now / HALF_LIFE)
+
+    def _lose(self, key: BlockId, ghost: ReuseStats) -> None:
+        super()._lose(key, ghost)
+        del self._heats[key]
+
+    def _value(self, key: BlockId, stats: ReuseHistory, now: float) -> float:
+        return self._policy(stats, self._heats[key], self._reuse, now)
 
 
 def replay(trace: Trace, policy: str, budget: int, costs: ReplayCosts, *, first: int = 0) -> ReplayResult:

@@ -101,10 +101,11 @@ class SameOrderMachine(RuleBasedStateMachine):
         """
         model = ReuseModel()
         model.counts = self.memory._reuse.counts
-        model.learn([*self.memory._stats.values(), *self.memory._ghosts.values()], self.now)
+        model.learn([*self.index, *self.memory._ghosts.values()], self.now)
         self.memory._reuse, self.memory._now, self.memory._learned = model, self.now, self.now
         self.memory._learning = None
-        self.memory._rank(self.memory._stats)
+        for entry in self.index:
+            self.memory._push(entry)
         self.disk.ranks._reuse = ReuseModel()
         self.disk.ranks.learn(self.now)
 

@@ -4,14 +4,15 @@ An entry that was evicted, or was not admitted, leaves a *ghost*: the record of 
 earlier uses still count. So a new entry that is used often is admitted in the end, and one large prompt that is used once never
 is.
 
-Ranks change with time. They are computed again in rounds, the oldest first. Each look for a victim goes on by `HAND` entries,
+Ranks change with time. They are computed again in rounds, the lowest first. Each look for a victim goes on by `HAND` entries,
 like the hand of a clock, so no call looks at all of them. There is at most one round a second. It begins with learning, if the
 reuse model has enough new data. While a round lasts, the rank of an entry is computed again before it is evicted. In a small
 tier, one call ranks all leaves.
 
-So a rank is at most as old as a round: a second, or the time in which one of `HAND` leaves is evicted. It depends on the
-logarithm of the age. Example: an unused conversation is evicted after about 64 hours. A round takes an hour. The rank of a
-conversation of 63 hours is then that of 62 to 63 hours: at most a fortieth of an octave off.
+A round takes a second, or the time in which one of `HAND` leaves is evicted, or twice that if most ranks rise. A rank is at
+most as old as two rounds: a leaf may be near the beginning of one and near the end of the next. It depends on the logarithm of
+the age. Example: an unused conversation is evicted after about 64 hours. A round takes an hour. The rank of a conversation of
+63 hours is then that of 61 to 63 hours: at most a twentieth of an octave off.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 
 from headstart.interfaces.tokens import BlockId
 from headstart.prefix_cache.eviction_order import EvictionOrder
 from headstart.prefix_cache.index import Entry, Index
-from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits, ReuseModel, ReuseStats
+from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, RequestTraits, ReuseHistory, ReuseModel, ReuseStats
 from headstart.prefix_cache.reuse_sample import ReuseSample
 
 GHOSTS, GHOSTS_PER_ENTRY = 1 << 15, 0.5
@@ -46,6 +46,8 @@ ASIDE = 16
 class Retention:
     """What the memory tier keeps and evicts. Times are seconds of one clock that never goes back.
 
+    It writes the part of each `Entry` that says how the entry was used. So an index has one `Retention`.
+
     Args:
         saved_per_byte: seconds of prefill that an entry saves, per byte that it occupies.
         by_owner: whether victims of some owners are asked for.
@@ -56,26 +58,22 @@ class Retention:
         self._index = index
         self._saved = saved_per_byte
         self._reuse = ReuseModel()
-        self._stats: dict[BlockId, ReuseStats] = {}
+        self._count = 0  # entries in the tier
         self._ghosts: OrderedDict[BlockId, ReuseStats] = OrderedDict()
         self._apart: dict[BlockId, int] = {}  # number of entries that follow an id which is not in the tier, such as a root
         self._sample = ReuseSample()
         self._round: Iterator[None] | None = None
-        self._order = EvictionOrder(by_owner=by_owner)
+        self._order: EvictionOrder[Entry] = EvictionOrder(by_owner=by_owner)
         self._now = 0.0
         self._round_began = 0.0
         self._usual = 0.0  # what most entries save: one object for all of them
 
-    def _first(self, now: float) -> ReuseStats:
-        """The statistics of an entry that is used for the first time."""
-        return ReuseStats(1.0, now, 1)
-
-    def _value(self, stats: ReuseStats, now: float) -> float:
+    def _value(self, key: BlockId, stats: ReuseHistory, now: float) -> float:
         """The rank of an entry: the lowest is evicted first."""
         return self._reuse.value(stats, now)
 
     def __len__(self) -> int:
-        return len(self._stats)
+        return self._count
 
     def seen(self, ids: Sequence[BlockId]) -> tuple[int, int]:
         """How many of the first ids of a chain were ever used in this tier, and how many different entries have followed the
@@ -83,56 +81,66 @@ class Retention:
         """
         known, last = 0, None
         for key in ids:
-            stats = self._stats.get(key) or self._ghosts.get(key)
-            if stats is None and self._index.get(key) is None:
+            entry = self._index.get(key)
+            stats = self._ghosts.get(key) if entry is None or not entry.uses else entry
+            if stats is None and entry is None:
                 break
             known, last = known + 1, stats
         return known, -1 if not known else 0 if last is None else last.children
 
     def use(self, entry: Entry, now: float, *, anew: bool = False) -> None:
-        """Counts a use of an entry. The first use admits it to the tier. Callers count a hit for all ancestors too.
+        """Counts a use of a stored entry. The first use admits it to the tier. Callers count a hit for all ancestors too.
 
         Args:
             anew: compute again what the entry saves, because it may have changed.
         """
         self._now = now
-        stats = self._stats.get(entry.id)
-        if stats is None:
-            stats = self._stats[entry.id] = self._revived(entry, now)
-            stats.saved_per_byte = self._saved_per_byte(entry)
-            stats.followers = self._apart.pop(entry.id, 0)
-            self._follow(entry.parent, 1)
+        known = self._index.get(entry.id)
+        if known is None:
+            return
+        if known.uses:
+            self._order.remove(known)
+            self._reuse.returned(known, now)
+            known.last = now
+            known.uses += 1
         else:
-            self._reuse.returned(stats, now)
-            stats.use(now)
-            if anew:
-                stats.saved_per_byte = self._saved_per_byte(entry)
-        self._push(entry)
+            self._admit(known, now)
+            anew = True
+        if anew:
+            known.saved_per_byte = self._saved_per_byte(known)
+        self._push(known)
+
+    def _admit(self, entry: Entry, now: float) -> None:
+        stats = self._revived(entry, now)
+        entry.last, entry.uses = stats.last, stats.uses
+        entry.request_traits, entry.children = stats.request_traits, stats.children
+        entry.followers = self._apart.pop(entry.id, 0)
+        self._sample.put(entry.id, entry)
+        self._count += 1
+        self._follow(entry.parent, 1)
 
     def replied(self, keys: Iterable[BlockId], request_traits: RequestTraits) -> None:
         """Sets the traits of the request that has used these entries last."""
         for key in keys:
-            stats = self._stats.get(key)
-            if stats is not None:
-                stats.request_traits = request_traits
-                entry = self._index.get(key)
-                if entry is not None:
-                    self._push(entry)
+            entry = self._index.get(key)
+            if entry is not None and entry.uses:
+                entry.request_traits = request_traits
+                self._push(entry)
 
     def request_traits(self, key: BlockId) -> RequestTraits:
         """The traits that `replied` has set."""
-        stats = self._stats.get(key)
-        return UNKNOWN_REQUEST if stats is None else stats.request_traits
+        entry = self._in_tier(key)
+        return UNKNOWN_REQUEST if entry is None else entry.request_traits
 
     def last_use(self, key: BlockId) -> float | None:
         """When an entry of the tier was used last. May be called on any thread."""
-        stats = self._stats.get(key)
-        return None if stats is None else stats.last
+        entry = self._in_tier(key)
+        return None if entry is None else entry.last
 
     def uses(self, key: BlockId) -> int | None:
         """How often an entry of the tier was used. May be called on any thread."""
-        stats = self._stats.get(key)
-        return None if stats is None else stats.uses
+        entry = self._in_tier(key)
+        return None if entry is None else entry.uses
 
     def soon(self, count: int, owners: Collection[bytes] = ()) -> list[Entry]:
         """About the next entries to be evicted, in order. May be called on any thread.
@@ -140,17 +148,16 @@ class Retention:
         Args:
             owners: those above their quota. Their entries go first.
         """
-        found = (self._index.get(key) for key in self._order.soon(count, owners) if self._may_go(key))
-        return [entry for entry in found if entry is not None]
+        return [entry for entry in self._order.soon(count, owners) if self._may_go(entry)]
 
     def is_leaf(self, key: BlockId) -> bool:
         """Whether an entry has no children in the tier."""
-        stats = self._stats.get(key)
-        return not (self._apart.get(key) if stats is None else stats.followers)
+        entry = self._in_tier(key)
+        return not (self._apart.get(key) if entry is None else entry.followers)
 
     def keep(self, entry: Entry) -> None:
         """An entry of the tier is `kept` from now on."""
-        self._order.remove(entry.id)
+        self._order.remove(entry)
 
     def release(self, entry: Entry) -> None:
         """An entry of the tier is no longer `kept`."""
@@ -159,14 +166,17 @@ class Retention:
     def outranks(self, newcomer: Entry, victim: Entry, now: float, request_traits: RequestTraits = UNKNOWN_REQUEST) -> bool:
         """Whether `newcomer`, if admitted now, would rank at least as high as `victim`."""
         ghost = self._ghosts.get(newcomer.id)
-        stats = self._first(now) if ghost is None else replace(ghost)
+        stats = ReuseStats(1.0, now, 1) if ghost is None else replace(ghost)
         if ghost is not None:
             stats.use(now)
         stats.saved_per_byte, stats.request_traits = self._saved(newcomer), request_traits
-        return self._value(stats, now) >= self._value(self._stats[victim.id], now)
+        return self._value(newcomer.id, stats, now) >= self._value(victim.id, victim, now)
 
     def refuse(self, entry: Entry, now: float, request_traits: RequestTraits = UNKNOWN_REQUEST) -> None:
-        """Counts the use of an entry that was not admitted."""
+        """Counts the use of an entry that was not admitted. If the tier has an older copy of it, that one is used."""
+        if self._in_tier(entry.id) is not None:
+            self.use(entry, now)
+            return
         self._now = now
         stats = self._revived(entry, now)
         stats.request_traits = request_traits
@@ -174,16 +184,18 @@ class Retention:
 
     def forget(self, entry: Entry) -> None:
         """Removes an entry that has left the tier; its ghost stays."""
-        stats = self._stats.pop(entry.id, None)
-        if stats is None:
+        if not entry.uses:
             return
-        self._add_ghost(entry.id, stats)
-        self._order.remove(entry.id)
-        if stats.followers:
-            self._apart[entry.id], stats.followers = stats.followers, 0
+        self._order.remove(entry)
+        ghost = ReuseStats(entry.saved_per_byte, entry.last, entry.uses, entry.request_traits, entry.children)
+        if entry.followers:
+            self._apart[entry.id] = entry.followers
+        entry.uses = entry.followers = 0
+        self._count -= 1
+        self._add_ghost(entry.id, ghost)
         self._follow(entry.parent, -1)
-        parent = self._index.get(entry.parent)
-        if parent is not None and parent.id in self._stats:
+        parent = self._in_tier(entry.parent)
+        if parent is not None:
             self._push(parent)
 
     def forget_ghosts(self, keys: Iterable[BlockId]) -> None:
@@ -219,11 +231,11 @@ class Retention:
     def _lowest(self, owners: Collection[bytes]) -> Entry | None:
         """The entry that goes next. While ranks may be old, its own is computed again. If it rose, another may go first."""
         for _ in range(TRIES if self._round else 1):
-            key = self._order.lowest(owners, self._may_go)
-            if key is None or not self._round or self._value(self._stats[key], self._now) <= self._order.rank(key):
+            entry = self._order.lowest(owners, self._may_go)
+            if entry is None or not self._round or (rank := self._rank(entry)) <= (entry.rank or 0.0):
                 break
-            self._rank([key])
-        return None if key is None else self._index.get(key)
+            self._order.push(entry, rank)
+        return entry
 
     def _move_hand(self) -> None:
         """A bounded part of the work that ranks need."""
@@ -235,47 +247,49 @@ class Retention:
     def _ranking(self) -> Iterator[None]:
         """A round, in steps: learning if it is due, then ranking all leaves again."""
         if self._reuse.due:
-            everything = chain(self._stats.items(), self._ghosts.items())
-            sample = self._sample.drawn(len(self._stats) + len(self._ghosts), everything)
+            sample = self._sample.drawn(self._count + len(self._ghosts), self._everything())
             yield from self._reuse.learning(sample, self._now, self._sample.weight)
-
-        def rank(key: BlockId) -> float:
-            return self._value(self._stats[key], self._now)
-
         if len(self._order) <= AT_ONCE:
-            self._order.renew_all(rank)
+            self._order.renew_all(self._rank)
             return
-        for left in range(len(self._order), 0, -HAND):
-            self._order.renew(min(HAND, left), rank)
+        while self._order.renew(HAND, self._rank):
             yield
 
-    def _return(self, keys: Iterable[BlockId]) -> bool:
+    def _everything(self) -> Iterator[tuple[BlockId, ReuseHistory]]:
+        """All ghosts, and the entries in the tier: leaves and what is before them. Those that only kept entries follow are
+        left out.
+        """
+        yield from self._ghosts.items()
+        passed = set[BlockId]()
+        for leaf in self._order:
+            entry: Entry | None = leaf
+            while entry is not None and entry.id not in passed:
+                passed.add(entry.id)
+                yield entry.id, entry
+                entry = self._in_tier(entry.parent)
+
+    def _return(self, entries: Iterable[Entry]) -> bool:
         """Puts leaves into the order again that may go now. Whether there are any."""
-        found = [key for key in keys if self._may_go(key)]
-        self._rank(found)
+        found = [entry for entry in entries if self._may_go(entry)]
+        for entry in found:
+            self._push(entry)
         return bool(found)
 
-    def _rank(self, keys: Iterable[BlockId]) -> None:
-        """Computes the ranks of leaves again."""
-        for key in keys:
-            entry = self._index.get(key)
-            if entry is not None:
-                self._push(entry)
-
-    def _may_go(self, key: BlockId) -> bool:
+    def _in_tier(self, key: BlockId) -> Entry | None:
         entry = self._index.get(key)
-        return entry is not None and self._tier in entry.copies and not (entry.pins or entry.kept)
+        return entry if entry is not None and entry.uses else None
+
+    def _may_go(self, entry: Entry) -> bool:
+        return self._tier in entry.copies and not (entry.pins or entry.kept)
 
     def _revived(self, entry: Entry, now: float) -> ReuseStats:
         """The statistics of an entry that is used now and is not in the tier. Its ghost, if it has one, is removed."""
         stats = self._ghosts.pop(entry.id, None)
         if stats is None:
-            before = self._stats.get(entry.parent) or self._ghosts.get(entry.parent)
-            if before is not None and not entry.state and len(entry.tokens) == self._index.block_size:
+            before = self._in_tier(entry.parent) or self._ghosts.get(entry.parent)
+            if before is not None and not entry.state and entry.length == self._index.block_size:
                 before.children += 1
-            stats = self._first(now)
-            self._sample.add(entry.id, stats)
-            return stats
+            return ReuseStats(1.0, now, 1)
         self._reuse.returned(stats, now)
         stats.use(now)
         return stats
@@ -283,7 +297,8 @@ class Retention:
     def _add_ghost(self, key: BlockId, stats: ReuseStats) -> None:
         self._reuse.left()
         self._ghosts[key] = stats
-        most = max(GHOSTS, GHOSTS_PER_ENTRY * len(self._stats))
+        self._sample.put(key, stats)
+        most = max(GHOSTS, GHOSTS_PER_ENTRY * self._count)
         for _ in range(min(2, len(self._ghosts) - int(most))):  # two, so that they become fewer as the tier shrinks
             self._lose(*self._ghosts.popitem(last=False))
 
@@ -292,11 +307,13 @@ class Retention:
         self._reuse.lost(ghost, self._now)
         self._sample.discard(key)
 
+    def _rank(self, entry: Entry) -> float:
+        return self._value(entry.id, entry, self._now)
+
     def _push(self, entry: Entry) -> None:
         """Puts an entry into the order, if it is a leaf that may be evicted."""
-        stats = self._stats[entry.id]
-        if not (stats.followers or entry.kept):
-            self._order.push(entry.id, self._value(stats, self._now), stats.last, entry.start, entry.owner)
+        if not (entry.followers or entry.kept):
+            self._order.push(entry, self._value(entry.id, entry, self._now))
 
     def _saved_per_byte(self, entry: Entry) -> float:
         saved = self._saved(entry)
@@ -306,11 +323,11 @@ class Retention:
 
     def _follow(self, parent: BlockId, count: int) -> None:
         """Counts an entry that follows `parent` in the tier, or (-1) does no longer."""
-        stats = self._stats.get(parent)
-        if stats is not None:
-            stats.followers += count
-            if stats.followers == 1:
-                self._order.remove(parent)
+        entry = self._in_tier(parent)
+        if entry is not None:
+            entry.followers += count
+            if entry.followers == 1:
+                self._order.remove(entry)
         elif followers := self._apart.get(parent, 0) + count:
             self._apart[parent] = followers
         else:

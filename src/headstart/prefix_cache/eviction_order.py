@@ -9,13 +9,12 @@ Example: a tier holds the chain A ─▶ B ─▶ C and the chain A ─▶ D. On
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from itertools import chain, islice
-
-from sortedcontainers import SortedList
+from typing import Generic
 
 from headstart.interfaces.tokens import BlockId
+from headstart.prefix_cache.ranked_leaves import LeafT, Place, RankedLeaves, place_of
 
 SOON = 64
 """Leaves that are looked at for each entry that `EvictionOrder.soon` returns."""
@@ -23,96 +22,99 @@ SOON = 64
 NEAR = 0.01
 """Part of a rank by which it may be wrong, so that a leaf is moved only if it matters."""
 
-_RankedLeaf = tuple[float, float, int, BlockId, bytes]
-# Rank, last use, minus the position (of equals the deeper one goes first), id, owner.
 
-
-class EvictionOrder:
-    """The entries of a tier that may be evicted, the next one first. It knows no entries, only ids. Memory uses it; the disk
-    has the same order in its catalogue (`tiers/disk/ranks`).
+class EvictionOrder(Generic[LeafT]):
+    """The entries of a tier that may be evicted, the next one first. Memory uses it; the disk has the same order in its
+    catalogue (`tiers/disk/ranks`).
 
     An entry is a *leaf* if it has no children in the tier. Only leaves may be evicted: callers `push` leaves only, and `remove`
-    an entry when it leaves the tier or gets a child. Each call costs O(log n) at most.
+    an entry when it leaves the tier or gets a child, and before its last use changes. Each call costs O(log n) at most.
 
     Args:
         by_owner: whether `lowest` and `soon` are asked for owners.
     """
 
     def __init__(self, *, by_owner: bool = True) -> None:
-        self._leaves: OrderedDict[BlockId, _RankedLeaf] = OrderedDict()  # in the order in which they were pushed
-        self._order: SortedList[_RankedLeaf] = SortedList()
-        self._own: dict[bytes, SortedList[_RankedLeaf]] | None = {} if by_owner else None
-        self._aside: dict[BlockId, None] = {}  # leaves that could not go when their turn came; they are not in the lists
+        self._order: RankedLeaves[LeafT] = RankedLeaves()
+        self._own: dict[bytes, RankedLeaves[LeafT]] | None = {} if by_owner else None
+        self._aside: dict[BlockId, LeafT] = {}  # leaves that could not go when their turn came; they are not in the lists
+        self._count = 0
+        self._hand: Place = ()  # of the leaf that was ranked again last
 
     def __len__(self) -> int:
-        return len(self._leaves)
+        return self._count + len(self._aside)
 
-    def push(self, key: BlockId, rank: float, last: float, start: int, owner: bytes) -> None:
-        """A leaf may be evicted, or its rank has changed. `last`: time of its last use. `start`: its position."""
-        self.remove(key)
-        item = self._leaves[key] = (rank, last, -start, key, owner)
-        self._order.add(item)
+    def __iter__(self) -> Iterator[LeafT]:
+        """All leaves, the next one to be evicted first, and at the end those that are aside."""
+        yield from self._order
+        yield from self._aside.values()
+
+    def push(self, leaf: LeafT, rank: float) -> None:
+        """A leaf may be evicted, or its rank has changed."""
+        self.remove(leaf)
+        leaf.rank = rank
+        self._order.add(leaf)
+        self._count += 1
         if self._own is not None:
-            self._own.setdefault(owner, SortedList()).add(item)
+            self._own.setdefault(leaf.owner, RankedLeaves()).add(leaf)
 
-    def remove(self, key: BlockId) -> None:
-        """An entry has left the tier, or has a child there now."""
-        item = self._leaves.pop(key, None)
-        if item is not None and self._aside.pop(key, item) is item:
-            self._take(item)
+    def remove(self, leaf: LeafT) -> None:
+        """An entry has left the tier, or has a child there now, or will be pushed again."""
+        if leaf.rank is not None:
+            self._take(leaf)
+        elif self._aside:
+            self._aside.pop(leaf.id, None)
 
-    def rank(self, key: BlockId) -> float:
-        """The rank of a leaf when it was pushed."""
-        return self._leaves[key][0]
+    def renew(self, count: int, rank: Callable[[LeafT], float]) -> bool:
+        """Ranks the next `count` leaves again, from the lowest rank up to the highest. Returns whether there are more.
 
-    def renew(self, count: int, rank: Callable[[BlockId], float]) -> None:
-        """Ranks the `count` leaves again that were ranked longest ago. One whose rank is `NEAR` the old keeps its place."""
-        for key, (old, last, depth, _, owner) in list(islice(self._leaves.items(), count)):
-            new = rank(key)
-            if abs(new - old) > NEAR * old:
-                self.push(key, new, last, -depth, owner)
-            else:
-                self._leaves.move_to_end(key)
+        One whose rank is `NEAR` the old one keeps it, and its place. Those that rise are seen again, and no leaf is missed: one
+        whose place changes has just been ranked.
+        """
+        leaves = self._order.after(self._hand, count + 1)
+        more = len(leaves) > count
+        self._hand = place_of(leaves[count - 1]) if more else ()
+        for leaf in leaves[:count]:
+            new, old = rank(leaf), leaf.rank
+            if old is None or abs(new - old) > NEAR * old:
+                self.push(leaf, new)
+        return more
 
-    def renew_all(self, rank: Callable[[BlockId], float]) -> None:
+    def renew_all(self, rank: Callable[[LeafT], float]) -> None:
         """Ranks all leaves again. For each, it takes a third of the time of `renew`."""
-        for key, (_, last, depth, _, owner) in self._leaves.items():
-            self._leaves[key] = (rank(key), last, depth, key, owner)
-        listed = [item for key, item in self._leaves.items() if key not in self._aside]
-        self._order = SortedList(listed)
+        for leaf in self._order:
+            leaf.rank = rank(leaf)
+        self._order = RankedLeaves(self._order)
         if self._own is not None:
-            self._own = {}
-            for item in listed:
-                self._own.setdefault(item[4], SortedList()).add(item)
+            self._own = {owner: RankedLeaves(leaves) for owner, leaves in self._own.items()}
 
-    def lowest(self, owners: Collection[bytes] = (), may_go: Callable[[BlockId], bool] = lambda _: True) -> BlockId | None:
+    def lowest(self, owners: Collection[bytes] = (), may_go: Callable[[LeafT], bool] = lambda _: True) -> LeafT | None:
         """The entry to evict next; None if there is none that `may_go`. It stays in the order. Others that are found on the way
         are set `aside`.
 
         Args:
             owners: if one of their entries may be evicted, it is one of theirs.
         """
-        lowest = None
-        if owners:
-            own = self._own or {}
-            found = (self._first(own[owner], may_go) for owner in owners if owner in own)
-            lowest = min((item for item in found if item is not None), default=None)
-        lowest = lowest or self._first(self._order, may_go)
-        return None if lowest is None else lowest[3]
+        if owners and self._own:
+            found = [self._first(self._own[owner], may_go) for owner in owners if owner in self._own]
+            lowest = min((leaf for leaf in found if leaf is not None), key=place_of, default=None)
+            if lowest is not None:
+                return lowest
+        return self._first(self._order, may_go)
 
     @property
     def any_aside(self) -> bool:
         return bool(self._aside)
 
-    def aside(self, count: int | None = None) -> list[BlockId]:
+    def aside(self, count: int | None = None) -> list[LeafT]:
         """The leaves that were set aside: `count` of them, in turn, or all. They come back when they are pushed."""
-        found = list(islice(self._aside, count))
-        for key in found:
-            del self._aside[key]
-            self._aside[key] = None
+        found = list(islice(self._aside.values(), count))
+        for leaf in found:
+            del self._aside[leaf.id]
+            self._aside[leaf.id] = leaf
         return found
 
-    def soon(self, count: int, owners: Collection[bytes] = ()) -> list[BlockId]:
+    def soon(self, count: int, owners: Collection[bytes] = ()) -> list[LeafT]:
         """About the next `count` entries to be evicted, in order. For any thread: if the lists change meanwhile, an entry
         may be left out.
 
@@ -120,24 +122,28 @@ class EvictionOrder:
             owners: their entries go first.
         """
         own = self._own or {}
-        first = sorted(chain.from_iterable(islice(own.get(owner, ()), count) for owner in owners))
-        others = (item for item in islice(self._order, SOON * count) if item[4] not in owners)
-        return list(dict.fromkeys(item[3] for item in islice(chain(first, others), count)))
+        first = sorted(chain.from_iterable(islice(own.get(owner, ()), count) for owner in owners), key=_sortable)
+        others = (leaf for leaf in islice(self._order, SOON * count) if leaf.owner not in owners)
+        return list({leaf.id: leaf for leaf in islice(chain(first, others), count)}.values())
 
-    def _first(self, items: SortedList[_RankedLeaf], may_go: Callable[[BlockId], bool]) -> _RankedLeaf | None:
-        while items:
-            item = items[0]
-            if may_go(item[3]):
-                return item
-            self._take(item)
-            self._aside[item[3]] = None
-        return None
+    def _first(self, leaves: RankedLeaves[LeafT], may_go: Callable[[LeafT], bool]) -> LeafT | None:
+        while (leaf := leaves.first()) is not None and not may_go(leaf):
+            self._take(leaf)
+            self._aside[leaf.id] = leaf
+        return leaf
 
-    def _take(self, item: _RankedLeaf) -> None:
+    def _take(self, leaf: LeafT) -> None:
         """Takes a leaf out of the lists."""
-        self._order.remove(item)
+        self._order.remove(leaf)
+        self._count -= 1
         if self._own is not None:
-            own = self._own[item[4]]
-            own.remove(item)
+            own = self._own[leaf.owner]
+            own.remove(leaf)
             if not own:
-                del self._own[item[4]]
+                del self._own[leaf.owner]
+        leaf.rank = None
+
+
+def _sortable(leaf: LeafT) -> tuple[float, float]:
+    """Of a leaf that the engine thread may be taking away."""
+    return leaf.rank or 0.0, leaf.last

@@ -28,6 +28,7 @@ from headstart.interfaces.tokens import BlockId, Tokens
 from headstart.prefix_cache.blocks import Chain, checkpoint_id
 from headstart.prefix_cache.id_map import IdMap
 from headstart.prefix_cache.quota import owner_of
+from headstart.prefix_cache.reuse_model import UNKNOWN_REQUEST, ReuseHistory
 from headstart.prefix_cache.siblings import WIDTH, Siblings
 
 TierCopies = Mapping[str, bool]
@@ -43,10 +44,14 @@ def copies_of(copies: Mapping[str, bool]) -> TierCopies:
     return _COPIES.setdefault(key, MappingProxyType(dict(copies))) if found is None else found
 
 
-class Entry(Siblings["Entry"]):
+class Entry(Siblings["Entry"], ReuseHistory):
     """One stored unit: a block, an open tail, or a checkpoint. It heads the siblings that follow it.
 
     Millions of them may be stored, so what they have in common they share, and small things stand in one number.
+
+    What an entry is does not change: `id`, `parent`, `tokens`, `start`, `state`, `owner`. The index alone writes `copies` and
+    `written`. Retention (`eviction`) alone writes how it was used in memory: what it has as a `ReuseHistory`, `followers` and
+    `rank`. These stand in the entry because a table beside it would take more memory than they do.
 
     Attributes:
         packed: its tokens as bytes, as a block's id hashes them.
@@ -60,9 +65,30 @@ class Entry(Siblings["Entry"]):
         owner: whose it is (`quota`); the index sets it.
         written: when its tokens were stored first, in seconds since 1970. For a checkpoint: the earliest time of all tokens
             before it.
+        uses: number of uses, its ghost's included; 0 as long as it is not in memory, and then the history means nothing.
+        followers: number of entries in memory that follow it. It is a leaf without them.
+        rank: its rank as long as it is in the order of eviction.
     """
 
-    __slots__ = ("_marks", "copies", "id", "owner", "packed", "parent", "pins", "start", "state", "written")
+    __slots__ = (
+        "_marks",
+        "children",
+        "copies",
+        "followers",
+        "id",
+        "last",
+        "owner",
+        "packed",
+        "parent",
+        "pins",
+        "rank",
+        "request_traits",
+        "saved_per_byte",
+        "start",
+        "state",
+        "uses",
+        "written",
+    )
 
     def __init__(
         self,
@@ -89,6 +115,10 @@ class Entry(Siblings["Entry"]):
         self._marks = gap << 2 | (_PROTECTED if protected else 0)
         self.owner = owner
         self.written = written
+        self.saved_per_byte = self.last = 0.0
+        self.uses = self.children = self.followers = 0
+        self.request_traits = UNKNOWN_REQUEST
+        self.rank: float | None = None
 
     @property
     def tokens(self) -> Tokens:

@@ -28,6 +28,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,9 @@ _TRAITS = (len(_USES) + 1, len(_REPLY) + 1, 3, len(_NEW) + 1, len(_SIBLINGS) + 1
 siblings."""
 KINDS = math.prod(_TRAITS)
 REQUEST_BUCKETS = KINDS // _TRAITS[0]
+_MANY = _USES[-1]
+_FIRST_KIND = [bisect_right(_USES, uses) * REQUEST_BUCKETS for uses in range(_MANY + 1)]
+"""The kind of bucket 0, by number of uses."""
 
 _HAZARD = np.array([0.05, 0.1, 0.2, 0.3, 0.4])
 """Chance that an interval ends in an octave, by number of uses, without data."""
@@ -51,6 +55,8 @@ _USUAL = -2.0
 _RIDGE_OCTAVE, _RIDGE_TRAIT = 0.5, 1.0
 _PRIOR = 3.0
 """Weight of the fit, in requests, beside a kind's own counts."""
+_HALF = 2.0**-0.5
+"""The middle of the first octave, in seconds."""
 _STEPS, _SMALL = 50, 1e-3
 """Newton's method ends after this many steps, or after a step that is smaller."""
 MEMORY = 1 << 20
@@ -84,8 +90,8 @@ class RequestTraits:
     bucket: int = 0
     weight: float = 0.05
 
-    @classmethod
-    def of(cls, entries: int, *, new: int, siblings: int, reply: int, called: bool | None = None) -> RequestTraits:
+    @staticmethod
+    def of(entries: int, *, new: int, siblings: int, reply: int, called: bool | None = None) -> RequestTraits:
         """The class of a request.
 
         Args:
@@ -101,16 +107,24 @@ class RequestTraits:
             bisect_left(_NEW, new),
             bisect_right(_SIBLINGS, siblings),
         )
-        return cls(int(np.ravel_multi_index(bins, _TRAITS[1:])), 1.0 / max(1, entries))
+        bucket = 0
+        for place, classes in zip(bins, _TRAITS[1:], strict=True):
+            bucket = bucket * classes + place
+        return _traits(bucket, 1.0 / max(1, entries))
+
+
+@lru_cache(4096)
+def _traits(bucket: int, weight: float) -> RequestTraits:
+    """One object for most requests with these values: all their entries have it."""
+    return RequestTraits(bucket, weight)
 
 
 UNKNOWN_REQUEST = RequestTraits()
 """The traits of an unknown request. Its entries have the weight of one of twenty."""
 
 
-@dataclass(slots=True)
-class ReuseStats:
-    """How an entry was used.
+class ReuseHistory:
+    """How an entry was used. An entry in memory has it in itself (`index.Entry`); elsewhere it is a `ReuseStats`.
 
     Attributes:
         saved_per_byte: seconds of prefill that the entry saves, per byte that it occupies.
@@ -118,24 +132,35 @@ class ReuseStats:
         uses: number of uses.
         request_traits: those of the latest request whose traits are known.
         children: number of different entries that have followed it.
-        followers: number of entries that follow it in the tier. It is a leaf without them.
     """
+
+    __slots__ = ()
+    saved_per_byte: float
+    last: float
+    uses: int
+    request_traits: RequestTraits
+    children: int
+
+    @property
+    def kind(self) -> int:
+        uses = self.uses
+        return _FIRST_KIND[uses if uses < _MANY else _MANY] + self.request_traits.bucket
+
+    def age(self, now: float) -> int:
+        """The octave of the seconds since the last use."""
+        seconds = int(now - self.last)
+        return min(seconds.bit_length(), OCTAVES - 1) if seconds > 0 else 0
+
+
+@dataclass(slots=True)
+class ReuseStats(ReuseHistory):
+    """The history of an entry that is not in memory."""
 
     saved_per_byte: float
     last: float
     uses: int
     request_traits: RequestTraits = UNKNOWN_REQUEST
     children: int = 0
-    followers: int = 0
-
-    @property
-    def kind(self) -> int:
-        return bisect_right(_USES, self.uses) * REQUEST_BUCKETS + self.request_traits.bucket
-
-    def age(self, now: float) -> int:
-        """The octave of the seconds since the last use."""
-        seconds = int(now - self.last)
-        return min(seconds.bit_length(), OCTAVES - 1) if seconds > 0 else 0
 
     def use(self, now: float) -> None:
         """Counts a use."""
@@ -157,11 +182,11 @@ class ReuseModel:
         self._ended = self._lasted = np.zeros((KINDS, OCTAVES))
         self._rates: dict[int, list[float]] = {}
 
-    def returned(self, stats: ReuseStats, now: float) -> None:
+    def returned(self, stats: ReuseHistory, now: float) -> None:
         """An entry is used again. Call it before `stats` is updated."""
         self._count(0, stats, now)
 
-    def lost(self, stats: ReuseStats, now: float) -> None:
+    def lost(self, stats: ReuseHistory, now: float) -> None:
         """The ghost of an entry is dropped: its interval stays open."""
         self._count(1, stats, now)
 
@@ -175,12 +200,12 @@ class ReuseModel:
         """Whether there is enough new data for `learn`."""
         return self._news > _FIRST and self._news * _GROWTH > self._intervals
 
-    def learn(self, followed: Iterable[ReuseStats], now: float) -> None:
+    def learn(self, followed: Iterable[ReuseHistory], now: float) -> None:
         """Computes the rates again. `followed`: the entries in the tier, and the ghosts."""
         for _ in self.learning(followed, now):
             pass
 
-    def learning(self, followed: Iterable[ReuseStats], now: float, weight: float = 1.0) -> Iterator[None]:
+    def learning(self, followed: Iterable[ReuseHistory], now: float, weight: float = 1.0) -> Iterator[None]:
         """`learn` in steps of about a millisecond. The rates change in the last one.
 
         Args:
@@ -213,22 +238,27 @@ class ReuseModel:
             (found[kind],) = _rates_of(np.array([kind]), ended, lasted, weights)
         self._ended, self._lasted, self._fit, self._rates = ended, lasted, weights, found
 
-    def rate(self, stats: ReuseStats, now: float) -> float:
+    def rate(self, stats: ReuseHistory, now: float) -> float:
         """Hits per second that keeping an entry from `now` on can give."""
-        row, age = self._rates.get(stats.kind), now - stats.last
+        kind, age = stats.kind, now - stats.last
+        row = self._rates.get(kind)
         if row is None:
-            (row,) = _rates_of(np.array([stats.kind]), self._ended, self._lasted, self._fit)
-            self._rates[stats.kind] = row
-        place = max(0.0, math.log2(age) + 0.5) if age > 0 else 0.0  # a rate is that of the middle of its octave
-        octave = min(int(place), OCTAVES - 2)
-        part = min(place - octave, 1.0)
+            (row,) = _rates_of(np.array([kind]), self._ended, self._lasted, self._fit)
+            self._rates[kind] = row
+        if age <= _HALF:
+            return row[0]
+        place = math.log2(age) + 0.5  # a rate is that of the middle of its octave
+        octave = int(place)
+        if octave > OCTAVES - 2:
+            return row[OCTAVES - 1]
+        part = place - octave
         return row[octave] * (1.0 - part) + row[octave + 1] * part
 
-    def value(self, stats: ReuseStats, now: float) -> float:
+    def value(self, stats: ReuseHistory, now: float) -> float:
         """Seconds of prefill that an entry is expected to save, per byte and second of keeping it from `now` on."""
         return self.rate(stats, now) * stats.saved_per_byte
 
-    def _count(self, row: int, stats: ReuseStats, now: float) -> None:
+    def _count(self, row: int, stats: ReuseHistory, now: float) -> None:
         self.counts[row, stats.kind, stats.age(now)] += stats.request_traits.weight
         self.left()
         if self._intervals > MEMORY:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headstart.interfaces.tokens import BlockId
-from headstart.prefix_cache.reuse_model import ReuseStats
+from headstart.prefix_cache.reuse_model import ReuseHistory
 
 SAMPLE = 16_384
 """Most entries of the sample."""
@@ -30,13 +30,13 @@ class ReuseSample:
 
     def __init__(self) -> None:
         self.weight, self._bound = 1, _bound(1)
-        self._stats: dict[BlockId, ReuseStats] = {}
+        self._stats: dict[BlockId, ReuseHistory] = {}
 
     def __len__(self) -> int:
         return len(self._stats)
 
-    def add(self, key: BlockId, stats: ReuseStats) -> None:
-        """A new entry, or a new ghost. Where an entry becomes a ghost, or comes again, nothing changes."""
+    def put(self, key: BlockId, stats: ReuseHistory) -> None:
+        """Where the statistics of an entry are from now on: in itself, or in its ghost."""
         if key <= self._bound:
             self._stats[key] = stats
             while len(self._stats) > SAMPLE:
@@ -48,12 +48,12 @@ class ReuseSample:
         """An entry and its ghost are gone."""
         self._stats.pop(key, None)
 
-    def drawn(self, total: int, everything: Iterable[tuple[BlockId, ReuseStats]]) -> list[ReuseStats]:
+    def drawn(self, total: int, everything: Iterable[tuple[BlockId, ReuseHistory]]) -> list[ReuseHistory]:
         """The sample. After a tier has shrunk to `total` entries and ghosts, it is drawn again from `everything`."""
         if self.weight > 1 and len(self._stats) < _SCARCE and total <= _REFILL:
             self.weight, self._bound, self._stats = 1, _bound(1), {}
             for key, stats in everything:
-                self.add(key, stats)
+                self.put(key, stats)
         return list(self._stats.values())
 
 
