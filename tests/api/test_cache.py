@@ -141,13 +141,11 @@ def test_in_a_fleet_every_server_that_has_a_chain_does_it() -> None:
         serving(second, wait=False, elsewhere=fleet, **options) as b,
     ):
         fleet.runtimes = [first, second]
-        for server in (a, b):
-            body = {"messages": [{"role": "user", "content": WORDS["bob"]}], "max_tokens": 1}
+        for server, words in ((a, "bob"), (b, "bob"), (b, "alice")):  # at both the same reply to the same words
+            body = {"messages": [{"role": "user", "content": WORDS[words]}], "max_tokens": 1, "temperature": 0}
             assert call(server, "bob", "POST", "/v1/chat/completions", json=body).is_success
-        body = {"messages": [{"role": "user", "content": WORDS["alice"]}], "max_tokens": 1}
-        assert call(b, "bob", "POST", "/v1/chat/completions", json=body).is_success
-        for runtime in fleet.runtimes:
-            wait_until(lambda runtime=runtime: idle(runtime) and not runtime.scheduler.slots[0].dirty)  # type: ignore[misc]
+            for runtime in fleet.runtimes:  # settled, before the next request takes the slot
+                wait_until(lambda runtime=runtime: idle(runtime) and not runtime.scheduler.slots[0].dirty)  # type: ignore[misc]
 
         def settled() -> bool:
             ours, theirs = ({chain["id"] for chain in listed(server, "bob")["data"]} for server in (a, b))
