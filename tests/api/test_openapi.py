@@ -17,10 +17,13 @@ from schemathesis.specs.openapi.checks import (
 
 from effort import SLOW
 from harness import check
+from headstart.api.ollama import routes as ollama
 from headstart.serving.runtime import Runtime
 from headstart.testing.fake_engine import FakeEngine
 from live import serving
 
+MISSING = [*ollama.MISSING]
+"""Routes that answer 501, and say so in the document."""
 EXAMPLES = 1000 if SLOW else 2
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 ENDLESS = ("GET", "/headstart/events")
@@ -36,6 +39,10 @@ ROUTES = [
     ("GET", "/v1/responses/{response_id}"),
     ("DELETE", "/v1/responses/{response_id}"),
     ("GET", "/v1/responses/{response_id}/input_items"),
+    ("POST", "/api/chat"),
+    ("POST", "/api/generate"),
+    ("POST", "/api/show"),
+    *(("GET", path) for path in ("/api/tags", "/api/ps", "/api/version")),
     ("POST", "/completion"),
     ("POST", "/completions"),
     ("POST", "/slots/{slot}"),
@@ -67,7 +74,8 @@ def schema() -> Iterator[Any]:
 
 
 def test_every_route_is_fuzzed(schema: Any) -> None:
-    assert {(found.ok().method.upper(), found.ok().path) for found in schema.get_all_operations()} == {*ROUTES, ENDLESS}
+    described = {(found.ok().method.upper(), found.ok().path) for found in schema.get_all_operations()}
+    assert described == {*ROUTES, *MISSING, ENDLESS}
 
 
 @pytest.mark.parametrize(
@@ -93,6 +101,12 @@ def test_the_document_is_true_and_nothing_is_a_server_error(schema: Any, method:
     run()
 
 
+@pytest.mark.parametrize(("method", "path"), MISSING)
+def test_what_is_missing_is_a_documented_501(schema: Any, method: str, path: str) -> None:
+    case = schema[path][method].Case(path_parameters={"digest": "sha256:0"} if "{" in path else {})
+    assert case.call_and_validate(checks=CHECKS[1:], timeout=30).status_code == 501
+
+
 def test_the_stream_of_events_is_what_the_document_says(schema: Any) -> None:
     method, path = ENDLESS
     case = schema[path][method].Case(query={"once": True})
@@ -116,3 +130,10 @@ def test_a_stream_is_what_the_document_says(schema: Any, path: str, body: dict[s
     case = schema[path]["POST"].Case(body={**body, "stream": True}, media_type="application/json")
     response = case.call_and_validate(checks=CHECKS, timeout=30)
     assert response.headers["content-type"][0].startswith("text/event-stream")
+
+
+@pytest.mark.parametrize(("path", "body"), [("/api/chat", {"messages": HI}), ("/api/generate", {"prompt": "hi"})])
+def test_a_stream_of_lines_is_what_the_document_says(schema: Any, path: str, body: dict[str, Any]) -> None:
+    case = schema[path]["POST"].Case(body={**body, "options": {"num_predict": 4}}, media_type="application/json")
+    response = case.call_and_validate(checks=CHECKS, timeout=30)
+    assert response.headers["content-type"] == ["application/x-ndjson"]

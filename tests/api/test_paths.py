@@ -78,7 +78,6 @@ def test_a_path_means_one_thing(path: str) -> None:
         ("/embeddings", "no embeddings"),
         ("/v1/rerank", "does not rerank"),
         ("/v1/audio/speech", "text only"),
-        ("/api/chat", "Ollama"),
         ("/v1/prop", "Did you mean /props?"),
         ("/v1/props", "Did you mean /props?"),
         ("/v1/chat/completion", "Did you mean /v1/chat/completions?"),

@@ -27,6 +27,7 @@ from headstart.api.incoming import MAX_BODY
 from headstart.api.llama_server import extras
 from headstart.api.llama_server import routes as llama
 from headstart.api.middleware import RequestMiddleware
+from headstart.api.ollama import routes as ollama
 from headstart.api.openai_chat import routes as openai
 from headstart.api.openai_responses import routes as responses
 from headstart.api.openapi import describe
@@ -145,9 +146,8 @@ def create_app(
         )
     if page:
         app.router.routes.extend(web.ROUTES)
-    routers = [
-        dialect.router for dialect in (openai, responses, anthropic, models, llama, extras, explain, cache, events, stats, docs)
-    ]
+    dialects = (openai, responses, anthropic, ollama, llama)
+    routers = [module.router for module in (*dialects, models, extras, explain, cache, events, stats, docs)]
     for router in routers:
         app.include_router(router)
     app.state.paths = tuple(route.path for router in routers for route in router.routes if isinstance(route, Route))

@@ -11,6 +11,8 @@ from headstart.api.anthropic.schema import CountTokensRequest
 from headstart.api.body import load, validate
 from headstart.api.generation import TemplateRequest
 from headstart.api.llama_server import prompt as llama
+from headstart.api.ollama import prompt as ollama
+from headstart.api.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 from headstart.api.openai_chat import prompt as openai
 from headstart.api.openai_responses import prompt as responses
 from headstart.api.openai_responses.schema import ResponsesInput
@@ -21,6 +23,8 @@ from headstart.chat.tenancy import Salting
 from headstart.interfaces.conversation import Conversation
 from headstart.prompt.builder import Prompt
 
+_OLLAMA = frozenset({"options", "format", "think", "raw"})
+"""Fields that only Ollama's bodies have."""
 _BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "document"})
 
 Reader = Callable[[PromptModel, dict[str, Any], Salting], Prompt]
@@ -30,6 +34,8 @@ READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "/v1/chat/completions": openai.of_chat,
         "/v1/completions": openai.of_completion,
+        "/api/chat": ollama.of_chat,
+        "/api/generate": ollama.of_generate,
         "/v1/messages": anthropic.of_messages,
         "/v1/responses": responses.of_response,
         "/completion": llama.of_completion,
@@ -62,6 +68,10 @@ def conversation_of(body: Mapping[str, Any], salting: Salting, stored: Responses
     value = dict(body)
     if _continues_items(body):
         return responses.ResponsesInputReader(stored, salting, validate(ResponsesInput, value)).conversation()[0]
+    if _is_ollama(body):
+        if "messages" in body:
+            return ollama.chat_of(validate(OllamaChatRequest, value), salting)
+        return ollama.generate_of(validate(OllamaGenerateRequest, value), salting)
     if _is_anthropic(body):
         return anthropic.messages_of(validate(CountTokensRequest, value), salting)
     salt = body.get("cache_salt")
@@ -72,6 +82,8 @@ def _route_of(body: Mapping[str, Any]) -> str:
     """The route that a body is for."""
     if _continues_items(body):
         return "/v1/responses"
+    if _is_ollama(body):
+        return "/api/chat" if "messages" in body else "/api/generate"
     if "prompt" in body and "messages" not in body:
         return "/completion"  # its prompts include those of /v1/completions
     return "/v1/messages" if _is_anthropic(body) else "/v1/chat/completions"
@@ -79,6 +91,14 @@ def _route_of(body: Mapping[str, Any]) -> str:
 
 def _continues_items(body: Mapping[str, Any]) -> bool:
     return "input" in body or "previous_response_id" in body
+
+
+def _is_ollama(body: Mapping[str, Any]) -> bool:
+    """Whether the body has a field that only Ollama's bodies have, or a prompt with a system prompt."""
+    if not _OLLAMA.isdisjoint(body) or ("prompt" in body and "system" in body):
+        return True
+    messages = (message for message in _listed(body.get("messages")) if isinstance(message, Mapping))
+    return any("tool_name" in message or "thinking" in message for message in messages)
 
 
 def _is_anthropic(body: Mapping[str, Any]) -> bool:

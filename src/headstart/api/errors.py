@@ -2,6 +2,7 @@
 
 OpenAI      {"error": {"message", "type", "param", "code"}}
 Anthropic   {"type": "error", "error": {"type", "message"}, "request_id"}
+Ollama      {"error": "…"}
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ErrorObject(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The format of errors, except for Anthropic's clients."""
+    """The format of errors, except for the clients of Anthropic and Ollama."""
 
     error: ErrorObject
 
@@ -50,6 +51,12 @@ class AnthropicErrorBody(BaseModel):
     type: Literal["error"]
     error: AnthropicErrorObject
     request_id: str
+
+
+class OllamaErrorBody(BaseModel):
+    """The format of errors for Ollama's clients."""
+
+    error: str
 
 
 class TooLarge(RequestError):
@@ -86,6 +93,15 @@ class MethodNotAllowed(RequestError):
 
 class UnknownRoute(NotFound):
     code = "unknown_route"
+
+
+class NotImplementedHere(RequestError):
+    """A route of another server, for something that this one does not do."""
+
+    quotes = False
+    status = 501
+    type = "not_supported_error"
+    code = "not_supported"
 
 
 # ── formats ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,8 +165,13 @@ def _anthropic_status(error: Exception) -> int:
     return 529 if status == 503 else status
 
 
+def _ollama(error: Exception, request_id: str) -> dict[str, Any]:
+    return {"error": message_of(error)}
+
+
 OPENAI = ErrorFormat(_openai, _status)
 ANTHROPIC = ErrorFormat(_anthropic, _anthropic_status)
+OLLAMA = ErrorFormat(_ollama, _status)
 
 
 def format_of(scope: Scope) -> ErrorFormat:
@@ -158,6 +179,8 @@ def format_of(scope: Scope) -> ErrorFormat:
     path: str = scope["path"]
     if _under("/v1/messages", path):
         return ANTHROPIC
+    if _under("/api", path):
+        return OLLAMA
     asks = any(name == b"anthropic-version" for name, _ in scope["headers"])
     return ANTHROPIC if asks and _under("/v1/models", path) else OPENAI
 

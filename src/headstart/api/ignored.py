@@ -24,7 +24,10 @@ HARMLESS = frozenset(
     "cache_control prompt_cache_key prompt_cache_options prompt_cache_retention prompt_cache_breakpoint id_slot n_cache_reuse "
     "prediction priority keep_alive sse_ping_interval stream_options background_tasks timeout num_retries "
     # options of routers between client and server
-    "api_base api_key base_url custom_llm_provider drop_params litellm_metadata provider route transforms".split()
+    "api_base api_key base_url custom_llm_provider drop_params litellm_metadata provider route transforms "
+    # Ollama's options of how a model is loaded, and of contexts that are cut silently, which none is here
+    "f16_kv logits_all low_vram main_gpu num_batch num_ctx num_gpu num_keep num_thread numa penalize_newline use_mlock "
+    "use_mmap vocab_only".split()
 )
 """Fields that do not change the answer."""
 
@@ -39,9 +42,11 @@ NEUTRAL: Mapping[str, Any] = MappingProxyType(
         "n": 1,
         "repetition_penalty": 1,
         "return_progress": False,
+        "shift": False,
         "skip_special_tokens": True,
         "spaces_between_special_tokens": True,
         "tfs_z": 1,
+        "truncate": False,
         "timings_per_token": False,
         "typ_p": 1,
         "typical_p": 1,

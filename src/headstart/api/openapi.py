@@ -11,9 +11,10 @@ from pydantic.json_schema import models_json_schema
 
 from headstart.api import generation
 from headstart.api.anthropic import schema as anthropic_schema
-from headstart.api.errors import AnthropicErrorBody, ErrorBody
+from headstart.api.errors import AnthropicErrorBody, ErrorBody, OllamaErrorBody
 from headstart.api.llama_server import schema as llama_schema
 from headstart.api.middleware import OPEN
+from headstart.api.ollama import schema as ollama_schema
 from headstart.api.openai_chat import schema
 from headstart.api.openai_responses import schema as responses_schema
 
@@ -55,12 +56,30 @@ ANTHROPIC_STREAMED: dict[int | str, dict[str, Any]] = {
         "content": {"text/event-stream": {"schema": _EVENT}},
     }
 }
+OLLAMA_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": OllamaErrorBody, "description": "The request cannot be served; the message says why."},
+    503: {"model": OllamaErrorBody, "description": "Loading or stopping."},
+}
+OLLAMA_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Lines of JSON, the last of which has `done`; with `stream` false, one object.",
+        "content": {
+            "application/x-ndjson": {"schema": {"type": "string"}},
+            "application/json": {"schema": {"type": "object", "required": ["model", "created_at", "done"]}},
+        },
+    }
+}
+OLLAMA_MISSING: dict[int | str, dict[str, Any]] = {
+    **OLLAMA_ERRORS,
+    501: {"model": OllamaErrorBody, "description": "This server does not do that; the message says what it does instead."},
+}
 BODIES: tuple[type[BaseModel], ...] = (
     *schema.BODIES,
     generation.TemplateRequest,
     *llama_schema.BODIES,
     *responses_schema.BODIES,
     *anthropic_schema.BODIES,
+    *ollama_schema.BODIES,
 )
 _REF = "#/components/schemas/{model}"
 

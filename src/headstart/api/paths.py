@@ -21,9 +21,6 @@ NOT_HERE = {
     "/infill": "This server does no infilling",
     "/audio": "This server reads and writes text only",
     "/images": "This server reads and writes text only",
-    "/api/chat": "This server does not speak Ollama's API; give the client an OpenAI base URL",
-    "/api/generate": "This server does not speak Ollama's API; give the client an OpenAI base URL",
-    "/api/tags": "This server does not speak Ollama's API; give the client an OpenAI base URL",
 }
 """Routes of other servers (and all below them), with `/v1` or without."""
 

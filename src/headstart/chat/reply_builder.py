@@ -19,6 +19,11 @@ from headstart.serving.turn import Turn
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
+def call_id(seed: str, choice: int, index: int) -> str:
+    """The id of a call in a reply, from the seed of the answer, the reply's number and the call's number."""
+    return f"call_{blake3(f'{seed}/{choice}/{index}'.encode()).hexdigest()[:24]}"
+
+
 @dataclass(frozen=True, slots=True)
 class ReplyReader:
     """How the replies to a conversation are parsed.
@@ -48,8 +53,7 @@ class ReplyReader:
         return Parser(self.family, tools=self.conversation.tools if self.tools else (), thinking=self.thinking)
 
     def call_id(self, choice: int, index: int) -> str:
-        digest = blake3(f"{self.seed}/{choice}/{index}".encode()).hexdigest()
-        return f"call_{digest[:24]}"
+        return call_id(self.seed, choice, index)
 
     def complete(self, message: Message) -> dict[str, Any]:
         """The message with the beginning that the caller sent."""

@@ -71,6 +71,8 @@ def anthropic(*messages: Body, **more: Any) -> Body:
     return {"messages": list(messages), "max_tokens": 2, **more}
 
 
+SHORTLY: Body = {"options": {"num_predict": 2}, "stream": False}
+
 BODIES: dict[str, tuple[str, Body]] = {
     "a first turn": (CHAT, chat(said("user", LONG))),
     "several turns": (CHAT, chat(*HISTORY)),
@@ -112,6 +114,23 @@ BODIES: dict[str, tuple[str, Body]] = {
     ),
     "messages prefilled": (MESSAGES, anthropic(said("user", LONG), said("assistant", "The wea"), system=SYSTEM)),
     "messages without /v1": ("/messages", anthropic(said("user", LONG), cache_salt="apart", system=SYSTEM)),
+    "ollama chat": (
+        "/api/chat",
+        {
+            "messages": [
+                *HISTORY,
+                {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {}}}]},
+                {"role": "tool", "tool_name": "weather", "content": "sunny"},
+            ],
+            "tools": [TOOL],
+            "options": {"num_predict": 2},
+            "stream": False,
+            "cache_salt": "apart",
+            "think": False,
+        },
+    ),
+    "ollama prompt": ("/api/generate", {"prompt": LONG, "system": SYSTEM, **SHORTLY}),
+    "ollama raw": ("/api/generate/", {"prompt": f"<|im_start|>user\n{LONG}", "raw": True, **SHORTLY}),
     "responses text": (RESPONSES, {"input": LONG, "max_output_tokens": 2, "store": False}),
     "responses items": (
         RESPONSES,
