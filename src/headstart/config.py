@@ -137,7 +137,13 @@ class Settings:
         ConfigError: a value cannot work.
     """
 
-    model: str = _setting("demo", _MODEL, "Model", "Path of a `.gguf` file, or `demo` for the bundled SmolLM2-135M-Instruct.")
+    model: str = _setting(
+        "demo",
+        _MODEL,
+        "Model",
+        "Path of a `.gguf` file; OWNER/NAME[:QUANTISATION] on Hugging Face's hub, fetched if it is not here; a name that "
+        "`headstart models` lists; or `demo` for the bundled SmolLM2-135M-Instruct.",
+    )
     ctx: int | None = _setting(
         None,
         _whole(1, "TOKENS"),

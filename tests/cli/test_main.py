@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import headstart
 import tiny
-from headstart.cli.foreign import COMMANDS, HINTS, MODEL, SAME, translate
+from headstart.cli.foreign import COMMANDS, HINTS, MODEL, MODEL_FILE, SAME, translate
 from headstart.cli.main import app, main
 from headstart.observe.prefill import PrefillLog
 from headstart.serving.request import Progress, Request
@@ -130,7 +130,8 @@ def test_what_a_user_can_mend(arguments: list[str], mend: str, tiny_model: Path)
         (["--kv-type", "q2"], "f16 or bf16 or q8_0"),
         (["--reuse", "perhaps"], "fast or exact"),
         (["--log-format", "xml"], "console or json"),
-        (["-hf", "ggml-org/gemma-3-1b"], "headstart downloads nothing: download the .gguf file"),
+        (["-hff", "gemma.gguf"], "-hff needs -hf"),
+        (["-mu", "https://example.com/gemma.gguf"], "give OWNER/NAME of its repository"),
         (["--flash-attn=on"], "leave it out: headstart always does that"),
         (["-ctk", "q8_0"], "--kv-type"),
         (["-c"], "-c needs a value"),
@@ -162,13 +163,15 @@ def test_options_of_llama_server() -> None:
     assert translate("serve --ssl-cert-file a --ssl-key-file b".split()) == "serve --tls-cert a --tls-key b".split()
     assert translate("serve -c 0 -ngl auto -a x -a y".split()) == "serve --alias x --alias y".split()
     assert translate("serve -ngl all --gpu-layers 7".split()) == "serve --gpu-layers -1 --gpu-layers 7".split()
+    assert translate("serve -c 9 -hf o/n:Q8_0".split()) == "serve o/n:Q8_0 --ctx 9".split()
+    assert translate("serve --hf-repo o/n --hf-file a/b.gguf".split()) == "serve o/n:a/b.gguf".split()
     for other in ([], ["cache", "-m"], ["doctor", "-c", "5"], ["--help"]):
         assert translate(other) == other
     commands: Any = typer.main.get_command(app)
     for command in COMMANDS:
         options = {option for parameter in commands.commands[command].params for option in parameter.opts}
         assert not options & {*SAME, *HINTS}, "an option of our own means what it says"
-        assert options >= {*SAME.values()} - {MODEL}
+        assert options >= {*SAME.values()} - {MODEL, MODEL_FILE}
 
 
 def test_variables_that_nothing_reads_are_named(tiny_model: Path) -> None:

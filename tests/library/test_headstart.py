@@ -398,12 +398,14 @@ def test_settings_may_be_written_as_on_the_command_line() -> None:
     ("model", "said"),
     [
         (None, "must be the path"),
-        ("Qwen/Qwen3-8B-GGUF", "hf download"),
-        ("https://example.com/model.gguf", "hf download"),
+        ("Qwen/Qwen3-8B-GGUF", "HF_HUB_OFFLINE is set"),
+        ("https://example.com/model.gguf", "OWNER/NAME of a Hugging Face repository"),
         ("models/nothing.gguf", r"or 'demo'\.$"),
+        ("no-such-name", "There is no model 'no-such-name'"),
     ],
 )
-def test_open_says_where_models_come_from(model: Any, said: str) -> None:
+def test_open_says_where_models_come_from(model: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(headstart.HeadstartError, match=said):
         headstart.open(model)
 

@@ -12,10 +12,17 @@ COMMANDS = frozenset({"serve"})
 """Commands that understand options of other servers."""
 MODEL = "MODEL"
 """Stands for the model argument, which has no flag."""
+MODEL_FILE = "FILE"
+"""Stands for the part of the model argument behind the colon."""
 
 SAME = {
     "-m": MODEL,
     "--model": MODEL,
+    "-hf": MODEL,
+    "-hfr": MODEL,
+    "--hf-repo": MODEL,
+    "-hff": MODEL_FILE,
+    "--hf-file": MODEL_FILE,
     "-c": "--ctx",
     "--ctx-size": "--ctx",
     "--max-model-len": "--ctx",
@@ -42,18 +49,16 @@ VALUES = {("--gpu-layers", "all"): "-1"}
 NOTHING = frozenset({("--ctx", "0"), ("--gpu-layers", "auto")})
 """Values that mean: as without the option."""
 
-_DOWNLOAD = "headstart downloads nothing: download the .gguf file, and give its path"
+_URL = "give OWNER/NAME of its repository, or download the .gguf file and give its path"
 _KV = "give --kv-type f16, bf16 or q8_0: one type for keys and values"
 _ALWAYS = "leave it out: headstart always does that"
 _BATCH = "leave it out: the size of calls is chosen so that cached answers are exact"
 HINTS = {
-    "-hf": _DOWNLOAD,
-    "-hfr": _DOWNLOAD,
-    "--hf-repo": _DOWNLOAD,
-    "-hff": _DOWNLOAD,
-    "--hf-file": _DOWNLOAD,
-    "-mu": _DOWNLOAD,
-    "--model-url": _DOWNLOAD,
+    "-mu": _URL,
+    "--model-url": _URL,
+    "-hft": "put the token into HF_TOKEN",
+    "--hf-token": "put the token into HF_TOKEN",
+    "--offline": "set HF_HUB_OFFLINE=1",
     "-ctk": _KV,
     "-ctv": _KV,
     "--cache-type-k": _KV,
@@ -83,10 +88,12 @@ def translate(arguments: Sequence[str]) -> list[str]:
     if not arguments or arguments[0] not in COMMANDS:
         return list(arguments)
     found, rest = [arguments[0]], list(arguments[1:])
+    model, file = "", ""
     while rest:
         argument = rest.pop(0)
         if argument == "--":
-            return [*found, argument, *rest]
+            rest.insert(0, argument)
+            break
         name, equals, value = argument.partition("=")
         if name in HINTS:
             raise ConfigError(f"There is no option {name}: {HINTS[name]}.")
@@ -99,10 +106,15 @@ def translate(arguments: Sequence[str]) -> list[str]:
                 raise ConfigError(f"{name} needs a value.")
             value = rest.pop(0)
         if own == MODEL:
-            found.append(value)
+            model = value
+        elif own == MODEL_FILE:
+            file = value
         elif (own, value) not in NOTHING:
             found += [own, VALUES.get((own, value), value)]
-    return found
+    if file and not model:
+        raise ConfigError("-hff needs -hf: give the repository as OWNER/NAME:FILE.")
+    named = [f"{model.partition(':')[0]}:{file}" if file else model] if model else []
+    return [found[0], *named, *found[1:], *rest]
 
 
 def strange_variables(environment: Iterable[str], known: Iterable[str]) -> list[str]:

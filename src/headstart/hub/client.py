@@ -28,7 +28,7 @@ _MOST_PATH, _MOST_NAME = 1024, 200
 _TIMEOUT = 30.0
 """Seconds without a byte after which a connection is given up."""
 SLICE = 8 << 30
-"""Most bytes of one request. HubContent delivery networks refuse answers above 50 GB."""
+"""Most bytes of one request. Content delivery networks refuse answers above 50 GB."""
 
 
 class Interrupted(Exception):

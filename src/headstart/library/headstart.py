@@ -26,7 +26,10 @@ from headstart.chat.chat_model import ChatModel
 from headstart.chat.reply_builder import FinishReason, ReplyBuilder, ReplyReader
 from headstart.config import Settings, default_cache_dir
 from headstart.engines import registry
+from headstart.engines.model_file import DEMO
 from headstart.errors import Cancelled, ConfigError, InvalidRequest
+from headstart.hub.progress import OnProgress
+from headstart.hub.pull import ignore, resolve
 from headstart.interfaces.conversation import Conversation, Message, ToolChoice
 from headstart.interfaces.generation import GenerationParams
 from headstart.names import suggesting, unknown
@@ -481,7 +484,11 @@ def _choice(given: object) -> ToolChoice:
 
 
 def open(
-    model: str | os.PathLike[str] = "demo", *, progress: Callable[[float], None] | None = None, **settings: Any
+    model: str | os.PathLike[str] = "demo",
+    *,
+    progress: Callable[[float], None] | None = None,
+    on_pull: OnProgress | None = None,
+    **settings: Any,
 ) -> Headstart:
     """Loads a model.
 
@@ -489,23 +496,29 @@ def open(
             print(hs.chat("Hello").text)
 
     Args:
-        model: path of a `.gguf` file, or `demo` for the bundled model.
+        model: path of a `.gguf` file; `OWNER/NAME[:QUANTISATION]` on a hub, fetched if it is not on this machine; another name
+            that `headstart models` lists; or `demo` for the bundled model.
         progress: called with the loaded share, from 0 to 1.
+        on_pull: called with a `PullProgress` while the model is fetched.
         settings: fields of `Settings`. The disk tier is on; `cache_dir=None` turns it off.
 
     Raises:
         ConfigError: a setting does not exist or cannot work; the message names the remedy.
         ModelError: the file is missing, broken or unsupported.
+        HubError: the model cannot be fetched.
     """
     names = [field.name for field in dataclasses.fields(Settings) if field.name != "model"]
     if "no_disk" in settings:
         raise ConfigError("There is no setting no_disk: cache_dir=None stores nothing on disk.")
-    if wrong := unknown("setting", settings, [*names, "progress"]):
+    if wrong := unknown("setting", settings, [*names, "progress", "on_pull"]):
         raise ConfigError(wrong)
     if not isinstance(model, str | os.PathLike):
-        raise ConfigError(f"The model must be the path of a .gguf file, or 'demo', not {model!r:.100}.")
+        raise ConfigError(f"The model must be the path of a .gguf file, a name, or 'demo', not {model!r:.100}.")
     settings.setdefault("cache_dir", default_cache_dir())
-    return load(Settings(model=os.fspath(model), **settings), progress)
+    chosen = Settings(model=os.fspath(model), **settings)
+    if chosen.model != DEMO and not os.path.exists(os.path.expanduser(chosen.model)):
+        chosen = dataclasses.replace(chosen, model=str(resolve(chosen.model, on_pull or ignore).path))
+    return load(chosen, progress)
 
 
 def load(
