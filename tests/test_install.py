@@ -58,7 +58,8 @@ finally:
     missing = doctor()
     assert missing.returncode == 2
     (line,) = missing.stderr.splitlines()
-    assert line.startswith("headstart: llama.cpp cannot be loaded (Shared library with base name 'llama' not found): install")
+    assert line.startswith("headstart: llama.cpp cannot be loaded (there is no library in '")
+    assert "install llama-cpp-python again, or name a library in --llama-lib" in line
     found = doctor(LLAMA_CPP_LIB_PATH=str(folder))
     assert found.returncode == 0, found.stderr
     if sys.platform == "linux":

@@ -186,6 +186,13 @@ class Settings:
         unset="the model's own; chatml if it has none",
     )
     lora: Path | None = _setting(None, _path("FILE"), "Model", "LoRA adapter (`.gguf`).")
+    llama_lib: Path | None = _setting(
+        None,
+        _path("PATH"),
+        "Model",
+        "llama.cpp's own library (`libllama`), or the folder that has it. What it can do is proved at the first load.",
+        unset="the one that llama-cpp-python brings",
+    )
     temperature: float | None = _setting(
         None,
         _up_to(2.0),
@@ -344,6 +351,7 @@ class Settings:
             gpu_layers=self.gpu_layers,
             kv_type=self.kv_type,
             lora=self.lora,
+            llama_lib=self.llama_lib,
             reserve=self.memory_budget,
             exact=self.reuse == "exact",
             state_dir=self.state_dir or default_state_dir(),

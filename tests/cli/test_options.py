@@ -16,6 +16,7 @@ WRITTEN = {
     "model": "a.gguf",
     "chat_template": "own.jinja",
     "lora": "b.gguf",
+    "llama_lib": "libllama.so",
     "cache_dir": "folder",
     "kv_type": "q8_0",
     "reuse": "exact",

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llama_cpp import llama_cpp as lib
 
 import tiny
 from driving import SMALL, empty, export, fill, tokens_of
@@ -22,6 +21,7 @@ from headstart.config import Settings
 from headstart.engines import model_file
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama import identity as llama_identity
+from headstart.engines.llama.binding import lib
 from headstart.errors import ConfigError, EngineError, ModelError
 from headstart.interfaces.engine import GREEDY, Sampling, Span, Step
 from headstart.prompt.builder import Prompter

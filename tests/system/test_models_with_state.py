@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llama_cpp import llama_cpp as lib
 
 import tiny
 from driving import SMALL, checkpoint, empty, export, fill, tokens_of
 from effort import SLOW
 from headstart.engines.llama import LlamaEngine, kv_transfer
 from headstart.engines.llama import part as llama_part
+from headstart.engines.llama.binding import lib
 from headstart.engines.llama.blob import BlobLayout
 from headstart.errors import EngineError
 from headstart.interfaces.engine import KVSegment, Span, Step

@@ -65,7 +65,7 @@ def examine(settings: Settings, seconds: float = 60.0, console: Console | None =
     usable = True
     with Runtime(thread, alone) as runtime:
         table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-        for topic, line in (*machine(), *facts(runtime).items()):
+        for topic, line in (*machine(), *engine_build(), *facts(runtime).items()):
             if topic != "reuse":
                 table.add_row(topic, line)
         table.add_row("traits", _traits(engine))
@@ -184,12 +184,27 @@ def _compute(runtime: Runtime, prompt: Prompt, *, reuse: bool = True) -> tuple[b
 def machine() -> Iterator[tuple[str, str]]:
     """Facts about this machine, by topic."""
     import psutil
-    from llama_cpp import llama_cpp as lib
 
     memory = psutil.virtual_memory()
     cores, threads = count(psutil.cpu_count(logical=False) or 1, "core"), count(psutil.cpu_count() or 1, "thread")
     yield "machine", f"{platform.system()} {platform.machine()}, {cores} ({threads})"
     yield "memory", f"{show_size(memory.total)}, {show_size(memory.available)} of it available"
-    system = lib.llama_print_system_info().decode("utf-8", "replace")
+
+
+def engine_build() -> Iterator[tuple[str, str]]:
+    """Facts about the library of llama.cpp, by topic; none if this process has loaded none."""
+    from headstart.engines.llama.binding import loaded
+    from headstart.engines.llama.library import BINDING, TESTED
+
+    if (found := loaded()) is None:
+        return
+    own, library = found.library, f"the {found.library}"
+    if own.users:
+        library += f", as {BINDING} {own.binding} declares it"
+    proved = "tested" if own.tested else f"proved at its first load, because it is no tested one ({', '.join(TESTED)})"
+    yield "llama.cpp", f"{found.version() or 'of unknown version'}: {library}; {proved}"
+    yield "features", "; ".join(f"no {one.name}: {one.without}" for one in found.lacking) or "all that headstart uses"
+    system = found.module.llama_print_system_info().decode("utf-8", "replace")
     yield "instructions", " ".join(re.findall(r"(\w+) = 1\b", system)) or "none known"
-    yield "GPU", "usable by this engine" if lib.llama_supports_gpu_offload() else "not supported by this build of the engine"
+    offload = found.module.llama_supports_gpu_offload()
+    yield "GPU", "usable by this engine" if offload else "not supported by this build of the engine"

@@ -182,7 +182,7 @@ def demo(
 
 @app.command()
 @takes_settings(
-    *("model", "ctx", "slots", "threads", "gpu_layers", "kv_type", "chat_template", "lora", "memory_budget"),
+    *("model", "ctx", "slots", "threads", "gpu_layers", "kv_type", "chat_template", "lora", "llama_lib", "memory_budget"),
     *("shared", "shared_key_file", "shared_encrypt"),
 )
 def doctor(
@@ -225,7 +225,8 @@ def doctor(
 
 @app.command(epilog=WARM_EPILOG)
 @takes_settings(
-    *("model", "ctx", "threads", "gpu_layers", "kv_type", "chat_template", "lora", "memory_budget", "cache_dir", "disk_budget")
+    *("model", "ctx", "threads", "gpu_layers", "kv_type", "chat_template", "lora", "llama_lib"),
+    *("memory_budget", "cache_dir", "disk_budget"),
 )
 def warm(
     file: Annotated[

@@ -37,13 +37,15 @@ def report(settings: Settings) -> tuple[list[ReportLine], bool]:
     Args:
         settings: for loading the model. Nothing is stored, and nothing is compared.
     """
-    from headstart.cli.doctor import machine
+    from headstart.cli.doctor import engine_build, machine
 
-    lines = [*_versions(), *machine(), *_settings(settings), *_variables(os.environ)]
+    good = True
     try:
-        return [*lines, *_model(settings)], True
+        model = list(_model(settings))
     except HeadstartError as error:
-        return [*lines, ("model", f"{_name(settings.model)} cannot be loaded: {_without_paths(error.with_flags)}")], False
+        good, model = False, [("model", f"{_name(settings.model)} cannot be loaded: {_without_paths(error.with_flags)}")]
+    build = ((topic, _without_paths(text)) for topic, text in engine_build())
+    return [*_versions(), *machine(), *build, *_settings(settings), *_variables(os.environ), *model], good
 
 
 def _versions() -> Iterator[ReportLine]:

@@ -24,6 +24,8 @@ class EngineOptions:
         reserve: bytes of host memory that must stay free beside the model and its slots, because the caller will use them.
             None for what the engine's caller needs at least to store conversations.
         exact: whether decoding must give the same bits every time, even if that makes it slower.
+        llama_lib: the user's library of llama.cpp, or its folder; None for the one that the environment names, or that
+            llama-cpp-python brings.
         state_dir: folder that remembers what was proved of engines and the digests of model files; None remembers nothing.
     """
 
@@ -36,4 +38,5 @@ class EngineOptions:
     lora: Path | None = None
     reserve: int | None = None
     exact: bool = False
+    llama_lib: Path | None = None
     state_dir: Path | None = None

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llama_cpp import llama_cpp as lib
 
 from headstart.config import Settings
 from headstart.engines.llama import LlamaEngine
 from headstart.engines.llama.batch import Batch
+from headstart.engines.llama.binding import lib
 from headstart.engines.llama.identity import devices, work
 from headstart.engines.llama.load import open_model
 from headstart.engines.llama.padding import NO_PADDING, PROCESSORS, TILE, Padding, Work, processor, tiles

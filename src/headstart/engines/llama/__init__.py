@@ -1,5 +1,11 @@
+<<<<<<< HEAD
 """llama.cpp through llama-cpp-python's low-level C API. In reading order: `digest`, `load`, `vocab`, `batch`,
 `padding`, `sampler`, `blob`, `part`, `kv_transfer`, `identity`, `engine`."""
+=======
+"""llama.cpp through llama-cpp-python's low-level C API. In reading order: `file`, `digest`, `library`, `features`,
+`abi`, `binding`, `devices`, `load`, `vocab`, `batch`, `padding`, `sampler`, `blob`, `part`, `kv_transfer`, `identity`,
+`first_load`, `engine`."""
+>>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
 
 import os
 
@@ -7,16 +13,6 @@ import os
 # that send the answer and read the next request. With 2,000 times decoding is as fast (docs/benchmarks.md).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-
-from headstart.errors import ConfigError
-
-try:
-    import llama_cpp as _  # noqa: F401
-except (ImportError, OSError, RuntimeError, AttributeError) as error:
-    raise ConfigError(
-        f"llama.cpp cannot be loaded ({error}): install llama-cpp-python==0.3.36 again, or name the folder of its libraries in "
-        "LLAMA_CPP_LIB_PATH."
-    ) from error
 
 from headstart.engines.llama.engine import LlamaEngine
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llama_cpp import llama_cpp as lib
 
+from headstart.engines.llama.binding import lib
 from headstart.interfaces.engine import Step
 
 

@@ -4,7 +4,7 @@
     partial blob    the same without the KV: state, which cannot be truncated
 
     KV, window      u32 streams, then for each stream: u32 cells: 0, or in the one that holds the sequence
-                        cells × {i32 position, u32 1, [12 bytes of the token, with M-RoPE], i32 sequence}
+                        cells × {i32 position, u32 1, [8 or 12 bytes of the token, with M-RoPE], i32 sequence}
                         u32 v_trans (0), u32 layers
                         layers × K {i32 type, u64 row, cells × row bytes}
                         layers × V {i32 type, u64 row, cells × row bytes}          (as many as the model keeps)
@@ -12,7 +12,7 @@
 
 The KV is that of all tokens. The window is that of the last tokens, as far back as sliding windows see. A *plane* is K or V of
 one layer, and a *row* is one token's bytes in a plane. The KV of `n` tokens is exported as ``[plane][token][row]``: one buffer
-in which each plane is contiguous. If cells have 12 bytes of the token, these come first.
+in which each plane is contiguous. If cells have bytes of the token, these come first.
 
     checkpoint      u32 length of the sequence, u32 cells of the window, the window's KV exported as above, recurrence
 

@@ -13,21 +13,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from blake3 import blake3
-from llama_cpp import llama_cpp as lib
 
+<<<<<<< HEAD
 from headstart.engines import machine, model_file, proof
 from headstart.engines.constraint import Grammars
 from headstart.engines.llama import identity as llama_identity
 from headstart.engines.llama import kv_transfer
+=======
+from headstart.engines.constraint import Grammars
+from headstart.engines.llama import file as llama_file
+from headstart.engines.llama import first_load, kv_transfer, machine
+from headstart.engines.llama import identity as llama_identity
+>>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
 from headstart.engines.llama import load as llama_load
 from headstart.engines.llama import log as llama_log
 from headstart.engines.llama.batch import Batch
+from headstart.engines.llama.binding import lib, ready
 from headstart.engines.llama.digest import digest
 from headstart.engines.llama.padding import NO_PADDING, TILE, Padding
 from headstart.engines.llama.part import LayoutError
@@ -45,10 +50,6 @@ BLOCK_SIZE = TILE
 """llama.cpp changes its attention kernels at 64 tokens a call, and its tiles are 64 cells."""
 _READ, _LOADED = 0.2, 0.4  # progress when the files are digested, and when the weights are loaded; the rest is proofs
 _LAYOUT_TOKENS = 5
-_SOURCES = blake3(
-    b"".join(path.read_bytes() for path in sorted([Path(proof.__file__), *Path(__file__).parent.glob("[!.]*.py")]))
-).hexdigest()
-"""Digest of the code of this package, which moves KV, and of the proof that it moves KV exactly."""
 
 
 class LlamaEngine(Engine):
@@ -96,11 +97,18 @@ class LlamaEngine(Engine):
 
         Raises:
             ModelError: the model or adapter is missing, broken or unsupported.
-            ConfigError: the options cannot work here.
+            ConfigError: the options cannot work here, or this build of llama.cpp cannot be used.
         """
         report = progress or (lambda _: None)
+<<<<<<< HEAD
         path = model_file.locate(options.model)
         files = model_file.parts(path)
+=======
+        path = llama_file.locate(options.model)
+        files = llama_file.parts(path)
+        report = first_load.prove(options, files, report, anew=anew)
+        ready(options.llama_lib)
+>>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
         if options.lora is not None:
             model_file.check(options.lora, "adapter")
         total, done = sum(file.stat().st_size for file in files), 0
@@ -136,7 +144,7 @@ class LlamaEngine(Engine):
 
             def proven(decode_threads: int) -> Proven:
                 decoding = {"decode_threads": decode_threads, "openmp": llama_identity.environment("OMP_", "GOMP_")}
-                key = llama_identity.digest_of({**identity, **sizes, **decoding, "sources": _SOURCES})
+                key = llama_identity.digest_of({**identity, **sizes, **decoding, "sources": llama_identity.SOURCES})
                 return Proven(state_dir, key, anew or options.gpu_layers != 0)  # a proof on a GPU takes no time
 
             def proving(part: float) -> None:
@@ -175,9 +183,16 @@ class LlamaEngine(Engine):
 
         Raises:
             ModelError: the model is missing or broken.
+            ConfigError: this build of llama.cpp cannot be used.
         """
+<<<<<<< HEAD
         path = model_file.locate(options.model)
         model_file.parts(path)
+=======
+        path = llama_file.locate(options.model)
+        first_load.prove(options, llama_file.parts(path), whole=False)
+        ready(options.llama_lib)
+>>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
         return VocabularyTokenizer(path)
 
     # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,26 +5,36 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+<<<<<<< HEAD
 import re
 from functools import cache
+=======
+>>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 from blake3 import blake3
-from llama_cpp import llama_cpp as lib
-from llama_cpp._ctypes_extensions import load_shared_library
 
-from headstart.engines.llama.digest import digest
+from headstart.engines import proof
+from headstart.engines.llama import devices as llama_devices
+from headstart.engines.llama.binding import lib, ready
+from headstart.engines.llama.library import BINDING
 from headstart.engines.llama.load import BATCH, has_amx
 from headstart.engines.llama.padding import Work
 from headstart.engines.options import EngineOptions
 from headstart.interfaces.engine import Facts, Shape
 from headstart.model_names import model_name
 
+<<<<<<< HEAD
 _FOLDER = Path(lib._lib._name).parent  # not always llama-cpp-python's own: LLAMA_CPP_LIB_PATH names another
 _QUANTIZATION = re.compile(r"(?:I?Q|TQ)\d\w*|MXFP\d\w*|NVFP\d\w*|B?F16|F32|BF16")
 _CPU, _GPUS = 0, (1, 2)  # GGML_BACKEND_DEVICE_TYPE_CPU, _GPU and _IGPU
+=======
+SOURCES = blake3(
+    b"".join(path.read_bytes() for path in sorted([Path(proof.__file__), *Path(__file__).parent.glob("[!.]*.py")]))
+).hexdigest()
+"""Digest of the code of this package, which moves KV, and of the proof that it moves KV exactly."""
+>>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
 
 
 def metadata(model: Any, key: str) -> str | None:
@@ -40,6 +50,7 @@ def describe(model: Any) -> str:
     return buffer.value.decode("utf-8", "replace")
 
 
+<<<<<<< HEAD
 _SIZES = {"Small": "S", "Medium": "M", "Large": "L"}
 
 
@@ -63,6 +74,8 @@ def _build() -> str:
     return hasher.hexdigest()
 
 
+=======
+>>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
 def environment(*prefixes: str) -> dict[str, str]:
     """Environment variables with these prefixes, which change how the engine computes."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
@@ -70,27 +83,19 @@ def environment(*prefixes: str) -> dict[str, str]:
 
 def devices() -> list[str]:
     """Descriptions of all devices but the CPU."""
-    return [name for kind, name in _devices() if kind != _CPU]
+    return [device.name for device in llama_devices.devices() if device.kind != llama_devices.CPU]
 
 
 def gpus() -> list[str]:
-    return [name for kind, name in _devices() if kind in _GPUS]
+    return [device.name for device in llama_devices.devices() if device.is_gpu]
 
 
-def _devices() -> list[tuple[int, str]]:
-    """Kinds and descriptions."""
-    libggml = load_shared_library("ggml", _FOLDER)
-    libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
-    libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
-    libggml.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-    libggml.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
-    libggml.ggml_backend_dev_description.restype = ctypes.c_char_p
-    found = [libggml.ggml_backend_dev_get(number) for number in range(libggml.ggml_backend_dev_count())]
-    return [
-        (int(libggml.ggml_backend_dev_type(one)), libggml.ggml_backend_dev_description(one).decode("utf-8", "replace"))
-        for one in found
-    ]
+def describe_engine() -> str:
+    """The engine's name, its version, and whose library it is."""
+    found = ready()
+    version = f" {found.version()}" if found.version() else ""
+    via = f"llama.cpp{version} via {BINDING} {found.library.binding}"
+    return f"{via}, {found.library}" if found.library.users else via
 
 
 def identity(model: Any, options: EngineOptions, weights: bytes, adapter: bytes | None, *, ctx: int) -> dict[str, Any]:
@@ -100,8 +105,8 @@ def identity(model: Any, options: EngineOptions, weights: bytes, adapter: bytes 
     return {
         "weights": weights.hex(),
         "lora": adapter.hex() if adapter else None,
-        "engine": f"llama-cpp-python {llama_cpp.__version__}",
-        "build": _build(),
+        "engine": f"{BINDING} {ready().library.binding}",
+        "build": ready().library.build,
         "system": lib.llama_print_system_info().decode("utf-8", "replace"),
         "extra_buffers": not has_amx(),
         "devices": devices(),  # even with no layer on a GPU: llama.cpp may still compute large batches there
@@ -145,7 +150,7 @@ def facts(model: Any, path: Path, options: EngineOptions, shape: Shape, **detail
     return Facts(
         name=metadata(model, "general.name") or model_name(path.name),
         description=describe(model),
-        engine=f"llama.cpp via llama-cpp-python {llama_cpp.__version__}",
+        engine=describe_engine(),
         details={
             "path": str(path),
             "architecture": metadata(model, "general.architecture"),

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as lib
 
 from headstart.engines.llama import blob as llama_blob
 from headstart.engines.llama import log as llama_log
+from headstart.engines.llama.binding import lib
 from headstart.engines.llama.blob import BlobLayout, Opened
 from headstart.engines.llama.part import LayoutError
 from headstart.errors import EngineError
@@ -19,7 +19,7 @@ from headstart.interfaces.engine import KVSegment, Span
 from headstart.interfaces.tokens import Bytes
 
 _Pointer = ctypes.POINTER(ctypes.c_uint8)
-WHOLE, PARTIAL = 0, int(lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+WHOLE, PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 
 def size(context: Any, slot: int, flags: int = WHOLE) -> int:

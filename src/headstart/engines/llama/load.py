@@ -9,17 +9,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llama_cpp import llama_cpp as lib
-
 from headstart.engines.llama import log as llama_log
+from headstart.engines.llama.binding import lib, ready
+from headstart.engines.llama.features import ADAPTERS, DIFFUSION
 from headstart.errors import ConfigError, ModelError
 from headstart.interfaces.engine import HostMemory
 from headstart.names import option
 
 BATCH = 512
 """Most tokens of one call; llama.cpp's n_batch and n_ubatch, so that it never splits a call."""
-# GGML_TYPE_BF16 (30) has no name in the bindings.
-_KV_TYPES = {"f16": lib.GGML_TYPE_F16, "bf16": 30, "q8_0": lib.GGML_TYPE_Q8_0}
+_KV_TYPES = {"f16": 1, "bf16": 30, "q8_0": 8}
+"""Numbers of ggml's types. Files have them too, so they never change."""
 
 CTX_STEP = 256
 """llama.cpp rounds a sequence's context up to a multiple of this."""
@@ -61,7 +61,7 @@ def open_model(path: Path, gpu_layers: int, progress: LoadProgress) -> Any:
     if not model:
         cause = llama_log.cause()
         raise ModelError(f"llama.cpp cannot load '{path}': {cause}. The file may be broken or too new: download it again.")
-    if lib.llama_model_has_encoder(model) or lib.llama_model_is_diffusion(model):
+    if lib.llama_model_has_encoder(model) or (ready().has(DIFFUSION) and lib.llama_model_is_diffusion(model)):
         lib.llama_model_free(model)
         raise ModelError(f"'{path}' is not a decoder-only language model; choose another one.")
     return model
@@ -117,8 +117,10 @@ def open_adapter(model: Any, context: Any, path: Path) -> None:
     """Puts a LoRA adapter on the model (which then owns it).
 
     Raises:
-        ModelError: the file is no adapter for this model.
+        ModelError: the file is no adapter for this model, or this build has no adapters.
     """
+    if ADAPTERS in ready().lacking:
+        raise ModelError(f"This build of llama.cpp has no {ADAPTERS.name}: leave out {option('lora')}, or use another build.")
     llama_log.capture()
     adapter = lib.llama_adapter_lora_init(model, os.fsencode(path))
     if not adapter:

@@ -6,8 +6,9 @@ import ctypes
 import logging
 import re
 from collections import deque
+from typing import Any
 
-from llama_cpp import llama_cpp as lib
+from headstart.engines.llama.binding import lib
 
 _logger = logging.getLogger("headstart.llama")
 _ERROR, _CONTINUED = 4, 5  # ggml_log_level
@@ -17,9 +18,9 @@ _EMPTY = ("failed to load model", "error loading model", "failed to initialize t
 
 _errors: deque[str] = deque(maxlen=16)
 _level = 0
+_callback: Any = None  # llama.cpp keeps its address
 
 
-@lib.llama_log_callback  # type: ignore[untyped-decorator]
 def _receive(level: int, text: bytes, _: object) -> None:
     global _level
     _level = _level if level == _CONTINUED else level
@@ -34,7 +35,10 @@ def _receive(level: int, text: bytes, _: object) -> None:
 
 def capture() -> None:
     """Takes over llama.cpp's log (it has one for the whole process) and forgets earlier errors."""
-    lib.llama_log_set(_receive, ctypes.c_void_p(0))
+    global _callback
+    if _callback is None:
+        _callback = lib.llama_log_callback(_receive)
+    lib.llama_log_set(_callback, ctypes.c_void_p(0))
     _errors.clear()
 
 

@@ -13,7 +13,7 @@ from headstart.interfaces.engine import KVSegment
 from headstart.interfaces.tokens import Bytes
 
 _CELL = 12  # bytes of a cell, without its extra ones
-_EXTRAS = (0, 12)
+_EXTRAS = (0, 8, 12)  # with M-RoPE: two numbers, in newer versions and the token too
 _PLANE = np.dtype([("type", "<i4"), ("row", "<u8")])
 _HEAD = _PLANE.itemsize  # 12: packed
 _MAX_ROW = 1 << 24

@@ -7,15 +7,14 @@ import secrets
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as lib
 
 from headstart.engines.constraint import Constraint
+from headstart.engines.llama.binding import lib, ready
+from headstart.errors import EngineError
 from headstart.interfaces.engine import SEEDS, Logits, Sampling
 
 _COLDEST = 1e-6
 """At lower temperatures logits divided by the temperature would overflow, so sampling is greedy."""
-
-_CANDIDATE = np.dtype(lib.llama_token_data)
 
 
 class LlamaSampler:
@@ -28,7 +27,7 @@ class LlamaSampler:
 
     def __init__(self, sampling: Sampling, constraint: Constraint | None = None, *, n_vocab: int, ctx: int) -> None:
         self.constraint = constraint
-        self._candidates = np.zeros(n_vocab if constraint else 0, _CANDIDATE)
+        self._candidates = np.zeros(n_vocab if constraint else 0, np.dtype(lib.llama_token_data))
         data = self._candidates.ctypes.data_as(lib.llama_token_data_p)
         self._array: Any = lib.llama_token_data_array(data=data)
         params = lib.llama_sampler_chain_default_params()
@@ -72,7 +71,7 @@ def _links(sampling: Sampling, n_vocab: int, ctx: int) -> list[Any]:
     penalties = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
     if penalties != (1.0, 0.0, 0.0) and sampling.penalty_last_n:
         last = sampling.penalty_last_n if 0 < sampling.penalty_last_n < ctx else ctx
-        links.append(lib.llama_sampler_init_penalties(n_vocab, last, *penalties))
+        links.append(_penalise(n_vocab, last, penalties))
     if sampling.temperature < _COLDEST:
         return [*links, lib.llama_sampler_init_greedy()]
     if 0 < sampling.top_k < n_vocab:
@@ -84,3 +83,10 @@ def _links(sampling: Sampling, n_vocab: int, ctx: int) -> list[Any]:
     links.append(lib.llama_sampler_init_temp(sampling.temperature))
     seed = secrets.randbelow(SEEDS) if sampling.seed is None else sampling.seed % SEEDS
     return [*links, lib.llama_sampler_init_dist(seed)]
+
+
+def _penalise(n_vocab: int, last: int, penalties: tuple[float, float, float]) -> Any:
+    penalise = ready().abi.penalise
+    if penalise is None:
+        raise EngineError("this build of llama.cpp cannot penalise repetition")
+    return penalise(n_vocab, last, *penalties)

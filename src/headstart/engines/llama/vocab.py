@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as lib
 
+from headstart.engines.llama.binding import lib
 from headstart.engines.llama.load import open_vocabulary
 from headstart.interfaces.engine import Control
 
