@@ -323,7 +323,7 @@ def test_not_to_empty_it_would_show(engine: LlamaEngine) -> None:
 
 
 def test_a_form_that_is_not_known_moves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llama_part, "_EXTRAS", (8,))
+    monkeypatch.setattr(llama_part, "_EXTRAS", (4,))
     engine = LlamaEngine.load(replace(SMALL, model=str(write(folder, "qwen35"))).engine_options())
     assert not engine.traits.movable
     assert not engine.traits.canonical
