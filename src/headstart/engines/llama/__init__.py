@@ -1,11 +1,6 @@
-<<<<<<< HEAD
-"""llama.cpp through llama-cpp-python's low-level C API. In reading order: `digest`, `load`, `vocab`, `batch`,
-`padding`, `sampler`, `blob`, `part`, `kv_transfer`, `identity`, `engine`."""
-=======
-"""llama.cpp through llama-cpp-python's low-level C API. In reading order: `file`, `digest`, `library`, `features`,
+"""llama.cpp through llama-cpp-python's low-level C API. In reading order: `digest`, `library`, `features`,
 `abi`, `binding`, `devices`, `load`, `vocab`, `batch`, `padding`, `sampler`, `blob`, `part`, `kv_transfer`, `identity`,
 `first_load`, `engine`."""
->>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
 
 import os
 

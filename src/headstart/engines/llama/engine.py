@@ -18,17 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-<<<<<<< HEAD
-from headstart.engines import machine, model_file, proof
+from headstart.engines import machine, model_file
 from headstart.engines.constraint import Grammars
+from headstart.engines.llama import first_load, kv_transfer
 from headstart.engines.llama import identity as llama_identity
-from headstart.engines.llama import kv_transfer
-=======
-from headstart.engines.constraint import Grammars
-from headstart.engines.llama import file as llama_file
-from headstart.engines.llama import first_load, kv_transfer, machine
-from headstart.engines.llama import identity as llama_identity
->>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
 from headstart.engines.llama import load as llama_load
 from headstart.engines.llama import log as llama_log
 from headstart.engines.llama.batch import Batch
@@ -100,15 +93,10 @@ class LlamaEngine(Engine):
             ConfigError: the options cannot work here, or this build of llama.cpp cannot be used.
         """
         report = progress or (lambda _: None)
-<<<<<<< HEAD
         path = model_file.locate(options.model)
         files = model_file.parts(path)
-=======
-        path = llama_file.locate(options.model)
-        files = llama_file.parts(path)
         report = first_load.prove(options, files, report, anew=anew)
         ready(options.llama_lib)
->>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
         if options.lora is not None:
             model_file.check(options.lora, "adapter")
         total, done = sum(file.stat().st_size for file in files), 0
@@ -185,14 +173,9 @@ class LlamaEngine(Engine):
             ModelError: the model is missing or broken.
             ConfigError: this build of llama.cpp cannot be used.
         """
-<<<<<<< HEAD
         path = model_file.locate(options.model)
-        model_file.parts(path)
-=======
-        path = llama_file.locate(options.model)
-        first_load.prove(options, llama_file.parts(path), whole=False)
+        first_load.prove(options, model_file.parts(path), whole=False)
         ready(options.llama_lib)
->>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
         return VocabularyTokenizer(path)
 
     # ── computing ────────────────────────────────────────────────────────────────────────────────────────────────────

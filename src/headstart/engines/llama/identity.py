@@ -5,11 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-<<<<<<< HEAD
 import re
-from functools import cache
-=======
->>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +21,11 @@ from headstart.engines.options import EngineOptions
 from headstart.interfaces.engine import Facts, Shape
 from headstart.model_names import model_name
 
-<<<<<<< HEAD
-_FOLDER = Path(lib._lib._name).parent  # not always llama-cpp-python's own: LLAMA_CPP_LIB_PATH names another
 _QUANTIZATION = re.compile(r"(?:I?Q|TQ)\d\w*|MXFP\d\w*|NVFP\d\w*|B?F16|F32|BF16")
-_CPU, _GPUS = 0, (1, 2)  # GGML_BACKEND_DEVICE_TYPE_CPU, _GPU and _IGPU
-=======
 SOURCES = blake3(
     b"".join(path.read_bytes() for path in sorted([Path(proof.__file__), *Path(__file__).parent.glob("[!.]*.py")]))
 ).hexdigest()
 """Digest of the code of this package, which moves KV, and of the proof that it moves KV exactly."""
->>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
 
 
 def metadata(model: Any, key: str) -> str | None:
@@ -50,7 +41,6 @@ def describe(model: Any) -> str:
     return buffer.value.decode("utf-8", "replace")
 
 
-<<<<<<< HEAD
 _SIZES = {"Small": "S", "Medium": "M", "Large": "L"}
 
 
@@ -64,18 +54,6 @@ def quantization(description: str) -> str | None:
     return words[found] + (f"_{size}" if size else "")
 
 
-@cache
-def _build() -> str:
-    """Digest of the engine's libraries: another compiler may round differently."""
-    files = {path.resolve() for path in _FOLDER.iterdir() if path.name.startswith(("libggml", "libllama", "ggml", "llama"))}
-    hasher = blake3()
-    for path in sorted(files):
-        hasher.update(digest(path))
-    return hasher.hexdigest()
-
-
-=======
->>>>>>> 2313d5e (Take any build of llama.cpp that is proved, and a library of the user's own)
 def environment(*prefixes: str) -> dict[str, str]:
     """Environment variables with these prefixes, which change how the engine computes."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
