@@ -1,4 +1,6 @@
-"""Writes docs/cli.md from the command line, docs/library.md from the docstrings, and the dashboard of Grafana: `make docs`."""
+"""Writes docs/cli.md and the man page from the command line, docs/library.md from the docstrings, and the dashboard of Grafana:
+`make docs`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer.main
-
 import headstart
 from headstart import errors
-from headstart.cli.main import app
 from headstart.explain.explain import Explanation
 from headstart.interfaces.engine import Sampling
 from headstart.library import headstart as library
@@ -24,52 +23,33 @@ from headstart.serving.request import Report
 HERE = Path(__file__).parent
 sys.path.append(str(HERE))
 
+from command_tree import command_line, commands, default, is_argument, parameters, placeholder, plain  # noqa: E402
 from dashboard import dashboard  # noqa: E402
+from manual import manual  # noqa: E402
 
 
-def command_line() -> str:
+def reference_of_commands() -> str:
     """docs/cli.md."""
-    group: Any = typer.main.get_command(app)
-    lines = ["# Command line", "", "Made by `make docs`; `headstart COMMAND --help` says the same.", "", _clean(group.help), ""]
-    for name, command in _commands(group):
-        lines += [f"## headstart {name}", "", _clean(command.help), ""]
-        shown = [
-            parameter for parameter in command.params if not getattr(parameter, "hidden", False) and parameter.name != "help"
-        ]
-        shown.sort(key=lambda parameter: parameter.param_type_name != "argument")
-        if shown:
+    group = command_line()
+    lines = ["# Command line", "", "Made by `make docs`; `headstart COMMAND --help` and `man headstart` say the same.", ""]
+    lines += [plain(group.help), "", "`headstart --install-completion` sets up your shell ([install.md](install.md#shell-completion)).", ""]
+    for name, command in commands(group):
+        lines += [f"## headstart {name}", "", plain(command.help), ""]
+        if shown := parameters(command):
             lines += ["| option | default | environment | what it does |", "|---|---|---|---|"]
             lines += [f"| {' | '.join(_row(parameter))} |" for parameter in shown]
             lines.append("")
         if command.epilog:
-            lines += [_clean(command.epilog), ""]
+            lines += [plain(command.epilog), ""]
     return "\n".join(lines)
 
 
-def _commands(group: Any) -> Iterator[tuple[str, Any]]:
-    """All commands that do something, those of groups behind their group's name."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from ((f"{name} {inner}", one) for inner, one in _commands(command))
-        else:
-            yield name, command
-
-
 def _row(parameter: Any) -> Iterator[str]:
-    argument = parameter.param_type_name == "argument"
-    flag = getattr(parameter, "is_flag", False)
-    value = "" if argument or flag else f" {parameter.metavar}"
-    yield f"`{parameter.metavar or parameter.name.upper() if argument else ', '.join(parameter.opts)}{value}`".replace(
-        "|", "\\|"
-    )
-    default = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
-    yield "" if default is None or flag else str(default)
+    words = [placeholder(parameter)] if is_argument(parameter) else [", ".join(parameter.opts), placeholder(parameter)]
+    yield f"`{' '.join(word for word in words if word)}`".replace("|", "\\|")
+    yield default(parameter)
     yield f"`{parameter.envvar}`" if parameter.envvar else ""
-    yield _clean(parameter.help or "")
-
-
-def _clean(text: str) -> str:
-    return "\n".join(line.strip() for line in text.strip().splitlines())
+    yield plain(parameter.help or "")
 
 
 # ── the library ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -234,7 +214,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield ""
 
 
-PAGES = {"cli.md": command_line, "library.md": reference, "monitoring/dashboard.json": dashboard}
+PAGES = {
+    "cli.md": reference_of_commands,
+    "library.md": reference,
+    "monitoring/dashboard.json": dashboard,
+    "../packaging/headstart.1": manual,
+}
 
 if __name__ == "__main__":
     for page, made in PAGES.items():

@@ -40,6 +40,7 @@ class Kind:
         parse: reads a value of one of the types `written`, or raises ValueError; None if values are not parsed.
         least, most: limits of a number; None for no limit.
         number: the unit of a number in the library, for settings that people write with a unit.
+        words: all words that are values, or those with a meaning of their own where others are values too.
     """
 
     wanted: str
@@ -51,6 +52,7 @@ class Kind:
     least: int | None = None
     most: float | None = None
     number: str = ""
+    words: tuple[str, ...] = ()
 
     @property
     def is_path(self) -> bool:
@@ -82,7 +84,7 @@ def _above_zero(wanted: str, metavar: str, parse: Callable[[Any], Any] | None = 
 def _words(literal: object) -> Kind:
     """One of the words of a Literal."""
     words = get_args(literal)
-    return Kind(" or ".join(words), lambda value: isinstance(value, str) and value in words, "|".join(words))
+    return Kind(" or ".join(words), lambda value: isinstance(value, str) and value in words, "|".join(words), words=words)
 
 
 def _path(metavar: str, *, words: tuple[str, ...] = ()) -> Kind:
@@ -91,7 +93,7 @@ def _path(metavar: str, *, words: tuple[str, ...] = ()) -> Kind:
     def parse(value: Any) -> str | Path:
         return value if value in words else Path(value)
 
-    return Kind("a path", lambda value: isinstance(value, Path) or value in words, metavar, str, parse, (str, os.PathLike))
+    return Kind("a path", lambda value: isinstance(value, Path) or value in words, metavar, str, parse, (str, os.PathLike), words=words)
 
 
 _FLAG = Kind("true or false", lambda value: isinstance(value, bool), "", bool)

@@ -23,6 +23,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headstart.cli.completion import models
 from headstart.cli.server import ServerAddress
 from headstart.errors import ConfigError, HeadstartError
 
@@ -53,7 +54,9 @@ class FleetTurn:
 
 
 def demo(
-    model: Annotated[str, typer.Argument(envvar="HEADSTART_MODEL", help="Path of a `.gguf` file, or `demo`.")] = "demo",
+    model: Annotated[
+        str, typer.Argument(envvar="HEADSTART_MODEL", help="Path of a `.gguf` file, or `demo`.", autocompletion=models)
+    ] = "demo",
     direct: Annotated[bool, typer.Option("--direct", help="As `headstart fleet --direct`.")] = False,
     data: Annotated[bool, typer.Option("--json", help="Print data instead of a table.")] = False,
 ) -> None:

@@ -21,6 +21,7 @@ from headstart.cli import foreign as cli_foreign
 from headstart.cli import pull as cli_pull
 from headstart.cli import replay as cli_replay
 from headstart.cli import stats as cli_stats
+from headstart.cli.completion import completing, words
 from headstart.cli.options import (
     SERVED,
     Alias,
@@ -77,12 +78,14 @@ WARM_EPILOG = """
 `headstart warm requests.jsonl qwen.gguf` — chat requests with their tools, one JSON body a line
 """
 
+ROLES = ("system", "user")
+"""What a text to warm can be."""
+
 app = typer.Typer(
     name="headstart",
     help="A chat server for local LLMs that never computes the same prompt twice.",
     epilog="Begin with `headstart demo`, then `headstart serve MODEL.gguf`. `headstart doctor` checks your machine.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -232,7 +235,7 @@ def warm(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="A text, the JSON of a chat request, or one a line; `-`: standard input.")
     ],
-    role: Annotated[str, typer.Option(metavar="system|user", help="Role of a text.")] = "system",
+    role: Annotated[str, typer.Option(metavar="|".join(ROLES), help="Role of a text.", autocompletion=words(ROLES))] = "system",
     salt: Annotated[str, typer.Option(metavar="TEXT", help="The `cache_salt` of its later requests.")] = "",
     tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the keys of its later requests.")] = None,
     *,
@@ -242,8 +245,8 @@ def warm(
 
     Servers on the same folder find them at once, and later servers too. Give the same options as to the server.
     """
-    if role not in ("system", "user"):
-        raise ConfigError(f"--role must be system or user, not {role!r}.")
+    if role not in ROLES:
+        raise ConfigError(f"--role must be {' or '.join(ROLES)}, not {role!r}.")
     settings, _ = cli_pull.located(settings)
     _check_files(settings)
     from headstart.cli.warm import run
@@ -277,10 +280,10 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the command line. An error that the user can correct is one line on stderr, with exit code 2."""
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        if given[:1] != ["serve"]:  # `serve` writes them to its log
+        if given[:1] != ["serve"] and not completing():  # `serve` writes them to its log
             for notice in _notices():
                 _complain(notice, 0)
-        code = app(cli_foreign.translate(given), standalone_mode=False)
+        code = app(cli_foreign.translate(given), prog_name="headstart", standalone_mode=False)
     except TyperException as error:
         code = _complain(error.format_message(), error.exit_code)
     except HeadstartError as error:

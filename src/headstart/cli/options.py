@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from headstart.cli import completion
 from headstart.config import SETTINGS, Settings, default_cache_dir
 from headstart.names import as_flag, as_variable, option
 
@@ -42,7 +43,7 @@ def setting(name: str, *, group: str | None = None, help: str = "") -> Any:
     """
     row, kind, text = SETTINGS[name], SETTINGS[name].kind, help or as_flag(SETTINGS[name].help)
     if name == "model":
-        return typer.Argument(envvar=as_variable(name), help=text)
+        return typer.Argument(envvar=as_variable(name), help=text, autocompletion=completion.models)
     return typer.Option(
         as_flag(option(name)),
         parser=None if kind.parse is None or kind.is_path else reader(kind.parse),
@@ -53,6 +54,7 @@ def setting(name: str, *, group: str | None = None, help: str = "") -> Any:
         rich_help_panel=group,
         help=text,
         show_default=row.unset or True,
+        autocompletion=completion.words(kind.words) if kind.words else None,
     )
 
 
@@ -208,6 +210,7 @@ LogFormatOption = Annotated[
     typer.Option(
         envvar="HEADSTART_LOG_FORMAT",
         metavar="console|json",
+        autocompletion=completion.words(["console", "json"]),
         rich_help_panel=OPERATION,
         help="Lines for people, or JSON objects for collectors. They go to stderr.",
     ),
@@ -227,6 +230,7 @@ Isolate = Annotated[
     typer.Option(
         envvar="HEADSTART_ISOLATE",
         metavar="user|key|none",
+        autocompletion=completion.words(["user", "key", "none"]),
         rich_help_panel=NETWORK,
         help="`key` isolates each key. `user` also isolates each user that requests name (`safety_identifier`, `user`, "
         "`metadata.user_id`). `none` isolates only each `cache_salt`.",
