@@ -32,7 +32,12 @@ def reference_of_commands() -> str:
     """docs/cli.md."""
     group = command_line()
     lines = ["# Command line", "", "Made by `make docs`; `headstart COMMAND --help` and `man headstart` say the same.", ""]
-    lines += [plain(group.help), "", "`headstart --install-completion` sets up your shell ([install.md](install.md#shell-completion)).", ""]
+    lines += [
+        plain(group.help),
+        "",
+        "`headstart --install-completion` sets up your shell ([install.md](install.md#shell-completion)).",
+        "",
+    ]
     for name, command in commands(group):
         lines += [f"## headstart {name}", "", plain(command.help), ""]
         if shown := parameters(command):

@@ -13,7 +13,17 @@ from headstart.version import __version__
 
 _INLINE = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*")
 _ESCAPES = str.maketrans(
-    {"\\": r"\(rs", "-": r"\-", "'": r"\(aq", "`": r"\(ga", "^": r"\(ha", "~": r"\(ti", "…": r"\&...", "—": r"\(em", "–": r"\(en"}
+    {
+        "\\": r"\(rs",
+        "-": r"\-",
+        "'": r"\(aq",
+        "`": r"\(ga",
+        "^": r"\(ha",
+        "~": r"\(ti",
+        "…": r"\&...",
+        "—": r"\(em",
+        "–": r"\(en",
+    }
 )
 FILES = (
     (
@@ -28,8 +38,8 @@ FILES = (
     ),
 )
 VARIABLES = (
-    f"Most options can be set by a variable too, which their description names, like `{as_variable('memory_budget')}`. The command "
-    "line wins. A variable that begins with `HEADSTART_` and that headstart does not know is reported."
+    f"Most options can be set by a variable too, which their description names, like `{as_variable('memory_budget')}`. "
+    "The command line wins. A variable that begins with `HEADSTART_` and that headstart does not know is reported."
 )
 EXITS = (
     ("0", "It did what was asked. A server: it was stopped by a signal."),

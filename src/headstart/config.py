@@ -93,7 +93,8 @@ def _path(metavar: str, *, words: tuple[str, ...] = ()) -> Kind:
     def parse(value: Any) -> str | Path:
         return value if value in words else Path(value)
 
-    return Kind("a path", lambda value: isinstance(value, Path) or value in words, metavar, str, parse, (str, os.PathLike), words=words)
+    taken = (str, os.PathLike)
+    return Kind("a path", lambda value: isinstance(value, Path) or value in words, metavar, str, parse, taken, words=words)
 
 
 _FLAG = Kind("true or false", lambda value: isinstance(value, bool), "", bool)
